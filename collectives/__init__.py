@@ -1,0 +1,27 @@
+"""Collectives: codecs, schedules, and the chunked engine that runs them over streams.
+
+This room needs numpy only. It knows nothing of sockets, membership or training.
+"""
+
+from __future__ import annotations
+
+from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
+from atoll.collectives.codecs import Codec, Contract, get_codec
+from atoll.collectives.engine import Outlet, Reduction
+from atoll.collectives.plan import ReducePlan, butterfly_plan
+from atoll.collectives.schedule import Kind
+
+__all__ = [
+    "ChunkGrid",
+    "Codec",
+    "Contract",
+    "EncodedLayout",
+    "Kind",
+    "Outlet",
+    "ReducePlan",
+    "Reduction",
+    "butterfly_plan",
+    "encoded_layout",
+    "get_codec",
+    "grid_for",
+]

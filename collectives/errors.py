@@ -1,0 +1,193 @@
+"""Every exception that atoll raises, in one tree.
+
+The tree lives in the lowest room because every room raises from it::
+
+    AtollError                  E00
+    |-- ConfigError             E10  an argument, file or folder is wrong; fix it and start again
+    |   |-- HomeInUseError      E11  another daemon holds this --home
+    |   |-- IdentityInUseError  E12  the same identity runs elsewhere with a newer incarnation
+    |   `-- DataError           E13  the training text is missing or empty
+    |-- ConnectError            E20  a peer could not be reached (the stage is named)
+    |   |-- AdmissionError      E21  not admitted: token or run differ
+    |   `-- VersionError        E22  no common protocol version
+    |-- ProtocolError           E30
+    |   |-- LocalProtocolError  E31  this program broke the protocol: a defect, please report it
+    |   `-- RemoteProtocolError E32  the other side sent something that is not allowed
+    |-- IncompatibleRunError    E40  specification or model differ from the run's
+    |-- RoundError              E50  a round did not come to its end
+    |   |-- RoundTimeoutError   E51  no commit within the run's round deadline
+    |   `-- NoQuorumError       E52  too few voters are alive to go on
+    |-- CodecError              E60  bytes or values that a codec cannot take
+    |-- StateError              E70  replicated state failed a check
+    |   `-- DivergedError       E71  members hold different state and no majority decides
+    `-- SessionError            E80
+        |-- NoDaemonError       E81  no daemon answers at this --home
+        |-- DaemonLostError     E82  the daemon died while it was in use
+        `-- TrainerRefusedError E83  the daemon already serves a trainer, or is leaving
+
+Codes are stable: scripts may test them. ``docs/errors.md`` has a paragraph for each.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "ERRORS_BY_CODE",
+    "AdmissionError",
+    "AtollError",
+    "CodecError",
+    "ConfigError",
+    "ConnectError",
+    "DaemonLostError",
+    "DataError",
+    "DivergedError",
+    "HomeInUseError",
+    "IdentityInUseError",
+    "IncompatibleRunError",
+    "LocalProtocolError",
+    "NoDaemonError",
+    "NoQuorumError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RoundError",
+    "RoundTimeoutError",
+    "SessionError",
+    "StateError",
+    "TrainerRefusedError",
+    "VersionError",
+]
+
+
+class AtollError(Exception):
+    """Base of the tree. ``str()`` gives ``ATOLL-Exx what happened. What to do next.``"""
+
+    code: ClassVar[str] = "E00"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, fix: str = "") -> None:
+        self.what = what
+        self.fix = fix
+        super().__init__(what, fix)
+
+    def __str__(self) -> str:
+        text = f"ATOLL-{self.code} {self.what}"
+        return f"{text}\n    fix: {self.fix}" if self.fix else text
+
+
+class ConfigError(AtollError):
+    code = "E10"
+    exit_code = 2
+
+
+class HomeInUseError(ConfigError):
+    code = "E11"
+
+
+class IdentityInUseError(ConfigError):
+    code = "E12"
+
+
+class DataError(ConfigError):
+    code = "E13"
+
+
+class ConnectError(AtollError):
+    code = "E20"
+    exit_code = 10
+
+
+class AdmissionError(ConnectError):
+    code = "E21"
+    exit_code = 11
+
+
+class VersionError(ConnectError):
+    code = "E22"
+    exit_code = 12
+
+
+class ProtocolError(AtollError):
+    code = "E30"
+    exit_code = 20
+
+
+class LocalProtocolError(ProtocolError):
+    code = "E31"
+    exit_code = 21
+
+
+class RemoteProtocolError(ProtocolError):
+    code = "E32"
+    exit_code = 22
+
+
+class IncompatibleRunError(AtollError):
+    code = "E40"
+    exit_code = 23
+
+
+class RoundError(AtollError):
+    """A round that did not end: in which ``phase``, waiting for whom, after ``elapsed_s``."""
+
+    code = "E50"
+    exit_code = 24
+
+    def __init__(
+        self, what: str, *, fix: str = "", phase: str = "", elapsed_s: float = 0.0
+    ) -> None:
+        super().__init__(what, fix=fix)
+        self.phase = phase
+        self.elapsed_s = elapsed_s
+
+
+class RoundTimeoutError(RoundError):
+    code = "E51"
+
+
+class NoQuorumError(RoundError):
+    code = "E52"
+
+
+class CodecError(AtollError):
+    code = "E60"
+    exit_code = 25
+
+
+class StateError(AtollError):
+    code = "E70"
+    exit_code = 26
+
+
+class DivergedError(StateError):
+    code = "E71"
+
+
+class SessionError(AtollError):
+    code = "E80"
+    exit_code = 13
+
+
+class NoDaemonError(SessionError):
+    code = "E81"
+    exit_code = 14
+
+
+class DaemonLostError(SessionError):
+    code = "E82"
+    exit_code = 15
+
+
+class TrainerRefusedError(SessionError):
+    code = "E83"
+    exit_code = 16
+
+
+def _tree(root: type[AtollError]) -> dict[str, type[AtollError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+ERRORS_BY_CODE: dict[str, type[AtollError]] = _tree(AtollError)

@@ -1,0 +1,71 @@
+"""The plan of one reduction: who takes part, with which weight, and who owns which chunk.
+
+Every participant computes the same plan from the same opening of the round, so it is a value
+without behaviour: the schedules read it, and the engine runs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.errors import ConfigError
+
+__all__ = ["ReducePlan", "butterfly_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReducePlan:
+    """Participants in ascending order of peer id, their weights, and the owner of each chunk.
+
+    A participant is named by its index in ``participants``. One with weight 0 adds nothing to the
+    mean, but it may own chunks and it receives the result.
+    """
+
+    participants: tuple[bytes, ...]
+    weights: tuple[float, ...]
+    owners: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.participants)
+        if list(self.participants) != sorted(set(self.participants)) or not count:
+            raise ConfigError("the participants of a reduction are not in order, or not unique")
+        if len(self.weights) != count:
+            raise ConfigError(f"{count} participants, but {len(self.weights)} weights")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in self.weights):
+            raise ConfigError(f"a weight is negative or not finite: {self.weights}")
+        if not 0 < sum(self.weights) < math.inf:
+            raise ConfigError(f"the sum of the weights is not positive and finite: {self.weights}")
+        if not all(0 <= owner < count for owner in self.owners):
+            raise ConfigError(f"an owner of a chunk is not one of the {count} participants")
+
+    def factors(self) -> tuple[float, ...]:
+        """``weight / sum(weights)`` of each participant, rounded to float32."""
+        total = sum(self.weights)
+        return tuple(float(np.float32(weight / total)) for weight in self.weights)
+
+    def name(self, participant: int) -> str:
+        """How a message calls a participant: the short id that every command shows."""
+        return hashlib.sha256(self.participants[participant]).hexdigest()[:8]
+
+
+def butterfly_plan(
+    participants: Sequence[bytes], weights: Sequence[float], grid: ChunkGrid
+) -> ReducePlan:
+    """Contiguous shards in order of peer id, whose sizes differ by one chunk at most.
+
+    ``weights[i]`` belongs to ``participants[i]``, which may come in any order.
+    """
+    if len(participants) != len(weights):
+        raise ConfigError(f"{len(participants)} participants, but {len(weights)} weights")
+    ordered = sorted(zip(participants, weights, strict=True))
+    return ReducePlan(
+        participants=tuple(peer for peer, _ in ordered),
+        weights=tuple(float(weight) for _, weight in ordered),
+        owners=tuple(chunk * len(ordered) // grid.count for chunk in range(grid.count)),
+    )

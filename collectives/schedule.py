@@ -1,0 +1,70 @@
+"""What a schedule decides, and what the engine asks of it.
+
+A schedule is the sans-I/O half of a collective, for ONE participant: which frame to send next,
+which frame to take in, what to add next. ``engine.py`` is the other half and runs any of them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple, Protocol
+
+__all__ = ["Admission", "Idle", "Kind", "Schedule", "Send"]
+
+
+class Kind(IntEnum):
+    """What a data frame carries; the values are on the wire."""
+
+    CONTRIB = 1
+    RESULT = 2
+
+
+class Send(NamedTuple):
+    kind: Kind
+    chunk: int
+
+
+class Idle(Enum):
+    WAIT = "nothing to send yet: ask again after the next chunk is final"
+    DONE = "nothing left to send"
+
+
+class Admission(Enum):
+    ACCEPT = "take the bytes in"
+    HOLD = "not yet: ask again after the next chunk is final"
+    DROP = "not needed: read the bytes and forget them"
+
+
+class Schedule(Protocol):
+    """Participants are indices into the plan. Calls never overlap: the engine holds its lock."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every chunk is final here."""
+
+    def next_send(self, dest: int) -> Send | Idle:
+        """Hand out the next frame for ``dest``, each one once. ``dest`` may be this participant."""
+
+    def admit(self, src: int, kind: int, chunk: int) -> Admission:
+        """Judge a frame. ACCEPT expects ``arrived`` (CONTRIB) or ``final`` (RESULT) to follow.
+
+        RemoteProtocolError if ``src`` may not send this frame, now or ever.
+        """
+
+    def arrived(self, src: int, chunk: int) -> None:
+        """An accepted contribution is complete."""
+
+    def next_fold(self, chunk: int) -> int | None:
+        """The source whose contribution to add to the sum of ``chunk`` now.
+
+        None if its turn has not come, or another one is being added. Expects ``folded`` to follow.
+        """
+
+    def folded(self, chunk: int) -> bool:
+        """The contribution is added. True: it was the last, so encode the sum, call ``final``."""
+
+    def final(self, chunk: int) -> None:
+        """The encoded bytes of ``chunk`` are complete and checked."""
+
+    def missing(self) -> frozenset[int]:
+        """The participants that this one waits for."""

@@ -1,0 +1,35 @@
+"""The outer optimizer of a run: pure arithmetic for the daemon, hooks for the training loop.
+
+``outer``, ``manifest`` and ``spec`` are pure and are what a daemon imports. The names below need
+torch, so each is imported when it is first asked for: ``import atoll.optim`` does not load torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
+    from atoll.optim.diloco import DiLoCo
+
+__all__ = ["ByteTransformer", "DiLoCo", "TextBatches", "heldout_loss"]
+
+_HOME = {
+    "ByteTransformer": "atoll.optim.byte_lm",
+    "DiLoCo": "atoll.optim.diloco",
+    "TextBatches": "atoll.optim.byte_lm",
+    "heldout_loss": "atoll.optim.byte_lm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # so that the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

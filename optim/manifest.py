@@ -1,0 +1,212 @@
+"""What the parameters of a run are called, how they are shaped, and where each lies in θ.
+
+A run's state is one flat float32 vector θ: the trainable parameters in order of name, each in C
+order, end to end. The manifest is that list. Peers compare it when a trainer attaches, and it is
+the only thing a daemon knows of the model. Text on the wire, one parameter per line::
+
+    blocks.0.attention.weight<TAB>bfloat16<TAB>384x128
+
+(plain lines, because a decoder that builds objects out of untrusted bytes can be made to spend
+sixty bytes of memory for each byte received).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
+
+__all__ = [
+    "DTYPES",
+    "ELEMENTS_MAX",
+    "PARAMETERS_MAX",
+    "Manifest",
+    "Parameter",
+    "pseudo_gradient",
+    "round_to_working",
+]
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")  # working dtypes; the run itself is float32
+PARAMETERS_MAX = 65_536  # a 100-layer mixture of experts has about 40,000
+ELEMENTS_MAX = 2**40  # 4 TiB of θ: a larger figure is nonsense, not a model
+NAME_BYTES_MAX = 512  # the longest names of published models have about 120
+DIMENSIONS_MAX = 16  # tensors of real models have at most 6
+DIFFERENCES_MAX = 20  # lines that still fit on one screen
+
+
+@dataclass(frozen=True, order=True)
+class Parameter:
+    """One trainable tensor: canonical name, shape and working dtype (one of ``DTYPES``)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        name = self.name[:NAME_BYTES_MAX]
+        if not self.name.isprintable() or not 0 < len(self.name.encode()) <= NAME_BYTES_MAX:
+            raise ConfigError(
+                f"parameter name {name!r} is empty, unprintable or over {NAME_BYTES_MAX} bytes"
+            )
+        if self.dtype not in DTYPES:
+            raise ConfigError(
+                f"parameter {name} has dtype {self.dtype[:32]!r}",
+                fix=f"use one of {', '.join(DTYPES)}, or freeze it (requires_grad=False)",
+            )
+        if len(self.shape) > DIMENSIONS_MAX or not all(0 <= n <= ELEMENTS_MAX for n in self.shape):
+            raise ConfigError(f"parameter {name} has an impossible shape {self.shape[:20]}")
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The parameters of a run, sorted by name. ``Manifest.of`` sorts; the wire form must be so."""
+
+    parameters: tuple[Parameter, ...]
+
+    @classmethod
+    def of(cls, parameters: Iterable[Parameter]) -> Manifest:
+        return cls(tuple(sorted(parameters)))
+
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.parameters]
+        if len(names) > PARAMETERS_MAX:
+            raise ConfigError(f"{len(names)} parameter tensors; the limit is {PARAMETERS_MAX}")
+        if any(a >= b for a, b in pairwise(names)):
+            raise ConfigError("parameter names are not unique and in order")
+        if not 0 < self.elements <= ELEMENTS_MAX:
+            raise ConfigError(
+                f"{self.elements} trainable elements; a run needs 1 to {ELEMENTS_MAX}",
+                fix="set requires_grad=True on what is to be trained" if not self.elements else "",
+            )
+
+    @cached_property
+    def elements(self) -> int:
+        """Length of θ."""
+        return sum(p.size for p in self.parameters)
+
+    @cached_property
+    def offsets(self) -> dict[str, tuple[int, int]]:
+        """Name -> (lo, hi): where the parameter lies in θ."""
+        offsets, lo = {}, 0
+        for p in self.parameters:
+            offsets[p.name] = (lo, lo + p.size)
+            lo += p.size
+        return offsets
+
+    def segments(self, lo: int, hi: int) -> Iterator[tuple[int, int, str]]:
+        """The stretches of one dtype that cover ``θ[lo:hi]``, in order: (lo, hi, dtype)."""
+        starts, dtypes = self._runs
+        for i in range(bisect_right(starts, lo) - 1, len(dtypes)):
+            start = max(lo, starts[i])
+            if start >= hi:
+                return
+            yield start, min(hi, starts[i + 1]), dtypes[i]
+
+    @cached_property
+    def _runs(self) -> tuple[list[int], list[str]]:
+        """Neighbours of one dtype merged: the starts (and one end), and the dtype of each."""
+        starts: list[int] = []
+        dtypes: list[str] = []
+        for p in self.parameters:
+            if p.size and (not dtypes or dtypes[-1] != p.dtype):
+                starts.append(self.offsets[p.name][0])
+                dtypes.append(p.dtype)
+        return [*starts, self.elements], dtypes
+
+    def digest(self) -> bytes:
+        """SHA-256 of the wire form: equal exactly when the manifests are."""
+        return hashlib.sha256(self.to_wire().encode()).digest()
+
+    def to_wire(self) -> str:
+        return "\n".join(
+            f"{p.name}\t{p.dtype}\t{'x'.join(map(str, p.shape))}" for p in self.parameters
+        )
+
+    @classmethod
+    def from_wire(cls, text: str) -> Manifest:
+        """Inverse of ``to_wire``; raises RemoteProtocolError on anything else."""
+        if text.count("\n") >= PARAMETERS_MAX:
+            raise RemoteProtocolError(f"manifest of over {PARAMETERS_MAX} parameters")
+        try:
+            return cls(tuple(_parse_line(line) for line in text.split("\n")))
+        except ConfigError as error:
+            raise RemoteProtocolError(f"malformed manifest: {error.what}") from error
+
+    def differences(self, run: Manifest) -> list[str]:
+        """One line for each parameter in which this (your) manifest differs from the run's."""
+        yours = {p.name: p for p in self.parameters}
+        theirs = {p.name: p for p in run.parameters}
+        lines = []
+        for name in sorted(yours.keys() | theirs.keys()):
+            mine, other = yours.get(name), theirs.get(name)
+            if mine != other:
+                lines.append(f"{name}: yours {mine or 'missing'}, run {other or 'missing'}")
+        more = len(lines) - DIFFERENCES_MAX
+        return [*lines[:DIFFERENCES_MAX], f"... and {more} more"] if more > 0 else lines
+
+
+def _parse_line(line: str) -> Parameter:
+    name, _, rest = line.partition("\t")
+    dtype, _, dimensions = rest.partition("\t")
+    shape = dimensions.split("x", DIMENSIONS_MAX) if dimensions else []
+    # 13 digits hold ELEMENTS_MAX; int() alone would also take signs, blanks and underscores.
+    if not all(n.isascii() and n.isdigit() and len(n) <= 13 for n in shape):
+        raise ConfigError(f"shape {dimensions[:80]!r} of {name[:NAME_BYTES_MAX]!r}")
+    return Parameter(name, tuple(map(int, shape)), dtype)
+
+
+def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.float32]) -> None:
+    """``out = float32(cast(values))``: what a working parameter of ``dtype`` makes of ``values``.
+
+    ``values`` must be finite; arrays must not overlap. Rounds to nearest even, bit for bit as
+    torch does. A float16 segment costs scratch of half the size of ``values``, the others none.
+    """
+    if dtype == "bfloat16":  # the upper half of a float32: round by integer arithmetic on the bits
+        bits, rounded = values.view(np.uint32), out.view(np.uint32)
+        np.right_shift(bits, np.uint32(16), out=rounded)
+        np.bitwise_and(rounded, np.uint32(1), out=rounded)
+        np.add(rounded, np.uint32(0x7FFF), out=rounded)
+        np.add(rounded, bits, out=rounded)
+        np.bitwise_and(rounded, np.uint32(0xFFFF0000), out=rounded)
+    elif dtype == "float16":
+        with np.errstate(over="ignore"):  # becomes Inf, as in torch; the codec then names it
+            np.copyto(out, values.astype(np.float16))
+    else:
+        np.copyto(out, values)
+
+
+def pseudo_gradient(
+    theta: NDArray[np.float32],
+    submitted: NDArray[np.float32],
+    out: NDArray[np.float32],
+    manifest: Manifest,
+    lo: int,
+    hi: int,
+) -> None:
+    """``out = cast(θ) - θ_m`` for elements ``lo:hi``: old minus new, positive is descent.
+
+    ``theta``, ``submitted`` and ``out`` are the slices ``[lo:hi]`` of θ (outer parameters), of the
+    trainer's submission (its working parameters widened to float32) and of the result; ``out``
+    overlaps neither. θ is first rounded to each segment's working dtype, so that a trainer that
+    took no step gives exactly zero however coarse its parameters are.
+    """
+    for start, end, dtype in manifest.segments(lo, hi):
+        part = slice(start - lo, end - lo)
+        round_to_working(theta[part], dtype, out[part])
+    np.subtract(out, submitted, out=out)

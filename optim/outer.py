@@ -1,0 +1,47 @@
+"""The outer optimizer: what every daemon does with the averaged pseudo-gradient of a round.
+
+Pure arithmetic on flat chunks. Each daemon runs it on the same bytes and must get the same bits,
+so each operation is a separate, rounded ufunc in the arrays' own dtype and in a fixed order:
+nothing here can be fused into a multiply-add or be computed in a wider type in between.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Floats", "nesterov_step"]
+
+Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+
+
+def nesterov_step(
+    theta: Floats,
+    momentum: Floats,
+    delta: Floats,
+    *,
+    lr: float,
+    mu: float,
+    out_theta: Floats,
+    out_momentum: Floats,
+    scratch: Floats,
+) -> None:
+    """``b' = mu b + delta;  theta' = theta - lr (delta + mu b')``, written to ``out_*``.
+
+    The same as ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` with ``delta`` as gradient
+    (DiLoCo, arXiv 2311.08105); from ``b = 0`` the first step is ``lr (1 + mu) delta``. With
+    ``mu = 0`` it is plain SGD: ``lr = 1`` then replaces ``theta`` by the peers' mean.
+
+    All arrays are flat, of one length and one dtype (float32 in a run, float64 in tests). Nothing
+    is allocated. ``out_*`` may be the inputs themselves or other buffers; ``scratch`` must overlap
+    nothing.
+    """
+    mu_, lr_ = theta.dtype.type(mu), theta.dtype.type(lr)
+    np.multiply(momentum, mu_, out=out_momentum)
+    np.add(out_momentum, delta, out=out_momentum)
+    np.multiply(out_momentum, mu_, out=scratch)
+    np.add(scratch, delta, out=scratch)
+    np.multiply(scratch, lr_, out=scratch)
+    np.subtract(theta, scratch, out=out_theta)

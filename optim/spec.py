@@ -1,0 +1,158 @@
+"""What all peers of a run must agree on, and the one blob that carries it with the manifest.
+
+The blob goes into the run's first log entry and is handed to every joiner and trainer as it is.
+It is zlib over UTF-8 text: the specification as one line of JSON, then the manifest's lines.
+Compare specifications and manifests, not blobs: two zlib versions may pack one text differently.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from dataclasses import asdict, dataclass, fields
+
+from atoll.collectives.codecs import get_codec
+from atoll.collectives.errors import (
+    CodecError,
+    ConfigError,
+    IncompatibleRunError,
+    RemoteProtocolError,
+)
+from atoll.optim.manifest import Manifest
+
+__all__ = ["METHODS", "RunSpec", "blob", "check_same", "host_bytes", "parse_blob"]
+
+METHODS = ("diloco",)  # the others come with the optimizers issue
+SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
+OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
+ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
+SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 150
+BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
+TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """The method of a run and its numbers. ConfigError names the field that is out of range."""
+
+    method: str = "diloco"
+    sync_every: int
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    codec: str = "int8"
+    round_deadline_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_type(field.name, str(field.type))
+        self._check(self.method in METHODS, "method", f"one of {', '.join(METHODS)}")
+        self._check(
+            0 < self.sync_every <= SYNC_EVERY_MAX, "sync_every", f"1 to {SYNC_EVERY_MAX} steps"
+        )
+        self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
+        self._check(0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
+        self._check(
+            0 < self.round_deadline_s <= ROUND_DEADLINE_S_MAX,
+            "round_deadline_s",
+            f"in (0, {ROUND_DEADLINE_S_MAX:g}] seconds",
+        )
+        try:
+            get_codec(self.codec)
+        except CodecError as error:
+            raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
+
+    def _check_type(self, name: str, kind: str) -> None:
+        value = getattr(self, name)
+        if kind == "float" and type(value) is int:  # outer_lr=1 means 1.0, on the wire as well
+            object.__setattr__(self, name, float(value))
+        elif type(value).__name__ != kind or (kind == "float" and not math.isfinite(value)):
+            raise ConfigError(f"{name} is {repr(value)[:80]}", fix=f"{name} must be a {kind}")
+
+    def _check(self, ok: bool, name: str, wanted: str) -> None:
+        if not ok:
+            raise ConfigError(
+                f"{name} is {repr(getattr(self, name))[:80]}", fix=f"{name} must be {wanted}"
+            )
+
+    def to_wire(self) -> dict[str, str | int | float]:
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, values: object) -> RunSpec:
+        """Inverse of ``to_wire``. Raises RemoteProtocolError.
+
+        A field that this version does not know is refused, not ignored: a peer that did not act
+        on it would train something else than the others.
+        """
+        known = {field.name for field in fields(cls)}
+        if not isinstance(values, dict) or not values.keys() <= known:
+            raise RemoteProtocolError(
+                f"run specification has fields {_names(values)}; known are {sorted(known)}",
+                fix="run the same version of atoll on all peers",
+            )
+        try:
+            return cls(**values)
+        except (ConfigError, TypeError, OverflowError) as error:  # TypeError: a field is missing
+            raise RemoteProtocolError(f"malformed run specification: {error}") from error
+
+    def differences(self, run: RunSpec) -> list[str]:
+        """One line for each field in which this (your) specification differs from the run's."""
+        mine, theirs = self.to_wire(), run.to_wire()
+        return [f"{k}: yours {mine[k]}, run {theirs[k]}" for k in mine if mine[k] != theirs[k]]
+
+
+def _names(values: object) -> list[str]:
+    return sorted(str(key)[:32] for key in values)[:20] if isinstance(values, dict) else []
+
+
+def blob(spec: RunSpec, manifest: Manifest) -> bytes:
+    """Specification and manifest for the wire; ConfigError if the model has too many names."""
+    packed = zlib.compress(f"{json.dumps(spec.to_wire())}\n{manifest.to_wire()}".encode())
+    if len(packed) > BLOB_BYTES_MAX:
+        raise ConfigError(
+            f"the manifest of {len(manifest.parameters)} parameters packs to {len(packed)} bytes; "
+            f"the limit is {BLOB_BYTES_MAX}"
+        )
+    return packed
+
+
+def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
+    """Inverse of ``blob``, for bytes from anyone: bounded memory, RemoteProtocolError only."""
+    if len(packed) > BLOB_BYTES_MAX:
+        raise RemoteProtocolError(f"run blob of {len(packed)} bytes; limit {BLOB_BYTES_MAX}")
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(packed, TEXT_BYTES_MAX).decode()
+        if not unpacker.eof or unpacker.unused_data:
+            raise RemoteProtocolError(
+                f"run blob is cut, has a tail or is over {TEXT_BYTES_MAX} bytes"
+            )
+        head, _, tail = text.partition("\n")
+        if len(head) > SPEC_BYTES_MAX:
+            raise RemoteProtocolError(f"specification of {len(head)} bytes; limit {SPEC_BYTES_MAX}")
+        return RunSpec.from_wire(json.loads(head)), Manifest.from_wire(tail)
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"run blob cannot be read: {error}") from error
+
+
+def check_same(
+    mine: tuple[RunSpec, Manifest], run: tuple[RunSpec, Manifest], run_name: str
+) -> None:
+    """IncompatibleRunError with a line for each difference between a trainer's and the run's."""
+    lines = mine[0].differences(run[0]) + mine[1].differences(run[1])
+    if lines:
+        raise IncompatibleRunError(
+            "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
+            fix="give DiLoCo the run's values and the run's model, or start a run of another name",
+        )
+
+
+def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    """Host memory that the daemon's tensors take, without its constant of at most 64 MiB.
+
+    θ and momentum, current and previous (16 bytes per parameter), the submission (4) and the
+    encoded update (1 to 4).
+    """
+    n = manifest.elements
+    return 20 * n + get_codec(spec.codec).encoded_bytes(n)

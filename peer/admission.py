@@ -1,0 +1,229 @@
+"""Who comes in and who goes out, and how those behind get the state.
+
+Theory. A joiner is a *learner* outside the view until it holds the state of the last commit; then
+it enters with the next planned view. It and every member that fell behind load the state while
+the boundary between two rounds is held for them. The hold is bounded: it lasts only while bytes
+arrive, and a learner that stalls is dropped and may ask again after a growing pause. At most
+max(1, old voters - 1) learners enter at once, so that the old voters alone stay a quorum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from atoll.peer.events import Effect, Note, Send
+from atoll.peer.follower import Follower
+from atoll.peer.messages import Heartbeat, Learn
+from atoll.peer.roster import Roster
+from atoll.peer.timing import Timing
+from atoll.peer.views import MEMBERS_MAX, Member, View, short, successors
+
+__all__ = ["BACKOFF_MAX_S", "LEARNERS_MAX", "Admission"]
+
+LEARNERS_MAX = 64  # pending joiners; more are asked to come back (a flood must not fill memory)
+BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling: it must not hold up every boundary
+
+
+@dataclass(slots=True)
+class Learner:
+    member: Member
+    heard_s: float
+    beat: Heartbeat | None = None
+
+
+@dataclass(slots=True)
+class Load:
+    """An order to load the state, and when bytes last arrived for it."""
+
+    learn: Learn
+    progress_bytes: int
+    progress_s: float
+    sent_s: float
+
+
+class Admission:
+    """Part of the coordinator; reads its follower (the own state) and its roster."""
+
+    def __init__(
+        self,
+        view: View,
+        me: bytes,
+        own: Follower,
+        roster: Roster,
+        timing: Timing,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self.view = view
+        self.me = me
+        self._own = own
+        self._roster = roster
+        self._timing = timing
+        self._emit = emit
+        self.learners: dict[bytes, Learner] = {}
+        self.leaving: set[bytes] = set()
+        self._loads: dict[bytes, Load] = {}
+        self._backoff: dict[bytes, tuple[float, float]] = {}  # peer -> not before, delay
+
+    # ------------------------------------------------------------ facts
+
+    def on_join(self, member: Member, now_s: float) -> None:
+        """Note who asks; a peer of the view that asks with a newer incarnation has died."""
+        known = self.learners.get(member.peer)
+        if known is not None and known.member.inc >= member.inc:
+            known.heard_s = now_s
+            return
+        not_before_s, _ = self._backoff.get(member.peer, (now_s, 0.0))
+        if now_s < not_before_s or len(self.learners) >= LEARNERS_MAX:
+            return
+        in_view = self.view.member(member.peer)
+        if in_view is not None:
+            if in_view.inc >= member.inc:
+                return
+            self._roster.refused(member.peer)
+        self.learners[member.peer] = Learner(member, now_s)
+        self._emit(Note("join", f"{short(member.peer)} asks to join", member.peer))
+
+    def on_beat(self, source: bytes, beat: Heartbeat, now_s: float) -> bool:
+        """True if the heartbeat is a learner's."""
+        learner = self.learners.get(source)
+        if learner is None or beat.inc != learner.member.inc:
+            return False
+        learner.beat = beat
+        learner.heard_s = now_s
+        return True
+
+    def take_over(self, before: Admission) -> None:
+        """Joiners that the view before left waiting need not ask again."""
+        waiting = before.learners.items()
+        self.learners = {p: x for p, x in waiting if self.view.member(p) != x.member}
+        self._backoff = before._backoff
+
+    # ------------------------------------------------------------ loading the state
+
+    def hold(self, alive: set[bytes], now_s: float) -> bool:
+        """Have learners and laggards load the state; true while the boundary is held for them."""
+        if self.me in self.leaving:
+            return False
+        self._drop_silent(now_s)
+        wanting = [self._member(p) for p in sorted(self._roster.unsynced() & alive)]
+        if self._own.unsynced:
+            wanting.append(self._member(self.me))
+        wanting += [x.member for x in self.learners.values() if not self._has_learnt(x)]
+        for peer in self._loads.keys() - {member.peer for member in wanting}:
+            del self._loads[peer]
+        held = [self._order_load(member, alive, now_s) for member in wanting]
+        return any(held)
+
+    def _order_load(self, member: Member, alive: set[bytes], now_s: float) -> bool:
+        peer = member.peer
+        donor = self._donor(peer, alive)
+        if donor is None:
+            return False
+        learn = self._learn_from(donor)
+        beat = self._beat(peer)
+        progress_bytes = beat.progress_bytes if beat else 0
+        load = self._loads.get(peer)
+        if load is None or load.learn != learn:
+            self._emit(Send(peer, learn))
+            load = self._loads[peer] = Load(learn, progress_bytes, now_s, now_s)
+        elif now_s - load.sent_s >= self._timing.repair_s:
+            load.sent_s = now_s
+            self._emit(Send(peer, learn))  # the order or its outcome may have been lost
+        if load.progress_bytes != progress_bytes:
+            load.progress_bytes, load.progress_s = progress_bytes, now_s
+        if now_s - load.progress_s < self._timing.learner_stall_s:
+            return True
+        if peer in self.learners:
+            self._drop(peer, now_s)
+        return False
+
+    def _learn_from(self, donor: Member) -> Learn:
+        own = self._own
+        base = (own.round, own.chain)
+        if own.unsynced:
+            base = (self.view.base_round, self.view.base_chain)
+        digest = own.digest if donor.peer == self.me else self._roster.digest_of(donor.peer)
+        return Learn(self.view.lineage, self.view.number, *base, digest, donor)
+
+    def _donor(self, learner: bytes, alive: set[bytes]) -> Member | None:
+        """A living, synced replica whose digest is known: rather not the coordinator."""
+        own = self._own
+        base = (self.view.base_round, self.view.base_chain)
+        synced = self._roster.synced(*(base if own.unsynced else (own.round, own.chain)))
+        others = [p for p in synced if p in alive and p != learner]
+        if others:
+            return self._member(others[0])
+        own_known = own.round == 0 or own.digest_round == own.round
+        if learner != self.me and not own.unsynced and own_known:
+            return self._member(self.me)
+        return None
+
+    def _member(self, peer: bytes) -> Member:
+        member = self.view.member(peer)
+        assert member is not None
+        return member
+
+    def _beat(self, peer: bytes) -> Heartbeat | None:
+        learner = self.learners.get(peer)
+        return learner.beat if learner else self._roster.beats.get(peer)
+
+    def _has_learnt(self, learner: Learner) -> bool:
+        beat = learner.beat
+        if beat is None or beat.unsynced:
+            return False
+        return (beat.round, beat.chain) == (self._own.round, self._own.chain)
+
+    def _drop_silent(self, now_s: float) -> None:
+        for peer, learner in list(self.learners.items()):
+            if now_s - learner.heard_s > self._timing.learner_stall_s:
+                self._drop(peer, now_s)
+
+    def _drop(self, peer: bytes, now_s: float) -> None:
+        del self.learners[peer]
+        _, delay_s = self._backoff.get(peer, (0.0, 0.5))
+        delay_s = min(2 * delay_s, BACKOFF_MAX_S)
+        self._backoff[peer] = (now_s + delay_s, delay_s)
+        text = f"{short(peer)} dropped as a joiner: no progress for"
+        self._emit(Note("join", f"{text} {self._timing.learner_stall_s:.0f} s", peer))
+
+    # ------------------------------------------------------------ the next view
+
+    def next_view(self, alive: set[bytes], now_s: float) -> View | None:
+        """The view that membership asks for, or None if the present one will do."""
+        gone = self._roster.removable(now_s) | self.leaving
+        back = {p for p, x in self.learners.items() if self._is_newer(x.member)}
+        kept = [
+            m
+            for m in self.view.members
+            if (m.peer not in gone and m.peer not in back)
+            or (m.peer == self.me and self.me not in self.leaving)
+        ]
+        ready = [x.member for x in self.learners.values() if self._has_learnt(x)]
+        room = min(max(1, len(kept) - 1), MEMBERS_MAX - len(kept))
+        members = tuple(kept + ready[:room])
+        if members == self.view.members or not members:
+            return None
+        coordinator = self._heir(alive, members) if self.me in self.leaving else self.me
+        if coordinator is None:
+            return None
+        return replace(
+            self.view,
+            number=self.view.number + 1,
+            members=members,
+            coordinator=coordinator,
+            base_round=self._own.round,
+            base_chain=self._own.chain,
+            fork=False,
+        )
+
+    def _is_newer(self, member: Member) -> bool:
+        in_view = self.view.member(member.peer)
+        return in_view is not None and in_view.inc < member.inc
+
+    def _heir(self, alive: set[bytes], members: tuple[Member, ...]) -> bytes | None:
+        """Whom a leaving coordinator hands over to: the first successor, rather a synced one."""
+        staying = {member.peer for member in members}
+        heirs = [p for p in successors(self.view) if p in alive and p in staying]
+        synced = self._roster.synced(self._own.round, self._own.chain)
+        return next((p for p in heirs if p in synced), heirs[0] if heirs else None)

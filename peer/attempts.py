@@ -1,0 +1,171 @@
+"""The coordinator's side of one round: attempts at reducing it, until one may be committed.
+
+Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
+in one of two ways. *Commit*, when the coordinator holds the result R, every living member of S is
+READY with the same chain, those READY are a quorum of the voters, and at least two copies of R
+exist (one, if only one replica lives). *Retry* with a higher attempt number, when a participant
+died or edges stalled and nobody alive holds R. If somebody holds R the attempt is *finished*
+instead: the others fetch it. An attempt is given up before the next begins and never committed
+afterwards, which is why the highest (round, attempt) in a view change's reports is the only
+candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from atoll.peer.events import Effect, Note, Send
+from atoll.peer.messages import Begin, Commit, Miss, Ready, Repair
+from atoll.peer.timing import Timing
+from atoll.peer.views import View, is_quorum, short
+
+__all__ = ["ATTEMPTS_MAX", "REPAIRS_MAX", "Attempt", "vertex_cover"]
+
+ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
+REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalled
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One BEGIN and what has come back for it."""
+
+    view: View
+    me: bytes
+    begin: Begin
+    timing: Timing
+    emit: Callable[[Effect], None]
+    began_s: float
+    ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> chain it holds
+    misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    _progress_bytes: int = -1
+    _progress_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._progress_s = self.began_s
+        for peer in self.view.peers:
+            self.emit(Send(peer, self.begin))
+
+    def on_ready(self, source: bytes, ready: Ready) -> None:
+        if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
+            self.ready[source] = ready.chain
+
+    def on_miss(self, source: bytes, miss: Miss) -> None:
+        if (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt):
+            self.misses[source] = miss.peers
+
+    def committed(self, alive: Collection[bytes], unsynced: Collection[bytes]) -> Commit | None:
+        """COMMIT, once its rule holds (the theory above)."""
+        chain = self.ready.get(self.me)
+        if chain is None:
+            return None
+        agreeing = {peer for peer, theirs in self.ready.items() if theirs == chain}
+        replicas = [p for p in self.view.replicas if p in alive and p not in unsynced]
+        participants_ready = all(p in agreeing for p in self.begin.participants if p in alive)
+        copies = sum(peer in agreeing and peer in alive for peer in self.view.replicas)
+        if not participants_ready or not is_quorum(self.view, agreeing):
+            return None
+        if copies < min(2, len(replicas)):
+            return None
+        begin = self.begin
+        return Commit(begin.lineage, begin.view, begin.round, begin.attempt, chain)
+
+    def step(
+        self,
+        now_s: float,
+        alive: Collection[bytes],
+        unsynced: Collection[bytes],
+        progress_bytes: int,
+    ) -> tuple[bytes, ...] | None:
+        """Move on: None to wait, else the participants of the next attempt (empty: give up)."""
+        participants = self.begin.participants
+        dead = [peer for peer in participants if peer not in alive]
+        if progress_bytes != self._progress_bytes:
+            self._progress_bytes, self._progress_s = progress_bytes, now_s
+        stalled = now_s - self._progress_s > self.timing.stall_s
+        holders = [peer for peer in self.ready if peer in alive]
+        if len(set(self.ready.values())) > 1:
+            self._note_retry(now_s, (), "its results differ between peers")
+            return participants
+        if holders and self.unrepairable(now_s):
+            kept = tuple(peer for peer in participants if peer in alive)
+            self._note_retry(now_s, self.unrepairable(now_s), "could not fetch the result")
+            return kept
+        if holders:
+            outside = [p for p in self.view.replicas if p not in participants]
+            wanting = outside + (list(participants) if dead or stalled or self.misses else [])
+            self._repair(now_s, [p for p in wanting if p in alive and p not in unsynced], holders)
+            return None
+        if dead:
+            self._note_retry(now_s, dead, "died")
+            return tuple(peer for peer in participants if peer in alive)
+        if stalled:
+            excluded = vertex_cover(self.misses, self.me)
+            self._note_retry(now_s, excluded, f"no progress for {self.timing.stall_s} s")
+            return tuple(peer for peer in participants if peer not in excluded)
+        return self._without_broken_edges(now_s)
+
+    def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
+        """Reports of broken edges between living peers: wait a moment for the death of one end."""
+        waited_s = now_s - self.began_s
+        if not self.misses or waited_s < self.timing.repair_s:
+            return None
+        excluded = vertex_cover(self.misses, self.me)
+        if not excluded & set(self.begin.participants):
+            return None
+        self._note_retry(now_s, sorted(excluded), "data links broken")
+        return tuple(peer for peer in self.begin.participants if peer not in excluded)
+
+    def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:
+        for position, peer in enumerate(peers):
+            count, last_s = self._repairs.get(peer, (0, float("-inf")))
+            due = now_s - last_s >= self.timing.repair_s and count < REPAIRS_MAX
+            if peer in self.ready or not due:
+                continue
+            self._repairs[peer] = (count + 1, now_s)
+            holder = holders[(position + count) % len(holders)]
+            begin = self.begin
+            order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
+            self.emit(Send(peer, order))
+
+    def unrepairable(self, now_s: float) -> set[bytes]:
+        """Peers that could not fetch R in REPAIRS_MAX tries: they count as unsynced."""
+        return {
+            peer
+            for peer, (count, last_s) in self._repairs.items()
+            if count >= REPAIRS_MAX
+            and peer not in self.ready
+            and now_s - last_s >= self.timing.repair_s
+        }
+
+    def _note_retry(self, now_s: float, peers: Collection[bytes], why: str) -> None:
+        names = ", ".join(short(peer) for peer in peers) or "nobody"
+        self.emit(
+            Note(
+                "retry",
+                f"round {self.begin.round} attempt {self.begin.attempt} ended after"
+                f" {now_s - self.began_s:.2f} s: {names} excluded, {why}",
+            )
+        )
+
+
+def vertex_cover(misses: Mapping[bytes, Collection[bytes]], coordinator: bytes) -> set[bytes]:
+    """Greedy vertex cover of the reported broken edges; the coordinator is chosen last.
+
+    A reporter that names itself cannot contribute at all and is always in the cover.
+    """
+    cover = {peer for peer, missing in misses.items() if peer in missing}
+    edges = {
+        frozenset((reporter, missing))
+        for reporter, named in misses.items()
+        for missing in named
+        if missing != reporter
+    }
+    while edges := {edge for edge in edges if not edge & cover}:
+        degree: dict[bytes, int] = {}
+        for edge in edges:
+            for peer in edge:
+                degree[peer] = degree.get(peer, 0) + 1
+        cover.add(max(degree, key=lambda peer: (peer != coordinator, degree[peer], peer)))
+    return cover

@@ -1,0 +1,81 @@
+"""Heartbeats: what a peer says about itself four times a second, and at once when it has news.
+
+They come from the daemon, never from the trainer: a training step that holds the GIL must not look
+like a death. Every lost message of the round protocol heals within one heartbeat, because a
+heartbeat repeats what READY, OFFER and LEAVE have said.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.peer.events import Send
+from atoll.peer.messages import CoordinatorBeat, Heartbeat, Leave, Offer
+
+if TYPE_CHECKING:
+    from atoll.peer.membership import Node
+
+__all__ = ["Beats"]
+
+
+class Beats:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.next_s = 0.0
+        self.progress_bytes = 0
+
+    def soon(self) -> None:
+        """Somebody waits for what has just changed."""
+        self.next_s = self._node.now_s
+
+    def step(self) -> None:
+        node = self._node
+        if node.now_s < self.next_s:
+            return
+        self.next_s = node.now_s + node.timing.heartbeat_s
+        if node.view is None:
+            node.joining.beat()
+        elif node.coordinator is not None:
+            own, view = node.follower, node.view
+            beat = CoordinatorBeat(view.lineage, view.number, own.round, own.chain)
+            for peer in view.peers:
+                if peer != node.me.peer:
+                    node.emit(Send(peer, beat))
+        else:
+            self._to_coordinator()
+
+    def _to_coordinator(self) -> None:
+        node, view = self._node, self._node.view
+        assert view is not None
+        tag = (view.lineage, view.number)
+        node.emit(Send(view.coordinator, self.heartbeat()))
+        if node.follower.offer and node.follower.round == 0:
+            node.emit(Send(view.coordinator, Offer(*tag, node.follower.offer)))
+        if node.leave_by_s is not None:
+            node.emit(Send(view.coordinator, Leave(*tag, node.me.inc)))
+
+    def heartbeat(self) -> Heartbeat:
+        node, own = self._node, self._node.follower
+        acceptor = node.succession.acceptor if node.succession else None
+        begin, ready = own.begin, own.ready
+        tag = (node.view.lineage, node.view.number) if node.view else node.joining.tag
+        frozen = acceptor is not None and acceptor.frozen
+        return Heartbeat(
+            *tag,
+            inc=node.me.inc,
+            round=own.round,
+            chain=own.chain,
+            digest=own.digest,
+            digest_round=own.digest_round,
+            attached=own.attached,
+            arrived=own.arrived,
+            weight=own.submission.weight if own.submission else 0.0,
+            frozen=frozen,
+            promised=acceptor.promised.number if acceptor else 0,
+            unsynced=own.unsynced,
+            progress_bytes=self.progress_bytes,
+            run_round=begin.round if begin else 0,
+            run_attempt=begin.attempt if begin else 0,
+            ready_chain=ready.chain if ready and not frozen else b"",
+            epoch=own.epoch,
+        )

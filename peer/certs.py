@@ -1,0 +1,153 @@
+"""TLS of a run: everybody derives the same certificate authority from the run secret.
+
+Nobody hands out certificates. The CA's key is HKDF of the secret with the run's name as salt, its
+certificate is the same bytes everywhere, and each peer signs a leaf for its own identity key. So
+"the certificate chain is valid" means "the other side knows this run's secret", and the leaf's
+public key *is* the peer id. A wrong secret or a wrong run fails in the handshake, before anything
+that the other side says is parsed. (design/decisions.md: identity, admission, links.)
+"""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.identity import Home, write_atomic
+
+__all__ = ["RunTls", "ca_certificate", "ca_key", "leaf_certificate", "peer_id_of", "run_tls"]
+
+# Clocks of volunteers are wrong: no certificate of a run ever expires. 9999-12-31 is RFC 5280's
+# "no well-defined expiration".
+_NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+_CA_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll run ca")])
+_LEAF_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll peer")])
+
+
+@dataclass(frozen=True, slots=True)
+class RunTls:
+    """The two contexts of one identity in one run. Both check the other's certificate."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def run_tls(home: Home, run: str, secret: bytes) -> RunTls:
+    """The contexts for ``home``'s identity. Leaves the leaf and its key in ``<home>/tls``.
+
+    ``ssl`` loads a chain from files only, so they must exist; the folder is private like the home.
+    """
+    folder = home.path / "tls"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    authority = ca_key(run, secret)
+    leaf = leaf_certificate(home.private_key.public_key(), authority)
+    chain = folder / "leaf.pem"
+    write_atomic(chain, _key_pem(home.private_key) + leaf.public_bytes(serialization.Encoding.PEM))
+    trusted = ca_certificate(authority).public_bytes(serialization.Encoding.PEM).decode()
+    return RunTls(
+        server=_context(ssl.PROTOCOL_TLS_SERVER, chain, trusted),
+        client=_context(ssl.PROTOCOL_TLS_CLIENT, chain, trusted),
+    )
+
+
+def peer_id_of(tls: ssl.SSLObject) -> bytes:
+    """The 32-byte peer id that the other side of a finished handshake has proved."""
+    der = tls.getpeercert(binary_form=True)
+    if der is None:
+        raise RemoteProtocolError("the other side showed no certificate")
+    try:
+        key = x509.load_der_x509_certificate(der).public_key()
+    except ValueError as error:
+        raise RemoteProtocolError("the other side's certificate cannot be read") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise RemoteProtocolError("the other side's certificate does not hold an Ed25519 key")
+    return key.public_bytes_raw()
+
+
+def ca_key(run: str, secret: bytes) -> Ed25519PrivateKey:
+    """The run's CA key. The run name is the salt, so that a secret is good for its run only."""
+    kdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=run.encode(), info=b"atoll-ca")
+    return Ed25519PrivateKey.from_private_bytes(kdf.derive(secret))
+
+
+def ca_certificate(authority: Ed25519PrivateKey) -> x509.Certificate:
+    """The run's CA certificate: a function of the key alone (Ed25519 signatures have no nonce)."""
+    public = authority.public_key()
+    return (
+        _builder(_CA_NAME, public, serial=1)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .sign(authority, algorithm=None)
+    )
+
+
+def leaf_certificate(identity: Ed25519PublicKey, authority: Ed25519PrivateKey) -> x509.Certificate:
+    """A certificate that says: the holder of ``identity`` knows the run secret."""
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    # Serials must differ below one CA; the identity is unique. 20 bytes at most, top bit clear.
+    serial = int.from_bytes(identity.public_bytes_raw()[:16], "big") + 2
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
+    return (
+        _builder(_LEAF_NAME, identity, serial)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(authority, algorithm=None)
+    )
+
+
+def _builder(subject: x509.Name, public: Ed25519PublicKey, serial: int) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(_CA_NAME)
+        .public_key(public)
+        .serial_number(serial)
+        .not_valid_before(_NOT_BEFORE)
+        .not_valid_after(_NOT_AFTER)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _context(protocol: ssl._SSLMethod, chain: Path, trusted: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)  # trusts nobody yet: no system CAs are loaded
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # peers move; the key is the name
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=trusted)
+    context.load_cert_chain(chain)
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # a resumed session would skip the proof of identity
+    return context

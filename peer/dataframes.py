@@ -1,0 +1,62 @@
+"""The fixed header in front of every bulk frame on a data stream. Sans-I/O.
+
+Big-endian, 40 bytes. A receiver knows from the header alone whether the frame belongs to what it
+is reducing now and how long it is, before it takes a single byte of payload.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = [
+    "DATA_FRAME_BYTES_MAX",
+    "DATA_HEADER_BYTES",
+    "DataHeader",
+    "pack_header",
+    "unpack_header",
+]
+
+# The largest chunk is 1 MiB of float32 (collectives/chunks.py); four times that leaves room for
+# a codec that needs more than its input.
+DATA_FRAME_BYTES_MAX = 4 << 20
+
+_STRUCT = struct.Struct(">BBHI8sIQIII")
+DATA_HEADER_BYTES = _STRUCT.size
+
+
+class DataHeader(NamedTuple):
+    """What a bulk frame is (``kind``), of which attempt of which round, and its payload length."""
+
+    kind: int  # u8, the schedule's frame kind
+    flags: int  # u8
+    fragment: int  # u16
+    length: int  # u32, payload bytes, at most DATA_FRAME_BYTES_MAX
+    lineage8: bytes  # the first 8 bytes of the lineage
+    view: int  # u32
+    round: int  # u64
+    attempt: int  # u32
+    chunk: int  # u32
+    reserved: int = 0  # u32, sent as 0, ignored on arrival
+
+
+def pack_header(header: DataHeader) -> bytes:
+    """The header's 40 bytes. LocalProtocolError if a field does not fit."""
+    if header.length > DATA_FRAME_BYTES_MAX or len(header.lineage8) != 8:
+        raise LocalProtocolError(f"a data frame that no receiver would take: {header}")
+    try:
+        return _STRUCT.pack(*header)
+    except struct.error as error:
+        raise LocalProtocolError(f"a data frame header does not fit ({error}): {header}") from error
+
+
+def unpack_header(data: bytes | bytearray | memoryview) -> DataHeader:
+    """The header in ``data`` (exactly 40 bytes). RemoteProtocolError if its length is too large."""
+    header = DataHeader._make(_STRUCT.unpack(data))
+    if header.length > DATA_FRAME_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"a data frame of {header.length:,} bytes; at most {DATA_FRAME_BYTES_MAX:,} are allowed"
+        )
+    return header

@@ -1,0 +1,140 @@
+"""A TLS connection for one thread: bulk frames in one direction, blocking, never stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import ssl
+import threading
+from typing import NoReturn
+
+from atoll.collectives.errors import ConnectError
+from atoll.peer.tls import READ_BYTES, TlsSocket, reason_of
+
+__all__ = ["BlockingTls"]
+
+# A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
+NO_PROGRESS_TIMEOUT_S = 10.0
+# Encrypted bytes handed to the kernel at a time: amortises the call, stays in the cache.
+SEND_BYTES = 256 << 10
+# What may wait in the kernel unsent; an aborted round must not delay the next one behind it.
+UNSENT_BYTES_MAX = 256 << 10
+# RFC 8446 5.5: AES-GCM keys wear out after 2^24.5 full records, about 388 GB. `ssl` cannot rekey.
+KEY_BYTES_MAX = 256 << 30
+
+
+class BlockingTls:
+    """A data stream: the dialler sends, the other side receives; the owner is one thread.
+
+    Only :meth:`close` may be called from any thread; it wakes the owner, whose call then raises
+    ConnectError, as it does for everything else that can happen to a connection.
+    """
+
+    def __init__(self, connection: TlsSocket, peer: str) -> None:
+        self.peer = peer  # how errors name the other side
+        self.sent_bytes = 0  # plaintext, as is received_bytes
+        self.received_bytes = 0
+        self._sock, self._tls = connection.sock, connection.tls
+        self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        self._scratch = memoryview(bytearray(READ_BYTES))
+        self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
+        self._closed = False
+        self._sock.settimeout(NO_PROGRESS_TIMEOUT_S)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def worn(self) -> bool:
+        """True when the keys have protected so much that a new stream should replace this one."""
+        return self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
+
+    def sendall(self, *parts: bytes | memoryview) -> None:
+        """Send ``parts`` back to back; ConnectError if no byte moves for 10 s or the stream ends."""
+        with self._in_use:
+            try:
+                self._check_open()
+                for part in parts:
+                    self._send(memoryview(part).cast("B"))
+                self._flush()
+            except OSError as error:
+                self._fail(error, "to")
+
+    def recv_into(self, view: memoryview, *, idle: bool = False) -> None:
+        """Fill ``view`` (writable bytes) exactly. ConnectError if the stream ends before that.
+
+        No byte for 10 s is an error too, but with ``idle`` the first byte may take for ever: that
+        is how one waits for the next frame. Keepalive finds a vanished host meanwhile.
+        """
+        with self._in_use:
+            try:
+                self._check_open()
+                self._receive(view.cast("B"), idle)
+            except OSError as error:
+                self._fail(error, "from")
+
+    def close(self) -> None:
+        """Wake the owner and close. From any thread; harmless when closed."""
+        self._closed = True
+        # Shutting down first ends the owner's call; the descriptor must not be closed (and its
+        # number used again) while the owner still waits on it.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._in_use:
+            self._sock.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OSError(errno.EBADF, "closed on this side")
+
+    def _send(self, data: memoryview) -> None:
+        sent = 0
+        while sent < len(data):
+            # OpenSSL makes one record (at most 16 KiB) per call.
+            sent += self._tls.write(data[sent : sent + SEND_BYTES])
+            if self._outgoing.pending >= SEND_BYTES:
+                self._flush()
+        self.sent_bytes += sent
+
+    def _flush(self) -> None:
+        # Not sock.sendall: its timeout is for the whole, ours is for progress.
+        data = memoryview(self._outgoing.read())
+        while data:
+            data = data[self._sock.send(data) :]
+
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        filled = 0
+        while filled < len(view):
+            try:
+                count = self._tls.read(len(view) - filled, view[filled:])
+            except ssl.SSLWantReadError:
+                self._fill(forever=idle and filled == 0)
+                continue
+            if count == 0:
+                raise ConnectionResetError(errno.ECONNRESET, "the other side closed it")
+            filled += count
+        self.received_bytes += filled
+
+    def _fill(self, *, forever: bool) -> None:
+        if self._outgoing.pending:  # TLS may have had to answer the other side
+            self._flush()
+        self._sock.settimeout(None if forever else NO_PROGRESS_TIMEOUT_S)
+        count = self._sock.recv_into(self._scratch)
+        if count == 0:
+            raise ConnectionResetError(
+                errno.ECONNRESET, "the other side closed it without a goodbye"
+            )
+        self._incoming.write(self._scratch[:count])
+
+    def _fail(self, error: OSError, direction: str) -> NoReturn:
+        if self._closed:
+            what = "closed on this side"
+        elif isinstance(error, TimeoutError):
+            what = f"no byte moved for {NO_PROGRESS_TIMEOUT_S:.0f} s"
+        else:
+            what = reason_of(error)
+        raise ConnectError(f"data stream {direction} {self.peer}: {what}") from error

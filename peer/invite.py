@@ -1,0 +1,137 @@
+"""The one line that lets a machine into a run: address, run name, fingerprint, admission token.
+
+``atoll://HOST:PORT/RUN#TOKEN``; the token is base32 (lower case, unpadded) of::
+
+    version u8 = 1 | fingerprint 8 bytes | run secret 32 bytes | crc32 of all before, big-endian
+
+The fingerprint is the start of SHA-256 of the inviting peer's id: it proves that the dialled
+machine is the one that printed the line. The checksum tells a typing mistake from a refusal.
+Whoever holds the secret may join, so no error, log line or ``repr`` here ever contains the token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import Self
+
+from atoll.collectives.errors import ConfigError
+
+__all__ = [
+    "FINGERPRINT_BYTES",
+    "SECRET_BYTES",
+    "Invite",
+    "check_run_name",
+    "fingerprint_of",
+    "format_address",
+    "parse_address",
+]
+
+SECRET_BYTES = 32
+# 64 bits: found by chance never, by search only at a cost that the secret makes pointless.
+FINGERPRINT_BYTES = 8
+VERSION = 1
+
+_SCHEME = "atoll://"
+_RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_BODY_BYTES = 1 + FINGERPRINT_BYTES + SECRET_BYTES
+_HOST_CHARACTERS_MAX = 253  # RFC 1035: the longest name that DNS can hold
+_FIX = "copy the whole `atoll join` line that `atoll up` printed, with the part after #"
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """``str()`` is the invite itself, secret included; ``repr()`` hides the secret."""
+
+    host: str
+    port: int
+    run: str
+    fingerprint: bytes
+    secret: bytes = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """``host:port``, an IPv6 host in brackets."""
+        return format_address(self.host, self.port)
+
+    def __str__(self) -> str:
+        body = bytes([VERSION]) + self.fingerprint + self.secret
+        token = base64.b32encode(body + zlib.crc32(body).to_bytes(4, "big"))
+        return f"{_SCHEME}{self.address}/{self.run}#{token.decode().rstrip('=').lower()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The invite in ``text``. ConfigError says which part is wrong, never what the token is."""
+        text = text.strip()
+        if not text.startswith(_SCHEME):
+            raise ConfigError("an invite begins with atoll://", fix=_FIX)
+        place, hash_sign, token = text.removeprefix(_SCHEME).partition("#")
+        address, slash, run = place.partition("/")
+        if not (hash_sign and slash):
+            raise ConfigError("this invite is not atoll://HOST:PORT/RUN#TOKEN", fix=_FIX)
+        host, port = parse_address(address)
+        fingerprint, secret = _parse_token(token)
+        return cls(host, port, check_run_name(run), fingerprint, secret)
+
+
+def fingerprint_of(peer_id: bytes) -> bytes:
+    """The 8 bytes by which an invite names the peer that made it."""
+    return hashlib.sha256(peer_id).digest()[:FINGERPRINT_BYTES]
+
+
+def check_run_name(run: str) -> str:
+    """``run`` itself if it is a run name, ConfigError otherwise."""
+    if not _RUN_NAME.fullmatch(run):
+        raise ConfigError(
+            f"{run[:80]!r} is not a run name",
+            fix="use 1 to 64 letters, digits, dots, underscores and hyphens",
+        )
+    return run
+
+
+def format_address(host: str, port: int) -> str:
+    """``host:port``, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
+    """``host:port`` or ``[ipv6]:port`` as (host, port); ConfigError otherwise.
+
+    ``port_min`` 0 admits "any free port", for the address to listen on.
+    """
+    shown = repr(text.partition("#")[0][:80])  # after # there may be a token
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(
+            f"{shown} is ambiguous", fix="write an IPv6 address in brackets: [2001:db8::1]:29600"
+        )
+    plain = host.isascii() and host.isprintable() and not set(host) & set(" /#@[]%")
+    named = colon and 0 < len(host) <= _HOST_CHARACTERS_MAX and plain
+    if not (named and port.isascii() and port.isdigit() and len(port) <= 5):
+        raise ConfigError(f"{shown} is not HOST:PORT", fix="for example 203.0.113.7:29600")
+    if not port_min <= int(port) < 1 << 16:
+        raise ConfigError(f"the port in {shown} is not {port_min} to 65535")
+    return host, int(port)
+
+
+def _parse_token(token: str) -> tuple[bytes, bytes]:
+    try:
+        raw = base64.b32decode(token.upper() + "=" * (-len(token) % 8))
+    except (binascii.Error, ValueError):
+        # `from None`: the cause's message could quote the token.
+        raise ConfigError("the part of this invite after # is damaged", fix=_FIX) from None
+    body, checksum = raw[:_BODY_BYTES], raw[_BODY_BYTES:]
+    if raw and raw[0] != VERSION:
+        raise ConfigError(
+            f"this invite has version {raw[0]}; this program reads version {VERSION}",
+            fix="install the same atoll version on both machines",
+        )
+    if checksum != zlib.crc32(body).to_bytes(4, "big") or len(body) != _BODY_BYTES:
+        raise ConfigError("the part of this invite after # is damaged or cut short", fix=_FIX)
+    return body[1 : 1 + FINGERPRINT_BYTES], body[1 + FINGERPRINT_BYTES :]

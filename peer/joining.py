@@ -1,0 +1,85 @@
+"""A peer outside the view: ask to come in, follow redirections, load the state when told.
+
+A joiner asks everyone it has a link to, twice a second, until a view names it: views and
+coordinators change under it. Members that do not coordinate answer with their view, so that the
+joiner connects to all of them; it needs these links anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.peer.events import Connect, Renew, Send
+from atoll.peer.messages import Join, JoinRefused, Learn, Redirect
+from atoll.peer.phases import Phase, Trigger
+from atoll.peer.views import View
+
+if TYPE_CHECKING:
+    from atoll.peer.membership import Node
+
+__all__ = ["Joining"]
+
+
+class Joining:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._next_join_s = 0.0
+        self._teacher = b""  # the coordinator whose LEARN we follow
+        self.tag = (b"", 0)  # its lineage and view, for our heartbeats
+        self.renewing = False  # no JOIN until the new incarnation number is on disk
+
+    def soon(self) -> None:
+        self._next_join_s = self._node.now_s
+
+    def step(self) -> None:
+        node = self._node
+        if node.now_s < self._next_join_s or self.renewing:
+            return
+        self._next_join_s = node.now_s + node.timing.join_retry_s
+        own = node.follower
+        for peer in sorted(node.linked):
+            node.emit(Send(peer, Join(node.me, own.round, own.chain, node.spec)))
+
+    def beat(self) -> None:
+        """A learner's heartbeat shows its coordinator how far it is."""
+        node = self._node
+        if node.phase is Phase.LEARNER and self._teacher in node.linked:
+            node.emit(Send(self._teacher, node.beats.heartbeat()))
+
+    def on_redirect(self, redirect: Redirect) -> None:
+        if self._node.view is None:
+            self._connect(redirect.decided)
+
+    def _connect(self, view: View) -> None:
+        node = self._node
+        for member in view.members:
+            if member.peer != node.me.peer and member.peer not in node.linked:
+                node.emit(Connect(member.peer, member.address))
+
+    def on_learn(self, source: bytes, learn: Learn) -> None:
+        self._node.go(Trigger.LEARN)
+        self._teacher, self.tag = source, (learn.lineage, learn.view)
+        self._node.follower.on_learn(learn)
+
+    def excluded(self, decided: View) -> None:
+        """The others went on without this incarnation: come back as a new one."""
+        self._connect(decided)
+        self.renewing = True
+        self._node.emit(Renew())
+
+    def incarnated(self) -> None:
+        self.renewing = False
+        self.soon()
+
+    def answer(self, source: bytes, join: Join) -> None:
+        """As a member: take the joiner in, or tell it whom to ask."""
+        node = self._node
+        if node.view is None or join.member.peer != source:
+            return
+        if join.spec and node.spec and join.spec != node.spec:
+            what = f"run specification differs: yours {join.spec}, run {node.spec}"
+            node.emit(Send(source, JoinRefused("E40", what)))
+        elif node.coordinator is not None:
+            node.coordinator.admission.on_join(join.member, node.now_s)
+        else:
+            node.emit(Send(source, Redirect(node.view)))

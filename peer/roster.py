@@ -1,0 +1,127 @@
+"""What the coordinator knows of each member: the last heartbeat, and who counts as alive.
+
+A member is dead when it has been silent for the failure time, or at once when its address, which
+accepted us before, refuses the connection. It is *removable* later: membership changes lazily,
+because a peer that is back in a second should find its place.
+"""
+
+from __future__ import annotations
+
+from atoll.peer.messages import Heartbeat
+from atoll.peer.timing import Timing
+from atoll.peer.views import View, is_quorum
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    def __init__(self, view: View, me: bytes, timing: Timing, now_s: float) -> None:
+        self.view = view
+        self.me = me
+        self._timing = timing
+        self.beats: dict[bytes, Heartbeat] = {}
+        self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
+        self._refused: set[bytes] = set()
+        self._doubted: set[tuple[bytes, bytes]] = set()  # digests that were answered with RESYNC
+
+    def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
+        """Note a sign of life; false if it comes from another incarnation or a stranger."""
+        member = self.view.member(peer)
+        if member is None or (beat is not None and beat.inc != member.inc):
+            return False
+        self._heard_s[peer] = now_s
+        self._refused.discard(peer)
+        if beat is not None:
+            self.beats[peer] = beat
+        return True
+
+    def refused(self, peer: bytes) -> None:
+        if peer in self._heard_s:
+            self._refused.add(peer)
+
+    # ------------------------------------------------------------ life and death
+
+    def silent_s(self, peer: bytes, now_s: float) -> float:
+        return now_s - self._heard_s[peer]
+
+    def alive(self, now_s: float) -> set[bytes]:
+        return {p for p in self.view.peers if p == self.me or not self._is_dead(p, now_s)}
+
+    def dead(self, now_s: float) -> set[bytes]:
+        return set(self.view.peers) - self.alive(now_s)
+
+    def _is_dead(self, peer: bytes, now_s: float) -> bool:
+        return peer in self._refused or self.silent_s(peer, now_s) > self._timing.failure_s
+
+    def removable(self, now_s: float) -> set[bytes]:
+        """Dead for long; or for a while when one more loss would cost the quorum."""
+        dead = self.dead(now_s)
+        alive = [p for p in self.view.peers if p not in dead]
+        fragile = any(not is_quorum(self.view, set(alive) - {p}) for p in alive)
+        limit_s = self._timing.remove_eager_s if fragile else self._timing.remove_s
+        return {p for p in dead if self.silent_s(p, now_s) > limit_s}
+
+    # ------------------------------------------------------------ state and barrier
+
+    def unsynced(self) -> set[bytes]:
+        return {p for p, beat in self.beats.items() if beat.unsynced and p != self.me}
+
+    def synced(self, round_number: int, chain: bytes) -> list[bytes]:
+        """Others that hold this state, with its digest known, in the view's order."""
+        return [
+            peer
+            for peer in self.view.replicas
+            if peer != self.me
+            and (beat := self.beats.get(peer)) is not None
+            and not beat.unsynced
+            and (beat.round, beat.chain) == (round_number, chain)
+            and (beat.digest_round == round_number or round_number == 0)
+        ]
+
+    def digest_of(self, peer: bytes) -> bytes:
+        beat = self.beats.get(peer)
+        return beat.digest if beat else b""
+
+    def digests(self, round_number: int) -> dict[bytes, bytes]:
+        """What others report for the state after this round."""
+        return {
+            peer: beat.digest
+            for peer, beat in self.beats.items()
+            if peer != self.me
+            and beat.digest_round == round_number > 0
+            and not beat.unsynced
+            and (peer, beat.digest) not in self._doubted
+        }
+
+    def forget_digest(self, peer: bytes) -> None:
+        """Count this report once: RESYNC has been sent."""
+        beat = self.beats.get(peer)
+        if beat is not None:
+            self._doubted.add((peer, beat.digest))
+
+    def attached(self, alive: set[bytes]) -> set[bytes]:
+        return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
+
+    def arrived_detached(self, alive: set[bytes]) -> set[bytes]:
+        """A trainer may die after its submission: what has arrived still counts."""
+        return {p for p in alive if (b := self.beats.get(p)) and b.arrived and not b.attached}
+
+    def has_arrived(self, peer: bytes, round_number: int, chain: bytes) -> bool:
+        beat = self.beats.get(peer)
+        return (
+            beat is not None
+            and beat.arrived
+            and not beat.unsynced
+            and (beat.round, beat.chain) == (round_number, chain)
+        )
+
+    def weight(self, peer: bytes) -> float:
+        beat = self.beats.get(peer)
+        return beat.weight if beat else 0.0
+
+    def progress_bytes(self) -> int:
+        return sum(beat.progress_bytes for beat in self.beats.values())
+
+    def frozen(self) -> int:
+        """The highest ballot number that a living member has promised elsewhere, 0 if none."""
+        return max((b.promised for b in self.beats.values() if b.frozen), default=0)

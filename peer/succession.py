@@ -1,0 +1,140 @@
+"""When to stand for election, whom to vote for, and how a decision reaches this peer.
+
+Theory. A member stands when its coordinator is lost: silent for the failure time, or its address,
+which accepted us before, refuses the connection. Members stand in rank order, a stagger apart, so
+that one candidate usually suffices. The *pre-vote* rule protects a coordinator that works from a
+candidate that cannot hear it: a voter that heard the coordinator within half the failure time
+ignores PREPARE, but probes the coordinator, so that a real death is seen at the next repetition.
+A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen by such an
+attempt, it outbids the candidate, which frees them with the next view.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.peer.election import Acceptor, Proposer
+from atoll.peer.events import Note
+from atoll.peer.messages import Accept, Accepted, Prepare, Promise
+from atoll.peer.phases import Trigger
+from atoll.peer.views import Ballot, View, short, successors
+
+if TYPE_CHECKING:
+    from atoll.peer.membership import Node
+
+__all__ = ["Succession"]
+
+
+class Succession:
+    """One view's election, seen from one peer. Made anew with every view."""
+
+    def __init__(self, node: Node, view: View) -> None:
+        self._node = node
+        self.view = view
+        self.acceptor = Acceptor(view, node.emit)
+        self.candidate: Proposer | None = None
+        self.heard_coordinator_s = node.now_s
+        self.lost_since_s: float | None = None
+        self._highest_ballot = 0
+
+    @property
+    def busy(self) -> bool:
+        return self.candidate is not None or self.lost_since_s is not None
+
+    def heard_coordinator(self) -> None:
+        self.heard_coordinator_s = self._node.now_s
+        self.lost_since_s = None
+
+    # ------------------------------------------------------------ voting
+
+    def on_prepare(self, source: bytes, prepare: Prepare) -> None:
+        node = self._node
+        if self.view.member(source) is None:
+            return
+        self._highest_ballot = max(self._highest_ballot, prepare.ballot.number)
+        own = source == node.me.peer
+        if not own and self._has_coordinator():
+            node.probe(self.view.coordinator)
+            return
+        self.acceptor.on_prepare(source, prepare.ballot, node.follower.report())
+        if not own and self.acceptor.promised == prepare.ballot:
+            self._yield()
+
+    def _has_coordinator(self) -> bool:
+        node = self._node
+        if node.coordinator is not None:
+            return node.coordinator.hears_quorum(node.now_s)
+        gone = self.view.coordinator in node.refused or self.candidate is not None
+        heard_s = node.now_s - self.heard_coordinator_s
+        return not gone and heard_s < node.timing.failure_s / 2
+
+    def _yield(self) -> None:
+        """Somebody's higher ballot is under way: stop competing and give it time."""
+        self._node.go(Trigger.OUTBID)
+        self._node.coordinator = self.candidate = None
+        self.heard_coordinator()
+
+    def on_promise(self, source: bytes, promise: Promise) -> None:
+        if self.candidate is not None:
+            self.candidate.on_promise(source, promise)
+
+    def on_accept(self, accept: Accept) -> None:
+        self.acceptor.on_accept(accept)
+
+    def on_accepted(self, source: bytes, vote: Accepted) -> View | None:
+        """The next view, once it is decided."""
+        if self.view.member(source) is None:
+            return None
+        return self.acceptor.on_accepted(source, vote)
+
+    # ------------------------------------------------------------ standing
+
+    def step(self) -> None:
+        """As a member or candidate: watch the coordinator, press on with the ballot."""
+        node = self._node
+        if self.candidate is None:
+            self._watch_coordinator()
+        elif node.now_s >= self.candidate.retry_at_s:
+            self.stand()
+        else:
+            self.candidate.step(node.now_s, node.refused, self.may_fork())
+
+    def _watch_coordinator(self) -> None:
+        node, coordinator = self._node, self.view.coordinator
+        silent_s = node.now_s - self.heard_coordinator_s
+        refused = coordinator in node.refused
+        if self.lost_since_s is None:
+            if not refused and silent_s <= node.timing.failure_s:
+                return
+            self.lost_since_s = node.now_s
+        order = successors(self.view)
+        rank = order.index(node.me.peer) if node.me.peer in order else len(order)
+        if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
+            how = "refuses connections" if refused else f"silent for {silent_s:.1f} s"
+            text = f"coordinator {short(coordinator)} {how}; standing for election"
+            node.emit(Note("coordinator-lost", text, coordinator))
+            self.stand()
+
+    def outbid(self, promised: int) -> None:
+        """As coordinator: some voters are frozen by a ballot that went nowhere."""
+        self._highest_ballot = max(self._highest_ballot, promised)
+        self.stand()
+
+    def stand(self) -> None:
+        node = self._node
+        node.go(Trigger.LOST)
+        node.coordinator = None
+        self._highest_ballot += 1
+        ballot = Ballot(self._highest_ballot, node.me.peer)
+        self.candidate = Proposer(
+            self.view, node.me.peer, ballot, node.timing, node.emit, node.now_s
+        )
+        self.candidate.step(node.now_s, node.refused, self.may_fork())
+
+    def may_fork(self) -> bool:
+        """Policy `auto` for two voters: go on alone, in a flagged new lineage, only when the other
+        host answers that nobody listens there any more. No partition looks like that."""
+        node = self._node
+        if len(self.view.members) != 2 or node.follower.unsynced:
+            return False
+        return all(p == node.me.peer or p in node.refused for p in self.view.peers)

@@ -1,0 +1,139 @@
+"""Views: who is in, in which order, and which sets of voters may decide.
+
+A view is a numbered, ordered member list with a coordinator. Views form a chain: each is decided
+by a quorum of the voters of the one before it (design/membership.md). ``members[0]`` is the
+tie-breaker of an even split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from atoll.peer.wire import message
+
+__all__ = [
+    "MEMBERS_MAX",
+    "REPLICA",
+    "WITNESS",
+    "Ballot",
+    "Member",
+    "View",
+    "chain_after",
+    "fork_lineage",
+    "genesis_chain",
+    "is_quorum",
+    "short",
+    "successors",
+]
+
+REPLICA = "replica"  # holds the state and votes
+WITNESS = "witness"  # votes, holds nothing
+MEMBERS_MAX = 1024  # one coordinator must hear everyone's heartbeat four times a second
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One life (``inc``) of one peer, as the view names it."""
+
+    peer: bytes
+    inc: int
+    role: str = REPLICA
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.peer) != 32 or self.role not in (REPLICA, WITNESS):
+            raise ValueError("a member has a 32-byte peer id and the role replica or witness")
+
+
+@message
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """Paxos ballot. Number 0 belongs to the live coordinator, higher ones to candidates."""
+
+    number: int = 0
+    peer: bytes = b""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class View:
+    """``base_round`` and ``base_chain`` are the last round that every later one builds on."""
+
+    lineage: bytes
+    number: int
+    members: tuple[Member, ...]
+    coordinator: bytes
+    base_round: int
+    base_chain: bytes
+    fork: bool = False
+
+    def __post_init__(self) -> None:
+        ids = self.peers
+        if not 0 < len(ids) <= MEMBERS_MAX or len(set(ids)) != len(ids):
+            raise ValueError(f"a view has 1 to {MEMBERS_MAX} different members, got {len(ids)}")
+        if self.coordinator not in ids or len(self.lineage) != 32:
+            raise ValueError("a view's coordinator is a member and its lineage has 32 bytes")
+
+    @property
+    def peers(self) -> tuple[bytes, ...]:
+        return tuple(member.peer for member in self.members)
+
+    @property
+    def replicas(self) -> tuple[bytes, ...]:
+        return tuple(member.peer for member in self.members if member.role == REPLICA)
+
+    def member(self, peer: bytes) -> Member | None:
+        return next((member for member in self.members if member.peer == peer), None)
+
+    def describe(self) -> str:
+        names = ", ".join(short(peer) for peer in self.peers)
+        fork = ", a FORK without quorum" if self.fork else ""
+        return (
+            f"view {self.number}{fork}: {len(self.members)} members ({names}),"
+            f" coordinator {short(self.coordinator)}, base round {self.base_round}"
+        )
+
+
+def is_quorum(view: View, peers: Collection[bytes]) -> bool:
+    """More than half of the voters, or exactly half with the tie-breaker: any two intersect."""
+    present = sum(peer in peers for peer in view.peers)
+    half_with_tie_breaker = 2 * present == len(view.members) and view.members[0].peer in peers
+    return 2 * present > len(view.members) or half_with_tie_breaker
+
+
+def successors(view: View) -> tuple[bytes, ...]:
+    """The order in which members stand for election when the coordinator is lost."""
+    return tuple(peer for peer in view.peers if peer != view.coordinator)
+
+
+def short(peer: bytes) -> str:
+    """The name that people see for a peer id."""
+    return hashlib.sha256(peer).hexdigest()[:8]
+
+
+def genesis_chain(lineage: bytes) -> bytes:
+    return hashlib.sha256(b"atoll-genesis" + lineage).digest()
+
+
+def fork_lineage(view: View, ballot: Ballot) -> bytes:
+    """The identity of a history that split off without a quorum: never equal to its parent's."""
+    mark = view.number.to_bytes(8, "big") + ballot.number.to_bytes(8, "big") + ballot.peer
+    return hashlib.sha256(b"atoll-fork" + view.lineage + mark).digest()
+
+
+def chain_after(
+    chain: bytes,
+    round_number: int,
+    participants: tuple[bytes, ...],
+    weights: tuple[float, ...],
+    root: bytes,
+) -> bytes:
+    """The hash that identifies the state after a round: ``root`` covers the result's bytes."""
+    text = hashlib.sha256(b"atoll-round" + chain + round_number.to_bytes(8, "big"))
+    for peer, weight in zip(participants, weights, strict=True):
+        text.update(peer + weight.hex().encode() + b";")
+    text.update(root)
+    return text.digest()

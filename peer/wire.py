@@ -1,0 +1,263 @@
+"""Control frames and messages: bytes in, checked frozen dataclasses out. Sans-I/O.
+
+A frame is a big-endian u32 length and that many bytes of msgpack: ``[type name, {field: value}]``.
+Everything that arrives is hostile until :func:`decode` has returned: lengths are checked before
+bytes are kept, msgpack never sees a default cap, and every defect of the other side, of whatever
+kind, is one exception, ``RemoteProtocolError``.
+
+Evolution: append fields with defaults. An old peer ignores a field that it does not know; a new
+peer fills in the default for a field that an old one did not send.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = [
+    "ARRAY_ITEMS_MAX",
+    "CONTROL_FRAME_BYTES_MAX",
+    "FRAME_HEADER_BYTES",
+    "MAP_ITEMS_MAX",
+    "FrameReader",
+    "decode",
+    "encode",
+    "frame",
+    "message",
+]
+
+FRAME_HEADER_BYTES = 4
+# A view of 4,096 members or a zipped run specification fits; a hostile frame costs no more.
+CONTROL_FRAME_BYTES_MAX = 1 << 20
+# The most peers that a run may have (reliability_and_security.md 3.2).
+ARRAY_ITEMS_MAX = 4096
+MAP_ITEMS_MAX = 256
+
+# The type name and any field name fit; errors never echo more than this of what arrived.
+_ECHO_CHARACTERS_MAX = 80
+
+_T = TypeVar("_T")
+# Takes a value from msgpack and where it stood; returns the checked value or raises ValueError.
+_Check = Callable[[Any, str], Any]
+
+
+class FrameReader:
+    """Cuts a byte stream into frames, in linear time and bounded memory.
+
+    It keeps at most one incomplete frame. ``limit_bytes`` may be raised later: a connection that
+    has not yet proved itself gets a small one.
+    """
+
+    def __init__(self, limit_bytes: int = CONTROL_FRAME_BYTES_MAX) -> None:
+        self.limit_bytes = limit_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """The payloads that ``data`` completes. RemoteProtocolError if a length is not allowed."""
+        buffer = self._buffer
+        buffer += data
+        payloads: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= FRAME_HEADER_BYTES:
+            body = start + FRAME_HEADER_BYTES
+            length = int.from_bytes(buffer[start:body], "big")
+            if not 0 < length <= self.limit_bytes:
+                buffer.clear()
+                raise RemoteProtocolError(
+                    f"a control frame of {length:,} bytes; 1 to {self.limit_bytes:,} are allowed"
+                )
+            if len(buffer) - body < length:
+                break
+            start = body + length
+            payloads.append(bytes(buffer[body:start]))
+        del buffer[:start]
+        return payloads
+
+
+def frame(payload: bytes) -> bytes:
+    """``payload`` as it goes on the wire. LocalProtocolError if a receiver would refuse it."""
+    if not 0 < len(payload) <= CONTROL_FRAME_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a control frame of {len(payload):,} bytes was about to be sent;"
+            f" 1 to {CONTROL_FRAME_BYTES_MAX:,} are allowed"
+        )
+    return len(payload).to_bytes(FRAME_HEADER_BYTES, "big") + payload
+
+
+@dataclass_transform(frozen_default=True)
+def message(cls: type[_T]) -> type[_T]:
+    """Class decorator: a frozen dataclass that :func:`encode` and :func:`decode` know by its name.
+
+    Fields may be int (-2^63 to 2^64-1, what msgpack carries), float (NaN and infinities too),
+    bool, str, bytes, ``X | None``, ``tuple[X, ...]`` (at most ARRAY_ITEMS_MAX), ``dict[str, X]``
+    (at most MAP_ITEMS_MAX) and messages defined above. A ``__post_init__`` that raises ValueError
+    refuses values.
+    """
+    made = cls if is_dataclass(cls) else dataclass(frozen=True, slots=True)(cls)
+    if made.__name__ in _REGISTRY:
+        raise LocalProtocolError(f"two message classes are named {made.__name__}")
+    _REGISTRY[made.__name__] = made
+    _SCHEMAS[made] = _schema_of(made)
+    return made
+
+
+def encode(msg: object) -> bytes:
+    """The payload of one frame. LocalProtocolError for what no receiver could decode."""
+    try:
+        payload = msgpack.packb([type(msg).__name__, _to_map(msg)], default=_to_map)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError(f"cannot encode a {type(msg).__name__}: {error}") from error
+    assert isinstance(payload, bytes)
+    return payload
+
+
+def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
+    """The message in one frame; only classes in ``allowed`` if that is given.
+
+    Raises RemoteProtocolError for whatever is wrong with the bytes, and nothing else.
+    """
+    try:
+        name, values = _unpack(payload)
+        cls = _REGISTRY.get(name)
+        if cls is None or (allowed is not None and cls not in allowed):
+            raise ValueError(f"a {name!r} message is not allowed here")
+        return _build(cls, values, name)
+    # ValueError covers UnicodeDecodeError and most of msgpack's; the rest it raises bare.
+    except (ValueError, TypeError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+        # A __post_init__ may quote a long value: logs are bounded too.
+        reason = str(error)[: 4 * _ECHO_CHARACTERS_MAX] or type(error).__name__
+        raise RemoteProtocolError(f"undecodable control message: {reason}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    required: bool
+    check: _Check
+
+
+_REGISTRY: dict[str, type] = {}
+_SCHEMAS: dict[type, tuple[_Field, ...]] = {}
+
+
+def _unpack(payload: bytes) -> tuple[str, dict[Any, Any]]:
+    # Every cap is explicit: msgpack's own defaults follow the length of the message.
+    document = msgpack.unpackb(
+        payload,
+        raw=False,
+        use_list=False,
+        strict_map_key=True,
+        max_str_len=CONTROL_FRAME_BYTES_MAX,
+        max_bin_len=CONTROL_FRAME_BYTES_MAX,
+        max_array_len=ARRAY_ITEMS_MAX,
+        max_map_len=MAP_ITEMS_MAX,
+        max_ext_len=0,
+    )
+    if not (isinstance(document, tuple) and len(document) == 2):
+        raise ValueError("not an array of a type name and a map")
+    name, values = document
+    if not (isinstance(name, str) and len(name) <= _ECHO_CHARACTERS_MAX):
+        raise ValueError("the type name is not a short string")
+    if not isinstance(values, dict):
+        raise TypeError(f"the fields of {name!r} are not a map")
+    return name, values
+
+
+def _to_map(value: object) -> dict[str, Any]:
+    schema = _SCHEMAS.get(type(value))
+    if schema is None:
+        raise TypeError(f"{type(value).__name__} is not a message class or a supported field type")
+    return {field.name: getattr(value, field.name) for field in schema}
+
+
+def _build(cls: type, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise TypeError(f"{where} is {_kind(values)}, not a map")
+    arguments: dict[str, Any] = {}
+    for field in _SCHEMAS[cls]:
+        if field.name in values:
+            arguments[field.name] = field.check(values[field.name], f"{where}.{field.name}")
+        elif field.required:
+            raise ValueError(f"{where}.{field.name} is missing")
+    return cls(**arguments)
+
+
+def _schema_of(cls: type) -> tuple[_Field, ...]:
+    hints = get_type_hints(cls)
+    return tuple(
+        _Field(
+            name=field.name,
+            required=field.default is MISSING and field.default_factory is MISSING,
+            check=_check_for(hints[field.name], f"{cls.__name__}.{field.name}"),
+        )
+        for field in fields(cls)
+    )
+
+
+def _check_for(hint: Any, where: str) -> _Check:
+    """The check that a field's type hint asks for, made once when the class is defined."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in _EXACT:
+        return _EXACT[hint]
+    if hint in _SCHEMAS:
+        return lambda value, place: _build(hint, value, place)
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
+        return _optional(_check_for(arguments[0], where))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _items(_check_for(arguments[0], where))
+    if origin is dict and arguments[0] is str:
+        return _mapping(_check_for(arguments[1], where))
+    raise LocalProtocolError(f"{where} has the type {hint}, which no message field may have")
+
+
+def _exactly(kind: type) -> _Check:
+    def check(value: Any, where: str) -> Any:
+        # `type is`, not isinstance: True is an int to isinstance and must not pass for one.
+        if type(value) is not kind:
+            raise ValueError(f"{where} is {_kind(value)}, not {kind.__name__}")
+        return value
+
+    return check
+
+
+def _float(value: Any, where: str) -> float:
+    # Python lets an int stand where a float is declared, so senders do send ints.
+    if type(value) not in (float, int):
+        raise ValueError(f"{where} is {_kind(value)}, not float")
+    return float(value)
+
+
+_EXACT: dict[Any, _Check] = {kind: _exactly(kind) for kind in (int, bool, str, bytes)}
+_EXACT[float] = _float
+
+
+def _optional(inner: _Check) -> _Check:
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def _items(inner: _Check) -> _Check:
+    def check(value: Any, where: str) -> tuple[Any, ...]:
+        if type(value) is not tuple:
+            raise ValueError(f"{where} is {_kind(value)}, not an array")
+        return tuple(inner(item, where) for item in value)
+
+    return check
+
+
+def _mapping(inner: _Check) -> _Check:
+    def check(value: Any, where: str) -> dict[str, Any]:
+        if type(value) is not dict or not all(type(key) is str for key in value):
+            raise ValueError(f"{where} is {_kind(value)}, not a map with string keys")
+        return {key: inner(item, where) for key, item in value.items()}
+
+    return check
+
+
+def _kind(value: object) -> str:
+    return "an array" if isinstance(value, tuple) else type(value).__name__

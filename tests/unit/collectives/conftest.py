@@ -1,0 +1,193 @@
+"""A group of reductions in one process, joined by streams of memory or of socket pairs."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from atoll.collectives import (
+    ChunkGrid,
+    Codec,
+    ReducePlan,
+    Reduction,
+    butterfly_plan,
+    encoded_layout,
+)
+from atoll.collectives.codecs import F32, U8
+from atoll.collectives.errors import ConnectError
+
+WAIT_S = 30.0  # how long a test waits for what must happen; never reached when all is well
+HEADER = struct.Struct("<BII")
+
+
+def all_reduce_in_process(
+    vectors: list[F32], plan: ReducePlan, codec: Codec, grid: ChunkGrid
+) -> bytes:
+    """What every participant must end with, computed in one loop."""
+    layout, factors = encoded_layout(grid, codec), plan.factors()
+    result = np.empty(layout.total_bytes, np.uint8)
+    for chunk in range(grid.count):
+        (lo, hi), (byte_lo, byte_hi) = grid.bounds(chunk), layout.slice(chunk)
+        total = np.zeros(hi - lo, np.float32)
+        data = np.empty(byte_hi - byte_lo, np.uint8)
+        for participant, vector in enumerate(vectors):
+            if plan.weights[participant] > 0:
+                codec.encode(vector[lo:hi], data)
+                codec.decode_add(data, factors[participant], total)
+        codec.encode(total, result[byte_lo:byte_hi])
+    return result.tobytes()
+
+
+class Group:
+    """Reductions of all participants; ``gate`` is called before each frame of a stream."""
+
+    def __init__(
+        self, vectors: list[F32], weights: list[float], codec: Codec, grid: ChunkGrid
+    ) -> None:
+        self.everyone = range(len(vectors))
+        self.vectors, self.codec, self.grid = vectors, codec, grid
+        self.plan = butterfly_plan([bytes([p]) * 32 for p in self.everyone], weights, grid)
+        size = encoded_layout(grid, codec).total_bytes
+        self.results: list[U8] = [np.zeros(size, np.uint8) for _ in self.everyone]
+        self.done: list[list[bytes]] = [[] for _ in self.everyone]
+        self.failed: list[list[tuple[int, str]]] = [[] for _ in self.everyone]
+        self.done_events = [threading.Event() for _ in self.everyone]
+        self.any_failed = threading.Event()
+        self.gate: Callable[[int, int], None] = lambda src, dest: None
+        self.reductions = [self._reduction(me) for me in self.everyone]
+        self.sockets: list[socket.socket] = []
+        self.receivers: list[threading.Thread] = []
+
+    def _reduction(self, me: int) -> Reduction:
+        def source(chunk: int, out: F32) -> None:
+            lo, hi = self.grid.bounds(chunk)
+            out[:] = self.vectors[me][lo:hi]
+
+        def on_done(digest: bytes) -> None:
+            self.done[me].append(digest)
+            self.done_events[me].set()
+
+        def on_failed(participant: int, why: str) -> None:
+            self.failed[me].append((participant, why))
+            self.any_failed.set()
+
+        return Reduction(
+            plan=self.plan,
+            me=me,
+            codec=self.codec,
+            grid=self.grid,
+            source=source,
+            result=self.results[me],
+            on_done=on_done,
+            on_failed=on_failed,
+        )
+
+    def start(self, outlet: type[MemoryOutlet] | type[SocketOutlet]) -> None:
+        for src in self.everyone:
+            others = (dest for dest in self.everyone if dest != src)
+            self.reductions[src].start({dest: outlet(self, src, dest) for dest in others})
+
+    def wait_done(self) -> None:
+        for me, event in zip(self.everyone, self.done_events, strict=True):
+            missing = self.reductions[me].missing()
+            assert event.wait(WAIT_S), f"{me} misses {missing}; failed: {self.failed}"
+
+    def close(self) -> None:
+        for reduction in self.reductions:
+            reduction.abort()
+        for end in self.sockets:
+            end.close()
+        for reduction in self.reductions:
+            assert reduction.join(WAIT_S)
+        for receiver in self.receivers:
+            receiver.join(WAIT_S)
+            assert not receiver.is_alive()
+
+    def check_results(self) -> None:
+        """Everyone has the bytes, digests and calls of the reference, exactly once."""
+        want = all_reduce_in_process(self.vectors, self.plan, self.codec, self.grid)
+        layout = encoded_layout(self.grid, self.codec)
+        slices = (layout.slice(chunk) for chunk in range(self.grid.count))
+        digests = [hashlib.sha256(want[lo:hi]).digest() for lo, hi in slices]
+        whole = hashlib.sha256(b"".join(digests)).digest()
+        for me in self.everyone:
+            assert self.results[me].tobytes() == want
+            assert self.reductions[me].chunk_digests == digests
+            assert self.done[me] == [whole]
+            assert self.failed[me] == []
+            assert not self.reductions[me].missing()
+
+
+def deliver(reduction: Reduction, src: int, kind: int, chunk: int, payload: bytes) -> bool:
+    """Hand one frame over, as the receiver thread of a daemon does; whether it was wanted."""
+    buffer = reduction.reserve(src, kind, chunk, len(payload), WAIT_S)
+    if buffer is None:
+        return False
+    buffer[:] = payload
+    reduction.received(src, kind, chunk)
+    return True
+
+
+class MemoryOutlet:
+    """A stream without any buffer: ``send`` returns when the other side has taken the frame."""
+
+    def __init__(self, group: Group, src: int, dest: int) -> None:
+        self.group, self.src, self.dest = group, src, dest
+
+    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        self.group.gate(self.src, self.dest)
+        deliver(self.group.reductions[self.dest], self.src, kind, chunk, payload.tobytes())
+
+
+class SocketOutlet:
+    """A stream through a socket pair, with a receiver thread at its other end."""
+
+    def __init__(self, group: Group, src: int, dest: int) -> None:
+        self.group, self.src, self.dest = group, src, dest
+        self.out, self.into = socket.socketpair()
+        group.sockets += (self.out, self.into)
+        receiver = threading.Thread(target=self.receive, name=f"receive-{src}-{dest}")
+        group.receivers.append(receiver)
+        receiver.start()
+
+    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        try:
+            self.group.gate(self.src, self.dest)
+            self.out.sendall(HEADER.pack(kind, chunk, len(payload)))
+            self.out.sendall(payload)
+        except OSError as error:
+            raise ConnectError(f"the stream to {self.dest} broke: {error}") from error
+
+    def receive(self) -> None:
+        reduction = self.group.reductions[self.dest]
+        with self.into.makefile("rb") as stream:
+            while len(header := stream.read(HEADER.size)) == HEADER.size:
+                kind, chunk, length = HEADER.unpack(header)
+                payload = stream.read(length)
+                if len(payload) < length or not deliver(reduction, self.src, kind, chunk, payload):
+                    return
+
+
+@pytest.fixture
+def make_group() -> Iterator[Callable[..., Group]]:
+    """Builds groups, and ends them when the test ends."""
+    groups: list[Group] = []
+
+    def make(
+        codec: Codec, *, weights: list[float], total: int = 5000, chunk_elements: int = 256
+    ) -> Group:
+        rng = np.random.default_rng(total + len(weights))
+        vectors = [rng.standard_normal(total).astype(np.float32) for _ in weights]
+        groups.append(Group(vectors, weights, codec, ChunkGrid(total, chunk_elements)))
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        group.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("reduce-")]

@@ -1,0 +1,165 @@
+"""A whole run inside one process: the daemon's arithmetic without a daemon or a network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from atoll.collectives.codecs import get_codec
+from atoll.optim.manifest import Manifest, pseudo_gradient
+from atoll.optim.outer import nesterov_step
+from atoll.optim.spec import RunSpec, check_same
+
+F32 = NDArray[np.float32]
+WAIT_S = 60.0  # no test comes near it; it turns a hang into a failure
+
+
+@dataclass(frozen=True)
+class Outcome:
+    kind: str
+    round: int
+    waited_s: float = 0.0
+
+
+class LocalRun:
+    """The replicated state of a run of ``peers`` trainers that submit from their own threads.
+
+    ``late`` names (peer, round) pairs: that submission comes after the round is closed. Rounds
+    count from 1. ``reload`` names peers that get RELOAD instead of COMMITTED, once.
+    """
+
+    def __init__(self, peers: int = 1, late: Sequence[tuple[int, int]] = ()) -> None:
+        self.late = set(late)
+        self.reload: set[int] = set()
+        self.round = 0
+        self.weights: list[dict[int, float]] = []  # of each round, what was counted
+        self.spec: RunSpec | None = None
+        self.submitted: dict[int, tuple[F32, float]] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.changed = threading.Condition()
+        self.sessions = [LocalSession(self, i) for i in range(peers)]
+
+    def found(self, spec: RunSpec, manifest: Manifest, write: Callable[[F32], None]) -> None:
+        self.spec, self.manifest = spec, manifest
+        self.theta = np.zeros(manifest.elements, np.float32)
+        self.momentum = np.zeros_like(self.theta)
+        write(self.theta)
+
+    def commit(self) -> None:
+        """Mean of the decoded pseudo-gradients in peer order, then the outer step."""
+        assert self.spec is not None
+        self.round += 1
+        codec = get_codec(self.spec.codec)
+        counted = {
+            i: weight
+            for i, (_, weight) in sorted(self.submitted.items())
+            if (i, self.round) not in self.late
+        }
+        self.weights.append(counted)
+        mean, delta = np.zeros_like(self.theta), np.empty_like(self.theta)
+        encoded = np.empty(codec.encoded_bytes(delta.size), np.uint8)
+        for i, weight in counted.items():
+            pseudo_gradient(
+                self.theta, self.submitted[i][0], delta, self.manifest, 0, self.theta.size
+            )
+            codec.encode(delta, encoded)
+            codec.decode_add(encoded, weight / sum(counted.values()), mean)
+        nesterov_step(
+            self.theta,
+            self.momentum,
+            mean,
+            lr=self.spec.outer_lr,
+            mu=self.spec.outer_momentum,
+            out_theta=self.theta,
+            out_momentum=self.momentum,
+            scratch=delta,
+        )
+        for i in self.submitted:
+            kind = "committed" if i in counted else "missed"
+            self.outcomes[i] = Outcome("reload" if i in self.reload else kind, self.round, 0.5)
+        self.reload.clear()
+        self.submitted.clear()
+
+
+class LocalSession:
+    """The trainer's interface of ``peer.session.Session``."""
+
+    def __init__(self, run: LocalRun, index: int) -> None:
+        self._run, self._index = run, index
+        self.round = 0
+        self.closed = False
+
+    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
+        if self._run.spec is None:
+            self._run.found(spec, manifest, initial)
+        check_same((spec, manifest), (self._run.spec, self._run.manifest), "test")
+
+    def submit(self, fill: Callable[[F32], None], weight: float) -> None:
+        region = np.full(self._run.theta.size, np.nan, np.float32)
+        fill(region)
+        with self._run.changed:
+            self._run.submitted[self._index] = region, weight
+            if len(self._run.submitted) == len(self._run.sessions):
+                self._run.commit()
+                self._run.changed.notify_all()
+
+    def wait(self) -> Outcome:
+        with self._run.changed:
+            assert self._run.changed.wait_for(lambda: self._index in self._run.outcomes, WAIT_S)
+            return self._run.outcomes.pop(self._index)
+
+    def pull(self, read: Callable[[F32], None]) -> int:
+        shown = self._run.theta.view()
+        shown.flags.writeable = False  # as a client's map of the daemon's memory is
+        read(shown)
+        self.round = self._run.round
+        return self.round
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def local_run() -> type[LocalRun]:
+    return LocalRun
+
+
+@pytest.fixture
+def in_threads() -> Callable[[Sequence[Callable[[], None]]], None]:
+    """Run each function in a thread of its own; the first exception is raised here."""
+
+    def run(functions: Sequence[Callable[[], None]]) -> None:
+        errors: list[BaseException] = []
+
+        def guarded(function: Callable[[], None]) -> None:
+            try:
+                function()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(f,), daemon=True) for f in functions]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _quiet_torch() -> Iterator[None]:
+    """One thread (the machine is shared) and the same random numbers in every test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
