@@ -28,7 +28,17 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import CodecError
 
-__all__ = ["BLOCK_ELEMENTS", "CODECS", "F32", "U8", "Codec", "Contract", "get_codec"]
+__all__ = [
+    "BLOCK_ELEMENTS",
+    "CODECS",
+    "F32",
+    "U8",
+    "Codec",
+    "Contract",
+    "Float32Codec",
+    "Int8Codec",
+    "get_codec",
+]
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

@@ -83,7 +83,7 @@ class TextBatches:
     ``next()`` gives (bytes, next bytes), each int64 (batch, context).
     """
 
-    def __init__(self, text: Text, *, context: int, batch: int = 16, seed: int = 0) -> None:
+    def __init__(self, text: Text, *, context: int, batch: int = 8, seed: int = 0) -> None:
         self._bytes = text.train
         self._span = np.arange(context + 1)
         self._batch = batch

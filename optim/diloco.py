@@ -116,11 +116,13 @@ class DiLoCo:
     def outer_parameters(self) -> Iterator[None]:
         """The run's parameters in the model, for evaluation or saving; then the local ones again.
 
-        Evaluate these: a replica in the middle of a round is worse than the run.
+        Evaluate these: a replica in the middle of a round is worse than the run. Costs a second
+        copy of the parameters on the device meanwhile.
         """
         if self._swapped:
             raise ConfigError("outer_parameters() inside outer_parameters()")
         local = [p.detach().clone() for p, _, _ in self._parameters]
+        epoch = self.peer.epoch
         self._swapped = True
         try:
             self.peer.pull(self._read)
@@ -130,6 +132,8 @@ class DiLoCo:
             with torch.no_grad():
                 for (p, _, _), values in zip(self._parameters, local, strict=True):
                     p.copy_(values)
+        if self.peer.epoch != epoch:  # rounds that the local work stands on were undone meanwhile
+            self._take_run()
 
     def metrics(self) -> dict[str, float]:
         """Totals of this trainer, for any logger."""

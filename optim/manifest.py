@@ -63,7 +63,8 @@ class Parameter:
                 fix=f"use one of {', '.join(DTYPES)}, or freeze it (requires_grad=False)",
             )
         if len(self.shape) > DIMENSIONS_MAX or not all(0 <= n <= ELEMENTS_MAX for n in self.shape):
-            raise ConfigError(f"parameter {name} has an impossible shape {self.shape[:20]}")
+            shape = repr(self.shape)[:80]
+            raise ConfigError(f"parameter {name} has an impossible shape {shape}")
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
@@ -144,9 +145,12 @@ class Manifest:
         if text.count("\n") >= PARAMETERS_MAX:
             raise RemoteProtocolError(f"manifest of over {PARAMETERS_MAX} parameters")
         try:
-            return cls(tuple(_parse_line(line) for line in text.split("\n")))
-        except ConfigError as error:
-            raise RemoteProtocolError(f"malformed manifest: {error.what}") from error
+            manifest = cls(tuple(_parse_line(line) for line in text.split("\n")))
+        except (ConfigError, ValueError) as error:
+            raise RemoteProtocolError(f"malformed manifest: {str(error)[:200]}") from error
+        if manifest.to_wire() != text:  # int() also takes signs, blanks and leading zeros
+            raise RemoteProtocolError("malformed manifest: numbers are not in plain form")
+        return manifest
 
     def differences(self, run: Manifest) -> list[str]:
         """One line for each parameter in which this (your) manifest differs from the run's."""
@@ -165,9 +169,6 @@ def _parse_line(line: str) -> Parameter:
     name, _, rest = line.partition("\t")
     dtype, _, dimensions = rest.partition("\t")
     shape = dimensions.split("x", DIMENSIONS_MAX) if dimensions else []
-    # 13 digits hold ELEMENTS_MAX; int() alone would also take signs, blanks and underscores.
-    if not all(n.isascii() and n.isdigit() and len(n) <= 13 for n in shape):
-        raise ConfigError(f"shape {dimensions[:80]!r} of {name[:NAME_BYTES_MAX]!r}")
     return Parameter(name, tuple(map(int, shape)), dtype)
 
 

@@ -3,7 +3,8 @@
 Theory. A joiner is a *learner* outside the view until it holds the state of the last commit; then
 it enters with the next planned view. It and every member that fell behind load the state while
 the boundary between two rounds is held for them. The hold is bounded: it lasts only while bytes
-arrive, and a learner that stalls is dropped and may ask again after a growing pause. At most
+arrive. A learner that stalls is dropped, and may ask again after a growing pause and of another
+donor; one that falls silent is dropped as fast as a member counts as dead. At most
 max(1, old voters - 1) learners enter at once, so that the old voters alone stay a quorum.
 """
 
@@ -23,6 +24,7 @@ __all__ = ["BACKOFF_MAX_S", "LEARNERS_MAX", "Admission"]
 
 LEARNERS_MAX = 64  # pending joiners; more are asked to come back (a flood must not fill memory)
 BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling: it must not hold up every boundary
+_BACKOFF_MIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -63,7 +65,8 @@ class Admission:
         self.learners: dict[bytes, Learner] = {}
         self.leaving: set[bytes] = set()
         self._loads: dict[bytes, Load] = {}
-        self._backoff: dict[bytes, tuple[float, float]] = {}  # peer -> not before, delay
+        self._not_before_s: dict[bytes, float] = {}  # when a dropped learner may ask again
+        self._stalls: dict[bytes, int] = {}  # loads of a peer that have stalled
 
     # ------------------------------------------------------------ facts
 
@@ -73,8 +76,8 @@ class Admission:
         if known is not None and known.member.inc >= member.inc:
             known.heard_s = now_s
             return
-        not_before_s, _ = self._backoff.get(member.peer, (now_s, 0.0))
-        if now_s < not_before_s or len(self.learners) >= LEARNERS_MAX:
+        banned = now_s < self._not_before_s.get(member.peer, now_s)
+        if banned or len(self.learners) >= LEARNERS_MAX:
             return
         in_view = self.view.member(member.peer)
         if in_view is not None:
@@ -97,7 +100,9 @@ class Admission:
         """Joiners that the view before left waiting need not ask again."""
         waiting = before.learners.items()
         self.learners = {p: x for p, x in waiting if self.view.member(p) != x.member}
-        self._backoff = before._backoff
+        entered = set(self.view.peers)
+        self._not_before_s = {p: t for p, t in before._not_before_s.items() if p not in entered}
+        self._stalls = {p: n for p, n in before._stalls.items() if p not in entered}
 
     # ------------------------------------------------------------ loading the state
 
@@ -119,14 +124,16 @@ class Admission:
         peer = member.peer
         donor = self._donor(peer, alive)
         if donor is None:
-            return False
+            return self._digest_pending()
         learn = self._learn_from(donor)
         beat = self._beat(peer)
         progress_bytes = beat.progress_bytes if beat else 0
         load = self._loads.get(peer)
         if load is None or load.learn != learn:
             self._emit(Send(peer, learn))
-            load = self._loads[peer] = Load(learn, progress_bytes, now_s, now_s)
+            stuck = load is not None and load.progress_bytes == progress_bytes
+            since_s = load.progress_s if load and stuck else now_s
+            load = self._loads[peer] = Load(learn, progress_bytes, since_s, now_s)
         elif now_s - load.sent_s >= self._timing.repair_s:
             load.sent_s = now_s
             self._emit(Send(peer, learn))  # the order or its outcome may have been lost
@@ -135,13 +142,14 @@ class Admission:
         if now_s - load.progress_s < self._timing.learner_stall_s:
             return True
         if peer in self.learners:
-            self._drop(peer, now_s)
+            self._stalls[peer] = stalls = self._stalls.get(peer, 0) + 1
+            self._drop(peer, now_s, _BACKOFF_MIN_S * 2.0**min(stalls - 1, 10), "no progress")
         return False
 
     def _learn_from(self, donor: Member) -> Learn:
         own = self._own
         base = (own.round, own.chain)
-        if own.unsynced:
+        if own.unsynced and not own.doubtful:
             base = (self.view.base_round, self.view.base_chain)
         digest = own.digest if donor.peer == self.me else self._roster.digest_of(donor.peer)
         return Learn(self.view.lineage, self.view.number, *base, digest, donor)
@@ -149,15 +157,26 @@ class Admission:
     def _donor(self, learner: bytes, alive: set[bytes]) -> Member | None:
         """A living, synced replica whose digest is known: rather not the coordinator."""
         own = self._own
+        lacking = own.unsynced and not own.doubtful
         base = (self.view.base_round, self.view.base_chain)
-        synced = self._roster.synced(*(base if own.unsynced else (own.round, own.chain)))
+        synced = self._roster.synced(*(base if lacking else (own.round, own.chain)))
         others = [p for p in synced if p in alive and p != learner]
         if others:
-            return self._member(others[0])
+            return self._member(others[self._stalls.get(learner, 0) % len(others)])
         own_known = own.round == 0 or own.digest_round == own.round
         if learner != self.me and not own.unsynced and own_known:
             return self._member(self.me)
         return None
+
+    def _digest_pending(self) -> bool:
+        """Nobody has reported the digest of the last commit yet: a moment's wait."""
+        return not self._own.unsynced and self._own.digest_round != self._own.round
+
+    def forgive(self, pause_s: float) -> None:
+        for learner in self.learners.values():
+            learner.heard_s += pause_s
+        for load in self._loads.values():
+            load.progress_s += pause_s
 
     def _member(self, peer: bytes) -> Member:
         member = self.view.member(peer)
@@ -176,16 +195,19 @@ class Admission:
 
     def _drop_silent(self, now_s: float) -> None:
         for peer, learner in list(self.learners.items()):
-            if now_s - learner.heard_s > self._timing.learner_stall_s:
-                self._drop(peer, now_s)
+            if now_s - learner.heard_s > self._timing.failure_s:
+                self._drop(peer, now_s, _BACKOFF_MIN_S, "silent")
 
-    def _drop(self, peer: bytes, now_s: float) -> None:
+    def _drop(self, peer: bytes, now_s: float, pause_s: float, why: str) -> None:
         del self.learners[peer]
-        _, delay_s = self._backoff.get(peer, (0.0, 0.5))
-        delay_s = min(2 * delay_s, BACKOFF_MAX_S)
-        self._backoff[peer] = (now_s + delay_s, delay_s)
-        text = f"{short(peer)} dropped as a joiner: no progress for"
-        self._emit(Note("join", f"{text} {self._timing.learner_stall_s:.0f} s", peer))
+        pause_s = min(pause_s, BACKOFF_MAX_S)
+        past = [p for p, t in self._not_before_s.items() if now_s - t > BACKOFF_MAX_S]
+        for old in past:  # what a peer did long ago is forgotten, so that this stays small
+            del self._not_before_s[old]
+            self._stalls.pop(old, None)
+        self._not_before_s[peer] = now_s + pause_s
+        text = f"{short(peer)} dropped as a joiner: {why}; it may ask again in {pause_s:.0f} s"
+        self._emit(Note("join", text, peer))
 
     # ------------------------------------------------------------ the next view
 

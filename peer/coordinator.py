@@ -1,11 +1,11 @@
 """The coordinator: who is alive, when a round begins, who comes in and goes out.
 
 Theory. Between rounds there is a *boundary*. At a boundary the coordinator first settles
-membership (leavers, the dead, members back under a new incarnation, learners) and only then opens
+membership (leavers, the dead, members back under a new incarnation, learners that have the state),
+then holds it while learners and laggards load the state (peer/admission.py), and only then opens
 the next round at the *barrier*, when all attached trainers have arrived or the stragglers' time is
-up. Learners and laggards load the state while the boundary is held for them (peer/admission.py).
-After the coordinator has proposed a view it
-begins nothing more in the old one (the acceptors' safety argument, peer/election.py).
+up. After it has proposed a view it begins nothing more in the old one (the acceptors' safety
+argument, peer/election.py).
 
 Everything here is level-triggered: events update facts, ``step`` acts on the facts.
 """
@@ -59,6 +59,7 @@ class Coordinator:
         self._boundary_s = now_s
         self._phases_s: list[float] = []
         self._quorum_lost_noted = False
+        self._base_lost_noted = False
 
     # ------------------------------------------------------------ facts
 
@@ -95,7 +96,7 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
-        self._compare_digests()
+        self._compare_digests(alive)
         if self.halted:
             return
         if self.me in self.admission.leaving:
@@ -117,11 +118,16 @@ class Coordinator:
         text = f"{len(alive)} of {len(self.view.members)} voters alive, no quorum; waiting: {gone}"
         self._emit(Note("no-quorum", text))
 
-    def _compare_digests(self) -> None:
-        """Equal rounds must mean equal bytes (invariant 3): the minority loads the state again."""
-        digests = self.roster.digests(self._own.round)
-        if self._own.digest_round == self._own.round and not self._own.unsynced:
-            digests[self.me] = self._own.digest
+    def _compare_digests(self, alive: set[bytes]) -> None:
+        """Equal rounds must mean equal bytes (invariant 3): the minority loads the state again.
+
+        A majority of everyone who has a say, so that the first reports do not pass for all.
+        """
+        own = self._own
+        digests = self.roster.digests(own.round)
+        if own.digest_round == own.round and not own.unsynced:
+            if not self.roster.is_doubted(self.me, own.digest):
+                digests[self.me] = own.digest
         groups: dict[bytes, list[bytes]] = {}
         for peer, digest in digests.items():
             groups.setdefault(digest, []).append(peer)
@@ -132,16 +138,18 @@ class Coordinator:
             for digest, peers in sorted(groups.items())
         )
         majority = max(groups, key=lambda digest: len(groups[digest]))
-        if 2 * len(groups[majority]) <= len(digests):
-            self.halted = f"state after round {self._own.round} differs without a majority: {shown}"
-            self._emit(Note("diverged", self.halted))
+        silent = self.roster.undigested(alive, own.round) - {self.me}
+        if 2 * len(groups[majority]) <= len(digests) + len(silent):
+            if not silent:
+                self.halted = f"state after round {own.round} differs without a majority: {shown}"
+                self._emit(Note("diverged", self.halted))
             return
         for peer, digest in digests.items():
             if digest != majority:
-                text = f"state after round {self._own.round} differs: {shown}; minority resyncs"
+                text = f"state after round {own.round} differs: {shown}; minority resyncs"
                 self._emit(Note("diverged", text, peer))
-                self.roster.forget_digest(peer)
-                self._emit(Send(peer, Resync(*self._tag(), self._own.round, majority)))
+                self.roster.doubt(peer, digest)
+                self._emit(Send(peer, Resync(*self._tag(), own.round, majority)))
 
     # ------------------------------------------------------------ a round
 
@@ -162,6 +170,8 @@ class Coordinator:
             text = f"round {attempt.begin.round} given up after {self._tries} attempts"
             self._emit(Note("give-up", f"{text}; back to the barrier"))
             self.attempt = None
+            if attempt.begin.kind == INIT:
+                self.offers.pop(attempt.begin.participants[0], None)  # the next one's turn
             self._open_boundary(now_s)
 
     def _commit(self, commit: Commit, now_s: float) -> None:
@@ -196,11 +206,15 @@ class Coordinator:
     # ------------------------------------------------------------ a boundary
 
     def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
-        if self.admission.hold(alive, now_s) or self._own.unsynced:
+        if self._own.unsynced:
+            if not self.admission.hold(alive, now_s):
+                self._without_base(now_s)
             return
         proposal = self.admission.next_view(alive, now_s)
         if proposal is not None:
             self.propose(proposal, now_s)
+            return
+        if self.admission.hold(alive, now_s):
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
@@ -208,6 +222,12 @@ class Coordinator:
                 self._begin(INIT, (offering[0],), None, now_s)
             return
         self._step_barrier(alive, now_s)
+
+    def _without_base(self, now_s: float) -> None:
+        if not self._base_lost_noted and now_s - self._boundary_s > self.timing.lost_s:
+            self._base_lost_noted = True
+            text = f"no living member holds round {self.view.base_round}; the run halts"
+            self._emit(Note("base-lost", text))
 
     def _step_barrier(self, alive: set[bytes], now_s: float) -> None:
         attached = self.roster.attached(alive) - self.admission.leaving

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import ssl
 import threading
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, cast
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.tls import READ_BYTES, TlsSocket, reason_of
@@ -37,6 +37,8 @@ class BlockingTls:
         self.received_bytes = 0
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
+        self._read_into = cast(Callable[[int, memoryview], int], self._tls.read)
         self._scratch = memoryview(bytearray(READ_BYTES))
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
@@ -54,7 +56,7 @@ class BlockingTls:
         return self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
 
     def sendall(self, *parts: bytes | memoryview) -> None:
-        """Send ``parts`` back to back; ConnectError if no byte moves for 10 s or the stream ends."""
+        """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s."""
         with self._in_use:
             try:
                 self._check_open()
@@ -83,13 +85,13 @@ class BlockingTls:
         # Shutting down first ends the owner's call; the descriptor must not be closed (and its
         # number used again) while the owner still waits on it.
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            pass
         with self._in_use:
             self._sock.close()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise OSError(errno.EBADF, "closed on this side")
+            raise OSError("closed on this side")
 
     def _send(self, data: memoryview) -> None:
         sent = 0
@@ -110,12 +112,12 @@ class BlockingTls:
         filled = 0
         while filled < len(view):
             try:
-                count = self._tls.read(len(view) - filled, view[filled:])
+                count = self._read_into(len(view) - filled, view[filled:])
             except ssl.SSLWantReadError:
                 self._fill(forever=idle and filled == 0)
                 continue
             if count == 0:
-                raise ConnectionResetError(errno.ECONNRESET, "the other side closed it")
+                raise ConnectionResetError("the other side closed it")
             filled += count
         self.received_bytes += filled
 
@@ -125,9 +127,7 @@ class BlockingTls:
         self._sock.settimeout(None if forever else NO_PROGRESS_TIMEOUT_S)
         count = self._sock.recv_into(self._scratch)
         if count == 0:
-            raise ConnectionResetError(
-                errno.ECONNRESET, "the other side closed it without a goodbye"
-            )
+            raise ConnectionResetError("the other side closed it")
         self._incoming.write(self._scratch[:count])
 
     def _fail(self, error: OSError, direction: str) -> NoReturn:

@@ -64,7 +64,7 @@ class Dial:
     ) -> tuple[TlsChannel, bytes]:
         """A channel that has proved who is there, and that peer's id."""
         sock, rtt_s = await self._connect()
-        channel = _channel(sock, context, rtt_s)
+        channel = TlsChannel(sock, context, server_side=False, rtt_s=rtt_s)
         try:
             self._stage = "TLS"
             await channel.handshake()
@@ -94,7 +94,7 @@ class Dial:
         return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
 
     async def _connect(self) -> tuple[socket.socket, float]:
-        """A connected socket and one round trip in seconds; each of the name's addresses in turn."""
+        """A connected socket and one round trip, in seconds; tries the addresses in turn."""
         loop = asyncio.get_running_loop()
         found = await _resolve(self.host, self.port)
         self._stage = "TCP"
@@ -137,14 +137,6 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tup
     except socket.gaierror:
         found = await loop.getaddrinfo(host, port, type=kind)
     return [(family, where) for family, _, _, _, where in found[:ADDRESSES_MAX]]
-
-
-def _channel(sock: socket.socket, context: ssl.SSLContext, rtt_s: float) -> TlsChannel:
-    try:
-        return TlsChannel(sock, context, server_side=False, rtt_s=rtt_s)
-    except BaseException:
-        sock.close()
-        raise
 
 
 def _is_refusal(error: ssl.SSLError) -> bool:

@@ -151,7 +151,7 @@ class Proposer:
         """The accepted value of the highest ballot, else the promisers on the highest base."""
         promises = self.promises
         voted = [p for p in promises.values() if p.accepted_ballot and p.accepted_view]
-        if voted:
+        if voted and not fork:  # a fork is another history: nothing binds it
             best = max(voted, key=lambda p: p.accepted_ballot or Ballot())
             return best.accepted_view
         bases: list[tuple[int, int, bytes]] = []

@@ -108,7 +108,7 @@ class Offered:
 class Submitted:
     """The trainer's parameters for the next round lie in its region."""
 
-    base_round: int
+    base_round: int  # the last round that the trainer was told of, or the peer's own
     epoch: int
     weight: float
 

@@ -57,21 +57,33 @@ class Follower:
         self.begin: Begin | None = None
         self.ready: Held | None = None
         self.loading: Learn | None = None
+        self._spoilt = False  # our contribution to the attempt at hand cannot be used
 
     # ------------------------------------------------------------ the trainer
 
     @property
     def arrived(self) -> bool:
-        return self.submission is not None and self.submission.base_round == self.round
+        return self.submission is not None  # every change of the round clears it
 
     def submitted(self, submission: Submitted) -> None:
         """Keep it for the next BEGIN, or answer at once that this round goes on without it."""
+        begin = self.begin
         if submission.epoch != self.epoch:
             self._emit(TellTrainer("reload", self.round, self.epoch))
-        elif self.begin is not None and self.begin.kind != INIT:
-            self._emit(TellTrainer("missed", self.begin.round, self.epoch))
+        elif submission.base_round < self.round:
+            self._emit(TellTrainer("missed", self.round, self.epoch))  # it crossed the COMMIT
+        elif begin is not None and begin.kind != INIT and not self._spoilt:
+            self._emit(TellTrainer("missed", begin.round, self.epoch))
         else:
             self.submission = submission
+
+    def spoilt(self) -> None:
+        """Our contribution to the attempt at hand cannot be used: its trainer goes on, and what
+        it submits next is kept for the attempt after this one."""
+        self._spoilt = True
+        if self.submission is not None and self.begin is not None:
+            self.submission = None
+            self._emit(TellTrainer("missed", self.begin.round, self.epoch))
 
     def detached(self) -> None:
         self.attached = False
@@ -88,11 +100,8 @@ class Follower:
 
     def on_begin(self, begin: Begin) -> None:
         """Start or restart. The caller has checked that we are in the view and not frozen."""
-        if self.unsynced or begin.round <= self.round:
-            return
-        if begin.round != self.round + 1:
-            self._fell_behind(f"round {begin.round} begins and this peer has {self.round}")
-            return
+        if self.unsynced or begin.round != self.round + 1:
+            return  # one that missed a commit learns of it from the coordinator's next beat
         if self.begin is not None and begin.attempt <= self.begin.attempt:
             return
         self._drop_attempt()
@@ -129,6 +138,7 @@ class Follower:
             self._emit(Abort(self.begin.round, self.begin.attempt))
         self.begin = None
         self.ready = None
+        self._spoilt = False
 
     # ------------------------------------------------------------ commits
 
@@ -148,6 +158,7 @@ class Follower:
     def _apply(self, held: Held) -> None:
         self.begin = None
         self.ready = None
+        self._spoilt = False
         self._emit(Apply(held.begin, held.chain))
         self.round = held.begin.round
         self.chain = held.chain
@@ -181,10 +192,16 @@ class Follower:
     def on_excluded(self) -> None:
         """Out of the view; the state stays, it may still be the group's when we are back."""
         self._drop_attempt()
-        self.loading = None
 
-    def on_learn(self, learn: Learn) -> None:
-        """Load the state from a donor, unless it is what we hold or already being loaded."""
+    def on_learn(self, learn: Learn, in_view: bool) -> None:
+        """Load the state from a donor, unless it is what we hold or already being loaded.
+
+        A member that has caught up meanwhile ignores a late order: it may have said READY since,
+        and a READY must not be taken back (theory of peer/election.py).
+        """
+        overtaken = self.loading is not None and learn.round < self.loading.round
+        if in_view and (overtaken or not self.unsynced):
+            return
         if (self.round, self.chain) == (learn.round, learn.chain) and not self.doubtful:
             self.unsynced = False
             return
@@ -202,6 +219,9 @@ class Follower:
             self._emit(LoadState(learn))
 
     def on_loaded(self, round_number: int, chain: bytes, digest: bytes) -> None:
+        wanted = self.loading
+        if wanted is None or (wanted.round, wanted.chain) != (round_number, chain):
+            return  # the outcome of an older order
         self.round, self.chain = round_number, chain
         self.digest, self.digest_round = digest, round_number
         self.unsynced = self.doubtful = False
@@ -211,7 +231,12 @@ class Follower:
         self._emit(TellTrainer("reload", self.round, self.epoch))
 
     def resync(self, why: str) -> None:
-        """Our state is in doubt: behave as one that fell behind."""
+        """Our state is in doubt: behave as one that fell behind.
+
+        Not while we are READY, which must not be taken back; the next round's digest asks again.
+        """
+        if self.ready is not None:
+            return
         self.doubtful = True
         self._fell_behind(why)
 

@@ -31,7 +31,8 @@ DRAIN_TIMEOUT_S = 5.0
 class _State(enum.Enum):
     OPEN = "open"
     FAILED = "failed"  # a send found it broken; the end is reported in the next turn of the loop
-    LEAVING = "leaving"  # nothing more is sent; waiting for the other side's end
+    DRAINING = "draining"  # superseded: only reads; the other side will close it
+    LEAVING = "leaving"  # goodbye is said or queued; waiting for the other side's
     CLOSED = "closed"
 
 
@@ -89,9 +90,9 @@ class ControlLink:
 
         ``deliver``: messages that still arrive are delivered (the link was superseded).
         """
-        if self._state is not _State.OPEN:
+        if self._state not in (_State.OPEN, _State.DRAINING):
             return
-        self._leave(GOODBYE_TIMEOUT_S, deliver)
+        self._leave(_State.LEAVING, GOODBYE_TIMEOUT_S, deliver)
         with contextlib.suppress(ssl.SSLError):  # "want read": the other's goodbye is to come
             self._tls.unwrap()
         self._flush()
@@ -99,13 +100,13 @@ class ControlLink:
     def drain(self) -> None:
         """A newer link took this one's place and the other side will close it: only read on."""
         if self._state is _State.OPEN:
-            self._leave(DRAIN_TIMEOUT_S, deliver=True)
+            self._leave(_State.DRAINING, DRAIN_TIMEOUT_S, deliver=True)
 
     def end(self, why: str) -> None:
         """Close at once; ``on_end`` hears of it unless this side was leaving."""
-        if self._state is _State.CLOSED:
+        if self.ended.is_set():
             return
-        unasked = self._state is not _State.LEAVING
+        unasked = self._state in (_State.OPEN, _State.FAILED)
         self._state = _State.CLOSED
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
@@ -118,9 +119,10 @@ class ControlLink:
         if unasked:
             self._on_end(self, why)
 
-    def _leave(self, timeout_s: float, deliver: bool) -> None:
-        self._state = _State.LEAVING
-        self._deliver = deliver
+    def _leave(self, state: _State, timeout_s: float, deliver: bool) -> None:
+        if self._leave_timer is not None:
+            self._leave_timer.cancel()
+        self._state, self._deliver = state, deliver
         self._leave_timer = self._loop.call_later(timeout_s, self.end, "left")
 
     def _fail_soon(self, why: str) -> None:
@@ -146,15 +148,13 @@ class ControlLink:
     def _pump(self) -> None:
         """Decrypt and deliver what has arrived: at most READ_BYTES in one turn of the loop."""
         try:
-            while self._state is not _State.CLOSED:
+            while not self.ended.is_set():
                 data = self._tls.read(READ_BYTES)
                 if not data:
                     self.end("the other side said goodbye")
                     return
                 for payload in self._reader.feed(data):
-                    if self._state is _State.CLOSED:
-                        return
-                    if self._deliver:
+                    if self._deliver and not self.ended.is_set():
                         self._on_payload(self, payload)
         except ssl.SSLWantReadError:
             self._flush()  # TLS may have had to answer the other side

@@ -35,7 +35,7 @@ from atoll.peer.hello import (
 from atoll.peer.link import ControlLink
 from atoll.peer.listener import Listener
 from atoll.peer.tls import TlsChannel
-from atoll.peer.wire import decode, encode, frame
+from atoll.peer.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
 __all__ = ["LinkHost"]
 
@@ -316,7 +316,7 @@ class LinkHost:
         self._leaving = {other for other in self._leaving if not other.ended.is_set()} | {link}
 
     def _on_payload(self, link: ControlLink, payload: bytes) -> None:
-        self.received_bytes += len(frame(payload))
+        self.received_bytes += FRAME_HEADER_BYTES + len(payload)
         if not self._closing:
             self._on_message(link.peer_id, decode(payload))
 

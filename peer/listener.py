@@ -85,7 +85,12 @@ class Listener:
             sock.close()
             self._note(f"turned away {where}: {reason}")
             return
-        channel = TlsChannel(sock, self._context, server_side=True)
+        try:
+            channel = TlsChannel(sock, self._context, server_side=True)
+        except OSError as error:  # it was reset meanwhile
+            self._gate.leave(ip)
+            self._note(f"turned away {where}: {reason_of(error)}")
+            return
         task = loop.create_task(self._admit(channel, where), name=f"admit {where}")
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._admitted, channel, ip))

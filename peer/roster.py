@@ -76,6 +76,7 @@ class Roster:
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
             and (beat.digest_round == round_number or round_number == 0)
+            and not self.is_doubted(peer, beat.digest)
         ]
 
     def digest_of(self, peer: bytes) -> bytes:
@@ -90,14 +91,25 @@ class Roster:
             if peer != self.me
             and beat.digest_round == round_number > 0
             and not beat.unsynced
-            and (peer, beat.digest) not in self._doubted
+            and not self.is_doubted(peer, beat.digest)
         }
 
-    def forget_digest(self, peer: bytes) -> None:
+    def undigested(self, alive: set[bytes], round_number: int) -> set[bytes]:
+        """Living, synced replicas that have not yet reported the state after this round."""
+        known = {p for p, b in self.beats.items() if b.unsynced or b.digest_round == round_number}
+        return alive.intersection(self.view.replicas) - known
+
+    def doubt(self, peer: bytes, digest: bytes) -> None:
         """Count this report once: RESYNC has been sent."""
-        beat = self.beats.get(peer)
-        if beat is not None:
-            self._doubted.add((peer, beat.digest))
+        self._doubted.add((peer, digest))
+
+    def is_doubted(self, peer: bytes, digest: bytes) -> bool:
+        return (peer, digest) in self._doubted
+
+    def forgive(self, pause_s: float) -> None:
+        """We were stopped for that long ourselves: nobody was silent meanwhile."""
+        for peer in self._heard_s:
+            self._heard_s[peer] += pause_s
 
     def attached(self, alive: set[bytes]) -> set[bytes]:
         return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import os
 import socket
 import ssl
 import time
@@ -54,15 +54,19 @@ class TlsChannel:
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, rtt_s: float = 0.0
     ) -> None:
-        self._sock: socket.socket | None = sock
+        self._sock: socket.socket | None = sock  # ours from here on, also if this raises
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self._loop = asyncio.get_running_loop()
         self._received_bytes = 0
         self._proved = False
         self._rtt_s = rtt_s
-        sock.setblocking(False)
-        _tune(sock)
+        try:
+            sock.setblocking(False)
+            _tune(sock)
+            self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        except BaseException:
+            sock.close()
+            raise
 
     async def handshake(self) -> None:
         """Prove both sides. Raises ssl.SSLError, OSError, or RemoteProtocolError for a stranger."""
@@ -145,7 +149,7 @@ class TlsChannel:
                 await self._fill()
                 continue
             if not piece:
-                raise ConnectionResetError(errno.ECONNRESET, "the other side closed the connection")
+                raise ConnectionResetError("the other side closed the connection")
             data += piece
         return bytes(data)
 
@@ -159,7 +163,7 @@ class TlsChannel:
             )
         data = await self._loop.sock_recv(self._sock, allowed)
         if not data:
-            raise ConnectionResetError(errno.ECONNRESET, "the other side closed the connection")
+            raise ConnectionResetError("the other side closed the connection")
         if self.tls.server_side and self._received_bytes == 0 and data[0] != TLS_FIRST_BYTE:
             raise RemoteProtocolError(f"not TLS: the first byte is 0x{data[0]:02x}")
         self._received_bytes += len(data)
@@ -181,8 +185,10 @@ def reason_of(error: BaseException) -> str:
         return f"TLS: {(error.reason or 'failed').lower().replace('_', ' ')}"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()  # asyncio's own texts quote tuples
     if isinstance(error, OSError):
-        return error.strerror or type(error).__name__
+        return error.strerror or str(error) or type(error).__name__
     return str(error) or type(error).__name__
 
 

@@ -102,8 +102,8 @@ def message(cls: type[_T]) -> type[_T]:
     made = cls if is_dataclass(cls) else dataclass(frozen=True, slots=True)(cls)
     if made.__name__ in _REGISTRY:
         raise LocalProtocolError(f"two message classes are named {made.__name__}")
-    _REGISTRY[made.__name__] = made
     _SCHEMAS[made] = _schema_of(made)
+    _REGISTRY[made.__name__] = made
     return made
 
 

@@ -1,4 +1,4 @@
-"""A group of reductions in one process, joined by streams of memory or of socket pairs."""
+"""A group of reductions in one process, joined by streams in memory or by socket pairs."""
 
 from __future__ import annotations
 
@@ -88,10 +88,26 @@ class Group:
             on_failed=on_failed,
         )
 
-    def start(self, outlet: type[MemoryOutlet] | type[SocketOutlet]) -> None:
+    def start(self, streams: str = "memory") -> None:
+        outlet = {"memory": MemoryOutlet, "sockets": SocketOutlet}[streams]
         for src in self.everyone:
             others = (dest for dest in self.everyone if dest != src)
             self.reductions[src].start({dest: outlet(self, src, dest) for dest in others})
+
+    def encoded(self, participant: int, chunk: int) -> bytes:
+        lo, hi = self.grid.bounds(chunk)
+        data = np.empty(self.codec.encoded_bytes(hi - lo), np.uint8)
+        self.codec.encode(self.vectors[participant][lo:hi], data)
+        return data.tobytes()
+
+    def deliver(self, src: int, dest: int, kind: int, chunk: int, payload: bytes) -> bool:
+        """Hand one frame over, as the receiver thread of a daemon does; whether it was wanted."""
+        buffer = self.reductions[dest].reserve(src, kind, chunk, len(payload), WAIT_S)
+        if buffer is None:
+            return False
+        buffer[:] = payload
+        self.reductions[dest].received(src, kind, chunk)
+        return True
 
     def wait_done(self) -> None:
         for me, event in zip(self.everyone, self.done_events, strict=True):
@@ -124,16 +140,6 @@ class Group:
             assert not self.reductions[me].missing()
 
 
-def deliver(reduction: Reduction, src: int, kind: int, chunk: int, payload: bytes) -> bool:
-    """Hand one frame over, as the receiver thread of a daemon does; whether it was wanted."""
-    buffer = reduction.reserve(src, kind, chunk, len(payload), WAIT_S)
-    if buffer is None:
-        return False
-    buffer[:] = payload
-    reduction.received(src, kind, chunk)
-    return True
-
-
 class MemoryOutlet:
     """A stream without any buffer: ``send`` returns when the other side has taken the frame."""
 
@@ -142,7 +148,7 @@ class MemoryOutlet:
 
     def send(self, kind: int, chunk: int, payload: memoryview) -> None:
         self.group.gate(self.src, self.dest)
-        deliver(self.group.reductions[self.dest], self.src, kind, chunk, payload.tobytes())
+        self.group.deliver(self.src, self.dest, kind, chunk, payload.tobytes())
 
 
 class SocketOutlet:
@@ -165,13 +171,12 @@ class SocketOutlet:
             raise ConnectError(f"the stream to {self.dest} broke: {error}") from error
 
     def receive(self) -> None:
-        reduction = self.group.reductions[self.dest]
         with self.into.makefile("rb") as stream:
             while len(header := stream.read(HEADER.size)) == HEADER.size:
                 kind, chunk, length = HEADER.unpack(header)
                 payload = stream.read(length)
-                if len(payload) < length or not deliver(reduction, self.src, kind, chunk, payload):
-                    return
+                if len(payload) == length:
+                    self.group.deliver(self.src, self.dest, kind, chunk, payload)
 
 
 @pytest.fixture

@@ -231,6 +231,12 @@ def test_missing_names_who_is_late_and_not_who_waits_for_it() -> None:
     assert schedule.missing() == {2}
 
 
+def test_missing_names_owners_while_only_the_own_part_is_late() -> None:
+    schedule = Butterfly(plan_of([1, 1], [0, 1]), 0)
+    admit_all(schedule, 1, range(1))
+    assert schedule.missing() == {1}
+
+
 def test_misuse_by_the_engine_is_a_local_error() -> None:
     schedule = Butterfly(plan_of([1, 1], [0, 1]), 0)
     with pytest.raises(LocalProtocolError, match="not admitted"):

@@ -38,6 +38,7 @@ class LocalRun:
         self.late = set(late)
         self.reload: set[int] = set()
         self.round = 0
+        self.epoch = 0  # a rollback raises it
         self.weights: list[dict[int, float]] = []  # of each round, what was counted
         self.spec: RunSpec | None = None
         self.submitted: dict[int, tuple[F32, float]] = {}
@@ -93,7 +94,9 @@ class LocalSession:
     def __init__(self, run: LocalRun, index: int) -> None:
         self._run, self._index = run, index
         self.round = 0
+        self.epoch = 0
         self.closed = False
+        self.reported: dict[str, float] = {}
 
     def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         if self._run.spec is None:
@@ -118,8 +121,11 @@ class LocalSession:
         shown = self._run.theta.view()
         shown.flags.writeable = False  # as a client's map of the daemon's memory is
         read(shown)
-        self.round = self._run.round
+        self.round, self.epoch = self._run.round, self._run.epoch
         return self.round
+
+    def report(self, **metrics: float) -> None:
+        self.reported = metrics
 
     def close(self) -> None:
         self.closed = True

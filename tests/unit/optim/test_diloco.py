@@ -307,6 +307,22 @@ def test_outer_parameters_swaps_and_puts_back(local_run):
     assert run.round == 1
 
 
+def test_a_new_epoch_seen_while_evaluating_drops_local_work(local_run):
+    """Else the next submission would carry work on undone rounds under the new epoch's number."""
+    run, model = local_run(), linear()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = wrap(model, run, inner=inner)
+    step(model, inner)
+    run.epoch += 1
+    with outer.outer_parameters():
+        pass
+    assert torch.equal(flat(model), theta(run))
+    step(model, inner)
+    assert run.round == 0
+    step(model, inner)
+    assert run.weights == [{0: 2.0}]
+
+
 def test_state_dict_round_trip_and_the_runs_parameters_win(local_run, tmp_path):
     run, model = local_run(peers=1), linear()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -349,6 +365,10 @@ def test_nan_is_named_and_not_submitted(local_run):
         step(model, inner, scale=float("nan"))
     assert not run.submitted
     assert run.round == 0
+    model.bias.data.zero_()
+    model.bias.grad = None
+    with pytest.raises(CodecError, match=r"in weight \(1 of 2"):
+        inner.step()
 
 
 def test_close_unhooks_and_closes_the_session(local_run):
@@ -362,6 +382,7 @@ def test_close_unhooks_and_closes_the_session(local_run):
     assert run.sessions[0].closed
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # torch's own, when it compiles
 def test_a_compiled_step_still_syncs(local_run):
     run, model = local_run(), linear()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -371,3 +392,21 @@ def test_a_compiled_step_still_syncs(local_run):
         model(torch.ones(4, 3)).square().mean().backward()
         compiled()
     assert run.round == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_with_a_grad_scaler(local_run):
+    run, model = local_run(), linear().cuda()
+    inner = torch.optim.AdamW(model.parameters(), fused=True)
+    outer = wrap(model, run, inner=inner)
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
+    for scale in (1.0, float("inf"), 1.0):
+        inner.zero_grad()
+        loss = scale * model(torch.ones(4, 3, device="cuda")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(inner)
+        scaler.update()
+    assert outer.metrics()["steps"] == 2
+    assert run.round == 1
+    assert torch.equal(flat(model).cpu(), theta(run))

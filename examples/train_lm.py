@@ -1,0 +1,56 @@
+"""Train a small byte-level language model together with the other peers of a run.
+
+Start a daemon (`atoll up --run demo`, or the `atoll join` line that it prints for other machines),
+then this in another terminal, one for each daemon. The lines marked (1), (2), (3) are what makes a
+plain PyTorch loop a peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import count
+from pathlib import Path
+
+import torch
+
+import atoll
+from atoll.optim import ByteTransformer, DiLoCo, TextBatches, heldout_loss
+from atoll.optim.text import load_text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small language model with other peers.")
+    parser.add_argument("--home", type=Path, help="the daemon's home, as given to `atoll up`")
+    parser.add_argument("--data", type=Path, help="folder of text (default: Python's own library)")
+    parser.add_argument("--sync-every", type=int, default=20, help="inner steps per round")
+    parser.add_argument("--rounds", type=int, default=25, help="train until the run has so many")
+    parser.add_argument("--seed", type=int, default=0, help="order of the text; one for each peer")
+    args = parser.parse_args()
+
+    text = load_text(args.data)
+    model = ByteTransformer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    batches = TextBatches(text, context=model.context, seed=args.seed)
+
+    outer = DiLoCo(model, optimizer, args.sync_every, peer=atoll.connect(home=args.home))  # (1)
+    for step in count(1):
+        loss = model.loss(*batches.next())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % args.sync_every == 0:
+            with outer.outer_parameters():  # (2) evaluate what the run has, not what we have
+                heldout = heldout_loss(model, text)
+            outer.peer.report(loss=loss.item(), heldout_loss=heldout)  # for `atoll status`
+            print(
+                f"round {outer.peer.round}  step {step}  loss {loss.item():.3f}  "
+                f"held-out {heldout:.3f} nats per byte",
+                flush=True,
+            )
+            if outer.peer.round >= args.rounds:
+                break
+    outer.close()  # (3)
+
+
+if __name__ == "__main__":
+    main()

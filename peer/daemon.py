@@ -1,0 +1,376 @@
+"""The peer daemon: one event loop that connects the membership machine to the world.
+
+Sockets, timers and threads become events for the machine; its effects become messages, dials and
+orders to the round runner. Decisions live elsewhere (peer/membership.py); this file only wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.collectives.errors import (
+    AtollError,
+    ConnectError,
+    IdentityInUseError,
+    IncompatibleRunError,
+)
+from atoll.peer import events as ev
+from atoll.peer import messages as ms
+from atoll.peer.certs import run_tls
+from atoll.peer.identity import Home, RunRecord
+from atoll.peer.invite import Invite, fingerprint_of, format_address, parse_address
+from atoll.peer.links import LinkHost
+from atoll.peer.local import LocalDoor
+from atoll.peer.membership import Node
+from atoll.peer.runner import RoundRunner
+from atoll.peer.snapshot import snapshot
+from atoll.peer.trainer import TrainerDesk
+from atoll.peer.views import Member, View, short
+
+__all__ = ["Daemon", "DaemonOptions"]
+
+EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
+REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
+REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
+PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
+JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
+ERROR_KINDS = frozenset({"no-quorum", "diverged", "load-failed", "miss", "refused", "base-lost"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    run: str
+    secret: bytes
+    listen_host: str
+    listen_port: int
+    advertise: str  # host to tell others, or host:port; the listening port is added if missing
+    found: bool
+    contacts: tuple[str, ...] = ()  # addresses of peers of the run
+    fingerprint: bytes | None = None  # of the peer at contacts[0], from the invite
+
+
+class Daemon:
+    """``await run()`` lives until the peer has left; returns nothing or raises AtollError."""
+
+    def __init__(self, home: Home, options: DaemonOptions, say: Callable[[str], None]) -> None:
+        self.home = home
+        self.options = options
+        self.started_s = time.monotonic()
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self.last_error = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._dials: dict[str, tuple[float, float]] = {}  # address -> not before, delay
+        self._known_saved: tuple[str, ...] = ()
+        self._inc = home.next_incarnation(time.time_ns())
+        self.address = ""
+        self.host = LinkHost(
+            peer_id=home.peer_id,
+            tls=run_tls(home, options.run, options.secret),
+            run=options.run,
+            inc=lambda: self._inc,
+            advertise=lambda: self.address,
+            on_message=self._on_message,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            on_data=lambda peer, stream: self.runner.streams.accept(peer, stream),
+            log=lambda line: self.note("link", line),
+            on_conflict=self._on_conflict,
+        )
+        self.node = Node(Member(home.peer_id, self._inc))
+        self.runner = RoundRunner(
+            me=home.peer_id,
+            host=self.host,
+            feed=self.feed,
+            tell_trainer=lambda effect: self.desk.tell(effect),
+            log=lambda line: self.note("transfer", line),
+        )
+        self.desk = TrainerDesk(
+            options.run, short(home.peer_id), self.node, self.runner, self.feed
+        )
+        handlers = self.desk.handlers() | {
+            "status": self._status,
+            "leave": self._leave,
+            "waiting": self._waiting,
+            "invite": self._invite,
+        }
+        self.door = LocalDoor(home.socket_path, handlers, self.desk.gone)
+        self.desk.door = self.door
+        self._carriers = self._effect_carriers()
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
+        try:
+            await self._listen()
+            self.door.start()
+            self._spawn(self.runner.run())
+            if self.options.found:
+                self.feed(ev.Found(secrets.token_bytes(32)))
+            else:
+                await self._first_contact()
+                self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
+            self._spawn(self._keep_links())
+            on_ready()
+            await self._end
+        finally:
+            await self._close()
+
+    async def _listen(self) -> None:
+        options = self.options
+        _, port = await self.host.listen(options.listen_host, options.listen_port)
+        has_port = ":" in options.advertise.rpartition("]")[2]
+        self.address = (
+            options.advertise if has_port else format_address(options.advertise.strip("[]"), port)
+        )
+        me = self.node.me
+        self.node.me = Member(me.peer, me.inc, me.role, self.address)
+
+    async def _first_contact(self) -> None:
+        """Reach any peer of the run; the error of the first address if there is none."""
+        first: AtollError | None = None
+        for position, address in enumerate(self.options.contacts):
+            expect = self.options.fingerprint if position == 0 else None
+            try:
+                await self.host.dial(address, expect_fingerprint=expect)
+            except ConnectError as error:
+                first = first or error
+            else:
+                return
+        raise first or ConnectError(
+            f"no known address of run {self.options.run}", fix="join with an invite: atoll join"
+        )
+
+    def leave(self) -> None:
+        self.note("leave", "leaving the run")
+        self.feed(ev.LeaveAsked())
+
+    def stop(self, error: AtollError | None = None) -> None:
+        if self._end.done():
+            return
+        if error is None:
+            self._end.set_result(None)
+        else:
+            self._end.set_exception(error)
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self.runner.close()
+        await self.host.close()
+        self.door.close()
+
+    @property
+    def invite(self) -> str:
+        host, port = parse_address(self.address)
+        fingerprint = fingerprint_of(self.home.peer_id)
+        return str(Invite(host, port, self.options.run, fingerprint, self.options.secret))
+
+    # ------------------------------------------------------------ events in, effects out
+
+    def feed(self, event: ev.Event) -> None:
+        if self._end.done():
+            return
+        for effect in self.node.handle(event, self._loop.time()):
+            carry = self._carriers.get(type(effect), self.runner.carry_out)
+            carry(effect)
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline_s = self.node.next_deadline_s()
+        if deadline_s is not None:
+            self._timer = self._loop.call_at(deadline_s, self._tick)
+
+    def _tick(self) -> None:
+        progress_bytes = self.runner.progress_bytes
+        if progress_bytes != self.node.beats.progress_bytes:
+            self.feed(ev.Progressed(progress_bytes))
+        self.feed(ev.Tick())
+
+    def _effect_carriers(self) -> dict[type, Callable[[Any], object]]:
+        return {
+            ev.Send: lambda e: self.host.send(e.peer, e.message),
+            ev.Connect: lambda e: self._dial(e.peer, e.address),
+            ev.Probe: lambda e: self._spawn(self._probe(e.peer, e.address)),
+            ev.Installed: lambda e: self._on_installed(e.view),
+            ev.Renew: lambda e: self._spawn(self._renew()),
+            ev.Left: lambda e: self._on_left(),
+            ev.Note: lambda e: self._on_note(e),
+        }
+
+    def _on_message(self, peer: bytes, message: object) -> None:
+        if isinstance(message, ms.FetchState):
+            self.runner.donor.on_fetch_state(peer, message)
+        elif isinstance(message, ms.FetchResult):
+            self.runner.donor.on_fetch_result(peer, message)
+        elif isinstance(message, ms.StateHead | ms.ResultHead):
+            self.runner.learner.on_head(peer, message)
+        else:
+            self.feed(ev.Received(peer, message))
+
+    def _on_up(self, peer: bytes, address: str, inc: int) -> None:
+        self.runner.streams.know(peer, address)
+        self.feed(ev.LinkUp(peer))
+
+    def _on_down(self, peer: bytes, why: str) -> None:
+        self.note("link", f"link to {short(peer)} ended: {why}")
+        self.runner.streams.close_to(peer)
+        self.feed(ev.LinkDown(peer, why))
+
+    def _on_conflict(self, inc: int) -> None:
+        self.stop(
+            IdentityInUseError(
+                f"this identity was started elsewhere (incarnation {inc}, ours {self._inc})",
+                fix="give one of the two daemons another --home; never copy a home folder",
+            )
+        )
+
+    # ------------------------------------------------------------ carrying out effects
+
+    def _on_installed(self, view: View) -> None:
+        for member in view.members:
+            if member.peer != self.home.peer_id:
+                self.runner.streams.know(member.peer, member.address)
+                if member.peer in self.host.link_peers():
+                    self.runner.streams.warm(member.peer)
+        state = self.runner.state
+        self.node.spec = str(state.spec.to_wire()) if state else ""
+        self._spawn(self._save_known(view))
+
+    async def _save_known(self, view: View) -> None:
+        """Whom to ask after a restart. Our own address stands for "this run exists"."""
+        others = [m.address for m in view.members if m.peer != self.home.peer_id and m.address]
+        known = (*others, self.address)
+        if known != self._known_saved:
+            self._known_saved = known
+            record = RunRecord(self.options.run, self.options.secret, known)
+            await asyncio.to_thread(self.home.save_run, record)
+
+    async def _probe(self, peer: bytes, address: str) -> None:
+        """Is the peer's process gone? "refused" proves it only where it has accepted us before."""
+        timeout_s = max(PROBE_MIN_S, 2 * self.host.srtt_s(peer))
+        reached = peer in self.runner.streams.reached
+        answer: str = "silent"
+        if address:
+            answer = await self.host.probe(peer, address, timeout_s)
+        if answer == "refused" and not reached:
+            answer = "silent"
+        if answer == "refused":
+            self.runner.streams.forget(peer)
+        self.feed(ev.Probed(peer, answer))
+
+    async def _renew(self) -> None:
+        self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
+        for peer in self.host.link_peers():
+            self.host.drop(peer, "joining again as a new incarnation")
+        self.feed(ev.Incarnated(self._inc))
+
+    def _on_left(self) -> None:
+        view = self.node.view
+        alone = view is None or len(view.members) == 1
+        # A run that ended with us may be founded again; any other is rejoined.
+        known = () if alone else self._known_saved
+        self.home.save_run(RunRecord(self.options.run, self.options.secret, known))
+        self.stop()
+
+    def _on_note(self, note: ev.Note) -> None:
+        self.note(note.kind, note.text)
+        if note.kind == "refused":
+            self.stop(IncompatibleRunError(note.text, fix="join with the run's specification"))
+
+    def note(self, kind: str, text: str) -> None:
+        """One line of the event log: printed, kept for the status, published."""
+        event = {"unix_s": time.time(), "kind": kind, "text": text}
+        self.events.append(event)
+        if kind in ERROR_KINDS:
+            self.last_error = text
+        self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text}")
+        if hasattr(self, "door"):
+            self.door.publish(event)
+
+    # ------------------------------------------------------------ links
+
+    async def _keep_links(self) -> None:
+        """Have a control link to every member; outside a view, to any known address."""
+        while True:
+            view = self.node.view
+            if view is not None:
+                linked = self.host.link_peers()
+                for member in view.members:
+                    if member.peer != self.home.peer_id and member.peer not in linked:
+                        self._dial(member.peer, member.address)
+            elif not self.host.link_peers():
+                for address in self._known_saved or self.options.contacts:
+                    if address != self.address:
+                        self._dial(None, address)
+            await asyncio.sleep(REDIAL_S)
+
+    def _dial(self, peer: bytes | None, address: str) -> None:
+        """Dial in the background, with a growing pause while nobody answers."""
+        now_s = self._loop.time()
+        not_before_s, delay_s = self._dials.get(address, (0.0, REDIAL_S / 2))
+        if not address or now_s < not_before_s:
+            return
+        delay_s = min(2 * delay_s, REDIAL_MAX_S)
+        self._dials[address] = (now_s + delay_s, delay_s)
+
+        async def dial() -> None:
+            try:
+                await self.host.dial(address, expect_peer=peer)
+                self._dials.pop(address, None)
+                if peer is not None and self.node.view is not None:
+                    self.runner.streams.warm(peer)
+            except IdentityInUseError as error:
+                self.stop(error)
+            except ConnectError as error:
+                self.last_error = error.what
+
+        self._spawn(dial())
+
+    def _check_joined(self) -> None:
+        if self.node.view is None:
+            self.stop(
+                ConnectError(
+                    f"not admitted to run {self.options.run} within {JOIN_TIMEOUT_S:.0f} s"
+                    f" (this peer is {self.node.phase.value}; {self.last_error or 'no error'})",
+                    fix="see `atoll status` on a member; it may have no quorum",
+                )
+            )
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        """A task that dies of a defect ends the daemon loudly: half a daemon would only hang."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "task failed", "exception": error})
+            if not self._end.done():
+                self._end.set_exception(error)
+
+    # ------------------------------------------------------------ local commands
+
+    async def _status(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        return snapshot(self)
+
+    async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self._loop.call_soon(self.leave)
+
+    async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> str:
+        return str(snapshot(self)["waiting"])
+
+    async def _invite(self, client: bytes, arguments: dict[str, Any]) -> str:
+        return self.invite

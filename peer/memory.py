@@ -1,0 +1,85 @@
+"""Shared memory between a daemon and its trainer: anonymous files, handed over by descriptor.
+
+A region belongs to the daemon. It has no name in any file system (``/dev/shm`` is 64 MB in many
+containers, and a client's exit must not unlink it), so it vanishes with its last user. Clients get
+a descriptor over a unix socket; the outer state is handed out read-only.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import tempfile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import ConfigError, DaemonLostError
+
+__all__ = ["Region", "map_floats", "receive_region", "send_region"]
+
+_LENGTH_BYTES = 8
+
+
+class Region:
+    """``count`` float32 values in memory that can be shared; zero at first."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self.count = count
+        size_bytes = max(1, count) * 4
+        self.fd = _anonymous_file(name)
+        try:
+            # An overfull tmpfs would kill the process with SIGBUS at the first touch: ask now.
+            os.posix_fallocate(self.fd, 0, size_bytes)
+        except OSError as error:
+            os.close(self.fd)
+            raise ConfigError(
+                f"no memory for {name}: {size_bytes / 2**20:.0f} MiB: {error.strerror}",
+                fix="free memory or train a smaller model on this machine",
+            ) from error
+        self.floats = map_floats(self.fd, count, writable=True)
+
+    def close(self) -> None:
+        """Give up the descriptor; the memory lives as long as somebody maps it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def map_floats(fd: int, count: int, *, writable: bool) -> NDArray[np.float32]:
+    """The region behind ``fd`` as float32[count]; the array keeps the mapping alive."""
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    mapped = mmap.mmap(fd, max(1, count) * 4, prot=protection)
+    return np.frombuffer(mapped, dtype=np.float32, count=count)
+
+
+def send_region(sock: socket.socket, region: Region, *, writable: bool) -> None:
+    """Hand ``region`` to the process at the other end of a unix socket."""
+    fd = region.fd if writable else os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY)
+    try:
+        socket.send_fds(sock, [region.count.to_bytes(_LENGTH_BYTES, "big")], [fd])
+    finally:
+        if not writable:
+            os.close(fd)
+
+
+def receive_region(sock: socket.socket, *, writable: bool) -> NDArray[np.float32]:
+    """The region that the daemon sends next, mapped. DaemonLostError if it does not."""
+    head, fds, _, _ = socket.recv_fds(sock, _LENGTH_BYTES, 1)
+    try:
+        if len(head) != _LENGTH_BYTES or len(fds) != 1:
+            raise DaemonLostError(
+                "the daemon ended while it handed over memory", fix="start it again: atoll up"
+            )
+        return map_floats(fds[0], int.from_bytes(head, "big"), writable=writable)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _anonymous_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"atoll-{name}", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # other systems: a file without a name
+        return os.dup(file.fileno())

@@ -1,0 +1,239 @@
+"""Where an incoming data frame belongs: the attempt at hand, a transfer, or nowhere.
+
+Frames of older attempts are drained and dropped. A frame of an attempt that this peer has not
+begun yet (its BEGIN is still on the control link) pauses its stream for a bounded time, as does a
+transfer's first frame that overtakes the head that announces it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives import EncodedLayout, Kind, Reduction
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.dataframes import DataHeader
+from atoll.peer.messages import Begin
+from atoll.peer.state import LEAF_BYTES, ReplicatedState
+from atoll.peer.views import short
+
+__all__ = ["ResultCopy", "Router", "StateCopy", "TransferKind"]
+
+AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN or the head has come, or never will
+WINDOW_TIMEOUT_S = 60.0  # a frame ahead of the window; the coordinator ends a stall far sooner
+
+
+class TransferKind(IntEnum):
+    """Frame kinds beside those of the collectives (Kind.CONTRIB = 1, Kind.RESULT = 2)."""
+
+    RESULT_COPY = 3
+    STATE = 4
+
+
+class Transfer(Protocol):
+    """All chunks of something, from one donor."""
+
+    source: bytes
+    kind: int
+    round: int
+    attempt: int
+
+    def reserve(self, header: DataHeader) -> memoryview | None: ...
+
+    def received(self, header: DataHeader) -> None: ...
+
+    def broken(self, why: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Current:
+    begin: Begin
+    reduction: Reduction
+    index: dict[bytes, int]
+
+
+class Router:
+    """Called by reader threads (FrameSink) and steered from the event loop."""
+
+    def __init__(self, on_broken: Callable[[bytes, str], None]) -> None:
+        self._on_broken = on_broken
+        self._changed = threading.Condition()
+        self._current: _Current | None = None
+        self._newest = (0, 0)  # (view, attempt): whatever is older is dropped
+        self._transfer: Transfer | None = None
+
+    # ------------------------------------------------------------ steering
+
+    def expect_attempt(self, begin: Begin, reduction: Reduction) -> None:
+        index = {peer: i for i, peer in enumerate(begin.participants)}
+        with self._changed:
+            self._current = _Current(begin, reduction, index)
+            self._newest = (begin.view, begin.attempt)
+            self._changed.notify_all()
+
+    def end_attempt(self) -> None:
+        with self._changed:
+            self._current = None
+            self._changed.notify_all()
+
+    def expect_transfer(self, transfer: Transfer | None) -> None:
+        with self._changed:
+            self._transfer = transfer
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ FrameSink
+
+    def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
+        if header.kind in (Kind.CONTRIB, Kind.RESULT):
+            current = self._attempt_of(header)
+            if current is None:
+                return None
+            return current.reduction.reserve(
+                _index(current, source), header.kind, header.chunk, header.length, WINDOW_TIMEOUT_S
+            )
+        transfer = self._transfer_of(source, header)
+        return transfer.reserve(header) if transfer is not None else None
+
+    def received(self, source: bytes, header: DataHeader) -> None:
+        if header.kind in (Kind.CONTRIB, Kind.RESULT):
+            current = self._attempt_of(header)
+            if current is not None:
+                current.reduction.received(_index(current, source), header.kind, header.chunk)
+            return
+        transfer = self._transfer_of(source, header)
+        if transfer is not None:
+            transfer.received(header)
+
+    def broken(self, source: bytes, why: str) -> None:
+        transfer = self._transfer
+        if transfer is not None and transfer.source == source:
+            transfer.broken(why)
+        self._on_broken(source, why)
+
+    def _attempt_of(self, header: DataHeader) -> _Current | None:
+        deadline_s = time.monotonic() + AHEAD_TIMEOUT_S
+        wanted = (header.view, header.attempt)
+        with self._changed:
+            while wanted > self._newest:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return None
+            current = self._current
+        if current is None or wanted != (current.begin.view, current.begin.attempt):
+            return None
+        same = header.lineage8 == current.begin.lineage[:8] and header.round == current.begin.round
+        return current if same else None
+
+    def _transfer_of(self, source: bytes, header: DataHeader) -> Transfer | None:
+        deadline_s = time.monotonic() + AHEAD_TIMEOUT_S
+        wanted = (source, header.kind, header.round, header.attempt)
+        with self._changed:
+            while True:
+                transfer = self._transfer
+                if transfer is not None and wanted == (
+                    transfer.source,
+                    transfer.kind,
+                    transfer.round,
+                    transfer.attempt,
+                ):
+                    return transfer
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return None
+
+
+def _index(current: _Current, source: bytes) -> int:
+    index = current.index.get(source)
+    if index is None:
+        raise RemoteProtocolError(
+            f"{short(source)} sent data for round {current.begin.round} and takes no part in it"
+        )
+    return index
+
+
+class ResultCopy:
+    """R of an attempt, fetched from a holder instead of reduced."""
+
+    kind = int(TransferKind.RESULT_COPY)
+
+    def __init__(
+        self,
+        source: bytes,
+        begin: Begin,
+        layout: EncodedLayout,
+        result: NDArray[np.uint8],
+        chunks: int,
+        on_done: Callable[[bytes], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self.source, self.round, self.attempt = source, begin.round, begin.attempt
+        self.received_bytes = 0
+        self._layout, self._result = layout, result
+        self._digests: list[bytes] = [b""] * chunks
+        self._left = chunks
+        self._on_done, self.broken = on_done, on_broken
+
+    def reserve(self, header: DataHeader) -> memoryview | None:
+        if not 0 <= header.chunk < len(self._digests):
+            raise RemoteProtocolError(f"chunk {header.chunk} of {len(self._digests)}")
+        lo, hi = self._layout.slice(header.chunk)
+        if header.length != hi - lo:
+            raise RemoteProtocolError(f"{header.length} bytes for a chunk of {hi - lo}")
+        return None if self._digests[header.chunk] else self._result[lo:hi].data
+
+    def received(self, header: DataHeader) -> None:
+        lo, hi = self._layout.slice(header.chunk)
+        self._digests[header.chunk] = hashlib.sha256(self._result[lo:hi].data).digest()
+        self.received_bytes += hi - lo
+        self._left -= 1
+        if self._left == 0:
+            self._on_done(hashlib.sha256(b"".join(self._digests)).digest())
+
+
+class StateCopy:
+    """The whole state after a round, chunk by chunk, each checked against its leaf."""
+
+    kind = int(TransferKind.STATE)
+    attempt = 0
+
+    def __init__(
+        self,
+        source: bytes,
+        round_number: int,
+        state: ReplicatedState,
+        leaves: bytes,
+        on_done: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self.source, self.round = source, round_number
+        self.received_bytes = 0
+        self._state, self._leaves = state, leaves
+        self._next = 0  # one donor sends them in order
+        self._buffer = memoryview(bytearray(8 * state.grid.chunk_elements))
+        self._on_done, self.broken = on_done, on_broken
+
+    def reserve(self, header: DataHeader) -> memoryview | None:
+        grid = self._state.grid
+        if header.chunk != self._next or self._next >= grid.count:
+            raise RemoteProtocolError(f"state chunk {header.chunk}, expected {self._next}")
+        if header.length != 8 * grid.size(header.chunk):
+            raise RemoteProtocolError(f"{header.length} bytes for state chunk {header.chunk}")
+        return self._buffer[: header.length]
+
+    def received(self, header: DataHeader) -> None:
+        lo = header.chunk * LEAF_BYTES
+        leaf = self._leaves[lo : lo + LEAF_BYTES]
+        if not self._state.load_chunk(header.chunk, self._buffer[: header.length], leaf):
+            raise RemoteProtocolError(f"state chunk {header.chunk} does not have its digest")
+        self.received_bytes += header.length
+        self._next += 1
+        if self._next == self._state.grid.count:
+            self._on_done()

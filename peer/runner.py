@@ -1,0 +1,331 @@
+"""Carries out what the membership machine decides about rounds: reduce, fetch, apply, load.
+
+Effects are done one after the other, in the order in which they were decided, by one task; only
+Abort takes hold at once. Arithmetic runs in worker threads, so that the event loop never stops for
+longer than it takes to start one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives import (
+    Codec,
+    EncodedLayout,
+    Reduction,
+    butterfly_plan,
+    encoded_layout,
+    get_codec,
+    grid_for,
+)
+from atoll.collectives.errors import AtollError
+from atoll.optim.spec import parse_blob
+from atoll.peer import events as ev
+from atoll.peer.dataframes import DataHeader
+from atoll.peer.links import LinkHost
+from atoll.peer.messages import INIT, Begin
+from atoll.peer.router import Router
+from atoll.peer.state import ReplicatedState
+from atoll.peer.streams import FrameOutlet, Streams
+from atoll.peer.transfers import Donor, Learner
+
+__all__ = ["RoundRunner"]
+
+U8 = NDArray[np.uint8]
+F32 = NDArray[np.float32]
+
+
+class RoundRunner:
+    """Owns the replicated state and the reduction at hand. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        me: bytes,
+        host: LinkHost,
+        feed: Callable[[ev.Event], None],
+        tell_trainer: Callable[[ev.TellTrainer], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._me = me
+        self._feed = feed
+        self._tell_trainer = tell_trainer
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self.router = Router(lambda p, why: self._threadsafe(self._stream_broken, p, why))
+        self.streams = Streams(host, self.router)
+        self.donor = Donor(host, self.streams, self._complete_result)
+        self.learner = Learner(host, self.router)
+        self.state: ReplicatedState | None = None
+        # The region whose submission the membership machine has accepted last. It is not cleared:
+        # whether an attempt may read it is the machine's decision.
+        self.inputs: F32 | None = None
+        self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
+        self.last_commit_unix_s = 0.0
+        self._queue: asyncio.Queue[ev.Effect] = asyncio.Queue()
+        self._wanted: Begin | None = None  # what Abort and Reduce say now, ahead of the queue
+        self._begun_s: tuple[int, float] = (0, 0.0)
+        self._begin: Begin | None = None
+        self._reduction: Reduction | None = None
+        self._progress_before = 0
+        self._result: U8 = np.empty(0, np.uint8)
+        self._root = b""  # not empty: `_result` holds the whole result of `_begin`
+        self._fetching: asyncio.Task[bytes] | None = None
+        self._loading: asyncio.Task[ReplicatedState] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
+            ev.Reduce: self._reduce,
+            ev.Fetch: self._fetch,
+            ev.Apply: self._apply,
+            ev.LoadState: self._load_state,
+            ev.TellTrainer: self._tell,
+        }
+
+    # ------------------------------------------------------------ the queue
+
+    def carry_out(self, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Abort):
+            self._abort()
+            return
+        if isinstance(effect, ev.Reduce):
+            self._wanted = effect.begin
+        if isinstance(effect, ev.LoadState) and self._loading is not None:
+            self._loading.cancel()
+        self._queue.put_nowait(effect)
+
+    async def run(self) -> None:
+        while True:
+            effect = await self._queue.get()
+            await self._handlers[type(effect)](effect)
+
+    def close(self) -> None:
+        self._abort()
+        self.donor.close()
+        self.streams.close()
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def progress_bytes(self) -> int:
+        running = self._reduction.progress_bytes if self._reduction else 0
+        return self._progress_before + running + self.learner.progress_bytes
+
+    def _threadsafe(self, act: Callable[..., None], *arguments: object) -> None:
+        self._loop.call_soon_threadsafe(act, *arguments)
+
+    # ------------------------------------------------------------ an attempt
+
+    def _abort(self) -> None:
+        self._wanted = None
+        self._end_reduction()
+        if self._fetching is not None:
+            self._fetching.cancel()
+
+    def _end_reduction(self) -> None:
+        """Frames of the attempt no longer count. Its threads end by themselves: what they still
+        send carries the old attempt's number and is dropped on arrival."""
+        self.router.end_attempt()
+        if self._reduction is not None:
+            self._reduction.abort()
+            self._progress_before += self._reduction.progress_bytes
+            self._reduction = None
+
+    async def _reduce(self, effect: ev.Reduce) -> None:
+        begin = effect.begin
+        if begin is not self._wanted:
+            return  # aborted while it waited in the queue
+        self._end_reduction()
+        self._drop_excluded(begin)
+        layout, codec = self._prepare(begin)
+        source = self._source(begin)
+        if source is None:
+            self._failed(begin, (), "this peer's submission is gone")
+            return
+        total = self.inputs.size if self.inputs is not None else 0
+        plan = butterfly_plan(begin.participants, begin.weights, grid_for(total))
+        reduction = Reduction(
+            plan=plan,
+            me=plan.participants.index(self._me),
+            codec=codec,
+            grid=grid_for(total),
+            source=source,
+            result=self._result[: layout.total_bytes],
+            on_done=lambda digest: self._threadsafe(self._reduced, begin, digest),
+            on_failed=lambda index, why: self._threadsafe(
+                self._failed, begin, _others(plan.participants[index], self._me), why
+            ),
+        )
+        self._reduction = reduction
+        self.router.expect_attempt(begin, reduction)
+        reduction.start({})
+        for index, peer in enumerate(plan.participants):
+            if peer != self._me:
+                self._spawn(self._attach_outlet(begin, reduction, index, peer))
+
+    async def _attach_outlet(
+        self, begin: Begin, reduction: Reduction, index: int, peer: bytes
+    ) -> None:
+        header = DataHeader(
+            0, 0, 0, 0, begin.lineage[:8], begin.view, begin.round, begin.attempt, 0
+        )
+        try:
+            stream = await self.streams.to(peer)
+        except AtollError as error:
+            self._failed(begin, (peer,), error.what)
+            return
+        reduction.start({index: FrameOutlet(stream, header)})
+
+    def _prepare(self, begin: Begin) -> tuple[EncodedLayout, Codec]:
+        """Layout and codec of an attempt's result, and memory for it."""
+        if begin.kind == INIT:
+            _, manifest = parse_blob(begin.blob)
+            codec = get_codec("float32")
+            layout = encoded_layout(grid_for(manifest.elements), codec)
+        else:
+            assert self.state is not None
+            codec, layout = self.state.codec, self.state.layout
+        if begin.kind == INIT or self._result.nbytes != layout.total_bytes:
+            self._result = np.empty(layout.total_bytes, np.uint8)
+        if self._begun_s[0] != begin.round:
+            self._begun_s = (begin.round, time.monotonic())
+        self._begin, self._root = begin, b""
+        return layout, codec
+
+    def _source(self, begin: Begin) -> Callable[[int, F32], None] | None:
+        inputs = self.inputs
+        if inputs is None:
+            return None
+        if begin.kind != INIT:
+            return self.state.delta_of(inputs) if self.state is not None else None
+        grid = grid_for(inputs.size)
+
+        def parameters(chunk: int, out: F32) -> None:
+            lo, hi = grid.bounds(chunk)
+            np.copyto(out, inputs[lo:hi])
+
+        return parameters
+
+    def _drop_excluded(self, begin: Begin) -> None:
+        """A retry goes on without some peers: wake the senders that are stuck on them."""
+        before = self._begin
+        if before is not None and before.round == begin.round:
+            for peer in set(before.participants) - set(begin.participants):
+                self.streams.close_to(peer)
+
+    def _reduced(self, begin: Begin, digest: bytes) -> None:
+        if begin is not self._begin or self._root:
+            return
+        if begin.kind == INIT:
+            digest = hashlib.sha256(hashlib.sha256(begin.blob).digest() + digest).digest()
+        self._root = digest
+        self._feed(ev.Reduced(begin.round, begin.attempt, digest))
+
+    def _failed(self, begin: Begin, peers: tuple[bytes, ...], why: str) -> None:
+        if begin is self._begin and begin is self._wanted:
+            self._feed(ev.ReduceFailed(begin.round, begin.attempt, peers, why))
+
+    def _stream_broken(self, peer: bytes, why: str) -> None:
+        begin, reduction = self._begin, self._reduction
+        if begin is None or reduction is None or peer not in begin.participants:
+            return
+        if begin.participants.index(peer) in reduction.missing():
+            self._failed(begin, (peer,), why)
+
+    def _complete_result(self, number: int, attempt: int) -> tuple[U8, EncodedLayout, int] | None:
+        begin = self._begin
+        if begin is None or not self._root or (begin.round, begin.attempt) != (number, attempt):
+            return None
+        layout, _ = self._layout_of(begin)
+        return self._result, layout, -(-layout.total_bytes // layout.chunk_bytes)
+
+    def _layout_of(self, begin: Begin) -> tuple[EncodedLayout, int]:
+        if begin.kind == INIT:
+            _, manifest = parse_blob(begin.blob)
+            grid = grid_for(manifest.elements)
+            return encoded_layout(grid, get_codec("float32")), grid.count
+        assert self.state is not None
+        return self.state.layout, self.state.grid.count
+
+    async def _fetch(self, effect: ev.Fetch) -> None:
+        begin = effect.begin
+        if self._begin is begin and self._root:
+            return
+        self._end_reduction()
+        layout, _ = self._prepare(begin)
+        _, chunks = self._layout_of(begin)
+        try:
+            fetching = self._fetching = self._loop.create_task(
+                self.learner.fetch(begin, effect.holder, layout, self._result, chunks)
+            )
+            root = await fetching
+        except AtollError as error:
+            self._log(f"fetching the result of round {begin.round} failed: {error.what}")
+            return  # the coordinator repeats the order, with another holder
+        except asyncio.CancelledError:
+            if not fetching.cancelled():
+                raise
+            return  # aborted
+        finally:
+            self._fetching = None
+        self._reduced(begin, root)
+
+    # ------------------------------------------------------------ commits and loads
+
+    async def _apply(self, effect: ev.Apply) -> None:
+        begin = effect.begin
+        self._end_reduction()
+        await asyncio.to_thread(self._apply_result, begin)
+        self._wanted = None
+        state = self.state
+        assert state is not None
+        self.donor.state = state
+        self.last_round_s = time.monotonic() - self._begun_s[1]
+        self.last_commit_unix_s = time.time()
+        self._feed(ev.Applied(begin.round, state.digest))
+
+    def _apply_result(self, begin: Begin) -> None:
+        if begin.kind == INIT:
+            state = ReplicatedState(begin.blob)
+            state.initialise(self._result)
+            self.state = state
+        else:
+            assert self.state is not None
+            self.state.apply(begin.round, self._result)
+
+    async def _load_state(self, effect: ev.LoadState) -> None:
+        learn = effect.learn
+        self._end_reduction()
+        try:
+            loading = self._loading = self._loop.create_task(self.learner.load(learn, self.state))
+            state = await loading
+        except AtollError as error:
+            self._feed(ev.StateFailed(error.what))
+            return
+        except asyncio.CancelledError:
+            if not loading.cancelled():
+                raise
+            return  # a newer order to load waits in the queue
+        finally:
+            self._loading = None
+        self.state = self.donor.state = state
+        self._feed(ev.StateLoaded(learn.round, learn.chain, state.digest))
+
+    async def _tell(self, effect: ev.TellTrainer) -> None:
+        self._tell_trainer(effect)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:
+    """How ReduceFailed names the culprit: nobody else, when it is ourselves."""
+    return () if peer == me else (peer,)

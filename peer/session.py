@@ -1,0 +1,330 @@
+"""The trainer's connection to its local daemon. Free of torch; used by ``atoll.optim``.
+
+    session = atoll.connect()          # the daemon of the default home
+
+Commands travel over zmq, tensors lie in shared memory, and the lifeline's end of file tells at
+once that the daemon is gone (peer/local.py). A session belongs to one process and one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import (
+    ERRORS_BY_CODE,
+    AtollError,
+    DaemonLostError,
+    NoDaemonError,
+    RoundTimeoutError,
+    SessionError,
+)
+from atoll.optim.manifest import Manifest
+from atoll.optim.spec import RunSpec, blob
+from atoll.peer.identity import default_home, socket_path
+from atoll.peer.local import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
+from atoll.peer.memory import receive_region
+
+__all__ = ["Outcome", "Session", "ask", "connect"]
+
+Floats = NDArray[np.float32]
+CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second
+COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
+POLL_S = 0.05  # while a run has no state yet
+PROGRESS_S = 10.0  # a wait longer than this says who is missing
+PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a submission: "committed", "missed" (the round went on without it; go on
+    from your own parameters) or "reload" (the daemon got other state; take that)."""
+
+    kind: str
+    round: int
+    waited_s: float
+
+
+def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Session:
+    """A session with the daemon of ``home`` (default: ATOLL_HOME, else the user's state folder).
+
+    NoDaemonError if none answers within ``timeout_s``.
+    """
+    return Session(default_home(home), timeout_s)
+
+
+def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
+    """One command to the daemon of ``home``, without a session: for the command line."""
+    context = zmq.Context()
+    dealer = _Dealer(context, default_home(home))
+    try:
+        return dealer.ask(command, arguments)
+    finally:
+        dealer.close()
+        context.term()
+
+
+class _Dealer:
+    """Numbered commands and answers; what was not asked for is kept as events."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Path) -> None:
+        self.home = home
+        path = socket_path(home, COMMANDS)
+        if not path.exists():
+            raise NoDaemonError(
+                f"no daemon runs at {home}",
+                fix="start one with `atoll up` or `atoll join`, or give its folder with --home",
+            )
+        # zmq reserves ids that begin with zero.
+        self.identity = b"\1" + secrets.token_bytes(CLIENT_ID_BYTES - 1)
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IDENTITY, self.identity)
+        self.socket.connect(f"ipc://{path}")
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._number = 0
+
+    def ask(
+        self, command: str, arguments: dict[str, Any], lifeline: socket.socket | None = None
+    ) -> Any:
+        self._number += 1
+        self.socket.send(msgpack.packb([self._number, command, arguments]))
+        deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self.receive(min(left_s, 1.0), lifeline)
+            for position, (kind, value) in enumerate(self.events):
+                if kind == f"#{self._number}":
+                    del self.events[position]
+                    return _unwrap(value)
+        raise NoDaemonError(
+            f"the daemon at {self.home} has not answered `{command}` for {COMMAND_TIMEOUT_S:.0f} s",
+            fix="look at its terminal; end it and start it again if it hangs",
+        )
+
+    def receive(self, timeout_s: float, lifeline: socket.socket | None = None) -> None:
+        """Take what arrives within the time. DaemonLostError when the lifeline ends."""
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        if lifeline is not None:
+            poller.register(lifeline.fileno(), zmq.POLLIN)
+        for ready, _ in poller.poll(max(1, int(1000 * timeout_s))):
+            # The lifeline is readable when a descriptor has come, or at its end.
+            if lifeline is None or ready is self.socket:
+                continue
+            if not lifeline.recv(1, socket.MSG_PEEK):
+                raise _lost(self.home)
+        with contextlib.suppress(zmq.Again):
+            while True:
+                number, kind, value = unpack(self.socket.recv(zmq.NOBLOCK))
+                if number:
+                    self.events.append((f"#{number}", {"kind": kind, "value": value}))
+                else:
+                    self.events.append((kind, value))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Session:
+    """Made by :func:`connect`. Any method may raise DaemonLostError."""
+
+    def __init__(self, home: Path, timeout_s: float) -> None:
+        self._pid = os.getpid()
+        self._home = home
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._lifeline: socket.socket | None = None
+        self._region: Floats | None = None
+        self._theta: list[Floats] = []
+        self._deadline_s = 600.0
+        self._state_serial = -1
+        self.round = 0
+        self.epoch = 0
+        try:
+            self._dealer = _wait_for_daemon(self._context, home, timeout_s)
+            self._lifeline = self._open_lifeline()
+            hello = self._ask("hello", pid=self._pid)
+        except BaseException:
+            self.close()
+            raise
+        self.run: str = hello["run"]
+        self.peer_name: str = hello["peer"]
+
+    # ------------------------------------------------------------ the life of a trainer
+
+    def attach(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[Floats], None]
+    ) -> None:
+        """Become this daemon's trainer; returns when the run's state can be pulled.
+
+        ``initial`` writes θ (float32[manifest.elements], in the manifest's order) if the run has
+        no state yet; the group takes the first that is offered. IncompatibleRunError lists the
+        differences from the run; TrainerRefusedError if the daemon has a trainer.
+        """
+        packed = blob(spec, manifest)
+        self._deadline_s = spec.round_deadline_s
+        started_s = said_s = time.monotonic()
+        answer = self._ask("attach", blob=packed)
+        self._region = self._receive("region", writable=True)
+        offered = False
+        while answer["state"] != "ready":
+            if answer["state"] == "void" and not offered:
+                initial(self._region)
+                self._ask("offer", blob=packed)
+                offered = True
+            if time.monotonic() - said_s > PROGRESS_S:
+                said_s = time.monotonic()
+                _say(f"waiting {said_s - started_s:.0f} s for the run's state: {answer['text']}")
+            self._dealer.receive(POLL_S, self._lifeline)
+            answer = self._ask("attach", blob=packed)
+        self._dealer.events.clear()
+
+    def submit(self, fill: Callable[[Floats], None], weight: float) -> None:
+        """Hand over the trainer's parameters: ``fill`` writes them, ``weight`` is their share."""
+        if self._region is None:
+            raise SessionError("submit before attach", fix="call attach first")
+        fill(self._region)
+        self._dealer.events.clear()  # an answer to a submission that was given up
+        self._ask("submit", epoch=self.epoch, weight=float(weight))
+
+    def wait(self) -> Outcome:
+        """What became of the submission. RoundTimeoutError after the run's round deadline."""
+        started_s = said_s = time.monotonic()
+        while True:
+            for position, (kind, value) in enumerate(self._dealer.events):
+                if kind == "outcome":
+                    del self._dealer.events[position]
+                    waited_s = time.monotonic() - started_s
+                    return Outcome(value["kind"], value["round"], waited_s)
+            self._dealer.receive(1.0, self._lifeline)
+            now_s = time.monotonic()
+            if now_s - started_s > self._deadline_s:
+                raise RoundTimeoutError(
+                    f"no commit for {now_s - started_s:.0f} s: {self._ask('waiting')}",
+                    fix="see `atoll status`; a larger round_deadline_s waits longer",
+                    phase="commit",
+                    elapsed_s=now_s - started_s,
+                )
+            if now_s - said_s > PROGRESS_S:
+                said_s = now_s
+                _say(f"waited {now_s - started_s:.0f} s: {self._ask('waiting')}")
+
+    def pull(self, read: Callable[[Floats], None]) -> int:
+        """Give ``read`` the run's θ (read-only); repeated if it changed meanwhile. The round."""
+        for _ in range(PULL_TRIES):
+            answer = self._ask("pull")
+            if answer["serial"] != self._state_serial:
+                self._map_state(answer["serial"])
+            read(self._theta[answer["buffer"]])
+            if self._ask("valid", buffer=answer["buffer"], generation=answer["generation"]):
+                self.round, self.epoch = answer["round"], answer["epoch"]
+                return self.round
+        raise SessionError(f"the run's parameters changed in each of {PULL_TRIES} copies")
+
+    def report(self, **metrics: float) -> None:
+        """Figures that `atoll status` shows for this trainer."""
+        self._ask("report", metrics={name: float(value) for name, value in metrics.items()})
+
+    def status(self) -> dict[str, Any]:
+        answer = self._ask("status")
+        assert isinstance(answer, dict)
+        return answer
+
+    def close(self) -> None:
+        """End the session. What was submitted to a round in progress still counts."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+        if hasattr(self, "_dealer"):
+            self._dealer.close()
+        self._region = None
+        self._theta = []
+        self._context.term()
+
+    # ------------------------------------------------------------ inside
+
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        if os.getpid() != self._pid:
+            raise SessionError(
+                "a session cannot be used after fork", fix="call atoll.connect() in the new process"
+            )
+        if self._lifeline is None:
+            raise SessionError("this session is closed", fix="call atoll.connect() again")
+        return self._dealer.ask(command, arguments, self._lifeline)
+
+    def _open_lifeline(self) -> socket.socket:
+        lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            lifeline.settimeout(COMMAND_TIMEOUT_S)
+            lifeline.connect(os.fspath(socket_path(self._home, LIFELINE)))
+            lifeline.sendall(self._dealer.identity)
+            if lifeline.recv(1) != b"!":
+                raise _lost(self._home)
+        except OSError as error:
+            lifeline.close()
+            raise _lost(self._home) from error
+        return lifeline
+
+    def _receive(self, name: str, *, writable: bool) -> Floats:
+        """Ask for a region; its descriptor comes over the lifeline after the answer."""
+        self._ask(name)
+        assert self._lifeline is not None
+        readable, _, _ = select.select([self._lifeline], [], [], COMMAND_TIMEOUT_S)
+        if not readable:
+            raise _lost(self._home)
+        return receive_region(self._lifeline, writable=writable)
+
+    def _map_state(self, serial: int) -> None:
+        floats = self._receive("state", writable=False)
+        count = len(floats) // 4
+        self._theta = [floats[:count], floats[count : 2 * count]]
+        self._state_serial = serial
+
+
+def _wait_for_daemon(
+    context: zmq.Context[zmq.Socket[bytes]], home: Path, timeout_s: float
+) -> _Dealer:
+    """The daemon may just be starting: wait for its sockets, but not for ever."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _Dealer(context, home)
+        except NoDaemonError:
+            if time.monotonic() > deadline_s:
+                raise
+        time.sleep(POLL_S)
+
+
+def _unwrap(value: dict[str, Any]) -> Any:
+    if value["kind"] == "ok":
+        return value["value"]
+    error = value["value"]
+    kind = ERRORS_BY_CODE.get(error["code"], AtollError)
+    raise kind(error["what"], fix=error["fix"])
+
+
+def _lost(home: Path) -> AtollError:
+    return DaemonLostError(
+        f"the daemon at {home} died or was stopped",
+        fix="start it again (atoll up or atoll join), then this trainer: it takes the run's "
+        "parameters and goes on",
+    )
+
+
+def _say(text: str) -> None:
+    print(f"atoll: {text}", file=sys.stderr, flush=True)
+
+

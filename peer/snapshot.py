@@ -1,0 +1,149 @@
+"""What a daemon knows, as one plain dictionary, and as the text of `atoll status`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from atoll.peer.views import Member, View, short
+
+if TYPE_CHECKING:
+    from atoll.peer.daemon import Daemon
+
+__all__ = ["render", "snapshot"]
+
+
+def snapshot(daemon: Daemon) -> dict[str, Any]:
+    """Plain types only: this travels over the local socket and is `atoll status --json`."""
+    node, runner, host = daemon.node, daemon.runner, daemon.host
+    view, own, state = node.view, node.follower, runner.state
+    trainer = daemon.desk.trainer
+    streams = runner.streams
+    return {
+        "run": daemon.options.run,
+        "peer": short(node.me.peer),
+        "address": daemon.address,
+        "phase": node.phase.value,
+        "incarnation": node.me.inc,
+        "view": view.number if view else 0,
+        "lineage": view.lineage.hex()[:16] if view else "",
+        "fork": view.fork if view else False,
+        "policy": _policy(view),
+        "coordinator": short(view.coordinator) if view else "",
+        "round": own.round,
+        "chain": own.chain.hex(),
+        "digest": own.digest.hex() if own.digest_round == own.round else "",
+        "synced": not own.unsynced,
+        "attempt": own.begin.attempt if own.begin else 0,
+        "members": [_member(daemon, member) for member in view.members] if view else [],
+        "spec": state.spec.to_wire() if state else None,
+        "parameters": state.manifest.elements if state else 0,
+        "trainer": (
+            {"pid": trainer.pid, "metrics": dict(trainer.metrics), "waiting": trainer.awaiting}
+            if trainer
+            else None
+        ),
+        "bytes": {
+            "control_sent": host.sent_bytes,
+            "control_received": host.received_bytes,
+            "data_sent": streams.sent_bytes,
+            "data_received": streams.received_bytes,
+        },
+        "last_round_s": runner.last_round_s,
+        "last_commit_unix_s": runner.last_commit_unix_s,
+        "waiting": _waiting(daemon),
+        "last_error": daemon.last_error,
+        "events": list(daemon.events)[-20:],
+        "uptime_s": time.monotonic() - daemon.started_s,
+    }
+
+
+def _policy(view: View | None) -> str:
+    if view is None:
+        return ""
+    if len(view.members) == 2:
+        return "auto: with two voters, one goes on alone when the other's process has ended"
+    return "auto: a majority of the voters decides"
+
+
+def _member(daemon: Daemon, member: Member) -> dict[str, Any]:
+    node = daemon.node
+    me = member.peer == node.me.peer
+    linked = me or member.peer in daemon.host.link_peers()
+    state = "connected" if linked else "gone" if member.peer in node.refused else "no link"
+    entry = {
+        "peer": short(member.peer),
+        "address": member.address,
+        "role": member.role,
+        "you": me,
+        "state": state,
+        "coordinator": node.view is not None and member.peer == node.view.coordinator,
+        "rtt_ms": round(1000 * daemon.host.srtt_s(member.peer), 1),
+    }
+    lead = node.coordinator
+    beat = lead.roster.beats.get(member.peer) if lead else None
+    if beat is not None:
+        entry |= {"round": beat.round, "attached": beat.attached, "arrived": beat.arrived}
+    return entry
+
+
+def _waiting(daemon: Daemon) -> str:
+    """Who or what the next commit waits for, in one sentence."""
+    node = daemon.node
+    view, lead, own = node.view, node.coordinator, node.follower
+    if view is None:
+        return f"this peer is {node.phase.value}: not in a view yet"
+    if own.unsynced:
+        return "this peer is loading the state from another member"
+    missing = [short(m.peer) for m in view.members if m.peer not in daemon.host.link_peers()]
+    missing = [name for name in missing if name != short(node.me.peer)]
+    gone = f"; no link to {', '.join(missing)}" if missing else ""
+    if own.begin is not None:
+        return f"round {own.begin.round}, attempt {own.begin.attempt} is being reduced{gone}"
+    if lead is not None:
+        late = [short(peer) for peer in lead.waiting_for(node.now_s)]
+        if late:
+            return f"round {own.round + 1} waits for {', '.join(late)}{gone}"
+        return f"round {own.round + 1} waits for the first submission{gone}"
+    return f"round {own.round + 1}: the coordinator {short(view.coordinator)} has not begun{gone}"
+
+
+def render(status: dict[str, Any]) -> str:
+    """The text of `atoll status`."""
+    lines = [
+        f"run {status['run']}   peer {status['peer']} at {status['address']}   {status['phase']}"
+        f"   up {status['uptime_s']:.0f} s",
+        f"view {status['view']}   round {status['round']}   coordinator {status['coordinator']}"
+        f"   lineage {status['lineage']}{' FORK' if status['fork'] else ''}",
+        f"policy {status['policy']}",
+    ]
+    for member in status["members"]:
+        marks = [member["state"]]
+        marks += ["coordinator"] if member["coordinator"] else []
+        marks += ["this peer"] if member["you"] else []
+        marks += [f"round {member['round']}"] if "round" in member else []
+        marks += ["trainer attached"] if member.get("attached") else []
+        marks += [f"rtt {member['rtt_ms']} ms"] if member["rtt_ms"] else []
+        lines.append(f"  {member['peer']}  {member['address']:<24} {', '.join(marks)}")
+    if status["trainer"]:
+        figures = "  ".join(f"{k} {v:.6g}" for k, v in status["trainer"]["metrics"].items())
+        lines.append(f"trainer pid {status['trainer']['pid']}  {figures}")
+    else:
+        lines.append("no trainer attached")
+    moved = status["bytes"]
+    for way in ("sent", "received"):
+        data, control = _size(moved[f"data_{way}"]), _size(moved[f"control_{way}"])
+        lines.append(f"{way:<8} {data} data, {control} control")
+    if status["digest"]:
+        lines.append(f"state digest {status['digest'][:32]}   {status['parameters']:,} parameters")
+    lines.append(f"now: {status['waiting']}")
+    lines.append(f"last error: {status['last_error'] or 'none'}")
+    return "\n".join(lines)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,186 @@
+"""The daemon's side of its trainer: attaching, submissions, published parameters.
+
+A daemon has at most one trainer. Its submission region belongs to the daemon: a trainer that is
+started again gets a new one, so that a round in progress still reads what was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.collectives.errors import SessionError, TrainerRefusedError
+from atoll.optim.manifest import Manifest
+from atoll.optim.spec import RunSpec, check_same, parse_blob
+from atoll.peer import events as ev
+from atoll.peer.local import Handler, LocalDoor
+from atoll.peer.membership import Node
+from atoll.peer.memory import Region, send_region
+from atoll.peer.runner import RoundRunner
+
+__all__ = ["TrainerDesk"]
+
+METRICS_MAX = 32  # figures that a trainer may show in the status
+
+
+@dataclass(slots=True)
+class Trainer:
+    client: bytes
+    spec: RunSpec
+    manifest: Manifest
+    pid: int
+    region: Region | None = None
+    in_step: bool = False  # the barrier waits for it
+    awaiting: bool = False  # it has submitted and has no answer yet
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class TrainerDesk:
+    """Answers the trainer's commands."""
+
+    def __init__(
+        self, run: str, name: str, node: Node, runner: RoundRunner, feed: Callable[[ev.Event], None]
+    ) -> None:
+        self._run, self._name = run, name
+        self._node = node
+        self._runner = runner
+        self._feed = feed
+        self._pids: dict[bytes, int] = {}
+        self.trainer: Trainer | None = None
+        self.door: LocalDoor | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "hello": self._hello,
+            "attach": self._attach,
+            "offer": self._offer,
+            "region": self._region,
+            "state": self._state,
+            "submit": self._submit,
+            "pull": self._pull,
+            "valid": self._valid,
+            "report": self._report,
+        }
+
+    def tell(self, effect: ev.TellTrainer) -> None:
+        """Answer the submission that waits, if the trainer that made it is still there."""
+        trainer = self.trainer
+        if trainer is not None and trainer.awaiting and self.door is not None:
+            trainer.awaiting = False
+            self.door.push(trainer.client, "outcome", {"kind": effect.kind, "round": effect.round})
+
+    def gone(self, client: bytes) -> None:
+        self._pids.pop(client, None)
+        trainer = self.trainer
+        if trainer is not None and trainer.client == client:
+            self.trainer = None
+            if trainer.region is not None:
+                trainer.region.close()  # the mapping lives on while a round reads it
+            self._feed(ev.Detached())
+
+    # ------------------------------------------------------------ commands
+
+    async def _hello(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        self._pids[client] = int(arguments["pid"])
+        return {"run": self._run, "peer": self._name}
+
+    async def _attach(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self.door is not None
+        self.door.lifeline(client)
+        trainer = self.trainer
+        if trainer is not None and trainer.client != client:
+            raise TrainerRefusedError(
+                f"this daemon already serves the trainer with process id {trainer.pid}",
+                fix="end that one, or start another daemon with another --home",
+            )
+        if self._node.leave_by_s is not None:
+            raise TrainerRefusedError("this daemon is leaving the run", fix="start it again")
+        if trainer is None:
+            spec, manifest = parse_blob(arguments["blob"])
+            trainer = Trainer(client, spec, manifest, self._pids.get(client, 0))
+            self.trainer = trainer
+        return self._readiness(trainer)
+
+    def _readiness(self, trainer: Trainer) -> dict[str, Any]:
+        node, state = self._node, self._runner.state
+        if node.view is None:
+            return {"state": "syncing", "text": f"this peer is {node.phase.value} of the view"}
+        if node.follower.unsynced:
+            return {"state": "syncing", "text": "the state is being loaded from another member"}
+        if state is None or state.round != node.follower.round:
+            text = "nobody's parameters have been taken yet"
+            return {"state": "void" if node.follower.round == 0 else "syncing", "text": text}
+        try:
+            check_same(
+                (trainer.spec, trainer.manifest), (state.spec, state.manifest), self._run
+            )
+        except Exception:
+            self.trainer = None
+            raise
+        if not trainer.in_step:
+            trainer.in_step = True
+            self._feed(ev.Attached())
+        return {"state": "ready", "text": ""}
+
+    async def _offer(self, client: bytes, arguments: dict[str, Any]) -> None:
+        trainer = self._known(client)
+        if trainer.region is None:
+            raise SessionError("offer before region")
+        if self._node.follower.round == 0 and self._node.follower.begin is None:
+            self._runner.inputs = trainer.region.floats
+            self._feed(ev.Offered(bytes(arguments["blob"])))
+
+    async def _region(self, client: bytes, _: dict[str, Any]) -> None:
+        trainer = self._known(client)
+        if trainer.region is None:
+            trainer.region = Region("submission", trainer.manifest.elements)
+        assert self.door is not None
+        send_region(self.door.lifeline(client), trainer.region, writable=True)
+
+    async def _state(self, client: bytes, _: dict[str, Any]) -> None:
+        self._known(client)
+        state = self._runner.state
+        if state is None:
+            raise SessionError("the run has no state yet")
+        assert self.door is not None
+        send_region(self.door.lifeline(client), state.shared, writable=False)
+
+    async def _submit(self, client: bytes, arguments: dict[str, Any]) -> None:
+        trainer = self._known(client)
+        if trainer.region is None or not trainer.in_step:
+            raise SessionError("submit before attach")
+        trainer.awaiting = True
+        base_round = self._node.follower.round
+        submission = ev.Submitted(base_round, arguments["epoch"], arguments["weight"])
+        self._feed(submission)
+        if self._node.follower.submission is submission:
+            self._runner.inputs = trainer.region.floats
+
+    async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
+        self._known(client)
+        state = self._runner.state
+        if state is None:
+            raise SessionError("the run has no state yet")
+        return {
+            "round": state.round,
+            "epoch": self._node.follower.epoch,
+            "buffer": state.current,
+            "generation": state.generation[state.current],
+            "serial": state.serial,
+        }
+
+    async def _valid(self, client: bytes, arguments: dict[str, Any]) -> bool:
+        state = self._runner.state
+        return state is not None and (
+            state.generation[arguments["buffer"]] == arguments["generation"]
+        )
+
+    async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
+        metrics = list(arguments["metrics"].items())[:METRICS_MAX]
+        self._known(client).metrics.update((str(k)[:64], float(v)) for k, v in metrics)
+
+    def _known(self, client: bytes) -> Trainer:
+        if self.trainer is None or self.trainer.client != client:
+            raise SessionError("this client is not the daemon's trainer", fix="call attach first")
+        return self.trainer

@@ -1,0 +1,179 @@
+"""Reductions that do not come to their end: no thread, no wait and no memory is left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from atoll.collectives.butterfly import WINDOW_CHUNKS
+from atoll.collectives.codecs import U8, Int8Codec, get_codec
+from atoll.collectives.errors import ConnectError
+from atoll.collectives.schedule import Kind
+
+INT8 = get_codec("int8")
+WAIT_S = 30.0
+MakeGroup = Callable[..., Any]
+
+
+class Death:
+    """A gate that breaks all streams of ``victim`` at the ``step``-th frame of the group."""
+
+    def __init__(self, victim: int, step: int) -> None:
+        self.victim, self.step = victim, step
+        self.frames = 0
+        self.lock = threading.Lock()
+        self.happened = threading.Event()
+
+    def __call__(self, src: int, dest: int) -> None:
+        with self.lock:
+            self.frames += 1
+            if self.frames >= self.step:
+                self.happened.set()
+        if self.happened.is_set() and self.victim in (src, dest):
+            raise ConnectError(f"peer {self.victim} is gone")
+
+
+@pytest.mark.parametrize("streams", ["memory", "sockets"])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(peers=st.integers(2, 5), step=st.integers(1, 120), data=st.data())
+def test_death_at_any_step_leaves_no_thread_and_the_survivors_finish_again(
+    make_group: MakeGroup, streams: str, peers: int, step: int, data: st.DataObject
+) -> None:
+    victim = data.draw(st.integers(0, peers - 1))
+    group = make_group(INT8, weights=[1.0] * peers, total=256 * 20)
+    group.gate = death = Death(victim, step)
+    frames = 2 * 20 * (peers - 1)  # each chunk: all others send a part, and get the result
+    group.start(streams)
+    if step <= frames:
+        assert death.happened.wait(WAIT_S)
+    else:
+        group.wait_done()
+    group.close()  # aborts, joins, and asserts that every thread has ended
+    for me in group.everyone:
+        blamed = {participant for participant, _ in group.failed[me]}
+        assert blamed <= ({victim} if me != victim else set(group.everyone) - {victim})
+
+    again = make_group(INT8, weights=[1.0] * (peers - 1), total=256 * 20)
+    again.start(streams)
+    again.wait_done()
+    again.check_results()
+
+
+def test_survivors_go_on_with_each_other_until_the_abort(make_group: MakeGroup) -> None:
+    group = make_group(INT8, weights=[1.0, 1.0, 0.0], total=256 * 30)
+    group.gate = Death(victim=2, step=1)  # it contributes nothing, so only its own part is lost
+    group.start()
+    # Both first: what one lacks may still be in a thread of the other.
+    assert all(group.reductions[me].join(WAIT_S) for me in (0, 1))
+    assert [group.reductions[me].missing() for me in (0, 1)] == [{2}, {2}]
+    finals = [bool(digest) for digest in group.reductions[0].chunk_digests]
+    assert finals == [owner != 2 for owner in group.plan.owners]
+
+
+def test_abort_wakes_a_blocked_reserve(make_group: MakeGroup) -> None:
+    group = make_group(INT8, weights=[1.0, 1.0], total=256 * 20)
+    reduction = group.reductions[0]  # not started: its own contribution never comes
+    for chunk in range(WINDOW_CHUNKS):
+        assert group.deliver(1, 0, Kind.CONTRIB, chunk, group.encoded(1, chunk))
+    wanted: list[bool] = []
+    begun = threading.Event()
+
+    def deliver_ahead() -> None:
+        begun.set()
+        payload = group.encoded(1, WINDOW_CHUNKS)
+        wanted.append(group.deliver(1, 0, Kind.CONTRIB, WINDOW_CHUNKS, payload))
+
+    thread = threading.Thread(target=deliver_ahead)
+    thread.start()
+    assert begun.wait(WAIT_S)
+    reduction.abort()
+    thread.join(WAIT_S)
+    assert wanted == [False]
+
+
+def test_nothing_is_written_or_called_after_abort(make_group: MakeGroup) -> None:
+    group = make_group(INT8, weights=[1.0, 1.0], total=256 * 2)
+    reduction = group.reductions[0]
+    payload = group.encoded(1, 1)
+    buffer = reduction.reserve(1, Kind.RESULT, 1, len(payload), WAIT_S)
+    reduction.abort()
+    reduction.abort()
+    buffer[:] = payload
+    reduction.received(1, Kind.RESULT, 1)
+    reduction.start({1: None})
+    assert reduction.join(WAIT_S)
+    assert reduction.reserve(1, Kind.CONTRIB, 0, 260, WAIT_S) is None
+    assert not group.results[0].any()
+    assert (group.done[0], group.failed[0]) == ([], [])
+
+
+@pytest.mark.parametrize("kind", [Kind.CONTRIB, Kind.RESULT])
+def test_abort_in_the_middle_of_the_arithmetic_keeps_the_result_clean(
+    make_group: MakeGroup, kind: Kind
+) -> None:
+    class AbortingCodec(Int8Codec):
+        def check(self, data: U8, count: int) -> None:
+            super().check(data, count)  # comes before each decode_add and each stored result
+            group.reductions[0].abort()
+
+    group = make_group(AbortingCodec(), weights=[0.0, 1.0], total=256 * 2)
+    assert group.deliver(1, 0, kind, int(kind is Kind.RESULT), group.encoded(1, 0))
+    assert not group.results[0].any()
+    assert (group.done[0], group.failed[0]) == ([], [])
+
+
+def test_abort_and_join_inside_a_callback(make_group: MakeGroup) -> None:
+    group = make_group(INT8, weights=[1.0])
+    joined: list[bool] = []
+    finished = threading.Event()
+
+    def on_done(digest: bytes) -> None:
+        group.reductions[0].abort()
+        joined.append(group.reductions[0].join(WAIT_S))
+        finished.set()
+
+    group.reductions[0]._on_done = on_done
+    group.start()
+    assert finished.wait(WAIT_S)
+    assert joined == [True]
+
+
+def test_join_says_when_a_send_still_blocks(make_group: MakeGroup) -> None:
+    group = make_group(INT8, weights=[1.0, 1.0])
+    entered, released = threading.Event(), threading.Event()
+
+    def stuck(src: int, dest: int) -> None:
+        entered.set()
+        released.wait(WAIT_S)
+
+    group.gate = stuck
+    group.start()
+    assert entered.wait(WAIT_S)
+    for reduction in group.reductions:
+        reduction.abort()
+    assert not all(reduction.join(0.0) for reduction in group.reductions)
+    released.set()
+    assert all(reduction.join(WAIT_S) for reduction in group.reductions)
+
+
+def test_three_hundred_aborted_reductions_leave_nothing(make_group: MakeGroup) -> None:
+    left: list[weakref.ref[Any]] = []
+    for step in range(100):
+        group = make_group(INT8, weights=[1.0] * 3, total=256 * 12)
+        group.gate = Death(victim=step % 3, step=1 + step % 40)
+        group.start()
+        assert group.gate.happened.wait(WAIT_S)
+        group.close()
+        left += (weakref.ref(reduction) for reduction in group.reductions)
+        group.reductions.clear()
+    gc.collect()
+    assert [reference for reference in left if reference() is not None] == []

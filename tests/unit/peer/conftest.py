@@ -1,0 +1,118 @@
+"""Several LinkHosts in one event loop over loopback, with what they reported on record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.peer.certs import RunTls, run_tls
+from atoll.peer.datastream import BlockingTls
+from atoll.peer.identity import Home
+from atoll.peer.links import LinkHost
+
+RUN, SECRET = "demo", bytes(range(32))
+# Only a hang ever takes this long.
+PATIENCE_S = 30.0
+
+
+class Node:
+    """A LinkHost and the record of its callbacks."""
+
+    def __init__(self, home: Home, tls: RunTls, run: str, inc: int) -> None:
+        self.home, self.tls = home, tls
+        self.messages: list[tuple[bytes, object]] = []
+        self.ups: list[tuple[bytes, str, int]] = []
+        self.downs: list[tuple[bytes, str]] = []
+        self.streams: list[BlockingTls] = []
+        self.conflicts: list[int] = []
+        self.logs: list[str] = []
+        self.address = ""
+        self.on_up: Callable[[bytes], None] = lambda peer_id: None
+        self._changed = asyncio.Event()
+        self.host = LinkHost(
+            peer_id=home.peer_id,
+            tls=tls,
+            run=run,
+            inc=lambda: inc,
+            advertise=lambda: self.address,
+            on_message=lambda peer, msg: self._note(self.messages, (peer, msg)),
+            on_up=self._up,
+            on_down=lambda peer, why: self._note(self.downs, (peer, why)),
+            on_data=lambda peer, stream: self._note(self.streams, stream),
+            log=lambda line: self._note(self.logs, line),
+            on_conflict=lambda inc: self._note(self.conflicts, inc),
+        )
+
+    @property
+    def id(self) -> bytes:
+        return self.host.peer_id
+
+    async def listen(self) -> str:
+        host, port = await self.host.listen("127.0.0.1", 0)
+        self.address = f"{host}:{port}"
+        return self.address
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until what the callbacks recorded satisfies ``condition``."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _up(self, peer_id: bytes, address: str, inc: int) -> None:
+        self._note(self.ups, (peer_id, address, inc))
+        self.on_up(peer_id)
+
+    def _note(self, record: list[Any], item: object) -> None:
+        record.append(item)
+        self._changed.set()
+
+
+class Net:
+    """Makes nodes; ends them all, and checks that nothing of them is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._homes: dict[str, Home] = {}
+        self._nodes: list[Node] = []
+
+    def node(self, name: str, *, run: str = RUN, secret: bytes = SECRET, inc: int = 1) -> Node:
+        """A node with the identity ``name``, which several nodes may share."""
+        if name not in self._homes:
+            self._homes[name] = Home.open(self._folder / name)
+        home = self._homes[name]
+        self._nodes.append(Node(home, run_tls(home, run, secret), run, inc))
+        return self._nodes[-1]
+
+    async def linked(self) -> tuple[Node, Node]:
+        """Two nodes with a control link that the second one dialled."""
+        a, b = self.node("a"), self.node("b")
+        await b.host.dial(await a.listen())
+        return a, b
+
+    def run(self, scenario: Coroutine[None, None, None]) -> None:
+        """Run ``scenario`` to its end, then close every node."""
+
+        async def whole() -> None:
+            try:
+                await scenario
+            finally:
+                await asyncio.gather(*(node.host.close() for node in self._nodes))
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(whole())
+
+    def close(self) -> None:
+        for home in self._homes.values():
+            home.close()
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Net]:
+    made = Net(tmp_path)
+    yield made
+    made.close()
