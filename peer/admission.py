@@ -143,24 +143,25 @@ class Admission:
             return True
         if peer in self.learners:
             self._stalls[peer] = stalls = self._stalls.get(peer, 0) + 1
-            self._drop(peer, now_s, _BACKOFF_MIN_S * 2.0**min(stalls - 1, 10), "no progress")
+            self._drop(peer, now_s, _BACKOFF_MIN_S * 2.0 ** min(stalls - 1, 10), "no progress")
         return False
 
     def _learn_from(self, donor: Member) -> Learn:
         own = self._own
-        base = (own.round, own.chain)
-        if own.unsynced and not own.doubtful:
-            base = (self.view.base_round, self.view.base_chain)
         digest = own.digest if donor.peer == self.me else self._roster.digest_of(donor.peer)
-        return Learn(self.view.lineage, self.view.number, *base, digest, donor)
+        return Learn(self.view.lineage, self.view.number, *self._goal(), digest, donor)
+
+    def _goal(self) -> tuple[int, bytes]:
+        """The state that everyone should reach: ours, or the view's base while we lack that."""
+        own = self._own
+        if own.unsynced and not own.doubtful:
+            return self.view.base_round, self.view.base_chain
+        return own.round, own.chain
 
     def _donor(self, learner: bytes, alive: set[bytes]) -> Member | None:
         """A living, synced replica whose digest is known: rather not the coordinator."""
         own = self._own
-        lacking = own.unsynced and not own.doubtful
-        base = (self.view.base_round, self.view.base_chain)
-        synced = self._roster.synced(*(base if lacking else (own.round, own.chain)))
-        others = [p for p in synced if p in alive and p != learner]
+        others = [p for p in self._roster.synced(*self._goal()) if p in alive and p != learner]
         if others:
             return self._member(others[self._stalls.get(learner, 0) % len(others)])
         own_known = own.round == 0 or own.digest_round == own.round
@@ -200,6 +201,7 @@ class Admission:
 
     def _drop(self, peer: bytes, now_s: float, pause_s: float, why: str) -> None:
         del self.learners[peer]
+        self._loads.pop(peer, None)
         pause_s = min(pause_s, BACKOFF_MAX_S)
         past = [p for p, t in self._not_before_s.items() if now_s - t > BACKOFF_MAX_S]
         for old in past:  # what a peer did long ago is forgotten, so that this stays small

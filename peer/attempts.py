@@ -47,6 +47,10 @@ class Attempt:
         for peer in self.view.peers:
             self.emit(Send(peer, self.begin))
 
+    def forgive(self, pause_s: float) -> None:
+        """The coordinator itself was stopped for that long."""
+        self._progress_s += pause_s
+
     def on_ready(self, source: bytes, ready: Ready) -> None:
         if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
             self.ready[source] = ready.chain

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import faulthandler
 import json
 import os
 import secrets
@@ -173,6 +174,7 @@ async def _serve(home: Home, options: object, home_argument: str | None, rejoins
             os._exit(INTERRUPTED)  # asked twice: at once
         daemon.leave()
 
+    faulthandler.register(signal.SIGUSR1)  # where do its threads stand? `kill -USR1 PID` shows it
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)

@@ -85,6 +85,12 @@ class Coordinator:
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))
 
+    def forgive(self, pause_s: float) -> None:
+        self.roster.forgive(pause_s)
+        self.admission.forgive(pause_s)
+        if self.attempt is not None:
+            self.attempt.forgive(pause_s)
+
     # ------------------------------------------------------------ acting on them
 
     def step(self, now_s: float) -> None:
@@ -125,9 +131,9 @@ class Coordinator:
         """
         own = self._own
         digests = self.roster.digests(own.round)
-        if own.digest_round == own.round and not own.unsynced:
-            if not self.roster.is_doubted(self.me, own.digest):
-                digests[self.me] = own.digest
+        doubted = own.unsynced or self.roster.is_doubted(self.me, own.digest)
+        if own.digest_round == own.round and not doubted:
+            digests[self.me] = own.digest
         groups: dict[bytes, list[bytes]] = {}
         for peer, digest in digests.items():
             groups.setdefault(digest, []).append(peer)

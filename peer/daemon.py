@@ -94,9 +94,7 @@ class Daemon:
             tell_trainer=lambda effect: self.desk.tell(effect),
             log=lambda line: self.note("transfer", line),
         )
-        self.desk = TrainerDesk(
-            options.run, short(home.peer_id), self.node, self.runner, self.feed
-        )
+        self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
         handlers = self.desk.handlers() | {
             "status": self._status,
             "leave": self._leave,
@@ -111,6 +109,7 @@ class Daemon:
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
+        self._loop.set_exception_handler(self._on_defect)
         try:
             await self._listen()
             self.door.start()
@@ -354,12 +353,15 @@ class Daemon:
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
-        """A task that dies of a defect ends the daemon loudly: half a daemon would only hang."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._loop.call_exception_handler({"message": "task failed", "exception": error})
-            if not self._end.done():
-                self._end.set_exception(error)
+            self._on_defect(self._loop, {"message": "a task failed", "exception": error})
+
+    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error that nobody handles ends the daemon loudly: half a daemon would only hang."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        if not self._end.done():
+            self._end.set_exception(error)
 
     # ------------------------------------------------------------ local commands
 

@@ -39,7 +39,7 @@ class BlockingTls:
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
         # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
         self._read_into = cast(Callable[[int, memoryview], int], self._tls.read)
-        self._scratch = memoryview(bytearray(READ_BYTES))
+        self._scratch = memoryview(b"")  # made when the first bytes are awaited: senders need none
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
         self._sock.settimeout(NO_PROGRESS_TIMEOUT_S)
@@ -85,7 +85,7 @@ class BlockingTls:
         # Shutting down first ends the owner's call; the descriptor must not be closed (and its
         # number used again) while the owner still waits on it.
         with contextlib.suppress(OSError):
-            pass
+            self._sock.shutdown(socket.SHUT_RDWR)
         with self._in_use:
             self._sock.close()
 
@@ -125,6 +125,8 @@ class BlockingTls:
         if self._outgoing.pending:  # TLS may have had to answer the other side
             self._flush()
         self._sock.settimeout(None if forever else NO_PROGRESS_TIMEOUT_S)
+        if not self._scratch:
+            self._scratch = memoryview(bytearray(READ_BYTES))
         count = self._sock.recv_into(self._scratch)
         if count == 0:
             raise ConnectionResetError("the other side closed it")

@@ -47,6 +47,7 @@ class Joining:
             node.emit(Send(self._teacher, node.beats.heartbeat()))
 
     def on_redirect(self, redirect: Redirect) -> None:
+        self._node.on_install(redirect.decided)  # it may name us already
         if self._node.view is None:
             self._connect(redirect.decided)
 
@@ -59,7 +60,7 @@ class Joining:
     def on_learn(self, source: bytes, learn: Learn) -> None:
         self._node.go(Trigger.LEARN)
         self._teacher, self.tag = source, (learn.lineage, learn.view)
-        self._node.follower.on_learn(learn)
+        self._node.follower.on_learn(learn, in_view=False)
 
     def excluded(self, decided: View) -> None:
         """The others went on without this incarnation: come back as a new one."""
@@ -76,6 +77,12 @@ class Joining:
         node = self._node
         if node.view is None or join.member.peer != source:
             return
+        named = node.view.member(source)
+        if named is not None and named.inc == join.member.inc:
+            node.tell_view(source)  # INSTALL was lost
+            return
+        if named is not None and named.inc < join.member.inc:
+            node.gone(source, "it is back as a new incarnation")
         if join.spec and node.spec and join.spec != node.spec:
             what = f"run specification differs: yours {join.spec}, run {node.spec}"
             node.emit(Send(source, JoinRefused("E40", what)))

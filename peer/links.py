@@ -83,7 +83,7 @@ class LinkHost:
         self._on_data, self._on_conflict = on_data, on_conflict
         self._links: dict[bytes, ControlLink] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
-        self._streams: dict[bytes, list[BlockingTls]] = {}
+        self._streams: list[tuple[bytes, BlockingTls]] = []  # with the peer that opened it
         self._closing = False
         self._listener = Listener(tls.server, self._greet, self._is_member_ip, log)
 
@@ -97,7 +97,7 @@ class LinkHost:
         await self._listener.close()
         links = [*self._links.values(), *self._leaving]
         self._links.clear()
-        for stream in [stream for streams in self._streams.values() for stream in streams]:
+        for _, stream in self._streams:
             stream.close()
         for link in links:
             link.close()
@@ -165,7 +165,7 @@ class LinkHost:
         if isinstance(answer, Refused):
             channel.close()
             raise refusal_error(answer, address)
-        return self._stream(channel, peer_id, address)
+        return self._stream(channel, self.peer_id, address)
 
     async def probe(
         self, peer_id: bytes, address: str, timeout_s: float
@@ -257,7 +257,8 @@ class LinkHost:
         link = self._links.get(peer_id)
         if link is None or link.hello.inc != theirs.inc:
             return Refused(ConnectError.code, "a data stream needs a control link first")
-        if len(self._open_streams(peer_id)) >= STREAMS_PER_PEER_MAX:
+        theirs_open = [by for by, stream in self._streams if by == peer_id and not stream.closed]
+        if len(theirs_open) >= STREAMS_PER_PEER_MAX:
             return Refused(ConnectError.code, f"{STREAMS_PER_PEER_MAX} data streams are open")
         await channel.send(mine)
         self._on_data(peer_id, self._stream(channel, peer_id, theirs.address or link.remote_ip))
@@ -273,13 +274,11 @@ class LinkHost:
             channel.take(), peer_id, theirs, dialled_by, self._on_payload, self._on_end
         )
 
-    def _stream(self, channel: TlsChannel, peer_id: bytes, name: str) -> BlockingTls:
+    def _stream(self, channel: TlsChannel, opened_by: bytes, name: str) -> BlockingTls:
         stream = BlockingTls(channel.take(), name)
-        self._streams[peer_id] = [*self._open_streams(peer_id), stream]
+        live = [entry for entry in self._streams if not entry[1].closed]
+        self._streams = [*live, (opened_by, stream)]
         return stream
-
-    def _open_streams(self, peer_id: bytes) -> list[BlockingTls]:
-        return [stream for stream in self._streams.get(peer_id, ()) if not stream.closed]
 
     def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
         """Whether a new link to ``old``'s peer takes its place; both sides decide alike."""

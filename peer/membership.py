@@ -7,9 +7,10 @@ and in the simulator.
 Theory. Views are numbered; whoever acts in a newer one tells whoever speaks in an older one
 (INSTALL), and whoever hears of a newer one asks for it (PROBE). Every message to oneself goes
 through the same handlers as everyone else's, so the coordinator is an ordinary member that also
-coordinates. The parts: phases.py (the table), follower.py (rounds as a member), coordinator.py,
-attempts.py and admission.py (rounds and members as the coordinator), succession.py and election.py
-(the next view when the coordinator is lost), joining.py (outside the view).
+coordinates. The parts: phases.py (the table), follower.py (rounds as a member), reports.py (what
+trainer and data plane say), coordinator.py, attempts.py and admission.py (rounds and members as
+the coordinator), succession.py and election.py (the next view when the coordinator is lost),
+joining.py (outside the view).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from atoll.peer.coordinator import Coordinator
 from atoll.peer.follower import Follower
 from atoll.peer.joining import Joining
 from atoll.peer.phases import Phase, Trigger, next_phase
+from atoll.peer.reports import Reports
 from atoll.peer.succession import Succession
 from atoll.peer.timing import Timing
 from atoll.peer.views import Member, View, genesis_chain, short
@@ -49,6 +51,7 @@ class Node:
         self.refused: set[bytes] = set()
         self.leave_by_s: float | None = None
         self.now_s = 0.0
+        self._due_s = 0.0  # when we wanted to be called again
         self._out: list[ev.Effect] = []
         self._local: deque[object] = deque()  # messages to ourselves
         self.joining = Joining(self)
@@ -62,14 +65,28 @@ class Node:
         """Take one event at a monotonic time; return what the shell has to do, in order."""
         self.now_s = max(self.now_s, now_s)
         if self.phase is not Phase.LEFT:
+            self._forgive_own_pause()
             self._handlers[type(event)](event)
-            self._deliver_local()
-            self._step()
-            while self._local:  # what the step told ourselves may call for another step
-                self._deliver_local()
-                self._step()
+            self._settle()
+            self._due_s = self.next_deadline_s() or self.now_s
         out, self._out = self._out, []
         return out
+
+    def _settle(self) -> None:
+        """Act on the facts; what that told ourselves may call for another step."""
+        self._deliver_local()
+        while self.phase is not Phase.LEFT:
+            self._step()
+            if not self._local:
+                return
+            self._deliver_local()
+
+    def _forgive_own_pause(self) -> None:
+        pause_s = self.now_s - self._due_s
+        if self._due_s and pause_s > self.timing.heartbeat_s:
+            self._with_election(lambda election: election.forgive(pause_s))
+            if self.coordinator is not None:
+                self.coordinator.forgive(pause_s)
 
     def next_deadline_s(self) -> float | None:
         """When :class:`Tick` is due at the latest; None when there is nothing to wait for."""
@@ -91,7 +108,7 @@ class Node:
             self._out.append(effect)
 
     def _deliver_local(self) -> None:
-        while self._local:
+        while self._local and self.phase is not Phase.LEFT:
             self._on_message(self.me.peer, self._local.popleft())
 
     def go(self, trigger: Trigger) -> None:
@@ -100,24 +117,14 @@ class Node:
     # ------------------------------------------------------------ events
 
     def _event_handlers(self) -> dict[type, Callable[[Any], None]]:
-        follower = self.follower
         return {
+            **Reports(self).handlers,
             ev.Tick: lambda _: None,
             ev.Found: self._on_found,
             ev.Received: lambda e: self._on_message(e.source, e.message),
             ev.LinkUp: self._on_link_up,
             ev.LinkDown: self._on_link_down,
             ev.Probed: self._on_probed,
-            ev.Attached: lambda _: self._trainer(lambda: setattr(follower, "attached", True)),
-            ev.Detached: lambda _: self._trainer(follower.detached),
-            ev.Offered: lambda e: self._trainer(lambda: setattr(follower, "offer", e.blob)),
-            ev.Submitted: lambda e: self._trainer(lambda: follower.submitted(e)),
-            ev.Reduced: self._on_reduced,
-            ev.ReduceFailed: self._on_reduce_failed,
-            ev.Applied: self._on_applied,
-            ev.Progressed: self._on_progressed,
-            ev.StateLoaded: self._on_state_loaded,
-            ev.StateFailed: self._on_state_failed,
             ev.Incarnated: self._on_incarnated,
             ev.LeaveAsked: self._on_leave_asked,
         }
@@ -142,52 +149,18 @@ class Node:
             self.emit(ev.Probe(peer, member.address))
 
     def _on_probed(self, event: ev.Probed) -> None:
-        if event.answer != "refused" or event.peer in self.linked:
+        if event.answer == "refused" and event.peer not in self.linked:
+            self.gone(event.peer, "its address refuses the connection")
+
+    def gone(self, peer: bytes, how: str) -> None:
+        """That life of a member has certainly ended; silence alone never says so."""
+        if peer in self.refused:
             return
-        self.refused.add(event.peer)
+        self.refused.add(peer)
         if self.coordinator is not None:
-            self.coordinator.roster.refused(event.peer)
-        if self.view is not None and self.view.member(event.peer):
-            text = f"{short(event.peer)} is gone: its address refuses the connection"
-            self.emit(ev.Note("dead", text, event.peer))
-
-    def _trainer(self, change: Callable[[], None]) -> None:
-        change()
-        self.beats.soon()  # the barrier waits for this news
-
-    def _on_reduced(self, event: ev.Reduced) -> None:
-        ready = self.follower.on_reduced(event.round, event.attempt, event.root)
-        if ready is not None and self.view is not None and not self._frozen():
-            self.emit(ev.Send(self.view.coordinator, ready))
-
-    def _on_reduce_failed(self, event: ev.ReduceFailed) -> None:
-        begin = self.follower.begin
-        if begin is None or (begin.round, begin.attempt) != (event.round, event.attempt):
-            return
-        missing = event.peers or (self.me.peer,)
-        names = ", ".join(short(peer) for peer in missing)
-        self.emit(ev.Note("miss", f"round {event.round}: {names}: {event.why}"))
-        miss = ms.Miss(begin.lineage, begin.view, event.round, event.attempt, missing)
-        if self.view is not None:
-            self.emit(ev.Send(self.view.coordinator, miss))
-        for peer in event.peers:
-            self.probe(peer)
-
-    def _on_applied(self, event: ev.Applied) -> None:
-        self.follower.digest = event.digest
-        self.follower.digest_round = event.round
-        self.beats.soon()
-
-    def _on_progressed(self, event: ev.Progressed) -> None:
-        self.beats.progress_bytes = event.total_bytes
-
-    def _on_state_loaded(self, event: ev.StateLoaded) -> None:
-        self.follower.on_loaded(event.round, event.chain, event.digest)
-        self.beats.soon()
-
-    def _on_state_failed(self, event: ev.StateFailed) -> None:
-        self.follower.loading = None  # the coordinator repeats LEARN, perhaps with another donor
-        self.emit(ev.Note("load-failed", f"loading the state failed: {event.why}"))
+            self.coordinator.roster.refused(peer)
+        if self.view is not None and self.view.member(peer):
+            self.emit(ev.Note("dead", f"{short(peer)} is gone: {how}", peer))
 
     def _on_incarnated(self, event: ev.Incarnated) -> None:
         self.me = Member(self.me.peer, event.inc, self.me.role, self.me.address)
@@ -230,8 +203,8 @@ class Node:
             ms.Promise: lambda s, m: self._with_election(lambda e: e.on_promise(s, m)),
             ms.Accept: lambda s, m: self._with_election(lambda e: e.on_accept(m)),
             ms.Accepted: self._on_accepted,
-            ms.Install: lambda s, m: self._on_install(m.decided),
-            ms.ProbeView: lambda s, m: self._tell_view(s),
+            ms.Install: lambda s, m: self.on_install(m.decided),
+            ms.ProbeView: lambda s, m: self.tell_view(s),
             ms.Join: self.joining.answer,
             ms.Redirect: lambda s, m: self.joining.on_redirect(m),
             ms.JoinRefused: lambda s, m: self.emit(ev.Note("refused", m.what, s, {"code": m.code})),
@@ -245,12 +218,13 @@ class Node:
             text = f"{short(source)} sent a {type(message).__name__}, which nobody expects"
             self.emit(ev.Note("protocol", text, source))
             return
-        self.refused.discard(source)
         if isinstance(message, ms.InView) and not isinstance(message, ms.Learn):
             if not self._in_step(source, message):
                 return
+            self.refused.discard(source)
             if self._is_coordinator(source):
-                self._with_election(lambda e: e.heard_coordinator())
+                if source != self.me.peer:  # who has yielded must not take itself for alive
+                    self._with_election(lambda e: e.heard_coordinator())
             elif isinstance(message, _FROM_COORDINATOR):
                 return  # only the coordinator of this view may say that
         handler(source, message)
@@ -261,12 +235,12 @@ class Node:
         if view is None or message.lineage != view.lineage:
             return False
         if message.view < view.number:
-            self._tell_view(source)
+            self.tell_view(source)
         elif message.view > view.number:
             self.emit(ev.Send(source, ms.ProbeView(view.lineage, view.number)))
         return message.view == view.number
 
-    def _tell_view(self, peer: bytes) -> None:
+    def tell_view(self, peer: bytes) -> None:
         if self.view is not None and peer != self.me.peer:
             self.emit(ev.Send(peer, ms.Install(self.view)))
 
@@ -290,10 +264,10 @@ class Node:
             self.coordinator.offers.setdefault(source, offer.blob)
 
     def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
-        if not self._frozen():
+        if not self.frozen():
             self.follower.on_begin(begin)
 
-    def _frozen(self) -> bool:
+    def frozen(self) -> bool:
         return self.succession is None or self.succession.acceptor.frozen
 
     def _on_learn(self, source: bytes, learn: ms.Learn) -> None:
@@ -303,7 +277,7 @@ class Node:
         elif (learn.lineage, learn.view) == (view.lineage, view.number) and (
             source == view.coordinator
         ):
-            self.follower.on_learn(learn)
+            self.follower.on_learn(learn, in_view=True)
         self.beats.soon()
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
@@ -316,14 +290,14 @@ class Node:
     def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
         decided = self.succession.on_accepted(source, vote) if self.succession else None
         if decided is not None:
-            self._on_install(decided)
+            self.on_install(decided)
 
-    def _on_install(self, decided: View) -> None:
+    def on_install(self, decided: View) -> None:
         view = self.view
         mine = decided.member(self.me.peer)
         named = mine is not None and mine.inc == self.me.inc
         if view is None:
-            if named:
+            if named and not self.joining.renewing:  # no way back into a view that we have lost
                 self._install(decided)
             return
         follows = decided.lineage == view.lineage or decided.fork
@@ -339,6 +313,7 @@ class Node:
         old, led = self.view, self.coordinator
         self.view = decided
         self.coordinator = None
+        self.refused -= {m.peer for m in decided.members if old is None or m not in old.members}
         self.succession = Succession(self, decided)
         self.beats.soon()
         leads = decided.coordinator == self.me.peer
@@ -355,7 +330,7 @@ class Node:
             for peer in self.refused:
                 self.coordinator.roster.refused(peer)
             for peer in set(decided.peers) | set(old.peers if old else ()):
-                self._tell_view(peer)
+                self.tell_view(peer)
             if self.leave_by_s is not None:
                 self.coordinator.admission.leaving.add(self.me.peer)
 
@@ -399,6 +374,8 @@ class Node:
                 election.outbid(lead.roster.frozen())
         elif election.may_fork():
             election.stand()
+        else:
+            election.probe_missing(lead.roster.alive(self.now_s))
 
 
 _FROM_COORDINATOR = (ms.Begin, ms.Commit, ms.CoordinatorBeat, ms.Repair, ms.Resync)

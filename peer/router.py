@@ -27,7 +27,9 @@ from atoll.peer.views import short
 
 __all__ = ["ResultCopy", "Router", "StateCopy", "TransferKind"]
 
-AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN or the head has come, or never will
+TransferKey = tuple[bytes, int, int, int]  # source, kind, round, attempt
+AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
+HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and the first chunk
 WINDOW_TIMEOUT_S = 60.0  # a frame ahead of the window; the coordinator ends a stall far sooner
 
 
@@ -68,6 +70,7 @@ class Router:
         self._changed = threading.Condition()
         self._current: _Current | None = None
         self._newest = (0, 0)  # (view, attempt): whatever is older is dropped
+        self._asked: TransferKey | None = None  # for whose head this peer waits
         self._transfer: Transfer | None = None
 
     # ------------------------------------------------------------ steering
@@ -84,9 +87,15 @@ class Router:
             self._current = None
             self._changed.notify_all()
 
-    def expect_transfer(self, transfer: Transfer | None) -> None:
+    def ask_transfer(self, key: TransferKey) -> None:
+        """Frames of this transfer may overtake its head: they wait for it."""
         with self._changed:
-            self._transfer = transfer
+            self._asked = key
+
+    def expect_transfer(self, transfer: Transfer | None) -> None:
+        """The head is here; or, with None, whatever still comes is to be dropped."""
+        with self._changed:
+            self._transfer, self._asked = transfer, None
             self._changed.notify_all()
 
     # ------------------------------------------------------------ FrameSink
@@ -133,21 +142,18 @@ class Router:
         return current if same else None
 
     def _transfer_of(self, source: bytes, header: DataHeader) -> Transfer | None:
-        deadline_s = time.monotonic() + AHEAD_TIMEOUT_S
+        deadline_s = time.monotonic() + HEAD_TIMEOUT_S
         wanted = (source, header.kind, header.round, header.attempt)
         with self._changed:
-            while True:
-                transfer = self._transfer
-                if transfer is not None and wanted == (
-                    transfer.source,
-                    transfer.kind,
-                    transfer.round,
-                    transfer.attempt,
-                ):
-                    return transfer
+            while self._asked == wanted:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return None
+            transfer = self._transfer
+        if transfer is None:
+            return None
+        key = (transfer.source, transfer.kind, transfer.round, transfer.attempt)
+        return transfer if key == wanted else None
 
 
 def _index(current: _Current, source: bytes) -> int:

@@ -165,9 +165,7 @@ class Session:
 
     # ------------------------------------------------------------ the life of a trainer
 
-    def attach(
-        self, spec: RunSpec, manifest: Manifest, initial: Callable[[Floats], None]
-    ) -> None:
+    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[Floats], None]) -> None:
         """Become this daemon's trainer; returns when the run's state can be pulled.
 
         ``initial`` writes θ (float32[manifest.elements], in the manifest's order) if the run has
@@ -326,5 +324,3 @@ def _lost(home: Path) -> AtollError:
 
 def _say(text: str) -> None:
     print(f"atoll: {text}", file=sys.stderr, flush=True)
-
-

@@ -6,7 +6,8 @@ that one candidate usually suffices. The *pre-vote* rule protects a coordinator 
 candidate that cannot hear it: a voter that heard the coordinator within half the failure time
 ignores PREPARE, but probes the coordinator, so that a real death is seen at the next repetition.
 A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen by such an
-attempt, it outbids the candidate, which frees them with the next view.
+attempt, it outbids the candidate, which frees them with the next view. A process that was stopped
+itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Succession:
         self.heard_coordinator_s = node.now_s
         self.lost_since_s: float | None = None
         self._highest_ballot = 0
+        self._next_probe_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -115,6 +117,10 @@ class Succession:
             node.emit(Note("coordinator-lost", text, coordinator))
             self.stand()
 
+    def forgive(self, pause_s: float) -> None:
+        """We were stopped for that long ourselves: the coordinator was not silent meanwhile."""
+        self.heard_coordinator_s += pause_s
+
     def outbid(self, promised: int) -> None:
         """As coordinator: some voters are frozen by a ballot that went nowhere."""
         self._highest_ballot = max(self._highest_ballot, promised)
@@ -130,6 +136,16 @@ class Succession:
             self.view, node.me.peer, ballot, node.timing, node.emit, node.now_s
         )
         self.candidate.step(node.now_s, node.refused, self.may_fork())
+        self.probe_missing(set(self.candidate.promises))
+
+    def probe_missing(self, heard: set[bytes]) -> None:
+        """Without a quorum, keep looking whether the missing voters' hosts say that they are gone:
+        the first answer may have been silence."""
+        if self._node.now_s >= self._next_probe_s:
+            self._next_probe_s = self._node.now_s + self._node.timing.ballot_retry_s
+            for peer in self.view.peers:
+                if peer not in heard:
+                    self._node.probe(peer)
 
     def may_fork(self) -> bool:
         """Policy `auto` for two voters: go on alone, in a flagged new lineage, only when the other

@@ -112,9 +112,7 @@ class TrainerDesk:
             text = "nobody's parameters have been taken yet"
             return {"state": "void" if node.follower.round == 0 else "syncing", "text": text}
         try:
-            check_same(
-                (trainer.spec, trainer.manifest), (state.spec, state.manifest), self._run
-            )
+            check_same((trainer.spec, trainer.manifest), (state.spec, state.manifest), self._run)
         except Exception:
             self.trainer = None
             raise

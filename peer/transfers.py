@@ -8,7 +8,8 @@ that the coordinator attested, so a wrong donor can only waste time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +109,7 @@ class Learner:
     def __init__(self, host: LinkHost, router: Router) -> None:
         self._host = host
         self._router = router
-        self._heads: dict[type, asyncio.Future[object]] = {}
+        self._heads: dict[tuple[bytes, type], asyncio.Future[object]] = {}
         self.received_bytes = 0  # of finished transfers
         self._copy: ResultCopy | StateCopy | None = None
 
@@ -117,7 +118,7 @@ class Learner:
         return self.received_bytes + (self._copy.received_bytes if self._copy else 0)
 
     def on_head(self, source: bytes, head: StateHead | ResultHead) -> None:
-        waiting = self._heads.get(type(head))
+        waiting = self._heads.get((source, type(head)))
         if waiting is not None and not waiting.done():
             waiting.set_result(head)
 
@@ -126,6 +127,11 @@ class Learner:
         donor = learn.donor.peer
         if donor not in self._host.link_peers():
             await self._host.dial(learn.donor.address, expect_peer=donor)
+        with self._asking(donor, TransferKind.STATE, learn.round, 0):
+            return await self._load(learn, known)
+
+    async def _load(self, learn: Learn, known: ReplicatedState | None) -> ReplicatedState:
+        donor = learn.donor.peer
         head = await self._ask(donor, FetchState(learn.round), StateHead)
         assert isinstance(head, StateHead)
         if not head.found or head.round != learn.round:
@@ -154,10 +160,6 @@ class Learner:
     ) -> bytes:
         """Copy R of an attempt into ``result``; the digest of its chunks' digests."""
         question = FetchResult(begin.lineage, begin.view, begin.round, begin.attempt)
-        head = await self._ask(holder, question, ResultHead)
-        assert isinstance(head, ResultHead)
-        if not head.found or (head.round, head.attempt) != (begin.round, begin.attempt):
-            raise StateError(f"{short(holder)} does not hold the result of round {begin.round}")
         root = b""
         done, succeed, fail = _completion()
 
@@ -166,14 +168,29 @@ class Learner:
             root = digest
             succeed()
 
-        await self._receive(
-            ResultCopy(holder, begin, layout, result, chunks, on_done, fail), done
-        )
+        with self._asking(holder, TransferKind.RESULT_COPY, begin.round, begin.attempt):
+            head = await self._ask(holder, question, ResultHead)
+            assert isinstance(head, ResultHead)
+            if not head.found or (head.round, head.attempt) != (begin.round, begin.attempt):
+                raise StateError(f"{short(holder)} does not hold the result of round {begin.round}")
+            copy = ResultCopy(holder, begin, layout, result, chunks, on_done, fail)
+            await self._receive(copy, done)
         return root
+
+    @contextmanager
+    def _asking(
+        self, source: bytes, kind: TransferKind, number: int, attempt: int
+    ) -> Iterator[None]:
+        """Frames of this transfer are wanted from now until the end of the block."""
+        self._router.ask_transfer((source, int(kind), number, attempt))
+        try:
+            yield
+        finally:
+            self._router.expect_transfer(None)
 
     async def _ask(self, peer: bytes, question: object, answer: type) -> object:
         waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._heads[answer] = waiting
+        self._heads[peer, answer] = waiting
         if not self._host.send(peer, question):
             raise ConnectError(f"no control link to donor {short(peer)}")
         try:
@@ -183,10 +200,10 @@ class Learner:
             raise RoundTimeoutError(
                 f"donor {short(peer)} has not answered for {HEAD_TIMEOUT_S:.0f} s"
             ) from None
+        finally:
+            del self._heads[peer, answer]
 
-    async def _receive(
-        self, copy: ResultCopy | StateCopy, done: asyncio.Future[str]
-    ) -> None:
+    async def _receive(self, copy: ResultCopy | StateCopy, done: asyncio.Future[str]) -> None:
         """Wait until all chunks are here; RoundTimeoutError after a time without a byte."""
         self._copy = copy
         self._router.expect_transfer(copy)
@@ -202,7 +219,6 @@ class Learner:
             if done.result():
                 raise StateError(f"transfer from {short(copy.source)} broke: {done.result()}")
         finally:
-            self._router.expect_transfer(None)
             self.received_bytes += copy.received_bytes
             self._copy = None
 

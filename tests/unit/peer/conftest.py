@@ -97,7 +97,10 @@ class Net:
     def run(self, scenario: Coroutine[None, None, None]) -> None:
         """Run ``scenario`` to its end, then close every node."""
 
+        defects: list[dict[str, Any]] = []  # exceptions that nobody awaited
+
         async def whole() -> None:
+            asyncio.get_running_loop().set_exception_handler(lambda _, what: defects.append(what))
             try:
                 await scenario
             finally:
@@ -105,6 +108,7 @@ class Net:
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
         asyncio.run(whole())
+        assert not defects
 
     def close(self) -> None:
         for home in self._homes.values():

@@ -95,6 +95,20 @@ def test_drop_ends_the_link_on_both_sides(net: Net) -> None:
     net.run(scenario())
 
 
+def test_a_broken_link_that_is_dropped_is_down_once(net: Net) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        link = a.host._links[b.id]
+        while a.host.send(b.id, LinkNote(1, bytes(1_000_000))):
+            pass  # until the queue is full: the link has failed, which is not yet reported
+        a.host.drop(b.id, "evicted")
+        await a.until(lambda: a.downs)
+        await link.ended.wait()
+        assert a.downs == [(b.id, "evicted")]
+
+    net.run(scenario())
+
+
 PEER_PROCESS = """
 import asyncio, sys
 from atoll.peer.certs import run_tls
