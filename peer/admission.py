@@ -111,14 +111,23 @@ class Admission:
         if self.me in self.leaving:
             return False
         self._drop_silent(now_s)
-        wanting = [self._member(p) for p in sorted(self._roster.unsynced() & alive)]
-        if self._own.unsynced:
-            wanting.append(self._member(self.me))
+        wanting = self._laggards(alive)
         wanting += [x.member for x in self.learners.values() if not self._has_learnt(x)]
         for peer in self._loads.keys() - {member.peer for member in wanting}:
             del self._loads[peer]
         held = [self._order_load(member, alive, now_s) for member in wanting]
         return any(held)
+
+    def help_laggards(self, alive: set[bytes], now_s: float) -> None:
+        """While a round is under way: its quorum may need the votes of those behind."""
+        for member in self._laggards(alive):
+            self._order_load(member, alive, now_s)
+
+    def _laggards(self, alive: set[bytes]) -> list[Member]:
+        behind = self._roster.unsynced() & alive
+        if self._own.unsynced:
+            behind.add(self.me)
+        return [self._member(peer) for peer in sorted(behind)]
 
     def _order_load(self, member: Member, alive: set[bytes], now_s: float) -> bool:
         peer = member.peer

@@ -23,7 +23,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.identity import Home, write_atomic
 
-__all__ = ["RunTls", "ca_certificate", "ca_key", "leaf_certificate", "peer_id_of", "run_tls"]
+__all__ = [
+    "RunTls",
+    "ca_certificate",
+    "ca_key",
+    "leaf_certificate",
+    "peer_id_of",
+    "run_tls",
+    "tag_of",
+    "unverified_context",
+]
 
 # Clocks of volunteers are wrong: no certificate of a run ever expires. 9999-12-31 is RFC 5280's
 # "no well-defined expiration".
@@ -39,16 +48,17 @@ class RunTls:
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    tag: str  # names the run secret in errors without telling it; see tag_of
 
 
-def run_tls(home: Home, run: str, secret: bytes) -> RunTls:
+def run_tls(home: Home, secret: bytes) -> RunTls:
     """The contexts for ``home``'s identity. Leaves the leaf and its key in ``<home>/tls``.
 
     ``ssl`` loads a chain from files only, so they must exist; the folder is private like the home.
     """
     folder = home.path / "tls"
     folder.mkdir(mode=0o700, exist_ok=True)
-    authority = ca_key(run, secret)
+    authority = ca_key(secret)
     leaf = leaf_certificate(home.private_key.public_key(), authority)
     chain = folder / "leaf.pem"
     write_atomic(chain, _key_pem(home.private_key) + leaf.public_bytes(serialization.Encoding.PEM))
@@ -56,7 +66,23 @@ def run_tls(home: Home, run: str, secret: bytes) -> RunTls:
     return RunTls(
         server=_context(ssl.PROTOCOL_TLS_SERVER, chain, trusted),
         client=_context(ssl.PROTOCOL_TLS_CLIENT, chain, trusted),
+        tag=tag_of(leaf),
     )
+
+
+def tag_of(leaf: x509.Certificate) -> str:
+    """Eight hexadecimal digits that differ between run secrets: of the CA's public key's hash."""
+    issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    return (issuer.key_identifier or b"").hex()[:8]
+
+
+def unverified_context() -> ssl.SSLContext:
+    """To look at the certificate of a peer that refused us, and for nothing else."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def peer_id_of(tls: ssl.SSLObject) -> bytes:
@@ -73,9 +99,9 @@ def peer_id_of(tls: ssl.SSLObject) -> bytes:
     return key.public_bytes_raw()
 
 
-def ca_key(run: str, secret: bytes) -> Ed25519PrivateKey:
-    """The run's CA key. The run name is the salt, so that a secret is good for its run only."""
-    kdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=run.encode(), info=b"atoll-ca")
+def ca_key(secret: bytes) -> Ed25519PrivateKey:
+    """The run's CA key. The run name does not enter: a wrong one is told apart at the hello."""
+    kdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"atoll-ca")
     return Ed25519PrivateKey.from_private_bytes(kdf.derive(secret))
 
 

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--force-new-lineage",
         action="store_true",
-        help="found the run anew although this home was in it and nobody answers: its state is lost",
+        help="found the run anew although nobody of it answers: its state is lost",
     )
     up.set_defaults(command=_up)
 

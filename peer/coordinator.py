@@ -161,6 +161,7 @@ class Coordinator:
 
     def _step_attempt(self, attempt: Attempt, alive: set[bytes], now_s: float) -> None:
         alive = alive - self.admission.leaving
+        self.admission.help_laggards(alive, now_s)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
         commit = attempt.committed(alive - given_up, given_up)
         if commit is not None:

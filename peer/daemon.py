@@ -75,7 +75,7 @@ class Daemon:
         self.address = ""
         self.host = LinkHost(
             peer_id=home.peer_id,
-            tls=run_tls(home, options.run, options.secret),
+            tls=run_tls(home, options.secret),
             run=options.run,
             inc=lambda: self._inc,
             advertise=lambda: self.address,
@@ -116,6 +116,8 @@ class Daemon:
             self._spawn(self.runner.run())
             if self.options.found:
                 self.feed(ev.Found(secrets.token_bytes(32)))
+                assert self.node.view is not None
+                await self._save_known(self.node.view)  # before anybody can rely on the run
             else:
                 await self._first_contact()
                 self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
@@ -192,7 +194,7 @@ class Daemon:
             self._timer = self._loop.call_at(deadline_s, self._tick)
 
     def _tick(self) -> None:
-        progress_bytes = self.runner.progress_bytes
+        progress_bytes = self.runner.streams.moved_bytes
         if progress_bytes != self.node.beats.progress_bytes:
             self.feed(ev.Progressed(progress_bytes))
         self.feed(ev.Tick())

@@ -35,6 +35,7 @@ class BlockingTls:
         self.peer = peer  # how errors name the other side
         self.sent_bytes = 0  # plaintext, as is received_bytes
         self.received_bytes = 0
+        self.moved_bytes = 0  # encrypted, both ways, as they move: shows that a slow link lives
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
         # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
@@ -106,7 +107,9 @@ class BlockingTls:
         # Not sock.sendall: its timeout is for the whole, ours is for progress.
         data = memoryview(self._outgoing.read())
         while data:
-            data = data[self._sock.send(data) :]
+            count = self._sock.send(data)
+            self.moved_bytes += count
+            data = data[count:]
 
     def _receive(self, view: memoryview, idle: bool) -> None:
         filled = 0
@@ -130,6 +133,7 @@ class BlockingTls:
         count = self._sock.recv_into(self._scratch)
         if count == 0:
             raise ConnectionResetError("the other side closed it")
+        self.moved_bytes += count
         self._incoming.write(self._scratch[:count])
 
     def _fail(self, error: OSError, direction: str) -> NoReturn:

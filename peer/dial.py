@@ -13,13 +13,15 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 
+from cryptography import x509
+
 from atoll.collectives.errors import (
     AdmissionError,
     ConfigError,
     ConnectError,
     RemoteProtocolError,
 )
-from atoll.peer.certs import peer_id_of
+from atoll.peer.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.hello import Hello, Refused
 from atoll.peer.invite import fingerprint_of, parse_address
 from atoll.peer.tls import TlsChannel, reason_of
@@ -28,6 +30,8 @@ __all__ = ["DIAL_TIMEOUT_S", "Dial"]
 
 # All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
 DIAL_TIMEOUT_S = 5.0
+# To look at a certificate again, after a refusal.
+TAG_TIMEOUT_S = 2.0
 # A name may have many addresses; the dead ones must leave time for the living.
 ADDRESSES_MAX = 4
 
@@ -35,13 +39,14 @@ ADDRESSES_MAX = 4
 class Dial:
     """One attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it."""
 
-    def __init__(self, address: str, run: str) -> None:
+    def __init__(self, address: str, run: str, tag: str) -> None:
         self.address = address
         try:
             self.host, self.port = parse_address(address)
         except ConfigError as error:  # peers advertise addresses: a bad one is not our user's fault
             raise ConnectError(f"no address to dial: {error.what}", fix=error.fix) from error
         self._run = run
+        self._tag = tag  # of our run secret
         self._stage = "DNS"
         self._started_s = time.monotonic()
 
@@ -52,6 +57,8 @@ class Dial:
             async with asyncio.timeout(timeout_s):
                 yield
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
+            if isinstance(error, ssl.SSLError) and _is_refusal(error):
+                raise await self._not_admitted() from error
             raise self._explained(error) from error
         except RemoteProtocolError as error:
             raise ConnectError(f"cannot reach {self._where}: {error.what}") from error
@@ -115,13 +122,31 @@ class Dial:
                 raise
         raise last
 
+    async def _not_admitted(self) -> AdmissionError:
+        where = self._where
+        return AdmissionError(
+            f"not admitted to run {self._run} at {where}: that peer holds another run secret"
+            f" (tag {await self._their_tag()}, yours has tag {self._tag})",
+            fix="copy the whole `atoll join` line that `atoll up` printed on that machine",
+        )
+
+    async def _their_tag(self) -> str:
+        """What the other side's certificate says about its secret, for the error only."""
+        try:
+            async with asyncio.timeout(TAG_TIMEOUT_S):
+                sock, rtt_s = await self._connect()
+                channel = TlsChannel(sock, unverified_context(), server_side=False, rtt_s=rtt_s)
+                try:
+                    await channel.handshake()
+                    der = channel.tls.getpeercert(binary_form=True) or b""
+                    return tag_of(x509.load_der_x509_certificate(der))
+                finally:
+                    channel.close()
+        except (OSError, ValueError, x509.ExtensionNotFound, RemoteProtocolError):
+            return "unknown"
+
     def _explained(self, error: OSError) -> ConnectError:
         where = self._where
-        if isinstance(error, ssl.SSLError) and _is_refusal(error):
-            return AdmissionError(
-                f"not admitted to run {self._run} at {where}: that peer holds another run secret",
-                fix="copy the whole `atoll join` line that `atoll up` printed on that machine",
-            )
         fix = {
             "DNS": f"check the spelling of {self.host}, or use its IP address",
             "TCP": f"is `atoll up` running there, and may TCP port {self.port} pass its firewall?",

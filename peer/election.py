@@ -22,7 +22,7 @@ from dataclasses import replace
 from atoll.peer.events import Effect, Note, Send
 from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Report
 from atoll.peer.timing import Timing
-from atoll.peer.views import Ballot, View, fork_lineage, is_quorum
+from atoll.peer.views import Ballot, View, forked, is_quorum
 
 __all__ = ["Acceptor", "Proposer"]
 
@@ -170,6 +170,6 @@ class Proposer:
             coordinator=self.me,
             base_round=base_round,
             base_chain=base_chain,
-            fork=fork,
+            fork=False,
         )
-        return replace(proposal, lineage=fork_lineage(self.view, self.ballot)) if fork else proposal
+        return forked(proposal, self.ballot) if fork else proposal

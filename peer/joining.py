@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.peer.events import Connect, Renew, Send
-from atoll.peer.messages import Join, JoinRefused, Learn, Redirect
+from atoll.peer.messages import Install, Join, JoinRefused, Learn, Redirect
 from atoll.peer.phases import Phase, Trigger
-from atoll.peer.views import View
+from atoll.peer.views import View, follows
 
 if TYPE_CHECKING:
     from atoll.peer.membership import Node
@@ -26,6 +26,7 @@ class Joining:
         self._next_join_s = 0.0
         self._teacher = b""  # the coordinator whose LEARN we follow
         self.tag = (b"", 0)  # its lineage and view, for our heartbeats
+        self._excluded_by: View | None = None
         self.renewing = False  # no JOIN until the new incarnation number is on disk
 
     def soon(self) -> None:
@@ -46,10 +47,12 @@ class Joining:
         if node.phase is Phase.LEARNER and self._teacher in node.linked:
             node.emit(Send(self._teacher, node.beats.heartbeat()))
 
-    def on_redirect(self, redirect: Redirect) -> None:
+    def on_redirect(self, source: bytes, redirect: Redirect) -> None:
         self._node.on_install(redirect.decided)  # it may name us already
         if self._node.view is None:
             self._connect(redirect.decided)
+            if self._excluded_by is not None and follows(self._excluded_by, redirect.decided):
+                self._node.emit(Send(source, Install(self._excluded_by)))
 
     def _connect(self, view: View) -> None:
         node = self._node
@@ -63,8 +66,14 @@ class Joining:
         self._node.follower.on_learn(learn, in_view=False)
 
     def excluded(self, decided: View) -> None:
-        """The others went on without this incarnation: come back as a new one."""
+        """The others went on without this incarnation: come back as a new one.
+
+        They may not know yet, and those who decided may be gone: what we know must not be lost.
+        """
+        self._excluded_by = decided
         self._connect(decided)
+        for peer in decided.peers:
+            self._node.emit(Send(peer, Install(decided)))
         self.renewing = True
         self._node.emit(Renew())
 

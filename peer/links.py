@@ -174,7 +174,7 @@ class LinkHost:
 
         "up" means that it proved its identity just now: TCP and TLS, two round trips.
         """
-        attempt = Dial(address, self._run)
+        attempt = Dial(address, self._run, self._tls.tag)
         try:
             async with attempt.limited(timeout_s):
                 channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
@@ -191,7 +191,7 @@ class LinkHost:
     ) -> tuple[TlsChannel, bytes, Hello | Refused]:
         """Dial and say hello; the answer, from a peer that is not this one."""
         mine = self._hello(kind)
-        attempt = Dial(address, self._run)
+        attempt = Dial(address, self._run, self._tls.tag)
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
                 self._tls.client, expect_peer, expect_fingerprint

@@ -30,7 +30,7 @@ from atoll.peer.phases import Phase, Trigger, next_phase
 from atoll.peer.reports import Reports
 from atoll.peer.succession import Succession
 from atoll.peer.timing import Timing
-from atoll.peer.views import Member, View, genesis_chain, short
+from atoll.peer.views import Member, View, follows, genesis_chain, short
 
 __all__ = ["Node"]
 
@@ -206,7 +206,7 @@ class Node:
             ms.Install: lambda s, m: self.on_install(m.decided),
             ms.ProbeView: lambda s, m: self.tell_view(s),
             ms.Join: self.joining.answer,
-            ms.Redirect: lambda s, m: self.joining.on_redirect(m),
+            ms.Redirect: self.joining.on_redirect,
             ms.JoinRefused: lambda s, m: self.emit(ev.Note("refused", m.what, s, {"code": m.code})),
             ms.Learn: self._on_learn,
             ms.Leave: self._on_leave,
@@ -232,6 +232,8 @@ class Node:
     def _in_step(self, source: bytes, message: ms.InView) -> bool:
         """Same lineage and view; else tell or ask for the newer view."""
         view = self.view
+        if view is not None and message.lineage in view.ancestors:
+            self.tell_view(source)  # it does not know that its lineage has gone on in ours
         if view is None or message.lineage != view.lineage:
             return False
         if message.view < view.number:
@@ -300,8 +302,7 @@ class Node:
             if named and not self.joining.renewing:  # no way back into a view that we have lost
                 self._install(decided)
             return
-        follows = decided.lineage == view.lineage or decided.fork
-        if not follows or decided.number <= view.number:
+        if not follows(decided, view):
             return
         if named:
             self._install(decided)

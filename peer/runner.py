@@ -38,6 +38,8 @@ from atoll.peer.transfers import Donor, Learner
 
 __all__ = ["RoundRunner"]
 
+DIGESTS_KEPT = 64  # for people and tests that compare peers
+
 U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]
 
@@ -69,12 +71,12 @@ class RoundRunner:
         self.inputs: F32 | None = None
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
+        self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
         self._queue: asyncio.Queue[ev.Effect] = asyncio.Queue()
         self._wanted: Begin | None = None  # what Abort and Reduce say now, ahead of the queue
         self._begun_s: tuple[int, float] = (0, 0.0)
         self._begin: Begin | None = None
         self._reduction: Reduction | None = None
-        self._progress_before = 0
         self._result: U8 = np.empty(0, np.uint8)
         self._root = b""  # not empty: `_result` holds the whole result of `_begin`
         self._fetching: asyncio.Task[bytes] | None = None
@@ -112,11 +114,6 @@ class RoundRunner:
         for task in self._tasks:
             task.cancel()
 
-    @property
-    def progress_bytes(self) -> int:
-        running = self._reduction.progress_bytes if self._reduction else 0
-        return self._progress_before + running + self.learner.progress_bytes
-
     def _threadsafe(self, act: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(act, *arguments)
 
@@ -134,7 +131,6 @@ class RoundRunner:
         self.router.end_attempt()
         if self._reduction is not None:
             self._reduction.abort()
-            self._progress_before += self._reduction.progress_bytes
             self._reduction = None
 
     async def _reduce(self, effect: ev.Reduce) -> None:
@@ -288,6 +284,7 @@ class RoundRunner:
         self.donor.state = state
         self.last_round_s = time.monotonic() - self._begun_s[1]
         self.last_commit_unix_s = time.time()
+        self._remember(state)
         self._feed(ev.Applied(begin.round, state.digest))
 
     def _apply_result(self, begin: Begin) -> None:
@@ -315,7 +312,13 @@ class RoundRunner:
         finally:
             self._loading = None
         self.state = self.donor.state = state
+        self._remember(state)
         self._feed(ev.StateLoaded(learn.round, learn.chain, state.digest))
+
+    def _remember(self, state: ReplicatedState) -> None:
+        self.digests[state.round] = state.digest.hex()
+        while len(self.digests) > DIGESTS_KEPT:
+            del self.digests[next(iter(self.digests))]
 
     async def _tell(self, effect: ev.TellTrainer) -> None:
         self._tell_trainer(effect)

@@ -69,13 +69,9 @@ def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOU
 
 def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
     """One command to the daemon of ``home``, without a session: for the command line."""
-    context = zmq.Context()
-    dealer = _Dealer(context, default_home(home))
-    try:
-        return dealer.ask(command, arguments)
-    finally:
-        dealer.close()
-        context.term()
+    with zmq.Context() as context:
+        with contextlib.closing(_Dealer(context, default_home(home))) as dealer:
+            return dealer.ask(command, arguments)
 
 
 class _Dealer:

@@ -33,6 +33,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "round": own.round,
         "chain": own.chain.hex(),
         "digest": own.digest.hex() if own.digest_round == own.round else "",
+        "digests": {str(number): digest for number, digest in runner.digests.items()},
         "synced": not own.unsynced,
         "attempt": own.begin.attempt if own.begin else 0,
         "members": [_member(daemon, member) for member in view.members] if view else [],

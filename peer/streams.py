@@ -71,6 +71,7 @@ class Streams:
         self._incoming: set[BlockingTls] = set()
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
+        self._moved_before = 0
         self.reached: set[bytes] = set()  # peers whose advertised address has accepted us
 
     @property
@@ -80,6 +81,12 @@ class Streams:
     @property
     def received_bytes(self) -> int:
         return self._received_before + sum(s.received_bytes for s in list(self._incoming))
+
+    @property
+    def moved_bytes(self) -> int:
+        """Only ever grows; a stall detector looks whether it does."""
+        streams = [*self._outgoing.values(), *list(self._incoming)]
+        return self._moved_before + sum(stream.moved_bytes for stream in streams)
 
     def know(self, peer: bytes, address: str) -> None:
         if address:
@@ -130,6 +137,7 @@ class Streams:
         stream = self._outgoing.pop(peer, None)
         if stream is not None:
             self._sent_before += stream.sent_bytes
+            self._moved_before += stream.moved_bytes
             stream.close()
 
     def forget(self, peer: bytes) -> None:
@@ -171,6 +179,7 @@ class Streams:
         finally:
             stream.close()
             self._received_before += stream.received_bytes
+            self._moved_before += stream.moved_bytes
             self._incoming.discard(stream)
 
 

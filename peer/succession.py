@@ -55,7 +55,8 @@ class Succession:
             return
         self._highest_ballot = max(self._highest_ballot, prepare.ballot.number)
         own = source == node.me.peer
-        if not own and self._has_coordinator():
+        outbids = source == self.view.coordinator  # it stands only because it has lost voters
+        if not own and not outbids and self._has_coordinator():
             node.probe(self.view.coordinator)
             return
         self.acceptor.on_prepare(source, prepare.ballot, node.follower.report())

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.peer.wire import message
 
 __all__ = [
+    "ANCESTORS_MAX",
     "MEMBERS_MAX",
     "REPLICA",
     "WITNESS",
@@ -21,7 +22,8 @@ __all__ = [
     "Member",
     "View",
     "chain_after",
-    "fork_lineage",
+    "follows",
+    "forked",
     "genesis_chain",
     "is_quorum",
     "short",
@@ -31,6 +33,7 @@ __all__ = [
 REPLICA = "replica"  # holds the state and votes
 WITNESS = "witness"  # votes, holds nothing
 MEMBERS_MAX = 1024  # one coordinator must hear everyone's heartbeat four times a second
+ANCESTORS_MAX = 64  # a lineage ends only with a lone survivor; peers further behind join anew
 
 
 @message
@@ -69,6 +72,7 @@ class View:
     base_round: int
     base_chain: bytes
     fork: bool = False
+    ancestors: tuple[bytes, ...] = ()  # lineages that this one continues, the latest last
 
     def __post_init__(self) -> None:
         ids = self.peers
@@ -76,6 +80,8 @@ class View:
             raise ValueError(f"a view has 1 to {MEMBERS_MAX} different members, got {len(ids)}")
         if self.coordinator not in ids or len(self.lineage) != 32:
             raise ValueError("a view's coordinator is a member and its lineage has 32 bytes")
+        if len(self.ancestors) > ANCESTORS_MAX:
+            raise ValueError(f"a view names at most {ANCESTORS_MAX} ancestors")
 
     @property
     def peers(self) -> tuple[bytes, ...]:
@@ -118,10 +124,18 @@ def genesis_chain(lineage: bytes) -> bytes:
     return hashlib.sha256(b"atoll-genesis" + lineage).digest()
 
 
-def fork_lineage(view: View, ballot: Ballot) -> bytes:
-    """The identity of a history that split off without a quorum: never equal to its parent's."""
+def follows(later: View, earlier: View) -> bool:
+    """Whether ``later`` is further along the same history, across forks of lone survivors."""
+    related = earlier.lineage == later.lineage or earlier.lineage in later.ancestors
+    return related and later.number > earlier.number
+
+
+def forked(view: View, ballot: Ballot) -> View:
+    """The view in a lineage of its own, for a history that went on without a quorum."""
     mark = view.number.to_bytes(8, "big") + ballot.number.to_bytes(8, "big") + ballot.peer
-    return hashlib.sha256(b"atoll-fork" + view.lineage + mark).digest()
+    lineage = hashlib.sha256(b"atoll-fork" + view.lineage + mark).digest()
+    ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
+    return replace(view, lineage=lineage, ancestors=ancestors, fork=True)
 
 
 def chain_after(

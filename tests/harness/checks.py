@@ -8,7 +8,7 @@ from atoll.peer.events import Apply
 from atoll.peer.membership import Node
 from atoll.peer.views import View, is_quorum
 
-__all__ = ["Checker", "best_view", "can_recover"]
+__all__ = ["Checker", "can_recover"]
 
 
 class Checker:
@@ -18,6 +18,10 @@ class Checker:
         self.views: dict[tuple[bytes, int], View] = {}
         self.commits: dict[tuple[bytes, int], tuple[int, bytes]] = {}  # -> first view, chain
         self.digests: dict[tuple[int, bytes], bytes] = {}
+
+    @property
+    def latest(self) -> View:
+        return max(self.views.values(), key=lambda view: view.number)
 
     def installed(self, view: View) -> None:
         known = self.views.setdefault((view.lineage, view.number), view)
@@ -47,29 +51,20 @@ class Checker:
         assert known == digest, f"invariant 3: two states after round {number}"
 
 
-def best_view(nodes: Iterable[Node]) -> View | None:
-    """The newest view that somebody alive is in."""
-    views = [node.view for node in nodes if node.view is not None]
-    return max(views, key=lambda view: view.number, default=None)
+def can_recover(latest: View, nodes: Mapping[bytes, Node]) -> bool:
+    """Whether the latest view has a living quorum and a held base, or a lone survivor of two.
 
-
-def can_recover(nodes: Mapping[bytes, Node]) -> bool:
-    """Whether some view installed at a living node has a living quorum and a held base.
-
-    A view that a living voter has accepted may have been decided, so it binds the next decision:
-    it needs a living quorum too.
+    A view that a living voter has accepted may have been decided, so it binds the next decision
+    and needs a living quorum too.
     """
-    views = {node.view for node in nodes.values() if node.view is not None}
-    return any(_recovers(view, nodes) for view in views)
-
-
-def _recovers(view: View, nodes: Mapping[bytes, Node]) -> bool:
-    voters = _living_voters(view, nodes)
-    if not is_quorum(view, voters) or not _holds_base(view, voters.values()):
+    voters = _living_voters(latest, nodes)
+    if not _holds_base(latest, voters.values()):
         return False
-    elections = [n.succession for n in voters.values() if n.succession and n.view == view]
+    if len(latest.members) == 2 and len(voters) == 1:
+        return True  # the other one's address refuses, or is back with a new incarnation
+    elections = [n.succession for n in voters.values() if n.succession and n.view == latest]
     bound = {e.acceptor.accepted.proposal for e in elections if e.acceptor.accepted}
-    return all(is_quorum(later, _living_voters(later, nodes)) for later in bound)
+    return all(is_quorum(view, _living_voters(view, nodes)) for view in {latest, *bound})
 
 
 def _living_voters(view: View, nodes: Mapping[bytes, Node]) -> dict[bytes, Node]:

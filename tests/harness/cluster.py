@@ -162,13 +162,16 @@ class Cluster:
             self.cut |= {frozenset((a, b)) for b in self.hosts if b not in inside}
 
     def heal(self) -> None:
-        """No fault lasts; whoever had no link gets one."""
+        """No fault lasts; whoever had no link gets one, and links to the dead break."""
         self.cut.clear()
         self.hold = lambda source, peer, message: False
         for host in self.living():
             if host.paused:
                 self.resume(host.name)
         for host in self.living():
+            for peer in sorted(host.node.linked):
+                if not self.hosts[peer].alive:
+                    self.deliver(host, ev.LinkDown(peer, "reset"))
             for other in self.living():
                 if host.peer < other.peer and host.peer not in other.node.linked:
                     self.link(host.name, other.name)

@@ -44,13 +44,14 @@ class Chaos:
             cluster.run(self.dice.expovariate(1.5))
         cluster.heal()
         self._calm()
-        nodes = {host.peer: host.node for host in cluster.living()}
-        recoverable = can_recover(nodes)
+        nodes = {h.peer: h.node for h in cluster.living() if h.name not in self.left}
+        recoverable = can_recover(cluster.checker.latest, nodes)
         for host in list(cluster.hosts.values()):
             if not host.alive and host.name not in self.left:
                 cluster.restart(host.name)
         if recoverable:
-            names = "".join(host.name for host in cluster.living())
+            staying = [h.name for h in cluster.living() if h.name not in self.left]
+            names = "".join(staying)
             cluster.until_round(names, 2, PEACE_S)
         return recoverable
 

@@ -165,6 +165,25 @@ def test_join_says_when_a_send_still_blocks(make_group: MakeGroup) -> None:
     assert all(reduction.join(WAIT_S) for reduction in group.reductions)
 
 
+def test_a_stream_that_the_abort_closes_blames_nobody(make_group: MakeGroup) -> None:
+    group = make_group(INT8, weights=[1.0, 1.0])
+    entered, closed = threading.Event(), threading.Event()
+
+    def closed_under_the_send(src: int, dest: int) -> None:
+        entered.set()
+        assert closed.wait(WAIT_S)
+        raise ConnectError("closed by the abort")
+
+    group.gate = closed_under_the_send
+    group.start()
+    assert entered.wait(WAIT_S)
+    for reduction in group.reductions:
+        reduction.abort()
+    closed.set()
+    assert all(reduction.join(WAIT_S) for reduction in group.reductions)
+    assert group.failed == [[], []]
+
+
 def test_three_hundred_aborted_reductions_leave_nothing(make_group: MakeGroup) -> None:
     left: list[weakref.ref[Any]] = []
     for step in range(100):

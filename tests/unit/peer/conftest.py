@@ -85,7 +85,7 @@ class Net:
         if name not in self._homes:
             self._homes[name] = Home.open(self._folder / name)
         home = self._homes[name]
-        self._nodes.append(Node(home, run_tls(home, run, secret), run, inc))
+        self._nodes.append(Node(home, run_tls(home, secret), run, inc))
         return self._nodes[-1]
 
     async def linked(self) -> tuple[Node, Node]:

@@ -117,7 +117,7 @@ from atoll.peer.links import LinkHost
 
 async def main():
     home = Home.open(sys.argv[1])
-    host = LinkHost(peer_id=home.peer_id, tls=run_tls(home, "demo", bytes(range(32))), run="demo",
+    host = LinkHost(peer_id=home.peer_id, tls=run_tls(home, bytes(range(32))), run="demo",
         inc=lambda: 1, advertise=str, on_message=print, on_up=print, on_down=print, on_data=print,
         log=print)
     await host.dial(sys.argv[2])
@@ -147,15 +147,24 @@ def test_a_killed_process_is_down_at_once(net: Net, tmp_path: object) -> None:
     net.run(scenario())
 
 
-@pytest.mark.parametrize(
-    "stranger", [{"secret": bytes(32)}, {"run": "other"}], ids=["wrong token", "wrong run"]
-)
-def test_a_wrong_token_or_run_is_not_admitted(net: Net, stranger: dict[str, object]) -> None:
+def test_a_wrong_run_is_not_admitted_and_both_are_named(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
-        c = net.node("c", **stranger)  # type: ignore[arg-type]  # of parametrize
-        run = stranger.get("run", "demo")
-        with pytest.raises(AdmissionError, match=f"not admitted to run {run} at") as caught:
+        c = net.node("c", run="other")
+        with pytest.raises(AdmissionError, match=r"not admitted to run demo.*in run 'other'"):
+            await c.host.dial(a.address)
+        assert a.host.link_peers() == (b.id,)
+
+    net.run(scenario())
+
+
+def test_a_wrong_token_is_not_admitted_and_both_tags_are_named(net: Net) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        c = net.node("c", secret=bytes(32))
+        assert a.tls.tag != c.tls.tag
+        named = rf"to run demo at .*tag {a.tls.tag}, yours has tag {c.tls.tag}"
+        with pytest.raises(AdmissionError, match=named) as caught:
             await c.host.dial(a.address)
         assert "join" in caught.value.fix
         await a.until(lambda: a.logs)
@@ -185,12 +194,12 @@ def _pem_of(node: Node) -> str:
 
     from atoll.peer.certs import ca_certificate, ca_key
 
-    return ca_certificate(ca_key("demo", bytes(range(32)))).public_bytes(Encoding.PEM).decode()
+    return ca_certificate(ca_key(bytes(range(32)))).public_bytes(Encoding.PEM).decode()
 
 
 async def say(node: Node, address: str, hello: Hello) -> Hello | Refused:
     """Dial with ``node``'s identity and a hello of our own; the answer."""
-    attempt = Dial(address, "demo")
+    attempt = Dial(address, "demo", node.tls.tag)
     async with attempt.limited():
         channel, _ = await attempt.reach(node.tls.client)
         try:
@@ -291,7 +300,7 @@ def test_every_stage_of_dialling_is_named(net: Net) -> None:
                 await a.host.dial(address)
             assert "firewall" in caught.value.fix
             silent.listen()
-            attempt = Dial(address, "demo")
+            attempt = Dial(address, "demo", "")
             with pytest.raises(ConnectError, match=r"\(TLS, after .*no answer in time"):
                 async with attempt.limited(0.05):
                     await attempt.reach(a.tls.client)

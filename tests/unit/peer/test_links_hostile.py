@@ -49,7 +49,7 @@ async def throw(address: str, *pieces: bytes) -> bytes:
 
 async def proved(node: Node, address: str) -> TlsChannel:
     """A connection of a real member that has said nothing yet."""
-    channel, _ = await Dial(address, "demo").reach(node.tls.client)
+    channel, _ = await Dial(address, "demo", node.tls.tag).reach(node.tls.client)
     return channel
 
 

@@ -1,0 +1,57 @@
+"""A trainer without torch: it moves every parameter towards a target of its own.
+
+Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
+outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import numpy as np
+
+import atoll
+from atoll.collectives.errors import AtollError
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec
+
+
+def main() -> int:
+    home, elements, rounds, inner_s = sys.argv[1], *map(float, sys.argv[2:5])
+    codec = sys.argv[5] if len(sys.argv) > 5 else "int8"
+    spec = RunSpec(sync_every=1, codec=codec, outer_lr=0.5, outer_momentum=0.5)
+    manifest = Manifest.of([Parameter("w", (int(elements),))])
+    session = atoll.connect(home)
+    session.attach(spec, manifest, lambda flat: flat.fill(1.0))
+    target = np.float32(session.peer_name.encode()[0] / 64)
+    here = np.zeros(int(elements), np.float32)
+
+    def take(flat: np.ndarray) -> None:
+        here[:] = flat
+
+    session.pull(take)
+    print(json.dumps({"attached": session.round}), flush=True)
+    while rounds == 0 or session.round < rounds:
+        time.sleep(inner_s)
+        np.multiply(here, 0.9, out=here)
+        np.add(here, target * np.float32(0.1), out=here)
+        session.submit(lambda flat: np.copyto(flat, here), 1.0)
+        outcome = session.wait()
+        if outcome.kind != "missed":
+            session.pull(take)
+        print(
+            json.dumps({"kind": outcome.kind, "round": outcome.round, "unix_s": time.time()}),
+            flush=True,
+        )
+    session.close()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except AtollError as error:
+        print(json.dumps({"error": error.code, "what": error.what}), flush=True)
+        sys.exit(error.exit_code)
