@@ -2,12 +2,13 @@
 
 It ends when the run has ``--rounds`` rounds; with ``--last-round-file`` it goes on after that until
 the file holds the number of the last round, because the demo waits for a newcomer. What the
-demo shows travels by ``session.report``, the printed lines are its log.
+demo shows travels by ``session.report``; the last printed line repeats the last report.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from itertools import count
@@ -70,22 +71,19 @@ def _train(args: argparse.Namespace) -> None:
         if step % args.sync_every == 0:
             with outer.outer_parameters():  # what the run has, not what this replica has
                 heldout = heldout_loss(model, text)
-            figures = outer.metrics()
-            session.report(
-                loss=loss.item(),
-                heldout_loss=heldout,
-                heldout_round=session.round,
-                steps=figures["steps"],
-                contributed=figures["rounds"],
-                missed=figures["missed"],
-                waited_s=figures["waited_s"],
-                elapsed_s=time.monotonic() - started_s,
-            )
-            print(
-                f"round {session.round}  step {step}  loss {loss.item():.3f}  "
-                f"held-out {heldout:.3f} nats per byte  waited {figures['waited_s']:.1f} s",
-                flush=True,
-            )
+            totals = outer.metrics()
+            figures = {
+                "loss": loss.item(),
+                "heldout_loss": heldout,
+                "heldout_round": session.round,
+                "steps": totals["steps"],
+                "contributed": totals["rounds"],
+                "missed": totals["missed"],
+                "waited_s": totals["waited_s"],
+                "elapsed_s": time.monotonic() - started_s,
+            }
+            session.report(**figures)
+            print(json.dumps(figures), flush=True)  # a daemon forgets a trainer that has ended
             if session.round >= _last_round(args.rounds, args.last_round_file):
                 break
     outer.close()

@@ -1,9 +1,10 @@
 """The coordinator's side of one round: attempts at reducing it, until one may be committed.
 
 Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
-in one of two ways. *Commit*, when the coordinator holds the result R, every living member of S is
-READY with the same chain, those READY are a quorum of the voters, and at least two copies of R
-exist (one, if only one replica lives). *Retry* with a higher attempt number, when a participant
+in one of two ways. *Commit*, when the coordinator holds the result R, every living, synced replica
+is READY with the same chain, and those READY are a quorum of the voters. Replicas outside S fetch
+R: committing ahead of them would cost each a transfer of the whole state. One that cannot fetch it
+counts as unsynced from then on. *Retry* with a higher attempt number, when a participant
 died or edges stalled and nobody alive holds R. If somebody holds R the attempt is *finished*
 instead: the others fetch it. An attempt is given up before the next begins and never committed
 afterwards, which is why the highest (round, attempt) in a view change's reports is the only
@@ -66,11 +67,7 @@ class Attempt:
             return None
         agreeing = {peer for peer, theirs in self.ready.items() if theirs == chain}
         replicas = [p for p in self.view.replicas if p in alive and p not in unsynced]
-        participants_ready = all(p in agreeing for p in self.begin.participants if p in alive)
-        copies = sum(peer in agreeing and peer in alive for peer in self.view.replicas)
-        if not participants_ready or not is_quorum(self.view, agreeing):
-            return None
-        if copies < min(2, len(replicas)):
+        if not all(peer in agreeing for peer in replicas) or not is_quorum(self.view, agreeing):
             return None
         begin = self.begin
         return Commit(begin.lineage, begin.view, begin.round, begin.attempt, chain)
@@ -124,8 +121,7 @@ class Attempt:
     def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:
         for position, peer in enumerate(peers):
             count, last_s = self._repairs.get(peer, (0, float("-inf")))
-            due = now_s - last_s >= self.timing.repair_s and count < REPAIRS_MAX
-            if peer in self.ready or not due:
+            if peer in self.ready or count >= REPAIRS_MAX or not self._is_due(now_s, last_s):
                 continue
             self._repairs[peer] = (count + 1, now_s)
             holder = holders[(position + count) % len(holders)]
@@ -138,10 +134,13 @@ class Attempt:
         return {
             peer
             for peer, (count, last_s) in self._repairs.items()
-            if count >= REPAIRS_MAX
-            and peer not in self.ready
-            and now_s - last_s >= self.timing.repair_s
+            if count >= REPAIRS_MAX and peer not in self.ready and self._is_due(now_s, last_s)
         }
+
+    def _is_due(self, now_s: float, last_s: float) -> bool:
+        """The first order at once; it is repeated, or has failed, after a time without a byte."""
+        never = last_s == float("-inf")
+        return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
 
     def _note_retry(self, now_s: float, peers: Collection[bytes], why: str) -> None:
         names = ", ".join(short(peer) for peer in peers) or "nobody"

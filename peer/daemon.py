@@ -38,6 +38,8 @@ __all__ = ["Daemon", "DaemonOptions"]
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
 REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
 REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
+PROBE_TRIES = 4
+PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tries
 PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 ERROR_KINDS = frozenset({"no-quorum", "diverged", "load-failed", "miss", "refused", "base-lost"})
@@ -263,8 +265,14 @@ class Daemon:
         timeout_s = max(PROBE_MIN_S, 2 * self.host.srtt_s(peer))
         reached = peer in self.runner.streams.reached
         answer: str = "silent"
-        if address:
+        for attempt in range(PROBE_TRIES if address else 0):
             answer = await self.host.probe(peer, address, timeout_s)
+            if answer != "silent" or peer in self.host.link_peers():
+                break
+            # A process that is being killed closes its links before its listening port.
+            await asyncio.sleep(PROBE_PAUSE_S * 2**attempt)
+        if peer in self.host.link_peers():
+            answer = "up"
         if answer == "refused" and not reached:
             answer = "silent"
         if answer == "refused":

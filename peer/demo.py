@@ -8,6 +8,7 @@ should not, or when the user interrupts.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
@@ -113,9 +114,7 @@ class Demo:
             if figures.chaos:
                 half = max(ROUNDS_MIN, figures.rounds // 2)
                 self._until(
-                    lambda: (
-                        figures.round >= half and all(peer.contributed for peer in figures.peers)
-                    ),
+                    lambda: _all_reached(figures, half),
                     f"round {half}; then the first peer's daemon is killed",
                 )
                 self._kill_first()
@@ -165,9 +164,7 @@ class Demo:
         victim.figures.state = victim.figures.activity = "killed"
         self._say("kill", f"SIGKILL to the daemon of {victim.name}, {role}")
         self._until(
-            lambda: victim.trainer is None or victim.trainer.code is not None,
-            f"the trainer of {victim.name} to notice",
-            NOTICE_MAX_S,
+            _has_ended(victim.trainer), f"the trainer of {victim.name} to notice", NOTICE_MAX_S
         )
         line = next((li for li in victim.trainer.tail(4) if li.startswith("ATOLL-")), "no error")
         victim.figures.activity = "ended"
@@ -263,12 +260,18 @@ class Demo:
             if status is not None:
                 self.figures.observe(peer.figures, status)
             if peer.trainer is not None and peer.trainer.code == 0:
-                peer.figures.activity = "finished"
+                self._take_last_report(peer, peer.trainer)
         for child in self._children():
             code = child.code
             if code is not None and code != self._expected.get(child.pid):
                 raise AtollError(f"the {child.name} ended with exit code {code}")
         self._view.show(self.figures, time.monotonic() - self._started_s)
+
+    def _take_last_report(self, peer: DemoPeer, trainer: Child) -> None:
+        """The daemon forgets a trainer that has ended, but its last line of output remains."""
+        if peer.figures.activity != "finished":
+            peer.figures.activity = "finished"
+            self.figures.observe_metrics(peer.figures, json.loads(trainer.tail(1)[0]))
 
     def _children(self) -> list[Child]:
         return [child for peer in self.peers for child in peer.children]
@@ -288,6 +291,12 @@ class Demo:
         """Leave nothing behind. Harmless after a demo that came to its end."""
         self._view.close()
         end_all(self._children())
+
+
+def _all_reached(figures: DemoFigures, number: int) -> bool:
+    """The run has the round, its loss is known, and every peer has been part of one."""
+    measured = max(figures.losses, default=0) >= number
+    return measured and all(peer.contributed for peer in figures.peers)
 
 
 def _has_ended(child: Child) -> Callable[[], bool]:

@@ -123,13 +123,15 @@ class DemoFigures:
     def _observe_trainer(self, peer: PeerFigures, trainer: dict[str, Any] | None) -> None:
         if trainer is None:
             return
-        metrics = trainer["metrics"]
+        peer.activity = "waiting" if trainer["waiting"] else "training"
+        self.observe_metrics(peer, trainer["metrics"])
+
+    def observe_metrics(self, peer: PeerFigures, metrics: dict[str, float]) -> None:
+        """Take in what a trainer has reported."""
         if "untrained_loss" in metrics:
             self.losses[1] = metrics["untrained_loss"]
         if "heldout_round" not in metrics:
-            peer.activity = "first round" if self.parameters else "attached"
             return
-        peer.activity = "waiting" if trainer["waiting"] else "training"
         self.losses[int(metrics["heldout_round"])] = metrics["heldout_loss"]
         peer.steps, peer.contributed = int(metrics["steps"]), int(metrics["contributed"])
         peer.waited_s, peer.elapsed_s = metrics["waited_s"], metrics["elapsed_s"]
@@ -143,12 +145,14 @@ class DemoFigures:
                 peer.reformed_unix_s = unix_s
         if kind in SHOWN_KINDS and (kind, text) not in self._seen:
             self._seen.add((kind, text))  # every daemon says the same about a view
-            self.happenings.append(
-                Happening(unix_s - self.started_unix_s, kind, self.with_names(text))
-            )
+            said = text if kind in ("view", "dead") else f"{peer.name}: {text}"
+            self.happenings.append(Happening(unix_s - self.started_unix_s, kind, said))
 
     def with_names(self, text: str) -> str:
-        """Short ids replaced by the demo's names for its peers."""
+        """A happening's text with the demo's names instead of short ids.
+
+        For when it is shown: a daemon may speak of a peer before that one was first asked.
+        """
         for peer in self.peers:
             if peer.ident:
                 text = text.replace(peer.ident, peer.name)

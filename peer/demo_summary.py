@@ -119,7 +119,7 @@ def _byte_lines(figures: DemoFigures) -> list[tuple[str, str]]:
             times = f"   {dense / peer.sent_bytes:.0f} times less" if peer.sent_bytes else ""
             text += f"   all-reduce at every step: {size(dense):>8}{times}"
         lines.append(("" if lines else "bytes sent", text))
-    return lines
+    return [*lines, ("", "(all of it: initial parameters and the state for newcomers too)")]
 
 
 def _death_lines(figures: DemoFigures) -> list[tuple[str, str]]:

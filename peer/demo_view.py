@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.peer.demo_figures import DemoFigures, Happening, PeerFigures
+from atoll.peer.demo_figures import DemoFigures, PeerFigures
 from atoll.peer.demo_summary import Check, size
 
 __all__ = ["LiveView", "PlainView", "View", "loss_chart", "make_view"]
@@ -75,7 +75,7 @@ class PlainView:
 
     def show(self, figures: DemoFigures, elapsed_s: float) -> None:
         for happening in figures.happenings[self._happenings :]:
-            print(f"{happening.at_s:6.1f} s  {happening.text}", flush=True)
+            print(f"{happening.at_s:6.1f} s  {figures.with_names(happening.text)}", flush=True)
         self._happenings = len(figures.happenings)
         for number in sorted(figures.losses):
             if number > self._rounds:
@@ -145,7 +145,7 @@ def page(figures: DemoFigures, elapsed_s: float, width: int, log_rows: int) -> G
         _curve(figures, width),
         _progress(figures, width),
         Text(),
-        *_log(figures.happenings[-log_rows:], width, log_rows),
+        *_log(figures, width, log_rows),
     )
 
 
@@ -260,11 +260,11 @@ def _progress(figures: DemoFigures, width: int) -> Table:
     return grid
 
 
-def _log(happenings: list[Happening], width: int, rows: int) -> list[Text]:
+def _log(figures: DemoFigures, width: int, rows: int) -> list[Text]:
     lines = []
-    for happening in happenings:
+    for happening in figures.happenings[-rows:]:
         line = Text(f" {happening.at_s:5.1f} s  ", "dim", no_wrap=True, overflow="ellipsis")
-        line.append(happening.text, KIND_STYLES.get(happening.kind, "default"))
+        line.append(figures.with_names(happening.text), KIND_STYLES.get(happening.kind, "default"))
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     return lines + [Text()] * (rows - len(lines))  # the page keeps its height

@@ -150,8 +150,10 @@ class Home:
         write_atomic(self.path / "run.json", json.dumps(document, indent=1).encode())
 
     def socket_path(self, name: str) -> Path:
-        """Where the unix socket ``name`` of this home lives."""
-        return socket_path(self.path, name)
+        """Where the unix socket ``name`` of this home lives; its folder is made, private."""
+        path = socket_path(self.path, name)
+        _private_folder(path.parent)
+        return path
 
 
 def default_home(explicit: str | Path | None = None) -> Path:
@@ -167,10 +169,10 @@ def default_home(explicit: str | Path | None = None) -> Path:
 
 
 def socket_path(home: Path, name: str) -> Path:
-    """Path of the unix socket ``name`` for ``home``; its folder is made, private to this user.
+    """Path of the unix socket ``name`` for ``home``. Makes nothing: a client calls this too.
 
-    A client calls this too, without opening (locking) the home. A home whose path is too long for
-    a socket address gets a folder under the temporary one, named by the home's hash.
+    A home whose path is too long for a socket address gets a folder under the temporary one, named
+    by the home's hash.
     """
     home = home.expanduser().absolute()
     folder = home / "run"
@@ -183,7 +185,8 @@ def socket_path(home: Path, name: str) -> Path:
             f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes",
             fix="set TMPDIR to a folder with a short path",
         )
-    _private_folder(folder)
+    if folder.is_symlink() or folder.exists():
+        _check_private(folder)  # nobody else's daemon is to be spoken to
     return path
 
 
@@ -210,10 +213,14 @@ def _private_folder(path: Path) -> None:
     """Make ``path`` with mode 0700; refuse one that somebody else owns or can enter."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # lstat: in a shared folder such as /tmp a stranger may have put a link here.
-        found = path.lstat() if path.parent == Path(tempfile.gettempdir()) else path.stat()
     except FileExistsError as error:
         raise ConfigError(f"{path} is not a folder", fix="choose another --home") from error
+    _check_private(path)
+
+
+def _check_private(path: Path) -> None:
+    # lstat: in a shared folder such as /tmp a stranger may have put a link here.
+    found = path.lstat() if path.parent == Path(tempfile.gettempdir()) else path.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise ConfigError(f"{path} is not a folder of this user", fix="choose another --home")
     if found.st_mode & 0o077:

@@ -73,6 +73,8 @@ class Cluster:
         self.hosts: dict[bytes, Host] = {}
         self.trace: list[str] = []
         self.cut: set[frozenset[bytes]] = set()
+        self.data_cut: set[frozenset[bytes]] = set()  # data links only
+        self.spoilt = ""  # a host whose contribution cannot be read
         self.hold: Callable[[bytes, bytes, object], bool] = lambda source, peer, message: False
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.copies: Callable[[object], int] = lambda message: 1
@@ -115,6 +117,13 @@ class Cluster:
             self.give(name, ev.Offered(b"spec"))
         else:
             self._attach(host)
+
+    def detach(self, name: str) -> None:
+        """The trainer ends."""
+        host = self.host(name)
+        host.trains = False
+        host.inner_phase += 1
+        self.give(name, ev.Detached())
 
     def kill(self, name: str) -> None:
         host = self.host(name)
@@ -164,6 +173,7 @@ class Cluster:
     def heal(self) -> None:
         """No fault lasts; whoever had no link gets one, and links to the dead break."""
         self.cut.clear()
+        self.data_cut.clear()
         self.hold = lambda source, peer, message: False
         for host in self.living():
             if host.paused:
@@ -201,9 +211,10 @@ class Cluster:
         raise AssertionError(f"not reached in {self.now_s - started_s:.1f} s:\n{self.tail()}")
 
     def until_round(self, names: str, more: int = 2, limit_s: float = 60.0) -> float:
-        """Until all of these have committed so many rounds more than anybody had."""
+        """Until all of these are in and have so many rounds more than anybody had."""
         goal = self.committed + more
-        return self.until(lambda: all(self.host(n).round >= goal for n in names), limit_s)
+        hosts = [self.host(name) for name in names]
+        return self.until(lambda: all(h.node.view and h.round >= goal for h in hosts), limit_s)
 
     def run(self, duration_s: float) -> None:
         end_s = self.now_s + duration_s
@@ -257,6 +268,9 @@ class Cluster:
 
     def is_cut(self, a: Host, b: Host) -> bool:
         return frozenset((a.peer, b.peer)) in self.cut
+
+    def is_data_cut(self, a: Host, b: Host) -> bool:
+        return self.is_cut(a, b) or frozenset((a.peer, b.peer)) in self.data_cut
 
     def _advance(self) -> None:
         ready = [host for host in self.hosts.values() if host.alive and not host.paused]

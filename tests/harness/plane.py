@@ -28,6 +28,11 @@ class DataPlane:
     # ------------------------------------------------------------ reducing
 
     def reduce(self, host: Host, effect: ev.Reduce) -> None:
+        if host.name == self._cluster.spoilt:
+            begin = effect.begin
+            event = ev.ReduceFailed(begin.round, begin.attempt, (), "not a number")
+            self._cluster.after(REDUCE_S, lambda: self._cluster.deliver(host, event))
+            return
         host.reducing = effect.begin
         if effect.begin not in self._begun:
             self._begun.add(effect.begin)
@@ -41,7 +46,9 @@ class DataPlane:
         reducing = [h for h in reducing if h.reducing == begin]
         if not reducing:
             return
-        cut = {frozenset((a.peer, b.peer)) for a in group for b in group if cluster.is_cut(a, b)}
+        cut = {
+            frozenset((a.peer, b.peer)) for a in group for b in group if cluster.is_data_cut(a, b)
+        }
         if len(reducing) == len(group) and not cut and not any(h.paused for h in group):
             root = hashlib.sha256(repr(begin).encode()).digest()
             for host in group:
@@ -71,7 +78,7 @@ class DataPlane:
         root = holder.held.get((begin.view, begin.round, begin.attempt))
 
         def arrive() -> None:
-            if root is not None and holder.alive and not self._cluster.is_cut(host, holder):
+            if root is not None and holder.alive and not self._cluster.is_data_cut(host, holder):
                 self._hold(host, begin, root)
 
         self._cluster.after(REDUCE_S, arrive)
@@ -107,7 +114,7 @@ class DataPlane:
         def arrive() -> None:
             if order != host.loads or cluster.stuck(host, donor):
                 return  # a newer order has taken its place, or it hangs
-            if donor.alive and digest == learn.digest and not cluster.is_cut(host, donor):
+            if donor.alive and digest == learn.digest and not cluster.is_data_cut(host, donor):
                 host.flipped = b""
                 self._store(host, learn.round, learn.chain, digest)
                 cluster.deliver(host, ev.StateLoaded(learn.round, learn.chain, digest))

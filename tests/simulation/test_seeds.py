@@ -52,7 +52,11 @@ class Chaos:
         if recoverable:
             staying = [h.name for h in cluster.living() if h.name not in self.left]
             names = "".join(staying)
-            cluster.until_round(names, 2, PEACE_S)
+            goal = cluster.committed + 2
+            back = [cluster.host(name) for name in staying]
+            cluster.until(
+                lambda: all(h.round >= goal for h in back) and cluster.in_one_view(names), PEACE_S
+            )
         return recoverable
 
     def _strike(self, kind: str) -> None:

@@ -161,6 +161,9 @@ def test_socket_paths_fit_and_are_private(tmp_path: Path, monkeypatch: pytest.Mo
     assert socket_path(near, "s") == near / "run" / "s"
     path = socket_path(far, "s")
     assert len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+    assert not path.parent.exists()  # a client makes nothing
+    with Home.open(far) as home:
+        assert home.socket_path("s") == path
     assert mode(path.parent) == 0o700
     assert socket_path(far, "s") == path
     assert socket_path(tmp_path / ("y" * 120), "s") != path
@@ -173,7 +176,6 @@ def test_a_planted_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     far = tmp_path / ("x" * 120)
     folder = socket_path(far, "s").parent
-    folder.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="not a folder of this user"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from harness.cluster import LINEAGE, Cluster, peer_id
 from harness.faults import busy_with, lose
@@ -66,7 +68,7 @@ def test_newcomers_never_outnumber_those_who_are_in() -> None:
     cluster.until(lambda: cluster.in_one_view("abcdefg"))
     sizes = [len(v.members) for _, v in sorted(cluster.checker.views.items())]
     assert sizes == sorted(sizes)
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         assert after - before <= max(1, before - 1)
 
 

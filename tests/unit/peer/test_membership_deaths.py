@@ -73,12 +73,12 @@ def test_a_coordinator_that_was_stopped_does_not_take_the_others_for_dead() -> N
     """SIGSTOP of one of two: after it goes on, nobody has been voted out."""
     cluster = Cluster("ab")
     cluster.form("ab")
-    view = cluster.host("a").node.view
     cluster.pause("a")
     cluster.run(20.0)
     cluster.resume("a")
     assert cluster.until_round("ab") < 1.0
-    assert cluster.host("b").node.view == view
+    assert cluster.in_one_view("ab")
+    assert not cluster.noted("excluded")
 
 
 def test_a_member_that_was_stopped_does_not_stand_for_election() -> None:
@@ -97,12 +97,12 @@ def test_dead_member_is_voted_out_lazily_but_eagerly_when_the_quorum_is_thin() -
     died_s = cluster.now_s
     cluster.kill("e")
     cluster.until(lambda: cluster.in_one_view("abcd"))
-    assert 8.0 < cluster.now_s - died_s < 9.0
+    assert 7.7 < cluster.now_s - died_s < 9.0
     cluster.kill("d")
     cluster.kill("c")  # two of four with the tie-breaker: the next loss would cost the quorum
     died_s = cluster.now_s
     cluster.until(lambda: cluster.in_one_view("ab"))
-    assert 2.5 < cluster.now_s - died_s < 3.5
+    assert 2.2 < cluster.now_s - died_s < 3.5
 
 
 def test_minority_halts_and_says_for_whom_it_waits() -> None:
@@ -125,8 +125,8 @@ def test_minority_side_of_a_partition_commits_nothing_and_comes_back() -> None:
     cluster.run(5.0)
     assert cluster.host("a").round == alone
     cluster.heal()
-    assert cluster.until_round("abcde") < 5.0
-    assert len({h.node.view for h in cluster.living()}) == 1
+    cluster.until(lambda: cluster.in_one_view("abcde"), limit_s=5.0)
+    cluster.until_round("abcde", limit_s=5.0)
 
 
 def test_a_decided_view_known_only_to_its_dead_proposer_survives() -> None:

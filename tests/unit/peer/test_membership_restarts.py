@@ -1,0 +1,165 @@
+"""Restarts under a new incarnation, and learners: slow, stalled, or of a donor that dies."""
+
+from __future__ import annotations
+
+import pytest
+from harness.cluster import Cluster, Host, peer_id
+from harness.faults import lose
+
+from atoll.peer import messages as ms
+from atoll.peer.phases import Phase
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("away_s", [0.0, 0.05, 2.0, 10.0], ids=lambda s: f"away{s:g}s")
+@pytest.mark.parametrize("names", ["ab", "abc", "abcd"])
+def test_restart_before_and_after_the_failure_was_noticed(
+    names: str, name: str, away_s: float
+) -> None:
+    cluster = Cluster(names)
+    cluster.form(names)
+    cluster.kill(name)
+    if away_s:
+        cluster.run(away_s)
+    cluster.restart(name)
+    assert cluster.until_round(names) < 5.0
+    cluster.until(lambda: cluster.in_one_view(names), limit_s=1.0)
+    view = cluster.host(name).node.view
+    assert view is not None
+    member = view.member(peer_id(name))
+    assert member is not None
+    assert member.inc == 2
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_restart_of_which_no_broken_link_and_no_refusal_told(name: str) -> None:
+    """The first that anybody sees is JOIN with a newer incarnation: proof enough of the death."""
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    other = "ab".replace(name, "")
+    cluster.cut.add(frozenset((peer_id("a"), peer_id("b"))))
+    cluster.kill(name)
+    cluster.cut.clear()
+    cluster.restart(name)
+    assert cluster.until_round("ab") < 3.0
+    assert "dead" in cluster.host(other).notes
+
+
+def test_several_restarts_in_a_row() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    for name in "bacab":
+        cluster.kill(name)
+        cluster.restart(name)
+        assert cluster.until_round("abc") < 5.0
+
+
+def test_state_that_is_still_the_groups_is_not_loaded_again() -> None:
+    """An excluded peer comes back as a new incarnation with its tensors."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    for host in cluster.living():
+        cluster.detach(host.name)
+    cluster.run(1.0)
+    cluster.isolate("c")
+    cluster.until(lambda: cluster.in_one_view("ab"), limit_s=15.0)
+    cluster.heal()
+    cluster.until(lambda: cluster.in_one_view("abc"))
+    assert "excluded" in cluster.host("c").notes
+    assert cluster.host("c").loads == 0
+
+
+# ---------------------------------------------------------------- learners
+
+
+def joining(cluster: Cluster, name: str) -> Host:
+    host = cluster.add(name)
+    host.trains = True
+    for other in cluster.living():
+        if other is not host:
+            cluster.link(name, other.name)
+    return host
+
+
+def test_boundary_is_held_while_a_learner_loads() -> None:
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    cluster.load_s = 5.0
+    joining(cluster, "c")
+    before = cluster.committed
+    cluster.until(lambda: cluster.in_one_view("abc"), limit_s=8.0)
+    assert cluster.committed <= before + 1  # at most the round that was under way
+
+
+def test_learner_whose_donor_dies_gets_another() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.load_s = 1.0
+    host = joining(cluster, "d")
+    cluster.until(lambda: host.node.follower.loading is not None)
+    assert host.node.follower.loading is not None
+    donor = next(h for h in cluster.living() if h.peer == host.node.follower.loading.donor.peer)
+    cluster.kill(donor.name)
+    rest = "abcd".replace(donor.name, "")
+    assert cluster.until_round(rest, 1, limit_s=15.0) < 10.0
+
+
+def test_learner_that_dies_holds_the_boundary_no_longer_than_a_member() -> None:
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    cluster.stuck = lambda host, donor: True
+    host = joining(cluster, "c")
+    cluster.until(lambda: host.node.phase is Phase.LEARNER)
+    cluster.kill("c")
+    assert cluster.until_round("ab") < 2.0
+
+
+def test_stalled_learner_is_dropped_and_comes_back_after_growing_pauses() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.stuck = lambda host, donor: host.name == "d"
+    joining(cluster, "d")
+    dropped = []
+    for _ in range(3):
+        count = len(dropped) + 1
+        cluster.until(lambda count=count: cluster.tail(99_999).count("dropped") == count)
+        dropped.append(cluster.now_s)
+        cluster.until_round("abc", 1)  # training goes on meanwhile
+    first, second = dropped[1] - dropped[0], dropped[2] - dropped[1]
+    assert 11.0 < first < second - 0.5  # ten seconds of patience, then a pause that doubles
+    cluster.stuck = lambda host, donor: False
+    cluster.until(lambda: cluster.in_one_view("abcd"))
+
+
+def test_stalled_learner_is_given_another_donor_next_time() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.stuck = lambda host, donor: host.name == "d" and donor.name == "b"
+    joining(cluster, "d")
+    cluster.until(lambda: cluster.in_one_view("abcd"))
+    assert "join" in cluster.host("a").notes
+
+
+def test_member_that_fell_behind_loads_and_takes_part_again() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.cut.add(frozenset((peer_id("a"), peer_id("c"))))
+    cluster.cut.add(frozenset((peer_id("b"), peer_id("c"))))
+    cluster.until_round("ab")
+    cluster.heal()
+    assert cluster.until_round("abc") < 2.0
+    assert cluster.host("c").loads >= 1
+
+
+def test_the_quorum_may_need_a_laggard_while_a_round_is_under_way() -> None:
+    """c is dead and b fell behind: b has to load the state during the attempt, or nobody moves."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    lose(cluster, ms.Commit, to="b")
+    lose(cluster, ms.CoordinatorBeat, to="b")
+    lose(cluster, ms.Begin, to="b")
+    goal = cluster.committed + 2
+    cluster.until(lambda: cluster.host("c").round >= goal)
+    cluster.kill("c")
+    cluster.heal()
+    assert cluster.until_round("ab") < 3.0
