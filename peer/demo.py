@@ -23,7 +23,7 @@ from atoll.collectives.errors import AtollError, ConfigError, DaemonLostError
 from atoll.optim.text import load_text
 from atoll.peer.demo_figures import DemoFigures, Ending, Happening
 from atoll.peer.demo_peers import Child, DemoPeer, end_all
-from atoll.peer.demo_summary import LEAVE_MAX_S, checks, summary
+from atoll.peer.demo_summary import LEAVE_MAX_S, ORPHANED_MAX_S, checks, summary
 from atoll.peer.demo_view import View, make_view
 from atoll.peer.session import ask
 
@@ -36,7 +36,7 @@ ROUNDS_MIN = 2  # round 1 of a run only hands out the initial parameters
 POLL_S = 0.25
 DEADLINE_S = 170.0  # of 3 peers and 24 rounds; more of either get more
 DEADLINE_PEERS, DEADLINE_ROUNDS = 3, 24
-NOTICE_MAX_S = 10.0  # a trainer must know by then that its daemon is dead
+START_MAX_S = 30.0  # a daemon answers within a second on an idle machine
 MARGIN_ROUNDS = 2  # after the newcomer's first: nobody can be past a round that is named so early
 TAIL_LINES = 8
 
@@ -55,14 +55,16 @@ def run_demo(options: DemoOptions) -> int:
     _check(options)
     with _signals() as interrupted:
         folder = Path(tempfile.mkdtemp(prefix="atoll-demo-"))
-        demo = None
+        demo = Demo(options, folder, make_view(plain=options.plain), interrupted)
         try:
-            demo = Demo(options, folder, make_view(plain=options.plain), interrupted)
             return demo.run()
         finally:
-            if demo is not None:
+            try:
                 demo.close()
-            shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            if interrupted:
+                print("atoll demo: interrupted; all its processes have ended", file=sys.stderr)
 
 
 def _check(options: DemoOptions) -> None:
@@ -139,7 +141,7 @@ class Demo:
         first.start_daemon("up", "--run", RUN)
         for peer in self.peers:
             self._start_trainer(peer)  # it loads torch while the daemons meet
-        self._until(lambda: first.status is not None, "the first daemon")
+        self._until(lambda: first.status is not None, "the first daemon", START_MAX_S)
         self._say("join", f"{first.name} founds the run")
         invite = str(ask(first.home, "invite"))
         for peer in others:
@@ -161,16 +163,15 @@ class Demo:
         figures.killed_unix_s = time.time()
         victim.daemon.kill()
         role = "the coordinator" if figures.killed_coordinator else "a member"
-        victim.figures.state = victim.figures.activity = "killed"
+        victim.figures.state = "killed"
         self._say("kill", f"SIGKILL to the daemon of {victim.name}, {role}")
-        self._until(
-            _has_ended(victim.trainer), f"the trainer of {victim.name} to notice", NOTICE_MAX_S
-        )
-        line = next((li for li in victim.trainer.tail(4) if li.startswith("ATOLL-")), "no error")
-        victim.figures.activity = "ended"
-        self._say("error", f"its trainer ends: {line.replace(str(victim.home), victim.name)}")
         self._until(lambda: figures.committed_s is not None, "the survivors' next commit")
-        self._say("good", f"the survivors committed after {figures.committed_s:.2f} s")
+        self._say(
+            "good", f"the survivors have committed, {figures.committed_s:.2f} s after the kill"
+        )
+        self._until(
+            _has_ended(victim.trainer), f"the trainer of {victim.name} to notice", ORPHANED_MAX_S
+        )
 
     def _bring_newcomer(self) -> None:
         figures = self.figures
@@ -192,9 +193,7 @@ class Demo:
         partial.replace(self._last_round_file)
 
     def _trainers_ended(self) -> bool:
-        return all(
-            peer.trainer is not None and peer.trainer.code is not None for peer in self.peers
-        )
+        return all(peer.figures.activity == "ended" for peer in self.peers)
 
     def _digests_known(self) -> bool:
         living = self.figures.living
@@ -259,19 +258,25 @@ class Demo:
             status = peer.ask_status() if not peer.figures.killed else None
             if status is not None:
                 self.figures.observe(peer.figures, status)
-            if peer.trainer is not None and peer.trainer.code == 0:
-                self._take_last_report(peer, peer.trainer)
+            trainer = peer.trainer
+            if trainer and trainer.code is not None and peer.figures.activity != "ended":
+                self._on_trainer_end(peer, trainer)
         for child in self._children():
             code = child.code
             if code is not None and code != self._expected.get(child.pid):
                 raise AtollError(f"the {child.name} ended with exit code {code}")
         self._view.show(self.figures, time.monotonic() - self._started_s)
 
-    def _take_last_report(self, peer: DemoPeer, trainer: Child) -> None:
-        """The daemon forgets a trainer that has ended, but its last line of output remains."""
-        if peer.figures.activity != "finished":
-            peer.figures.activity = "finished"
-            self.figures.observe_metrics(peer.figures, json.loads(trainer.tail(1)[0]))
+    def _on_trainer_end(self, peer: DemoPeer, trainer: Child) -> None:
+        peer.figures.activity = "ended"
+        last = trainer.tail(4)
+        if trainer.code == 0:  # the daemon forgets it, but its output repeats the last report
+            report = next((line for line in reversed(last) if line.startswith("{")), "{}")
+            self.figures.observe_metrics(peer.figures, json.loads(report))
+        elif peer.figures.killed and self.figures.killed_unix_s is not None:
+            self.figures.orphaned_s = time.time() - self.figures.killed_unix_s
+            line = next((line for line in last if line.startswith("ATOLL-")), "without a word")
+            self._say("error", f"trainer of {peer.name}: {line.replace(f'at {peer.home} ', '')}")
 
     def _children(self) -> list[Child]:
         return [child for peer in self.peers for child in peer.children]
@@ -289,8 +294,10 @@ class Demo:
 
     def close(self) -> None:
         """Leave nothing behind. Harmless after a demo that came to its end."""
-        self._view.close()
-        end_all(self._children())
+        try:
+            end_all(self._children())
+        finally:
+            self._view.close()  # after it, because a vanished terminal makes this fail
 
 
 def _all_reached(figures: DemoFigures, number: int) -> bool:

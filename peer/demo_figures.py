@@ -91,6 +91,7 @@ class DemoFigures:
     killed_unix_s: float | None = None
     killed_round: int = 0  # the last that was committed before the kill
     killed_coordinator: bool = False
+    orphaned_s: float | None = None  # from the kill until the trainer of the dead daemon ended
     joined_round: int = 0  # of the run when the newcomer was started
     left_s: float = 0.0  # the slowest clean leave
     duration_s: float = 0.0

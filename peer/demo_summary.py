@@ -6,10 +6,19 @@ from dataclasses import dataclass
 
 from atoll.peer.demo_figures import DemoFigures, Ending, PeerFigures
 
-__all__ = ["Check", "all_reduce_bytes", "checks", "size", "summary"]
+__all__ = [
+    "LEAVE_MAX_S",
+    "ORPHANED_MAX_S",
+    "Check",
+    "all_reduce_bytes",
+    "checks",
+    "size",
+    "summary",
+]
 
 LOSS_SHARE_MAX = 0.75  # of the untrained model's loss: far outside the noise of the held-out text
 LEAVE_MAX_S = 5.0  # what a clean leave is promised to take
+ORPHANED_MAX_S = 10.0  # by then a trainer must know that its daemon is dead
 FLOAT32_BYTES = 4
 
 
@@ -74,6 +83,8 @@ def _ending_check(figures: DemoFigures) -> Check:
     wrong = [_describe(end) for end in figures.endings if end.got != end.wanted]
     if figures.left_s > LEAVE_MAX_S:
         wrong.append(f"a daemon took {figures.left_s:.1f} s to leave")
+    if figures.orphaned_s is not None and figures.orphaned_s > ORPHANED_MAX_S:
+        wrong.append(f"a trainer took {figures.orphaned_s:.1f} s to notice its daemon's death")
     ok = bool(figures.endings) and not wrong
     return Check("processes ended as expected", ok, "; ".join(wrong) or "nothing was started")
 
@@ -99,7 +110,8 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
     newcomer = figures.newcomer
     if newcomer is not None:
         text = f"{newcomer.name} was started after round {figures.joined_round}"
-        lines.append(("newcomer", f"{text} and is part of {_count(newcomer.contributed, 'round')}"))
+        rounds = _count(newcomer.contributed, "round")
+        lines.append(("newcomer", f"{text} and contributed to {rounds}"))
     each = ", ".join(f"{p.name} {_share(p)}" for p in figures.peers if p.elapsed_s)
     return [
         *lines,
@@ -111,15 +123,14 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
 
 
 def _byte_lines(figures: DemoFigures) -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
+    """What was sent includes the initial parameters and the state for newcomers."""
+    lines = [("bytes sent", f"{'':8}{'DiLoCo':>9}   {'all-reduce at every step':<27}steps")]
     for peer in figures.peers:
         dense = all_reduce_bytes(figures.founders, figures.parameters, peer.steps)
-        text = f"{peer.name} {size(peer.sent_bytes):>8}   {peer.steps:>4} steps"
-        if dense:
-            times = f"   {dense / peer.sent_bytes:.0f} times less" if peer.sent_bytes else ""
-            text += f"   all-reduce at every step: {size(dense):>8}{times}"
-        lines.append(("" if lines else "bytes sent", text))
-    return [*lines, ("", "(all of it: initial parameters and the state for newcomers too)")]
+        ratio = f", {dense / peer.sent_bytes:.0f} times" if peer.sent_bytes and dense else ""
+        text = f"{peer.name:<8}{size(peer.sent_bytes):>9}   {size(dense):>8}{ratio:<18}"
+        lines.append(("", f"{text}{peer.steps:>6}"))
+    return lines
 
 
 def _death_lines(figures: DemoFigures) -> list[tuple[str, str]]:
@@ -129,12 +140,12 @@ def _death_lines(figures: DemoFigures) -> list[tuple[str, str]]:
     text = f"noticed after {_seconds(figures.noticed_s)}"
     if figures.reformed_s is not None:
         text += f", all survivors in a new view after {_seconds(figures.reformed_s)}"
-    commit = f"next round committed after {_seconds(figures.committed_s)}"
-    usual = f" (its inner steps included: usually {_seconds(figures.usual_s)} a round)"
+    commit = f"next round committed after {_seconds(figures.committed_s)}, inner steps included"
     return [
-        ("SIGKILL", f"{name}, {role}, after round {figures.killed_round}"),
-        ("recovery", text),
-        ("", commit + usual),
+        ("SIGKILL", f"daemon of {name}, {role}, after round {figures.killed_round}"),
+        ("survivors", text),
+        ("", f"{commit} (usual: {_seconds(figures.usual_s)} a round)"),
+        ("its trainer", f"ended with a clear error after {_seconds(figures.orphaned_s)}"),
     ]
 
 
@@ -149,7 +160,7 @@ def _digest_line(figures: DemoFigures) -> str:
     names = ", ".join(peer.name.removeprefix("peer ") for peer in living)
     return (
         f"equal on peers {names} after round {living[0].round}: {living[0].digest[:16]}"
-        f" (and whenever compared: {_count(compared, 'round')})"
+        f" ({_count(compared, 'round')} compared)"
     )
 
 
@@ -157,9 +168,8 @@ def _ending_line(figures: DemoFigures) -> str:
     check = _ending_check(figures)
     if not check.ok:
         return f"UNEXPECTED: {check.why}"
-    return (
-        f"all {len(figures.endings)} ended as expected; leaving took {figures.left_s:.1f} s at most"
-    )
+    ended = f"all {len(figures.endings)} ended as expected"
+    return f"{ended}; to leave took a daemon {figures.left_s:.1f} s at most"
 
 
 def _loss(value: float | None) -> str:

@@ -21,10 +21,11 @@ from atoll.peer.demo_summary import Check, size
 __all__ = ["LiveView", "PlainView", "View", "loss_chart", "make_view"]
 
 WIDTH_MAX = 100  # a page wider than this is harder to read, not easier
+IDENTITY_WIDTH = 92  # a narrower page leaves the identities out
 CHART_ROWS = 7
 LABEL_WIDTH = 27  # of the summary
 FIXED_ROWS = CHART_ROWS + 11  # everything but the table's rows and the log
-LOG_ROWS = (3, 9)
+LOG_ROWS = (3, 12)  # at least, at most
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille cell, by row
 
 STATE_STYLES = {
@@ -91,7 +92,7 @@ class PlainView:
         print(flush=True)
 
     def close(self) -> None:
-        sys.stdout.flush()
+        pass
 
 
 def _round_line(figures: DemoFigures, number: int, elapsed_s: float) -> str:
@@ -127,11 +128,12 @@ class LiveView:
         table.add_column()
         for label, text in lines:
             table.add_row(label, text)
-        table.add_row("", "")
+        marks = Text()
         for check in verdict:
-            mark = Text("✓ ", "bold green") if check.ok else Text("✗ ", "bold red")
-            table.add_row("", mark + Text(check.name if check.ok else f"{check.name}: {check.why}"))
-        self._console.print(table)
+            mark, style = ("✓", "bold green") if check.ok else ("✗", "bold red")
+            marks.append(f"{mark} ", style)
+            marks.append(f"{check.name}   " if check.ok else f"{check.name}: {check.why}   ")
+        self._console.print(Text(), table, Text(), marks, Text(), sep="\n")
 
     def close(self) -> None:
         self._live.stop()
@@ -165,13 +167,19 @@ def _title(figures: DemoFigures, elapsed_s: float, width: int) -> Table:
 
 
 def _peers(figures: DemoFigures, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=width, header_style="dim", pad_edge=False)
-    for name in ("peer", "identity", "state", "trainer"):
-        table.add_column(name, no_wrap=True, ratio=2)
+    table = Table(box=box.SIMPLE_HEAD, width=width, header_style="dim", pad_edge=True)
+    table.add_column("peer", no_wrap=True, ratio=1)
+    if width >= IDENTITY_WIDTH:
+        table.add_column("identity", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=11)
+    table.add_column("trainer", no_wrap=True, min_width=8)
     for name in ("round", "contributed", "steps", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
     for peer in figures.peers:
-        table.add_row(*_peer_row(peer), style="dim" if peer.killed else "")
+        row = _peer_row(peer)
+        if width < IDENTITY_WIDTH:
+            del row[1]
+        table.add_row(*row, style="dim" if peer.killed else "")
     return table
 
 
@@ -196,8 +204,15 @@ def _curve(figures: DemoFigures, width: int) -> Text:
         text.append(" → ", "dim")
         text.append(f"{figures.last_loss:.3f}", "bold")
         text.append(" nats per byte", "dim")
-    text.append("\n")
     marks = {figures.killed_round: "kill", figures.joined_round: "join"}
+    for number, kind, what in (
+        (figures.killed_round, "kill", "killed"),
+        (figures.joined_round, "join", "newcomer"),
+    ):
+        if number:
+            text.append("   ┊", KIND_STYLES[kind])
+            text.append(f" {what}", "dim")
+    text.append("\n")
     low, high = _range(figures.losses)
     rows = loss_chart(
         figures.losses, max(figures.rounds, figures.round), width - 8, CHART_ROWS, marks
@@ -251,12 +266,13 @@ def loss_chart(
 def _progress(figures: DemoFigures, width: int) -> Table:
     rounds = max(figures.rounds, figures.round)
     grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=0)
     grid.add_column(width=30)
-    grid.add_column(width=width - 31, no_wrap=True, overflow="ellipsis")
+    grid.add_column(width=width - 33, no_wrap=True, overflow="ellipsis")
     bar = ProgressBar(rounds, figures.round, complete_style="cyan", finished_style="green")
     text = Text.assemble((f"round {figures.round} of {rounds}", "bold"), "   ")
-    text.append(f"now: {figures.doing}", "dim")
-    grid.add_row(bar, text)
+    text.append(f"waits for {figures.doing}" if figures.doing != "done" else "done", "dim")
+    grid.add_row("", bar, text)
     return grid
 
 

@@ -104,7 +104,7 @@ class Proposer:
         # Competing candidates that retry in step would compete for ever: spread by a hash.
         mark = hashlib.sha256(me + ballot.number.to_bytes(8, "big")).digest()[0]
         self.retry_at_s = now_s + timing.ballot_retry_s * (0.7 + 0.6 * mark / 255)
-        self._base_lost_noted = False
+        self.base_lost_noted = False
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
         if promise.ballot == self.ballot and source in self.view.peers:
@@ -139,8 +139,8 @@ class Proposer:
             return
         chosen = self._choose(fork=not quorum)
         if chosen is None:
-            if not self._base_lost_noted and now_s - self.started_s > self.timing.lost_s:
-                self._base_lost_noted = True
+            if not self.base_lost_noted and now_s - self.started_s > self.timing.lost_s:
+                self.base_lost_noted = True
                 text = f"no living member holds round {self.view.base_round}; the run halts"
                 self.emit(Note("base-lost", text))
             return

@@ -131,11 +131,15 @@ class Succession:
         node = self._node
         node.go(Trigger.LOST)
         node.coordinator = None
-        self._highest_ballot += 1
+        before = self.candidate
+        self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
         ballot = Ballot(self._highest_ballot, node.me.peer)
         self.candidate = Proposer(
             self.view, node.me.peer, ballot, node.timing, node.emit, node.now_s
         )
+        if before is not None:  # one wait for a lost base, however many ballots it takes
+            self.candidate.started_s = before.started_s
+            self.candidate.base_lost_noted = before.base_lost_noted
         self.candidate.step(node.now_s, node.refused, self.may_fork())
         self.probe_missing(set(self.candidate.promises))
 

@@ -1,0 +1,60 @@
+# Everything works on a fresh machine with Python 3.11 or newer and make; no compiler is needed.
+# `make demo` and `make test` set up the environment in .venv by themselves.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+# More arguments for the command, for example: make demo ARGS="--plain --rounds 8"
+ARGS   ?=
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check wheel bench clean
+
+help:
+	@echo "make demo    three peers on this machine train together; one is killed, one joins"
+	@echo "make test    all tests"
+	@echo "make check   ruff and mypy --strict"
+	@echo "make bench   measurements, with the figures that docs/log.md records"
+	@echo "make wheel   dist/atoll-VERSION-py3-none-any.whl"
+	@echo "make setup   the environment in $(VENV), again only when its versions change"
+	@echo "make clean   remove the environment and everything that was built"
+	@echo
+	@echo 'ARGS="..." is passed on: make demo ARGS="--plain --rounds 8"'
+
+setup: $(STAMP)
+
+# torch first and by name alone: so pip takes the build that suits this machine, and what follows
+# finds it installed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "atoll needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --editable ".[dev]" -c constraints.txt
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/atoll demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/pytest $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p atoll
+
+wheel: $(STAMP)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+bench: $(STAMP)
+	@set -e; for script in tests/benchmarks/bench_*.py; do \
+	    echo "== $$script"; PYTHONPATH=tests $(BIN)/python "$$script" $(ARGS); done
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,135 @@
+"""Garbage, oversized and truncated frames against a daemon that trains: it goes on, memory flat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness.processes import Fleet, Peer, fleet
+
+from atoll.collectives.errors import ConnectError
+from atoll.peer.certs import run_tls
+from atoll.peer.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header
+from atoll.peer.identity import Home
+from atoll.peer.invite import Invite
+from atoll.peer.links import LinkHost
+
+ATTACKS = 150
+GROWTH_BYTES_MAX = 12 << 20
+
+
+def throw(address: tuple[str, int], data: bytes, *, linger: bool) -> None:
+    """One connection with these bytes; what the daemon does with it is its business."""
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=2) as sock:
+        sock.sendall(data)
+        if linger:
+            sock.settimeout(0.05)
+            sock.recv(1)
+
+
+def garbage(dice: random.Random) -> bytes:
+    """Bytes of a stranger: noise, half a TLS hello, a frame length of four gigabytes."""
+    noise = dice.randbytes(dice.randrange(1, 3000))
+    tls_like = b"\x16\x03\x01" + struct.pack(">H", dice.randrange(1, 20000)) + noise
+    return dice.choice([noise, tls_like, tls_like[:7], b"\xff\xff\xff\xff" + noise, b"\x16", b""])
+
+
+def trains_on_with_flat_memory(run: Fleet, peer: Peer, attack: Callable[[], None]) -> None:
+    attack()  # first contact fills caches: not counted
+    number = peer.reaches(peer.status()["round"] + 2)["round"]
+    before_bytes = peer.rss_bytes()
+    attack()
+    peer.reaches(number + 2)
+    grown_bytes = peer.rss_bytes() - before_bytes
+    assert grown_bytes < GROWTH_BYTES_MAX, f"{grown_bytes / 2**20:.1f} MiB more"
+    assert run.agree("ab") >= 1
+    assert len(peer.status()["members"]) == 2
+
+
+@pytest.fixture
+def training(tmp_path: Path):  # type: ignore[no-untyped-def]  # a generator fixture
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        for name in "ab":
+            run.train(name)
+        run.peers["a"].reaches(3)
+        yield run
+
+
+def test_strangers_cannot_hurt_a_daemon(training: Fleet) -> None:
+    invite = Invite.parse(training.invite)
+    dice = random.Random(7)
+
+    def attack() -> None:
+        for _ in range(ATTACKS):
+            throw((invite.host, invite.port), garbage(dice), linger=dice.random() < 0.3)
+
+    trains_on_with_flat_memory(training, training.peers["a"], attack)
+
+
+def test_a_member_that_sends_broken_frames_loses_only_its_own_link(
+    training: Fleet, tmp_path: Path
+) -> None:
+    """The attacker holds the run secret: its frames get past TLS."""
+    invite = Invite.parse(training.invite)
+    dice = random.Random(11)
+
+    def attack() -> None:
+        with Home.open(tmp_path / "mallory") as home:
+            for _ in range(ATTACKS // 10):
+                asyncio.run(break_frames(home, invite, dice))
+
+    trains_on_with_flat_memory(training, training.peers["a"], attack)
+
+
+async def break_frames(home: Home, invite: Invite, dice: random.Random) -> None:
+    host = LinkHost(
+        peer_id=home.peer_id,
+        tls=run_tls(home, invite.secret),
+        run=invite.run,
+        inc=lambda: home.next_incarnation(1),
+        advertise=lambda: "",
+        on_message=lambda peer, message: None,
+        on_up=lambda peer, address, inc: None,
+        on_down=lambda peer, why: None,
+        on_data=lambda peer, stream: stream.close(),
+        log=lambda line: None,
+    )
+    try:
+        victim = await host.dial(invite.address)
+        with contextlib.suppress(ConnectError):
+            stream = await host.open_data(victim, invite.address)
+            await asyncio.to_thread(stream.sendall, broken_data(dice))
+            stream.close()
+        link = host._links[victim]
+        link.send(broken_control(dice))
+        await asyncio.sleep(0.01)
+    finally:
+        await host.close()
+
+
+def broken_control(dice: random.Random) -> bytes:
+    noise = dice.randbytes(200)
+    truncated = struct.pack(">I", 5000) + noise
+    oversized = struct.pack(">I", 0xFFFFFFFF) + noise
+    nonsense = struct.pack(">I", len(noise)) + noise
+    nested = b"\x91" * 100_000
+    return dice.choice(
+        [truncated, oversized, nonsense, struct.pack(">I", len(nested)) + nested]
+    )
+
+
+def broken_data(dice: random.Random) -> bytes:
+    header = DataHeader(1, 0, 0, 100, b"l" * 8, 1, 2, 3, 4)
+    oversized = bytearray(pack_header(header))
+    oversized[4:8] = b"\xff\xff\xff\xff"
+    foreign = pack_header(header) + bytes(100)
+    ahead = pack_header(header._replace(view=1 << 30)) + bytes(100)
+    noise = dice.randbytes(DATA_HEADER_BYTES - 1)
+    return dice.choice([bytes(oversized), foreign, ahead, noise])
