@@ -52,8 +52,8 @@ wheel: $(STAMP)
 	@ls dist/*.whl
 
 bench: $(STAMP)
-	@set -e; for script in tests/benchmarks/bench_*.py; do \
-	    echo "== $$script"; PYTHONPATH=tests $(BIN)/python "$$script" $(ARGS); done
+	@set -e; for script in tests/benchmarks/*.py; do \
+	    echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

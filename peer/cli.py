@@ -46,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `atoll status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        broken = ConfigError(f"{error.strerror or error} ({error.filename or 'no file named'})")
+        print(broken, file=sys.stderr)
+        return broken.exit_code
 
 
 def _parser() -> argparse.ArgumentParser:

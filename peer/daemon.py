@@ -16,9 +16,11 @@ from typing import Any
 
 from atoll.collectives.errors import (
     AtollError,
+    ConfigError,
     ConnectError,
     IdentityInUseError,
     IncompatibleRunError,
+    RemoteProtocolError,
 )
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
@@ -31,18 +33,16 @@ from atoll.peer.membership import Node
 from atoll.peer.runner import RoundRunner
 from atoll.peer.snapshot import snapshot
 from atoll.peer.trainer import TrainerDesk
+from atoll.peer.upkeep import LinkKeeper
 from atoll.peer.views import Member, View, short
 
 __all__ = ["Daemon", "DaemonOptions"]
 
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
-REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
-REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
-PROBE_TRIES = 4
-PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tries
-PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
-ERROR_KINDS = frozenset({"no-quorum", "diverged", "load-failed", "miss", "refused", "base-lost"})
+ERROR_KINDS = frozenset(
+    {"no-quorum", "diverged", "load-failed", "miss", "refused", "base-lost", "disk"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,6 @@ class Daemon:
         self.last_error = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._dials: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._known_saved: tuple[str, ...] = ()
         self._inc = home.next_incarnation(time.time_ns())
         self.address = ""
@@ -96,6 +95,7 @@ class Daemon:
             tell_trainer=lambda effect: self.desk.tell(effect),
             log=lambda line: self.note("transfer", line),
         )
+        self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
         handlers = self.desk.handlers() | {
             "status": self._status,
@@ -123,7 +123,7 @@ class Daemon:
             else:
                 await self._first_contact()
                 self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
-            self._spawn(self._keep_links())
+            self._spawn(self.keeper.run(lambda: self.node.view, self._contacts))
             on_ready()
             await self._end
         finally:
@@ -204,7 +204,7 @@ class Daemon:
     def _effect_carriers(self) -> dict[type, Callable[[Any], object]]:
         return {
             ev.Send: lambda e: self.host.send(e.peer, e.message),
-            ev.Connect: lambda e: self._dial(e.peer, e.address),
+            ev.Connect: lambda e: self.keeper.dial(e.peer, e.address),
             ev.Probe: lambda e: self._spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
             ev.Renew: lambda e: self._spawn(self._renew()),
@@ -219,8 +219,10 @@ class Daemon:
             self.runner.donor.on_fetch_result(peer, message)
         elif isinstance(message, ms.StateHead | ms.ResultHead):
             self.runner.learner.on_head(peer, message)
-        else:
+        elif isinstance(message, ms.MEMBERSHIP):
             self.feed(ev.Received(peer, message))
+        else:
+            raise RemoteProtocolError(f"nobody expects a {type(message).__name__} here")
 
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)
@@ -258,29 +260,21 @@ class Daemon:
         if known != self._known_saved:
             self._known_saved = known
             record = RunRecord(self.options.run, self.options.secret, known)
-            await asyncio.to_thread(self.home.save_run, record)
+            try:
+                await asyncio.to_thread(self.home.save_run, record)
+            except OSError as error:  # a full disk must not end the training
+                self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
 
     async def _probe(self, peer: bytes, address: str) -> None:
-        """Is the peer's process gone? "refused" proves it only where it has accepted us before."""
-        timeout_s = max(PROBE_MIN_S, 2 * self.host.srtt_s(peer))
-        reached = peer in self.runner.streams.reached
-        answer: str = "silent"
-        for attempt in range(PROBE_TRIES if address else 0):
-            answer = await self.host.probe(peer, address, timeout_s)
-            if answer != "silent" or peer in self.host.link_peers():
-                break
-            # A process that is being killed closes its links before its listening port.
-            await asyncio.sleep(PROBE_PAUSE_S * 2**attempt)
-        if peer in self.host.link_peers():
-            answer = "up"
-        if answer == "refused" and not reached:
-            answer = "silent"
-        if answer == "refused":
-            self.runner.streams.forget(peer)
-        self.feed(ev.Probed(peer, answer))
+        self.feed(ev.Probed(peer, await self.keeper.probe(peer, address)))
 
     async def _renew(self) -> None:
-        self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
+        try:
+            self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
+        except OSError as error:
+            what = f"cannot store a new incarnation in {self.home.path}: {error.strerror}"
+            self.stop(ConfigError(what, fix="make room there and start again: atoll up"))
+            return
         for peer in self.host.link_peers():
             self.host.drop(peer, "joining again as a new incarnation")
         self.feed(ev.Incarnated(self._inc))
@@ -290,7 +284,10 @@ class Daemon:
         alone = view is None or len(view.members) == 1
         # A run that ended with us may be founded again; any other is rejoined.
         known = () if alone else self._known_saved
-        self.home.save_run(RunRecord(self.options.run, self.options.secret, known))
+        try:
+            self.home.save_run(RunRecord(self.options.run, self.options.secret, known))
+        except OSError as error:
+            self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
         self.stop()
 
     def _on_note(self, note: ev.Note) -> None:
@@ -310,42 +307,14 @@ class Daemon:
 
     # ------------------------------------------------------------ links
 
-    async def _keep_links(self) -> None:
-        """Have a control link to every member; outside a view, to any known address."""
-        while True:
-            view = self.node.view
-            if view is not None:
-                linked = self.host.link_peers()
-                for member in view.members:
-                    if member.peer != self.home.peer_id and member.peer not in linked:
-                        self._dial(member.peer, member.address)
-            elif not self.host.link_peers():
-                for address in self._known_saved or self.options.contacts:
-                    if address != self.address:
-                        self._dial(None, address)
-            await asyncio.sleep(REDIAL_S)
+    def _contacts(self) -> tuple[str, ...]:
+        known = self._known_saved or self.options.contacts
+        return tuple(address for address in known if address != self.address)
 
-    def _dial(self, peer: bytes | None, address: str) -> None:
-        """Dial in the background, with a growing pause while nobody answers."""
-        now_s = self._loop.time()
-        not_before_s, delay_s = self._dials.get(address, (0.0, REDIAL_S / 2))
-        if not address or now_s < not_before_s:
-            return
-        delay_s = min(2 * delay_s, REDIAL_MAX_S)
-        self._dials[address] = (now_s + delay_s, delay_s)
-
-        async def dial() -> None:
-            try:
-                await self.host.dial(address, expect_peer=peer)
-                self._dials.pop(address, None)
-                if peer is not None and self.node.view is not None:
-                    self.runner.streams.warm(peer)
-            except IdentityInUseError as error:
-                self.stop(error)
-            except ConnectError as error:
-                self.last_error = error.what
-
-        self._spawn(dial())
+    def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
+        self.last_error = error.what
+        if isinstance(error, IdentityInUseError):
+            self.stop(error)
 
     def _check_joined(self) -> None:
         if self.node.view is None:

@@ -296,6 +296,8 @@ class Demo:
         """Leave nothing behind. Harmless after a demo that came to its end."""
         try:
             end_all(self._children())
+            for peer in self.peers:
+                peer.remove_sockets()
         finally:
             self._view.close()  # after it, because a vanished terminal makes this fail
 

@@ -7,6 +7,7 @@ with the demo's folder.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ from typing import Any
 
 from atoll.collectives.errors import NoDaemonError
 from atoll.peer.demo_figures import PeerFigures
+from atoll.peer.identity import socket_path
+from atoll.peer.local import COMMANDS, EVENTS, LIFELINE
 from atoll.peer.session import ask
 
 __all__ = ["Child", "DemoPeer", "end_all"]
@@ -106,6 +109,11 @@ class DemoPeer:
                 raise
             return None  # not listening yet
         return self.status
+
+    def remove_sockets(self) -> None:
+        """With a long TMPDIR the sockets are not below the home, and would stay."""
+        for name in (COMMANDS, LIFELINE, EVENTS):
+            shutil.rmtree(socket_path(self.home, name).parent, ignore_errors=True)
 
 
 def end_all(children: Iterable[Child]) -> None:

@@ -101,7 +101,7 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
     """Pairs of a label and a line; a label is empty where a line goes on with the one before."""
     untrained, final = figures.losses.get(1), figures.last_loss
     lines = [
-        ("loss of the untrained model", _loss(untrained)),
+        ("untrained loss", _loss(untrained)),
         ("final held-out loss", f"{_loss(final)} after round {max(figures.losses, default=0)}"),
         *_byte_lines(figures),
     ]
@@ -116,7 +116,7 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
     return [
         *lines,
         ("state digests", _digest_line(figures)),
-        ("training time spent waiting", f"{figures.waiting_share:.1%} ({each})"),
+        ("time spent waiting", f"{figures.waiting_share:.1%} of the training time ({each})"),
         ("processes", _ending_line(figures)),
         ("time", f"{figures.duration_s:.0f} s, {_seconds(figures.usual_s)} a round"),
     ]

@@ -23,7 +23,7 @@ __all__ = ["LiveView", "PlainView", "View", "loss_chart", "make_view"]
 WIDTH_MAX = 100  # a page wider than this is harder to read, not easier
 IDENTITY_WIDTH = 92  # a narrower page leaves the identities out
 CHART_ROWS = 7
-LABEL_WIDTH = 27  # of the summary
+LABEL_WIDTH = 19  # of the summary
 FIXED_ROWS = CHART_ROWS + 11  # everything but the table's rows and the log
 LOG_ROWS = (3, 12)  # at least, at most
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille cell, by row
@@ -129,10 +129,11 @@ class LiveView:
         for label, text in lines:
             table.add_row(label, text)
         marks = Text()
+        apart = "   " if all(check.ok for check in verdict) else "\n"
         for check in verdict:
             mark, style = ("✓", "bold green") if check.ok else ("✗", "bold red")
             marks.append(f"{mark} ", style)
-            marks.append(f"{check.name}   " if check.ok else f"{check.name}: {check.why}   ")
+            marks.append((check.name if check.ok else f"{check.name}: {check.why}") + apart)
         self._console.print(Text(), table, Text(), marks, Text(), sep="\n")
 
     def close(self) -> None:
@@ -167,13 +168,13 @@ def _title(figures: DemoFigures, elapsed_s: float, width: int) -> Table:
 
 
 def _peers(figures: DemoFigures, width: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, width=width, header_style="dim", pad_edge=True)
-    table.add_column("peer", no_wrap=True, ratio=1)
+    table = Table(box=box.SIMPLE_HEAD, width=width, header_style="dim", padding=(0, 1, 0, 0))
+    table.add_column("peer", no_wrap=True, min_width=7)
     if width >= IDENTITY_WIDTH:
         table.add_column("identity", no_wrap=True)
     table.add_column("state", no_wrap=True, min_width=11)
     table.add_column("trainer", no_wrap=True, min_width=8)
-    for name in ("round", "contributed", "steps", "sent", "received"):
+    for name in ("round", "took part", "steps", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
     for peer in figures.peers:
         row = _peer_row(peer)
@@ -218,7 +219,7 @@ def _curve(figures: DemoFigures, width: int) -> Text:
         figures.losses, max(figures.rounds, figures.round), width - 8, CHART_ROWS, marks
     )
     for number, row in enumerate(rows):
-        label = f"{high:5.2f}" if number == 0 else f"{low:5.2f}" if number == len(rows) - 1 else ""
+        label = {0: f"{high:.2f}", len(rows) - 1: f"{low:.2f}"}.get(number, "") if high else ""
         text.append(f" {label:>5} ", "dim")
         for character, kind in row:
             text.append(character, KIND_STYLES.get(kind, kind))

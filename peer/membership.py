@@ -302,7 +302,9 @@ class Node:
             if named and not self.joining.renewing:  # no way back into a view that we have lost
                 self._install(decided)
             return
-        if not follows(decided, view):
+        # Who lacks a quorum gives way to a lone survivor's fork of its own lineage, however far.
+        gives_way = self.phase is Phase.CANDIDATE and view.lineage in decided.ancestors
+        if not follows(decided, view) and not gives_way:
             return
         if named:
             self._install(decided)

@@ -14,6 +14,7 @@ from atoll.peer.wire import message
 
 __all__ = [
     "INIT",
+    "MEMBERSHIP",
     "STEP",
     "Accept",
     "Accepted",
@@ -297,3 +298,7 @@ class StateHead:
     found: bool
     blob: bytes = b""
     leaves: bytes = b""  # 32 bytes for each chunk
+
+
+# What the membership machine hears; the other messages belong to transfers.
+MEMBERSHIP = InView | Install | Join | Redirect | JoinRefused

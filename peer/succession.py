@@ -38,6 +38,8 @@ class Succession:
         self.lost_since_s: float | None = None
         self._highest_ballot = 0
         self._next_probe_s = 0.0
+        self._yielded_to = b""
+        self._patient_until_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -61,7 +63,7 @@ class Succession:
             return
         self.acceptor.on_prepare(source, prepare.ballot, node.follower.report())
         if not own and self.acceptor.promised == prepare.ballot:
-            self._yield()
+            self._yield(source)
 
     def _has_coordinator(self) -> bool:
         node = self._node
@@ -71,10 +73,12 @@ class Succession:
         heard_s = node.now_s - self.heard_coordinator_s
         return not gone and heard_s < node.timing.failure_s / 2
 
-    def _yield(self) -> None:
+    def _yield(self, candidate: bytes) -> None:
         """Somebody's higher ballot is under way: stop competing and give it time."""
         self._node.go(Trigger.OUTBID)
         self._node.coordinator = self.candidate = None
+        self._yielded_to = candidate
+        self._patient_until_s = self._node.now_s + self._node.timing.ballot_retry_s
         self.heard_coordinator()
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
@@ -106,6 +110,8 @@ class Succession:
         node, coordinator = self._node, self.view.coordinator
         silent_s = node.now_s - self.heard_coordinator_s
         refused = coordinator in node.refused
+        if node.now_s < self._patient_until_s and self._yielded_to not in node.refused:
+            return
         if self.lost_since_s is None:
             if not refused and silent_s <= node.timing.failure_s:
                 return

@@ -250,3 +250,24 @@ def test_any_two_of_five_die_one_after_the_other(first: str, second: str) -> Non
     cluster.kill(second)
     rest = "".join(sorted(set("abcde") - {first, second}))
     assert cluster.until_round(rest) < 3.0
+
+
+def test_a_base_that_nobody_alive_holds_halts_the_run_and_is_announced_once() -> None:
+    """d and e fell behind and cannot load; all who hold the last commit die one by one."""
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.stuck = lambda host, donor: True
+    for kind in (ms.Begin, ms.Commit, ms.CoordinatorBeat):
+        for name in "de":
+            lose(cluster, kind, to=name)
+    goal = cluster.committed + 1
+    cluster.until(lambda: all(cluster.host(n).round == goal for n in "abc"))
+    cluster.hold = lambda source, peer, message: False
+    for victim, rest in (("a", "bcde"), ("b", "cde")):
+        cluster.kill(victim)
+        cluster.until(lambda rest=rest: cluster.in_one_view(rest))
+    cluster.kill("c")
+    before = cluster.committed
+    cluster.run(20.0)
+    assert cluster.committed == before
+    assert 1 <= len(cluster.noted("base-lost")) <= 2  # by each candidate that is left

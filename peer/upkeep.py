@@ -1,0 +1,98 @@
+"""Keeping links: dial members that are not linked, and find out whether a silent one is dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from atoll.collectives.errors import ConnectError, IdentityInUseError
+from atoll.peer.links import LinkHost
+from atoll.peer.streams import Streams
+from atoll.peer.views import View
+
+__all__ = ["LinkKeeper"]
+
+REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
+REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
+ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
+PROBE_TRIES = 4
+PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tries
+PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
+
+
+class LinkKeeper:
+    """Lives in the event loop of the daemon."""
+
+    def __init__(
+        self,
+        host: LinkHost,
+        streams: Streams,
+        spawn: Callable[[Any], None],
+        on_error: Callable[[ConnectError | IdentityInUseError], None],
+    ) -> None:
+        self._host = host
+        self._streams = streams
+        self._spawn = spawn
+        self._on_error = on_error
+        self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
+
+    async def run(
+        self, view: Callable[[], View | None], contacts: Callable[[], tuple[str, ...]]
+    ) -> None:
+        """Have a control link to every member; outside a view, to any known address."""
+        while True:
+            members = view()
+            linked = self._host.link_peers()
+            if members is not None:
+                for member in members.members:
+                    if member.peer != self._host.peer_id and member.peer not in linked:
+                        self.dial(member.peer, member.address)
+            elif not linked:
+                for address in contacts():
+                    self.dial(None, address)
+            await asyncio.sleep(REDIAL_S)
+
+    def dial(self, peer: bytes | None, address: str) -> None:
+        """Dial in the background, with a growing pause while nobody answers."""
+        now_s = asyncio.get_running_loop().time()
+        not_before_s, delay_s = self._pauses.get(address, (0.0, REDIAL_S / 2))
+        if not address or now_s < not_before_s:
+            return
+        if len(self._pauses) >= ADDRESSES_MAX:
+            self._pauses.clear()
+        delay_s = min(2 * delay_s, REDIAL_MAX_S)
+        self._pauses[address] = (now_s + delay_s, delay_s)
+        self._spawn(self._dial(peer, address))
+
+    async def _dial(self, peer: bytes | None, address: str) -> None:
+        try:
+            await self._host.dial(address, expect_peer=peer)
+        except (ConnectError, IdentityInUseError) as error:
+            self._on_error(error)
+            return
+        self._pauses.pop(address, None)
+        if peer is not None:
+            self._streams.warm(peer)
+
+    async def probe(self, peer: bytes, address: str) -> str:
+        """Is the peer's process gone? "up", "refused" or "silent".
+
+        "refused" proves a death only for an address that has accepted us before.
+        """
+        reached = peer in self._streams.reached
+        timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
+        answer: str = "silent"
+        for attempt in range(PROBE_TRIES if address else 0):
+            answer = await self._host.probe(peer, address, timeout_s)
+            if answer != "silent" or peer in self._host.link_peers():
+                break
+            # A process that is being killed closes its links before its listening port.
+            await asyncio.sleep(PROBE_PAUSE_S * 2**attempt)
+        if peer in self._host.link_peers():
+            return "up"
+        if answer == "refused" and not reached:
+            return "silent"
+        if answer == "refused":
+            self._streams.forget(peer)
+        return answer

@@ -1,0 +1,143 @@
+"""`atoll demo` as a user runs it: real daemons, real trainers, a real SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEMO = (sys.executable, "-m", "atoll.peer.cli", "demo")
+FULL_S = 100  # a short demo takes 30 s on two idle cores
+END_S = 20  # from a signal to the end of everything
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The demo's folder is made in ``folder``, so that what it leaves behind can be seen."""
+    return os.environ | {"TMPDIR": str(folder)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Empty again after the test, and in no process's arguments."""
+    yield tmp_path
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(tmp_path) in argument for argument in process.info["cmdline"] or ())
+    ]
+    assert left == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("atoll-")] == []
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*DEMO, "--plain", *arguments],
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def read_until(demo: subprocess.Popen[str], part: str) -> None:
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if part in line:
+            return
+    pytest.fail(f"the demo ended without saying {part!r}: {demo.communicate()[1]}")
+
+
+def test_short_demo_with_a_killed_first_peer_and_a_newcomer(folder: Path) -> None:
+    demo = start(folder, "--peers", "3", "--rounds", "6")
+    output, errors = demo.communicate(timeout=FULL_S)
+    assert demo.returncode == 0, output + errors
+    assert "SIGKILL to the daemon of peer 1" in output
+    assert "trainer of peer 1: ATOLL-E82" in output
+    lines = {line[:19].strip(): line[19:].strip() for line in output.splitlines()}
+    assert lines["untrained loss"].endswith("nats per byte")
+    assert "nats per byte after round" in lines["final held-out loss"]
+    assert "all-reduce at every step" in lines["bytes sent"]
+    assert lines["SIGKILL"].startswith("daemon of peer 1")
+    assert lines["survivors"].startswith("noticed after")
+    assert lines["newcomer"].startswith("peer 4 was started")
+    assert lines["state digests"].startswith("equal on peers 2, 3, 4")
+    assert "of the training time" in lines["time spent waiting"]
+    assert lines["processes"].startswith("all 8 ended as expected")
+    assert errors == ""
+
+
+def test_own_text_one_peer_no_chaos(folder: Path) -> None:
+    data = folder / "text"
+    data.mkdir()
+    data.joinpath("a.txt").write_text("one fish, two fish, red fish, blue fish\n" * 1000)
+    data.joinpath("b.bin").write_bytes(b"\xff\xfe\x00")
+    demo = start(folder, "--peers", "1", "--rounds", "3", "--data", str(data))
+    output, errors = demo.communicate(timeout=FULL_S)
+    assert demo.returncode == 0, output + errors
+    assert "one peer alone: nobody is killed" in output
+    assert "skipped" in output
+    assert "b.bin" in output
+    assert "SIGKILL" not in output
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_interrupt_ends_everything(folder: Path, number: int, code: int) -> None:
+    demo = start(folder)
+    read_until(demo, "peer 3 joins")
+    demo.send_signal(number)
+    _, errors = demo.communicate(timeout=END_S)
+    assert demo.returncode == code
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_death_that_is_not_part_of_the_script_fails_at_once(folder: Path) -> None:
+    demo = start(folder, "--no-chaos")
+    read_until(demo, "peer 3 joins")
+    daemon = next(
+        child for child in psutil.Process(demo.pid).children() if "join" in child.cmdline()
+    )
+    daemon.kill()
+    _, errors = demo.communicate(timeout=END_S)
+    assert demo.returncode == 1
+    assert "the daemon of peer 2 ended with exit code -9" in errors
+    assert "--- trainer of peer 2" in errors  # the end of every log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--peers", "0"), "--peers is 0"),
+        (("--peers", "-2"), "--peers is -2"),
+        (("--peers", "1000"), "--peers is 1000"),
+        (("--rounds", "0"), "--rounds is 0"),
+        (("--rounds", "1"), "--rounds is 1"),
+        (("--data", "/nowhere"), "no folder /nowhere"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(
+    folder: Path, arguments: tuple[str, ...], part: str
+) -> None:
+    demo = start(folder, *arguments)
+    output, errors = demo.communicate(timeout=END_S)
+    assert (demo.returncode, output) == (2, "")
+    assert "ATOLL-E1" in errors
+    assert part in errors
+    assert "fix:" in errors
+
+
+def test_empty_folder_is_refused(folder: Path) -> None:
+    empty = folder / "nothing"
+    empty.mkdir()
+    demo = start(folder, "--data", str(empty))
+    output, errors = demo.communicate(timeout=END_S)
+    assert (demo.returncode, output) == (2, "")
+    assert "ATOLL-E13" in errors
