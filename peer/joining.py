@@ -48,7 +48,6 @@ class Joining:
             node.emit(Send(self._teacher, node.beats.heartbeat()))
 
     def on_redirect(self, source: bytes, redirect: Redirect) -> None:
-        self._node.on_install(redirect.decided)  # it may name us already
         if self._node.view is None:
             self._connect(redirect.decided)
             if self._excluded_by is not None and follows(self._excluded_by, redirect.decided):

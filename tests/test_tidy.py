@@ -1,4 +1,4 @@
-"""House rules, checked: who may import what, sizes, exports, documentation that matches the disk."""
+"""House rules of the code, checked: who may import what, sizes, exports, nothing unsafe."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collectives", "optim", "peer")
@@ -109,9 +107,6 @@ ACTS = {
     "zmq",
 }
 
-# What the working tree holds beside what is in the repository.
-NOT_OURS = re.compile(r"^(__pycache__|build|dist|\..*|.*\.egg-info)$")
-
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
@@ -135,7 +130,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_within(module: str, allowed: set[str]) -> bool:
-    """``module`` is one of ``allowed``, or below one that is not a module of ours."""
+    """``module`` is one of ``allowed`` or lies below one."""
     parts = module.split(".")
     above = {".".join(parts[: count + 1]) for count in range(len(parts))}
     return bool(above & allowed)
@@ -260,7 +255,10 @@ def test_nothing_is_left_unfinished() -> None:
 
 
 def stubs(path: Path) -> Iterator[str]:
-    """Functions without a body, outside protocols and abstract methods."""
+    """Functions without a body, outside protocols and abstract methods.
+
+    One that has nothing to do, and says so in a docstring, is no stub.
+    """
     for node in ast.walk(parsed(path)):
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -269,7 +267,8 @@ def stubs(path: Path) -> Iterator[str]:
                 ast.unparse(base).startswith("Protocol") for base in node.bases
             )
             abstract = any("abstract" in ast.unparse(d) for d in child.decorator_list)
-            if not protocol and not abstract and all(map(is_empty, child.body)):
+            explained = ast.get_docstring(child) and ast.unparse(child.returns or child) == "None"
+            if not (protocol or abstract or explained) and all(map(is_empty, child.body)):
                 yield child.name
 
 
@@ -303,91 +302,9 @@ def test_nothing_from_outside_is_unpickled_or_run() -> None:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                if called.split(".")[-1] in UNSAFE_CALLS or called == "torch.load":
+                unsafe_load = called == "torch.load" and "weights_only=True" not in ast.unparse(
+                    node
+                )
+                if called.split(".")[-1] in UNSAFE_CALLS or unsafe_load:
                     wrong.append(f"{name_of(path)}:{node.lineno} calls {called}")
     assert not wrong, wrong
-
-
-# ---------------------------------------------------------------- documentation
-
-
-def tree_of(document: str) -> dict[str, str]:
-    """Path -> remark, of the annotated trees in a document.
-
-    A tree is a fenced block whose first line is a folder; two spaces of indentation are one level.
-    """
-    found: dict[str, str] = {}
-    text = (ROOT / document).read_text("utf-8")
-    for block in re.findall(r"^```(?:text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        if not re.match(r"\S+/(\s|$)", block):
-            continue
-        above: list[str] = []
-        for line in block.splitlines():
-            entry = re.fullmatch(r"((?:  )*)(\S+)(?: +(\S.*))?", line)
-            if entry is None:
-                continue  # the second line of a remark
-            depth = len(entry[1]) // 2
-            if depth > len(above):
-                continue
-            above = [*above[:depth], entry[2].rstrip("/")]
-            found["/".join(above)] = entry[3] or ""
-    return found
-
-
-def test_the_trees_in_the_documents_match_the_disk() -> None:
-    trees = tree_of("README.md") | tree_of("ARCHITECTURE.md")
-    assert not [path for path in trees if not (ROOT / path).exists()], "listed, but not there"
-    assert not [path for path, remark in trees.items() if not remark], "listed without a remark"
-    wanted = {name_of(path) for path in MODULES.values()}
-    wanted |= {name_of(path) for path in (ROOT / "examples").glob("*.py")}
-    wanted |= {name_of(path) for path in (ROOT / "docs").iterdir()}
-    wanted |= {name_of(path) for path in (ROOT / "tests").rglob("*") if path.is_dir()}
-    wanted = {path for path in wanted if not any(map(NOT_OURS.match, path.split("/")))}
-    assert not sorted(wanted - trees.keys()), "there, but not listed"
-
-
-def test_the_readme_lists_what_lies_at_the_top() -> None:
-    listed = {path.split("/")[0] for path in tree_of("README.md")}
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    top = {path.split("/")[0] for path in tracked.stdout.splitlines()}
-    assert not sorted(top - listed - {"README.md"}), "tracked, but not in README.md's tree"
-
-
-def sections(document: str) -> dict[str, str]:
-    """Heading -> text below it, for headings of the second level."""
-    parts = re.split(r"^## +(.+)$", (ROOT / document).read_text("utf-8"), flags=re.MULTILINE)
-    return dict(zip((head.strip() for head in parts[1::2]), parts[2::2], strict=True))
-
-
-def classes(root: type[AtollError]) -> Iterator[type[AtollError]]:
-    yield root
-    for child in root.__subclasses__():
-        yield from classes(child)
-
-
-def test_every_error_has_its_own_code_and_paragraph() -> None:
-    kinds = [kind for kind in classes(AtollError) if kind.__module__.startswith("atoll.")]
-    assert len({kind.code for kind in kinds}) == len(kinds), "two errors share a code"
-    assert {kind.code: kind for kind in kinds} == ERRORS_BY_CODE
-    documented = {
-        head: text for head, text in sections("docs/errors.md").items() if re.match(r"E\d\d ", head)
-    }
-    assert sorted(documented) == sorted(f"{kind.code} {kind.__name__}" for kind in kinds)
-    for head, text in documented.items():
-        meaning, _, fix = text.partition("**What to do.**")
-        assert len(meaning.split()) >= 10, f"{head}: what does it mean?"
-        assert len(fix.split()) >= 5, f"{head}: what is to be done?"
-
-
-def test_every_exit_code_is_documented() -> None:
-    table = sections("docs/errors.md")["Exit codes"]
-    listed = {
-        int(code): set(re.findall(r"E\d\d", rest))
-        for code, rest in re.findall(r"^\| (\d+) \|(.*)$", table, re.MULTILINE)
-    }
-    used: dict[int, set[str]] = {0: set(), 130: set()}
-    for code, kind in ERRORS_BY_CODE.items():
-        used.setdefault(kind.exit_code, set()).add(code)
-    assert listed == used

@@ -74,6 +74,7 @@ class Cluster:
         self.trace: list[str] = []
         self.cut: set[frozenset[bytes]] = set()
         self.data_cut: set[frozenset[bytes]] = set()  # data links only
+        self.hold_renewal = False  # the disk hangs: no new incarnation number
         self.spoilt = ""  # a host whose contribution cannot be read
         self.hold: Callable[[bytes, bytes, object], bool] = lambda source, peer, message: False
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
@@ -352,6 +353,8 @@ class Cluster:
         self.after(host.inner_s, submit)
 
     def _renew(self, host: Host, effect: ev.Renew) -> None:
+        if self.hold_renewal:
+            return
         self._incs[host.name] += 1
         inc = self._incs[host.name]
         self.after(0.0, lambda: self.deliver(host, ev.Incarnated(inc)))

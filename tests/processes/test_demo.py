@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,9 +17,7 @@ FULL_S = 100  # a short demo takes 30 s on two idle cores
 END_S = 20  # from a signal to the end of everything
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """The demo's folder is made in ``folder``, so that what it leaves behind can be seen."""
-    return os.environ | {"TMPDIR": str(folder)}
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -35,14 +33,27 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("atoll-")] == []
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*DEMO, "--plain", *arguments],
-        env=environment(folder),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts a demo with ``--plain`` and more arguments; ends what a failed test leaves."""
+    started: list[subprocess.Popen[str]] = []
+
+    def demo(*arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*DEMO, "--plain", *arguments],
+            env=os.environ | {"TMPDIR": str(folder)},  # so that what it leaves behind can be seen
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield demo
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=END_S)
 
 
 def read_until(demo: subprocess.Popen[str], part: str) -> None:
@@ -53,8 +64,8 @@ def read_until(demo: subprocess.Popen[str], part: str) -> None:
     pytest.fail(f"the demo ended without saying {part!r}: {demo.communicate()[1]}")
 
 
-def test_short_demo_with_a_killed_first_peer_and_a_newcomer(folder: Path) -> None:
-    demo = start(folder, "--peers", "3", "--rounds", "6")
+def test_short_demo_with_a_killed_first_peer_and_a_newcomer(start: Start) -> None:
+    demo = start("--peers", "3", "--rounds", "6")
     output, errors = demo.communicate(timeout=FULL_S)
     assert demo.returncode == 0, output + errors
     assert "SIGKILL to the daemon of peer 1" in output
@@ -72,12 +83,12 @@ def test_short_demo_with_a_killed_first_peer_and_a_newcomer(folder: Path) -> Non
     assert errors == ""
 
 
-def test_own_text_one_peer_no_chaos(folder: Path) -> None:
+def test_own_text_one_peer_no_chaos(folder: Path, start: Start) -> None:
     data = folder / "text"
     data.mkdir()
     data.joinpath("a.txt").write_text("one fish, two fish, red fish, blue fish\n" * 1000)
     data.joinpath("b.bin").write_bytes(b"\xff\xfe\x00")
-    demo = start(folder, "--peers", "1", "--rounds", "3", "--data", str(data))
+    demo = start("--peers", "1", "--rounds", "3", "--data", str(data))
     output, errors = demo.communicate(timeout=FULL_S)
     assert demo.returncode == 0, output + errors
     assert "one peer alone: nobody is killed" in output
@@ -89,8 +100,8 @@ def test_own_text_one_peer_no_chaos(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
-def test_interrupt_ends_everything(folder: Path, number: int, code: int) -> None:
-    demo = start(folder)
+def test_interrupt_ends_everything(start: Start, number: int, code: int) -> None:
+    demo = start()
     read_until(demo, "peer 3 joins")
     demo.send_signal(number)
     _, errors = demo.communicate(timeout=END_S)
@@ -99,8 +110,8 @@ def test_interrupt_ends_everything(folder: Path, number: int, code: int) -> None
     assert "Traceback" not in errors
 
 
-def test_a_death_that_is_not_part_of_the_script_fails_at_once(folder: Path) -> None:
-    demo = start(folder, "--no-chaos")
+def test_a_death_that_is_not_part_of_the_script_fails_at_once(start: Start) -> None:
+    demo = start("--no-chaos")
     read_until(demo, "peer 3 joins")
     daemon = next(
         child for child in psutil.Process(demo.pid).children() if "join" in child.cmdline()
@@ -124,9 +135,9 @@ def test_a_death_that_is_not_part_of_the_script_fails_at_once(folder: Path) -> N
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(
-    folder: Path, arguments: tuple[str, ...], part: str
+    start: Start, arguments: tuple[str, ...], part: str
 ) -> None:
-    demo = start(folder, *arguments)
+    demo = start(*arguments)
     output, errors = demo.communicate(timeout=END_S)
     assert (demo.returncode, output) == (2, "")
     assert "ATOLL-E1" in errors
@@ -134,10 +145,10 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     assert "fix:" in errors
 
 
-def test_empty_folder_is_refused(folder: Path) -> None:
+def test_empty_folder_is_refused(folder: Path, start: Start) -> None:
     empty = folder / "nothing"
     empty.mkdir()
-    demo = start(folder, "--data", str(empty))
+    demo = start("--data", str(empty))
     output, errors = demo.communicate(timeout=END_S)
     assert (demo.returncode, output) == (2, "")
     assert "ATOLL-E13" in errors

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from harness.cluster import Cluster, Host, peer_id
-from harness.faults import lose
+from harness.faults import busy_with, lose
 
+from atoll.peer import events as ev
 from atoll.peer import messages as ms
 from atoll.peer.phases import Phase
 
@@ -159,7 +160,43 @@ def test_the_quorum_may_need_a_laggard_while_a_round_is_under_way() -> None:
     lose(cluster, ms.CoordinatorBeat, to="b")
     lose(cluster, ms.Begin, to="b")
     goal = cluster.committed + 2
-    cluster.until(lambda: cluster.host("c").round >= goal)
+    cluster.until(lambda: cluster.host("a").round == goal == cluster.host("c").round)
+    cluster.until(busy_with(cluster, "a"))
     cluster.kill("c")
     cluster.heal()
     assert cluster.until_round("ab") < 3.0
+    assert "unsynced" in cluster.host("b").notes
+
+
+def test_no_way_back_into_a_view_that_was_lost() -> None:
+    """An old INSTALL must not revive a voter that has forgotten its votes."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    host, old = cluster.host("c"), cluster.host("c").node.view
+    assert old is not None
+    cluster.hold_renewal = True
+    cluster.isolate("c")
+    cluster.until(lambda: cluster.in_one_view("ab"), limit_s=15.0)
+    cluster.heal()
+    cluster.until(lambda: host.node.view is None)
+    cluster.give("c", ev.Received(peer_id("a"), ms.Install(old)))
+    assert host.node.view is None
+
+
+def test_an_excluded_peer_passes_on_the_decision_that_only_it_has_learnt() -> None:
+    """a and b decide to go on without b; a dies before c has heard of it."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    for kind in (ms.Accept, ms.Accepted, ms.Install):
+        lose(cluster, kind, to="c")
+    before = cluster.host("c").node.view
+    cluster.pause("b")
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
+    cluster.until(lambda: lead.proposer is not None)
+    cluster.resume("b")
+    cluster.until(lambda: "excluded" in cluster.host("b").notes)
+    cluster.kill("a")
+    assert cluster.host("c").node.view == before
+    cluster.heal()
+    assert cluster.until_round("bc", limit_s=10.0) < 5.0

@@ -1,0 +1,104 @@
+"""House rules of the documents, checked: trees that match the disk, a paragraph for each error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("collectives", "optim", "peer")
+# What the working tree holds beside what is in the repository.
+NOT_OURS = re.compile(r"^(__pycache__|build|dist|\..*|.*\.egg-info)$")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(document: str) -> dict[str, str]:
+    """Path -> remark, of the annotated trees in a document.
+
+    A tree is a fenced block whose first line is a folder; two spaces of indentation are one level.
+    """
+    found: dict[str, str] = {}
+    text = (ROOT / document).read_text("utf-8")
+    for block in re.findall(r"^```(?:text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if not re.match(r"\S+/(\s|$)", block):
+            continue
+        above: list[str] = []
+        for line in block.splitlines():
+            entry = re.fullmatch(r"((?:  )*)(\S+)(?: +(\S.*))?", line)
+            if entry is None:
+                continue  # the second line of a remark
+            depth = len(entry[1]) // 2
+            if depth > len(above):
+                continue
+            above = [*above[:depth], entry[2].rstrip("/")]
+            found["/".join(above)] = entry[3] or ""
+    return found
+
+
+def test_the_trees_in_the_documents_match_the_disk() -> None:
+    trees = tree_of("README.md") | tree_of("ARCHITECTURE.md")
+    assert not [path for path in trees if not (ROOT / path).exists()], "listed, but not there"
+    assert not [path for path, remark in trees.items() if not remark], "listed without a remark"
+    wanted = {name_of(path) for room in ROOMS for path in (ROOT / room).glob("*.py")}
+    wanted |= {name_of(path) for path in (ROOT / "src" / "atoll").iterdir()}
+    wanted |= {name_of(path) for path in (ROOT / "examples").glob("*.py")}
+    wanted |= {name_of(path) for path in (ROOT / "docs").iterdir()}
+    wanted |= {name_of(path) for path in (ROOT / "tests").rglob("*") if path.is_dir()}
+    wanted = {path for path in wanted if not any(map(NOT_OURS.match, path.split("/")))}
+    assert not sorted(wanted - trees.keys()), "there, but not listed"
+
+
+def test_the_readme_lists_what_lies_at_the_top() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    if not (ROOT / ".git").exists():  # an unpacked archive
+        command = ["ls"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    top = {path.split("/")[0] for path in listing.splitlines()}
+    listed = {path.split("/")[0] for path in tree_of("README.md")}
+    unlisted = {path for path in top - listed if not NOT_OURS.match(path)}
+    assert not sorted(unlisted), "there, but not in README.md's tree"
+
+
+def sections(document: str) -> dict[str, str]:
+    """Heading -> text below it, for headings of the second level."""
+    parts = re.split(r"^## +(.+)$", (ROOT / document).read_text("utf-8"), flags=re.MULTILINE)
+    return dict(zip((head.strip() for head in parts[1::2]), parts[2::2], strict=True))
+
+
+def classes(root: type[AtollError]) -> Iterator[type[AtollError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from classes(child)
+
+
+def test_every_error_has_its_own_code_and_paragraph() -> None:
+    kinds = [kind for kind in classes(AtollError) if kind.__module__.startswith("atoll.")]
+    assert len({kind.code for kind in kinds}) == len(kinds), "two errors share a code"
+    assert {kind.code: kind for kind in kinds} == ERRORS_BY_CODE
+    documented = {
+        head: text for head, text in sections("docs/errors.md").items() if re.match(r"E\d\d ", head)
+    }
+    assert sorted(documented) == sorted(f"{kind.code} {kind.__name__}" for kind in kinds)
+    for head, text in documented.items():
+        meaning, _, fix = text.partition("**What to do.**")
+        assert len(meaning.split()) >= 10, f"{head}: what does it mean?"
+        assert len(fix.split()) >= 5, f"{head}: what is to be done?"
+
+
+def test_every_exit_code_is_documented() -> None:
+    table = sections("docs/errors.md")["Exit codes"]
+    listed = {
+        int(code): set(re.findall(r"E\d\d", rest))
+        for code, rest in re.findall(r"^\| (\d+) \|(.*)$", table, re.MULTILINE)
+    }
+    used: dict[int, set[str]] = {0: set(), 130: set()}
+    for code, kind in ERRORS_BY_CODE.items():
+        used.setdefault(kind.exit_code, set()).add(code)
+    assert listed == used
