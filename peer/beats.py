@@ -23,6 +23,7 @@ class Beats:
         self._node = node
         self.next_s = 0.0
         self.progress_bytes = 0
+        self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
 
     def soon(self) -> None:
         """Somebody waits for what has just changed."""
@@ -37,12 +38,17 @@ class Beats:
             node.joining.beat()
         elif node.coordinator is not None:
             own, view = node.follower, node.view
-            beat = CoordinatorBeat(view.lineage, view.number, own.round, own.chain)
+            self.waiting = node.coordinator.waiting_for(node.now_s)
+            beat = CoordinatorBeat(view.lineage, view.number, own.round, own.chain, *self.waiting)
             for peer in view.peers:
                 if peer != node.me.peer:
                     node.emit(Send(peer, beat))
         else:
             self._to_coordinator()
+
+    def on_coordinator(self, beat: CoordinatorBeat) -> None:
+        self.waiting = (beat.waiting, beat.waiting_s)
+        self._node.follower.committed(beat.round, beat.chain)
 
     def _to_coordinator(self) -> None:
         node, view = self._node, self._node.view

@@ -237,6 +237,8 @@ class Coordinator:
             self._emit(Note("base-lost", text))
 
     def _step_barrier(self, alive: set[bytes], now_s: float) -> None:
+        if self.roster.unheard(alive):
+            return  # in a new view: who has arrived is in their first heartbeats
         attached = self.roster.attached(alive) - self.admission.leaving
         arrived = {
             peer
@@ -263,13 +265,18 @@ class Coordinator:
         phase_s = median(self._phases_s) if self._phases_s else 0.0
         return max(self.timing.straggle_min_s, phase_s / 2)
 
-    def waiting_for(self, now_s: float) -> list[bytes]:
-        """Attached trainers that hold up the barrier, for people who ask why nothing happens."""
-        if self.attempt is not None or self._own.round == 0:
-            return []
-        own = self._own
-        attached = self.roster.attached(self.roster.alive(now_s))
-        return sorted(p for p in attached if not self.roster.has_arrived(p, own.round, own.chain))
+    def waiting_for(self, now_s: float) -> tuple[tuple[bytes, ...], float]:
+        """Whom the next commit waits for, and since how many seconds; for people who ask."""
+        own, attempt = self._own, self.attempt
+        alive = self.roster.alive(now_s)
+        if attempt is not None:
+            late = {p for p in attempt.begin.participants if p not in attempt.ready}
+            return tuple(sorted(late)), now_s - attempt.began_s
+        if own.round == 0:
+            return (), now_s - self._boundary_s
+        attached = self.roster.attached(alive)
+        late = {p for p in attached if not self.roster.has_arrived(p, own.round, own.chain)}
+        return tuple(sorted(late)), now_s - self._boundary_s
 
     def propose(self, proposal: View, now_s: float) -> None:
         ballot = Ballot(0, self.me)

@@ -191,7 +191,7 @@ class Node:
         follower = self.follower
         return {
             ms.Heartbeat: self._on_heartbeat,
-            ms.CoordinatorBeat: lambda s, m: follower.committed(m.round, m.chain),
+            ms.CoordinatorBeat: lambda s, m: self.beats.on_coordinator(m),
             ms.Offer: self._on_offer,
             ms.Miss: lambda s, m: self._with_attempt(lambda a: a.on_miss(s, m)),
             ms.Ready: lambda s, m: self._with_attempt(lambda a: a.on_ready(s, m)),

@@ -86,6 +86,8 @@ class CoordinatorBeat(InView):
 
     round: int
     chain: bytes
+    waiting: tuple[bytes, ...] = ()  # whom the next commit waits for ...
+    waiting_s: float = 0.0  # ... and since when, for people who ask
 
 
 @message

@@ -111,6 +111,10 @@ class Roster:
         for peer in self._heard_s:
             self._heard_s[peer] += pause_s
 
+    def unheard(self, alive: set[bytes]) -> set[bytes]:
+        """Living members that have not said anything in this view yet."""
+        return alive - self.beats.keys()
+
     def attached(self, alive: set[bytes]) -> set[bytes]:
         return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
 

@@ -89,24 +89,24 @@ def _member(daemon: Daemon, member: Member) -> dict[str, Any]:
 
 
 def _waiting(daemon: Daemon) -> str:
-    """Who or what the next commit waits for, in one sentence."""
+    """Who or what the next commit waits for, and since when, in one sentence."""
     node = daemon.node
-    view, lead, own = node.view, node.coordinator, node.follower
+    view, own = node.view, node.follower
     if view is None:
         return f"this peer is {node.phase.value}: not in a view yet"
     if own.unsynced:
         return "this peer is loading the state from another member"
-    missing = [short(m.peer) for m in view.members if m.peer not in daemon.host.link_peers()]
-    missing = [name for name in missing if name != short(node.me.peer)]
-    gone = f"; no link to {', '.join(missing)}" if missing else ""
+    linked = daemon.host.link_peers()
+    gone = [short(p) for p in view.peers if p != node.me.peer and p not in linked]
+    tail = f"; no link to {', '.join(gone)}" if gone else ""
+    late, waited_s = node.beats.waiting
+    names = ", ".join(short(peer) for peer in late) or "the first submission"
     if own.begin is not None:
-        return f"round {own.begin.round}, attempt {own.begin.attempt} is being reduced{gone}"
-    if lead is not None:
-        late = [short(peer) for peer in lead.waiting_for(node.now_s)]
-        if late:
-            return f"round {own.round + 1} waits for {', '.join(late)}{gone}"
-        return f"round {own.round + 1} waits for the first submission{gone}"
-    return f"round {own.round + 1}: the coordinator {short(view.coordinator)} has not begun{gone}"
+        return (
+            f"round {own.begin.round}, attempt {own.begin.attempt}: {names} reducing"
+            f" for {waited_s:.0f} s{tail}"
+        )
+    return f"round {own.round + 1} has waited {waited_s:.0f} s for {names}{tail}"
 
 
 def render(status: dict[str, Any]) -> str:

@@ -257,12 +257,12 @@ def test_a_base_that_nobody_alive_holds_halts_the_run_and_is_announced_once() ->
     cluster = Cluster("abcde")
     cluster.form("abcde")
     cluster.stuck = lambda host, donor: True
-    for kind in (ms.Begin, ms.Commit, ms.CoordinatorBeat):
-        for name in "de":
-            lose(cluster, kind, to=name)
-    goal = cluster.committed + 1
+    cluster.isolate("de")
+    goal = cluster.committed + 2
     cluster.until(lambda: all(cluster.host(n).round == goal for n in "abc"))
-    cluster.hold = lambda source, peer, message: False
+    cluster.heal()
+    cluster.until(lambda: cluster.in_one_view("abcde"), limit_s=0.1)
+    cluster.until(lambda: all(cluster.host(n).node.follower.unsynced for n in "de"))
     for victim, rest in (("a", "bcde"), ("b", "cde")):
         cluster.kill(victim)
         cluster.until(lambda rest=rest: cluster.in_one_view(rest))

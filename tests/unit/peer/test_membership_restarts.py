@@ -156,9 +156,7 @@ def test_the_quorum_may_need_a_laggard_while_a_round_is_under_way() -> None:
     """c is dead and b fell behind: b has to load the state during the attempt, or nobody moves."""
     cluster = Cluster("abc")
     cluster.form("abc")
-    lose(cluster, ms.Commit, to="b")
-    lose(cluster, ms.CoordinatorBeat, to="b")
-    lose(cluster, ms.Begin, to="b")
+    cluster.isolate("b")
     goal = cluster.committed + 2
     cluster.until(lambda: cluster.host("a").round == goal == cluster.host("c").round)
     cluster.until(busy_with(cluster, "a"))
