@@ -194,6 +194,8 @@ class DiLoCo:
         self._steps_in_round += 1
         if self._steps_in_round >= self.spec.sync_every:
             self._sync()
+        else:
+            self.peer.check()  # an inner phase may be long: a dead daemon is noticed in the middle
 
     def _sync(self) -> None:
         self._check_finite()

@@ -108,14 +108,18 @@ class Attempt:
         return self._without_broken_edges(now_s)
 
     def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
-        """Reports of broken edges between living peers: wait a moment for the death of one end."""
+        """Reports of broken edges between living peers: wait a moment for the death of one end.
+
+        Who reports itself cannot contribute: that needs no waiting.
+        """
+        own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
         waited_s = now_s - self.began_s
-        if not self.misses or waited_s < self.timing.repair_s:
-            return None
-        excluded = vertex_cover(self.misses, self.me)
+        patient = waited_s < self.timing.repair_s
+        excluded = own if patient else vertex_cover(self.misses, self.me)
         if not excluded & set(self.begin.participants):
             return None
-        self._note_retry(now_s, sorted(excluded), "data links broken")
+        why = "its submission cannot be used" if excluded == own else "data links broken"
+        self._note_retry(now_s, sorted(excluded), why)
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
 
     def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:

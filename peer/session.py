@@ -118,10 +118,7 @@ class _Dealer:
         if lifeline is not None:
             poller.register(lifeline.fileno(), zmq.POLLIN)
         for ready, _ in poller.poll(max(1, int(1000 * timeout_s))):
-            # The lifeline is readable when a descriptor has come, or at its end.
-            if lifeline is None or ready is self.socket:
-                continue
-            if not lifeline.recv(1, socket.MSG_PEEK):
+            if lifeline is not None and ready is not self.socket and _has_ended(lifeline):
                 raise _lost(self.home)
         with contextlib.suppress(zmq.Again):
             while True:
@@ -228,6 +225,11 @@ class Session:
                 return self.round
         raise SessionError(f"the run's parameters changed in each of {PULL_TRIES} copies")
 
+    def check(self) -> None:
+        """DaemonLostError if the daemon is gone. Cheap enough for every training step."""
+        if self._lifeline is not None and _has_ended(self._lifeline):
+            raise _lost(self._home)
+
     def report(self, **metrics: float) -> None:
         """Figures that `atoll status` shows for this trainer."""
         self._ask("report", metrics={name: float(value) for name, value in metrics.items()})
@@ -300,6 +302,12 @@ def _wait_for_daemon(
             if time.monotonic() > deadline_s:
                 raise
         time.sleep(POLL_S)
+
+
+def _has_ended(lifeline: socket.socket) -> bool:
+    """The lifeline is readable when a descriptor has come, and at its end."""
+    readable, _, _ = select.select([lifeline], [], [], 0)
+    return bool(readable) and not lifeline.recv(1, socket.MSG_PEEK)
 
 
 def _unwrap(value: dict[str, Any]) -> Any:

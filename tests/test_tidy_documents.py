@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
+from atoll.peer.phases import TRANSITIONS, Phase, Trigger
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collectives", "optim", "peer")
@@ -26,8 +28,8 @@ def tree_of(document: str) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     text = (ROOT / document).read_text("utf-8")
-    for block in re.findall(r"^```(?:text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        if not re.match(r"\S+/(\s|$)", block):
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if language or not re.match(r"\S+/(\s|$)", block):
             continue
         above: list[str] = []
         for line in block.splitlines():
@@ -102,3 +104,51 @@ def test_every_exit_code_is_documented() -> None:
     for code, kind in ERRORS_BY_CODE.items():
         used.setdefault(kind.exit_code, set()).add(code)
     assert listed == used
+
+
+# ---------------------------------------------------------------- ARCHITECTURE.md
+
+
+def definitions(folders: tuple[str, ...]) -> dict[str, set[str]]:
+    """Every class, function and constant, with what it defines in turn; "" has those of files."""
+    found: dict[str, set[str]] = {"": set()}
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        found[""] |= names_in(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(names_in(node))
+    return found
+
+
+def names_in(body: ast.Module | ast.ClassDef) -> set[str]:
+    names = {node.name for node in body.body if hasattr(node, "name")}
+    for node in body.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            names.add(ast.unparse(target))
+    return names
+
+
+def test_names_in_the_architecture_are_in_the_code() -> None:
+    quoted = re.findall(r"`([^`\n]+)`", (ROOT / "ARCHITECTURE.md").read_text("utf-8"))
+    known = definitions((*ROOMS, "tests"))
+    methods = [name.split(".") for name in quoted if re.fullmatch(r"[A-Z]\w+\.\w+", name)]
+    assert len(methods) > 50
+    assert not [f"{kind}.{name}" for kind, name in methods if name not in known.get(kind, ())]
+    plain = {n for n in quoted if re.fullmatch(r"[A-Z]\w+|test_\w+|[a-z]+_[a-z_]+", n)}
+    everything = set().union(*known.values(), {"call_soon_threadsafe"})  # asyncio's
+    assert not sorted(plain - everything - {path.stem for path in (ROOT / "peer").iterdir()})
+
+
+def test_tables_of_the_architecture() -> None:
+    text = sections("ARCHITECTURE.md")
+    triggers = [trigger.name for trigger in Trigger]
+    table = ["| | " + " | ".join(triggers) + " |", "|---" * (len(triggers) + 1) + "|"]
+    for phase in Phase:
+        cells = [TRANSITIONS.get((phase, trigger)) for trigger in Trigger]
+        table.append(f"| {phase.name} |" + "".join(f" {c.name} |" if c else " |" for c in cells))
+    assert "\n".join(table) in text["The phase table"], "copy this:\n" + "\n".join(table)
+    for name, files in re.findall(r"^\| `(\w+)` \|[^|]+\| (.+) \|$", text["Limits"], re.MULTILINE):
+        for file in files.split(", "):
+            assert name in names_in(ast.parse((ROOT / file).read_text("utf-8"))), f"{file}: {name}"

@@ -58,6 +58,8 @@ def can_recover(latest: View, nodes: Mapping[bytes, Node]) -> bool:
     and needs a living quorum too.
     """
     voters = _living_voters(latest, nodes)
+    if not any(node.view == latest for node in voters.values()):
+        return False  # those who decided it have taken it to their graves
     if not _holds_base(latest, voters.values()):
         return False
     if len(latest.members) == 2 and len(voters) == 1:

@@ -1,7 +1,7 @@
 """A trainer without torch: it moves every parameter towards a target of its own.
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
-outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round.
+outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round, fault ("none" or "nan").
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from atoll.optim.spec import RunSpec
 
 def main() -> int:
     home, elements, rounds, inner_s = sys.argv[1], *map(float, sys.argv[2:5])
-    codec = sys.argv[5] if len(sys.argv) > 5 else "int8"
-    spec = RunSpec(sync_every=1, codec=codec, outer_lr=0.5, outer_momentum=0.5)
+    spoils = sys.argv[5] == "nan"  # hands over what no codec can take
+    spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5)
     manifest = Manifest.of([Parameter("w", (int(elements),))])
     session = atoll.connect(home)
     session.attach(spec, manifest, lambda flat: flat.fill(1.0))
@@ -37,6 +37,8 @@ def main() -> int:
         time.sleep(inner_s)
         np.multiply(here, 0.9, out=here)
         np.add(here, target * np.float32(0.1), out=here)
+        if spoils:
+            here[0] = np.nan
         session.submit(lambda flat: np.copyto(flat, here), 1.0)
         outcome = session.wait()
         if outcome.kind != "missed":

@@ -148,12 +148,17 @@ class Fleet:
         return until(there, f"{name} sees {members} members", *self.peers.values())
 
     def train(
-        self, name: str, elements: float = 2e5, rounds: int = 0, inner_s: float = 0.02
+        self,
+        name: str,
+        elements: float = 2e5,
+        rounds: int = 0,
+        inner_s: float = 0.02,
+        fault: str = "none",
     ) -> Process:
         if name in self.trainers:
             self._ended.append(self.trainers[name])
         command = [sys.executable, str(TRAINER), str(self.peers[name].home)]
-        command += [str(elements), str(rounds), str(inner_s)]
+        command += [str(elements), str(rounds), str(inner_s), fault]
         log = self.folder / f"trainer-{name}.{len(self._ended)}.log"
         self.trainers[name] = Process(command, log)
         return self.trainers[name]

@@ -25,8 +25,7 @@ def make_model(seed: int = 0) -> nn.Sequential:
 def batches(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     dice = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(8, 6, generator=dice), torch.randn(8, 3, generator=dice))
-        for _ in range(STEPS)
+        (torch.randn(8, 6, generator=dice), torch.randn(8, 3, generator=dice)) for _ in range(STEPS)
     ]
 
 
@@ -132,7 +131,7 @@ def test_the_trainer_learns_at_once_that_its_daemon_died(tmp_path: Path) -> None
         peer = run.up("a")
         model = make_model()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        outer = DiLoCo(model, inner, 2, atoll.connect(peer.home))
+        outer = DiLoCo(model, inner, 1000, atoll.connect(peer.home))  # far from the next round
         peer.kill()
         peer.ends()
         with pytest.raises(atoll.AtollError, match="ATOLL-E82 the daemon at .* died"):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness.processes import Fleet, Peer, fleet
+from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.certs import run_tls
@@ -120,9 +120,7 @@ def broken_control(dice: random.Random) -> bytes:
     oversized = struct.pack(">I", 0xFFFFFFFF) + noise
     nonsense = struct.pack(">I", len(noise)) + noise
     nested = b"\x91" * 100_000
-    return dice.choice(
-        [truncated, oversized, nonsense, struct.pack(">I", len(nested)) + nested]
-    )
+    return dice.choice([truncated, oversized, nonsense, struct.pack(">I", len(nested)) + nested])
 
 
 def broken_data(dice: random.Random) -> bytes:
@@ -133,3 +131,24 @@ def broken_data(dice: random.Random) -> bytes:
     ahead = pack_header(header._replace(view=1 << 30)) + bytes(100)
     noise = dice.randbytes(DATA_HEADER_BYTES - 1)
     return dice.choice([bytes(oversized), foreign, ahead, noise])
+
+
+def test_three_hundred_aborted_attempts_leave_the_daemon_flat(tmp_path: Path) -> None:
+    """One trainer's submissions cannot be used: every round is begun twice."""
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        run.train("a", inner_s=0.001)
+        run.peers["b"].reaches(2)
+        run.train("b", inner_s=0.001, fault="nan")
+        peer = run.peers["a"]
+
+        def aborted(count: int) -> int:
+            until(lambda: peer.text.count(" retry ") >= count, f"{count} retries", peer)
+            return peer.rss_bytes()
+
+        before_bytes = aborted(60)
+        grown_bytes = aborted(360) - before_bytes
+        assert grown_bytes < GROWTH_BYTES_MAX, f"{grown_bytes / 2**20:.1f} MiB more"
+        run.trainers["b"].kill()
+        peer.reaches(peer.status()["round"] + 3)
+        assert run.agree("ab") >= 3

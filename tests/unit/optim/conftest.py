@@ -112,6 +112,9 @@ class LocalSession:
                 self._run.commit()
                 self._run.changed.notify_all()
 
+    def check(self) -> None:
+        pass
+
     def wait(self) -> Outcome:
         with self._run.changed:
             assert self._run.changed.wait_for(lambda: self._index in self._run.outcomes, WAIT_S)
