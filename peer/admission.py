@@ -108,8 +108,6 @@ class Admission:
 
     def hold(self, alive: set[bytes], now_s: float) -> bool:
         """Have learners and laggards load the state; true while the boundary is held for them."""
-        if self.me in self.leaving:
-            return False
         self._drop_silent(now_s)
         wanting = self._laggards(alive)
         wanting += [x.member for x in self.learners.values() if not self._has_learnt(x)]
@@ -255,8 +253,11 @@ class Admission:
         return in_view is not None and in_view.inc < member.inc
 
     def _heir(self, alive: set[bytes], members: tuple[Member, ...]) -> bytes | None:
-        """Whom a leaving coordinator hands over to: the first successor, rather a synced one."""
+        """Whom a leaving coordinator hands over to: the first successor that holds the state.
+
+        While there is none, those behind load it: the leaver may hold its only copy.
+        """
         staying = {member.peer for member in members}
         heirs = [p for p in successors(self.view) if p in alive and p in staying]
         synced = self._roster.synced(self._own.round, self._own.chain)
-        return next((p for p in heirs if p in synced), heirs[0] if heirs else None)
+        return next((p for p in heirs if p in synced), None)

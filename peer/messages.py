@@ -16,6 +16,7 @@ __all__ = [
     "INIT",
     "MEMBERSHIP",
     "STEP",
+    "WEIGHT_MAX",
     "Accept",
     "Accepted",
     "Begin",
@@ -44,6 +45,7 @@ __all__ = [
     "StateHead",
 ]
 
+WEIGHT_MAX = 1e15  # tokens in one round; sums of a thousand of them are exact in float64
 INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
 STEP = "step"  # every other entry: an averaged pseudo-gradient
 
@@ -77,6 +79,10 @@ class Heartbeat(InView):
     run_attempt: int
     ready_chain: bytes  # not empty: "I hold its result", repeats READY
     epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= WEIGHT_MAX:  # refuses NaN too
+            raise ValueError(f"a weight is 0 to {WEIGHT_MAX:g}, not {self.weight}")
 
 
 @message
@@ -125,6 +131,8 @@ class Begin(InView):
             raise ValueError("BEGIN has a known kind and one weight per participant")
         if list(self.participants) != sorted(set(self.participants)) or not self.participants:
             raise ValueError("BEGIN names its participants once each, in order")
+        if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights) or not any(self.weights):
+            raise ValueError(f"weights are 0 to {WEIGHT_MAX:g} and not all zero")
 
 
 @message

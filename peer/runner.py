@@ -11,12 +11,14 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import (
+    ChunkGrid,
     Codec,
     EncodedLayout,
     Reduction,
@@ -42,6 +44,19 @@ DIGESTS_KEPT = 64  # for people and tests that compare peers
 
 U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Job:
+    """One attempt on this peer, whether it takes part or copies the result."""
+
+    begin: Begin
+    codec: Codec
+    grid: ChunkGrid
+    layout: EncodedLayout
+    result: U8
+    root: bytes = b""  # not empty: `result` is complete
+    reduction: Reduction | None = None
 
 
 class RoundRunner:
@@ -75,10 +90,7 @@ class RoundRunner:
         self._queue: asyncio.Queue[ev.Effect] = asyncio.Queue()
         self._wanted: Begin | None = None  # what Abort and Reduce say now, ahead of the queue
         self._begun_s: tuple[int, float] = (0, 0.0)
-        self._begin: Begin | None = None
-        self._reduction: Reduction | None = None
-        self._result: U8 = np.empty(0, np.uint8)
-        self._root = b""  # not empty: `_result` holds the whole result of `_begin`
+        self._job: Job | None = None
         self._fetching: asyncio.Task[bytes] | None = None
         self._loading: asyncio.Task[ReplicatedState] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,9 +141,8 @@ class RoundRunner:
         """Frames of the attempt no longer count. Its threads end by themselves: what they still
         send carries the old attempt's number and is dropped on arrival."""
         self.router.end_attempt()
-        if self._reduction is not None:
-            self._reduction.abort()
-            self._reduction = None
+        if self._job is not None and self._job.reduction is not None:
+            self._job.reduction.abort()
 
     async def _reduce(self, effect: ev.Reduce) -> None:
         begin = effect.begin
@@ -139,26 +150,31 @@ class RoundRunner:
             return  # aborted while it waited in the queue
         self._end_reduction()
         self._drop_excluded(begin)
-        layout, codec = self._prepare(begin)
-        source = self._source(begin)
+        try:
+            job = self._prepare(begin)
+            self._start(job)
+        except AtollError as error:  # an opening that makes no sense, or no memory
+            self._failed(begin, (), error.what)
+
+    def _start(self, job: Job) -> None:
+        begin = job.begin
+        source = self._source(job)
         if source is None:
             self._failed(begin, (), "this peer's submission is gone")
             return
-        total = self.inputs.size if self.inputs is not None else 0
-        plan = butterfly_plan(begin.participants, begin.weights, grid_for(total))
-        reduction = Reduction(
+        plan = butterfly_plan(begin.participants, begin.weights, job.grid)
+        reduction = job.reduction = Reduction(
             plan=plan,
             me=plan.participants.index(self._me),
-            codec=codec,
-            grid=grid_for(total),
+            codec=job.codec,
+            grid=job.grid,
             source=source,
-            result=self._result[: layout.total_bytes],
-            on_done=lambda digest: self._threadsafe(self._reduced, begin, digest),
+            result=job.result,
+            on_done=lambda digest: self._threadsafe(self._reduced, job, digest),
             on_failed=lambda index, why: self._threadsafe(
                 self._failed, begin, _others(plan.participants[index], self._me), why
             ),
         )
-        self._reduction = reduction
         self.router.expect_attempt(begin, reduction)
         reduction.start({})
         for index, peer in enumerate(plan.participants):
@@ -178,107 +194,102 @@ class RoundRunner:
             return
         reduction.start({index: FrameOutlet(stream, header)})
 
-    def _prepare(self, begin: Begin) -> tuple[EncodedLayout, Codec]:
-        """Layout and codec of an attempt's result, and memory for it."""
+    def _prepare(self, begin: Begin) -> Job:
+        """Codec, layout and memory of an attempt's result; the memory is used again."""
         if begin.kind == INIT:
             _, manifest = parse_blob(begin.blob)
-            codec = get_codec("float32")
-            layout = encoded_layout(grid_for(manifest.elements), codec)
+            codec, grid = get_codec("float32"), grid_for(manifest.elements)
         else:
             assert self.state is not None
-            codec, layout = self.state.codec, self.state.layout
-        if begin.kind == INIT or self._result.nbytes != layout.total_bytes:
-            self._result = np.empty(layout.total_bytes, np.uint8)
+            codec, grid = self.state.codec, self.state.grid
+        layout = encoded_layout(grid, codec)
+        before = self._job
+        if before is not None and before.result.nbytes == layout.total_bytes:
+            result = before.result
+        else:
+            result = np.empty(layout.total_bytes, np.uint8)
         if self._begun_s[0] != begin.round:
             self._begun_s = (begin.round, time.monotonic())
-        self._begin, self._root = begin, b""
-        return layout, codec
+        self._job = Job(begin, codec, grid, layout, result)
+        return self._job
 
-    def _source(self, begin: Begin) -> Callable[[int, F32], None] | None:
-        inputs = self.inputs
-        if inputs is None:
+    def _source(self, job: Job) -> Callable[[int, F32], None] | None:
+        inputs, state = self.inputs, self.state
+        if inputs is None or inputs.size != job.grid.total:
             return None
-        if begin.kind != INIT:
-            return self.state.delta_of(inputs) if self.state is not None else None
-        grid = grid_for(inputs.size)
+        if job.begin.kind != INIT:
+            return state.delta_of(inputs) if state is not None else None
 
         def parameters(chunk: int, out: F32) -> None:
-            lo, hi = grid.bounds(chunk)
+            lo, hi = job.grid.bounds(chunk)
             np.copyto(out, inputs[lo:hi])
 
         return parameters
 
     def _drop_excluded(self, begin: Begin) -> None:
         """A retry goes on without some peers: wake the senders that are stuck on them."""
-        before = self._begin
+        before = self._job.begin if self._job else None
         if before is not None and before.round == begin.round:
             for peer in set(before.participants) - set(begin.participants):
                 self.streams.close_to(peer)
 
-    def _reduced(self, begin: Begin, digest: bytes) -> None:
-        if begin is not self._begin or self._root:
+    def _reduced(self, job: Job, digest: bytes) -> None:
+        begin = job.begin
+        if job is not self._job or job.root:
             return
         if begin.kind == INIT:
             digest = hashlib.sha256(hashlib.sha256(begin.blob).digest() + digest).digest()
-        self._root = digest
+        job.root = digest
         self._feed(ev.Reduced(begin.round, begin.attempt, digest))
 
     def _failed(self, begin: Begin, peers: tuple[bytes, ...], why: str) -> None:
-        if begin is self._begin and begin is self._wanted:
+        if begin is self._wanted:
             self._feed(ev.ReduceFailed(begin.round, begin.attempt, peers, why))
 
     def _stream_broken(self, peer: bytes, why: str) -> None:
-        begin, reduction = self._begin, self._reduction
-        if begin is None or reduction is None or peer not in begin.participants:
+        job = self._job
+        if job is None or job.reduction is None or peer not in job.begin.participants:
             return
-        if begin.participants.index(peer) in reduction.missing():
-            self._failed(begin, (peer,), why)
+        if job.begin.participants.index(peer) in job.reduction.missing():
+            self._failed(job.begin, (peer,), why)
 
     def _complete_result(self, number: int, attempt: int) -> tuple[U8, EncodedLayout, int] | None:
-        begin = self._begin
-        if begin is None or not self._root or (begin.round, begin.attempt) != (number, attempt):
+        job = self._job
+        if job is None or not job.root or (job.begin.round, job.begin.attempt) != (number, attempt):
             return None
-        layout, _ = self._layout_of(begin)
-        return self._result, layout, -(-layout.total_bytes // layout.chunk_bytes)
-
-    def _layout_of(self, begin: Begin) -> tuple[EncodedLayout, int]:
-        if begin.kind == INIT:
-            _, manifest = parse_blob(begin.blob)
-            grid = grid_for(manifest.elements)
-            return encoded_layout(grid, get_codec("float32")), grid.count
-        assert self.state is not None
-        return self.state.layout, self.state.grid.count
+        return job.result, job.layout, job.grid.count
 
     async def _fetch(self, effect: ev.Fetch) -> None:
-        begin = effect.begin
-        if self._begin is begin and self._root:
+        begin, job = effect.begin, self._job
+        if job is not None and job.begin is begin and job.root:
             return
         self._end_reduction()
-        layout, _ = self._prepare(begin)
-        _, chunks = self._layout_of(begin)
+        fetching: asyncio.Task[bytes] | None = None
         try:
+            job = self._prepare(begin)
             fetching = self._fetching = self._loop.create_task(
-                self.learner.fetch(begin, effect.holder, layout, self._result, chunks)
+                self.learner.fetch(begin, effect.holder, job.layout, job.result, job.grid.count)
             )
             root = await fetching
         except AtollError as error:
             self._log(f"fetching the result of round {begin.round} failed: {error.what}")
             return  # the coordinator repeats the order, with another holder
         except asyncio.CancelledError:
-            if not fetching.cancelled():
+            if fetching is None or not fetching.cancelled():
                 raise
             return  # aborted
         finally:
             self._fetching = None
-        self._reduced(begin, root)
+        self._reduced(job, root)
 
     # ------------------------------------------------------------ commits and loads
 
     async def _apply(self, effect: ev.Apply) -> None:
-        begin = effect.begin
+        begin, job = effect.begin, self._job
         self._end_reduction()
-        await asyncio.to_thread(self._apply_result, begin)
-        self._wanted = None
+        assert job is not None
+        assert job.begin is begin
+        await asyncio.to_thread(self._apply_result, begin, job.result)
         state = self.state
         assert state is not None
         self.donor.state = state
@@ -287,14 +298,14 @@ class RoundRunner:
         self._remember(state)
         self._feed(ev.Applied(begin.round, state.digest))
 
-    def _apply_result(self, begin: Begin) -> None:
+    def _apply_result(self, begin: Begin, result: U8) -> None:
         if begin.kind == INIT:
             state = ReplicatedState(begin.blob)
-            state.initialise(self._result)
+            state.initialise(result)
             self.state = state
         else:
             assert self.state is not None
-            self.state.apply(begin.round, self._result)
+            self.state.apply(begin.round, result)
 
     async def _load_state(self, effect: ev.LoadState) -> None:
         learn = effect.learn

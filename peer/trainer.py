@@ -10,13 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.collectives.errors import SessionError, TrainerRefusedError
+from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same, parse_blob
 from atoll.peer import events as ev
 from atoll.peer.local import Handler, LocalDoor
 from atoll.peer.membership import Node
 from atoll.peer.memory import Region, send_region
+from atoll.peer.messages import WEIGHT_MAX
 from atoll.peer.runner import RoundRunner
 
 __all__ = ["TrainerDesk"]
@@ -148,9 +149,12 @@ class TrainerDesk:
         trainer = self._known(client)
         if trainer.region is None or not trainer.in_step:
             raise SessionError("submit before attach")
+        weight = arguments["weight"]
+        if not 0 <= weight <= WEIGHT_MAX:
+            raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
         trainer.awaiting = True
         base_round = self._node.follower.round
-        submission = ev.Submitted(base_round, arguments["epoch"], arguments["weight"])
+        submission = ev.Submitted(base_round, arguments["epoch"], weight)
         self._feed(submission)
         if self._node.follower.submission is submission:
             self._runner.inputs = trainer.region.floats

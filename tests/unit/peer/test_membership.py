@@ -116,6 +116,21 @@ def test_one_of_two_leaves_then_the_last_one() -> None:
     assert cluster.host("b").node.phase is Phase.LEFT
 
 
+def test_a_coordinator_does_not_leave_with_the_only_copy_of_the_state() -> None:
+    """b is behind when a wants to go: a waits until b has loaded."""
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    cluster.isolate("b")
+    cluster.until_round("a")
+    cluster.load_s = 1.0
+    cluster.heal()
+    cluster.until(lambda: cluster.host("b").loads == 1)
+    cluster.leave("a")
+    assert 0.9 < cluster.until(lambda: not cluster.host("a").alive) < 2.0
+    cluster.until_round("b")
+    assert "base-lost" not in cluster.host("b").notes
+
+
 def test_leaver_that_nobody_hears_goes_after_four_seconds() -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
