@@ -47,7 +47,9 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p atoll
 
+# Without what an earlier build left in build/: setuptools would pack modules that are gone.
 wheel: $(STAMP)
+	rm -rf build
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 

@@ -96,9 +96,10 @@ class View:
 
     def describe(self) -> str:
         names = ", ".join(short(peer) for peer in self.peers)
+        count = "1 member" if len(self.members) == 1 else f"{len(self.members)} members"
         fork = ", a FORK without quorum" if self.fork else ""
         return (
-            f"view {self.number}{fork}: {len(self.members)} members ({names}),"
+            f"view {self.number}{fork}: {count} ({names}),"
             f" coordinator {short(self.coordinator)}, base round {self.base_round}"
         )
 
