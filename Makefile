@@ -9,11 +9,11 @@ STAMP  := $(VENV)/.ready
 ARGS   ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check wheel bench clean
+.PHONY: help setup demo test test-slow check wheel bench clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
-	@echo "make test    all tests"
+	@echo "make test    all tests but the long ones, which make test-slow runs"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make bench   measurements, with the figures that docs/log.md records"
 	@echo "make wheel   dist/atoll-VERSION-py3-none-any.whl"
@@ -40,7 +40,10 @@ demo: $(STAMP)
 	$(BIN)/atoll demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

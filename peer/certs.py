@@ -1,10 +1,10 @@
 """TLS of a run: everybody derives the same certificate authority from the run secret.
 
-Nobody hands out certificates. The CA's key is HKDF of the secret with the run's name as salt, its
-certificate is the same bytes everywhere, and each peer signs a leaf for its own identity key. So
-"the certificate chain is valid" means "the other side knows this run's secret", and the leaf's
-public key *is* the peer id. A wrong secret or a wrong run fails in the handshake, before anything
-that the other side says is parsed. (design/decisions.md: identity, admission, links.)
+Nobody hands out certificates. The CA's key is HKDF of the secret, its certificate is the same bytes
+everywhere, and each peer signs a leaf for its own identity key. So "the certificate chain is valid"
+means "the other side knows this run's secret", and the leaf's public key *is* the peer id. A wrong
+secret fails in the handshake, before anything that the other side says is parsed; a wrong run name
+is told apart at the hello. (design/decisions.md: identity, admission, links.)
 """
 
 from __future__ import annotations

@@ -18,8 +18,10 @@ from atoll.collectives.errors import (
     AtollError,
     ConfigError,
     ConnectError,
+    DivergedError,
     IdentityInUseError,
     IncompatibleRunError,
+    NoQuorumError,
     RemoteProtocolError,
 )
 from atoll.peer import events as ev
@@ -34,7 +36,7 @@ from atoll.peer.runner import RoundRunner
 from atoll.peer.snapshot import snapshot
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
-from atoll.peer.views import Member, View, short
+from atoll.peer.views import Member, View, is_quorum, short
 
 __all__ = ["Daemon", "DaemonOptions"]
 
@@ -350,8 +352,22 @@ class Daemon:
     async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
         self._loop.call_soon(self.leave)
 
-    async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> str:
-        return str(snapshot(self)["waiting"])
+    async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> dict[str, str]:
+        lead = self.node.coordinator
+        code = ""
+        if lead is not None and lead.halted:
+            code = DivergedError.code
+        elif not self._hears_quorum():
+            code = NoQuorumError.code
+        return {"text": str(snapshot(self)["waiting"]), "code": code}
+
+    def _hears_quorum(self) -> bool:
+        """A candidate that finds no quorum is in the same position as such a coordinator."""
+        lead, view = self.node.coordinator, self.node.view
+        if lead is not None:
+            return lead.hears_quorum(self.node.now_s)
+        linked = {self.home.peer_id, *self.host.link_peers()}
+        return view is None or is_quorum(view, linked)
 
     async def _invite(self, client: bytes, arguments: dict[str, Any]) -> str:
         return self.invite

@@ -92,7 +92,7 @@ class PlainView:
         print(flush=True)
 
     def close(self) -> None:
-        pass
+        """Lines need no farewell."""
 
 
 def _round_line(figures: DemoFigures, number: int, elapsed_s: float) -> str:

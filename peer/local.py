@@ -22,7 +22,16 @@ import zmq.asyncio
 
 from atoll.collectives.errors import AtollError, LocalProtocolError, SessionError
 
-__all__ = ["CLIENT_ID_BYTES", "COMMAND_BYTES_MAX", "EVENTS", "LIFELINE", "LocalDoor", "unpack"]
+__all__ = [
+    "CLIENT_ID_BYTES",
+    "COMMANDS",
+    "COMMAND_BYTES_MAX",
+    "EVENTS",
+    "LIFELINE",
+    "Handler",
+    "LocalDoor",
+    "unpack",
+]
 
 COMMANDS, LIFELINE, EVENTS = "commands.ipc", "lifeline.sock", "events.ipc"
 CLIENT_ID_BYTES = 16

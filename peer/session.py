@@ -29,7 +29,10 @@ from atoll.collectives.errors import (
     ERRORS_BY_CODE,
     AtollError,
     DaemonLostError,
+    DivergedError,
     NoDaemonError,
+    NoQuorumError,
+    RoundError,
     RoundTimeoutError,
     SessionError,
 )
@@ -46,6 +49,7 @@ CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up
 COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
 POLL_S = 0.05  # while a run has no state yet
 PROGRESS_S = 10.0  # a wait longer than this says who is missing
+_HALTED_FIX = "find the machine whose memory or arithmetic is wrong; see `atoll status`"
 PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
 
 
@@ -80,7 +84,7 @@ class _Dealer:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Path) -> None:
         self.home = home
         path = socket_path(home, COMMANDS)
-        if not path.exists():
+        if not _answers(socket_path(home, LIFELINE)):
             raise NoDaemonError(
                 f"no daemon runs at {home}",
                 fix="start one with `atoll up` or `atoll join`, or give its folder with --home",
@@ -203,15 +207,23 @@ class Session:
             self._dealer.receive(1.0, self._lifeline)
             now_s = time.monotonic()
             if now_s - started_s > self._deadline_s:
-                raise RoundTimeoutError(
-                    f"no commit for {now_s - started_s:.0f} s: {self._ask('waiting')}",
-                    fix="see `atoll status`; a larger round_deadline_s waits longer",
-                    phase="commit",
-                    elapsed_s=now_s - started_s,
-                )
+                raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
-                _say(f"waited {now_s - started_s:.0f} s: {self._ask('waiting')}")
+                waiting = self._ask("waiting")
+                if waiting["code"] == DivergedError.code:  # waiting longer cannot help
+                    raise DivergedError(waiting["text"], fix=_HALTED_FIX)
+                _say(f"waited {now_s - started_s:.0f} s: {waiting['text']}")
+
+    def _too_late(self, elapsed_s: float) -> RoundError:
+        waiting = self._ask("waiting")
+        kind = NoQuorumError if waiting["code"] == NoQuorumError.code else RoundTimeoutError
+        return kind(
+            f"no commit for {elapsed_s:.0f} s: {waiting['text']}",
+            fix="see `atoll status`; a larger round_deadline_s waits longer",
+            phase="commit",
+            elapsed_s=elapsed_s,
+        )
 
     def pull(self, read: Callable[[Floats], None]) -> int:
         """Give ``read`` the run's θ (read-only); repeated if it changed meanwhile. The round."""
@@ -302,6 +314,16 @@ def _wait_for_daemon(
             if time.monotonic() > deadline_s:
                 raise
         time.sleep(POLL_S)
+
+
+def _answers(lifeline: Path) -> bool:
+    """Whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        try:
+            caller.connect(os.fspath(lifeline))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
 
 
 def _has_ended(lifeline: socket.socket) -> bool:

@@ -94,6 +94,8 @@ def _waiting(daemon: Daemon) -> str:
     view, own = node.view, node.follower
     if view is None:
         return f"this peer is {node.phase.value}: not in a view yet"
+    if node.coordinator is not None and node.coordinator.halted:
+        return node.coordinator.halted
     if own.unsynced:
         return "this peer is loading the state from another member"
     linked = daemon.host.link_peers()

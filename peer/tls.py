@@ -21,7 +21,7 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.peer.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
-__all__ = ["READ_BYTES", "TlsChannel", "TlsSocket", "reason_of"]
+__all__ = ["GOODBYE_TIMEOUT_S", "READ_BYTES", "TlsChannel", "TlsSocket", "reason_of"]
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
 READ_BYTES = 256 << 10

@@ -34,17 +34,17 @@ def main() -> None:
         # Round 1 ships the first parameters, and trainers that attach late miss a round.
         start = max(run.peers[name].reaches(4)["round"] for name in names)
         before = {name: counts(run.peers[name].reaches(start + 1)) for name in names}
-        after = {
-            name: counts(run.peers[name].reaches(start + 1 + arguments.rounds)) for name in names
-        }
+        end = start + 1 + arguments.rounds
+        after = {name: counts(run.peers[name].reaches(end)) for name in names}
     print(f"{n} peers, {arguments.parameters:.0f} parameters, int8; theory {theory_bytes:,.0f} B")
     for name in names:
         rounds = after[name][0] - before[name][0]
         data = (after[name][1] - before[name][1]) / rounds
         control = (after[name][2] - before[name][2]) / rounds
+        over = 100 * data / theory_bytes - 100
         print(
-            f"peer {name}: {data:,.0f} B of data per round, {100 * data / theory_bytes - 100:+.2f} %"
-            f" of theory; {control:,.0f} B of control messages"
+            f"peer {name}: {data:,.0f} B of data per round, {over:+.2f} % of theory;"
+            f" {control:,.0f} B of control messages"
         )
 
 

@@ -1,7 +1,8 @@
 """A trainer without torch: it moves every parameter towards a target of its own.
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
-outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round, fault ("none" or "nan").
+outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
+fault ("none" or "nan").
 """
 
 from __future__ import annotations

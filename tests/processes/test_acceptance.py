@@ -134,7 +134,6 @@ def test_the_trainer_learns_at_once_that_its_daemon_died(tmp_path: Path) -> None
         outer = DiLoCo(model, inner, 1000, atoll.connect(peer.home))  # far from the next round
         peer.kill()
         peer.ends()
-        with pytest.raises(atoll.AtollError, match="ATOLL-E82 the daemon at .* died"):
-            for batch in batches(4):
-                step(model, inner, batch)
+        with pytest.raises(atoll.AtollError, match=r"ATOLL-E82 the daemon at .* died"):
+            step(model, inner, batches(4)[0])
         outer.close()

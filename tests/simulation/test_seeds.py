@@ -16,6 +16,7 @@ from harness.cluster import Cluster, Host
 
 SEEDS = 300
 SEEDS_PER_TEST = 25
+SEEDS_SLOW = 5_000  # about two minutes: `make test-slow`
 FAULTY_S = 12.0
 # Design: a round commits within 10 s after faults stop (I7). Re-admission of everyone may take a
 # second learner's turn, and a joiner that was silent pauses for a second.
@@ -115,3 +116,10 @@ def run_seed(seed: int) -> bool:
 def test_faults_break_no_invariant_and_end_in_commits(first: int) -> None:
     recovered = [run_seed(seed) for seed in range(first, first + SEEDS_PER_TEST)]
     assert sum(recovered) >= SEEDS_PER_TEST // 2  # else the faults are too wild to show anything
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_more_seeds() -> None:
+    recovered = [run_seed(seed) for seed in range(SEEDS, SEEDS + SEEDS_SLOW)]
+    assert sum(recovered) >= SEEDS_SLOW // 2

@@ -113,7 +113,7 @@ class LocalSession:
                 self._run.changed.notify_all()
 
     def check(self) -> None:
-        pass
+        """This run never dies."""
 
     def wait(self) -> Outcome:
         with self._run.changed:
