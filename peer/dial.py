@@ -161,6 +161,8 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tup
         found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         found = await loop.getaddrinfo(host, port, type=kind)
+    except UnicodeError as error:  # a label that no DNS name may have
+        raise socket.gaierror(socket.EAI_NONAME, "not a host name") from error
     return [(family, where) for family, _, _, _, where in found[:ADDRESSES_MAX]]
 
 

@@ -174,8 +174,8 @@ class LinkHost:
 
         "up" means that it proved its identity just now: TCP and TLS, two round trips.
         """
-        attempt = Dial(address, self._run, self._tls.tag)
         try:
+            attempt = Dial(address, self._run, self._tls.tag)
             async with attempt.limited(timeout_s):
                 channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
                 try:

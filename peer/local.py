@@ -141,7 +141,7 @@ class LocalDoor:
             answer = [number, "ok", await handler(client, arguments)]
         except AtollError as error:
             answer = [number, "error", {"code": error.code, "what": error.what, "fix": error.fix}]
-        except (ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # a broken client must not end the daemon
             what = f"malformed command: {type(error).__name__}: {error}"
             answer = [number, "error", {"code": LocalProtocolError.code, "what": what, "fix": ""}]
         self._send(client, answer)

@@ -83,6 +83,8 @@ class Heartbeat(InView):
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= WEIGHT_MAX:  # refuses NaN too
             raise ValueError(f"a weight is 0 to {WEIGHT_MAX:g}, not {self.weight}")
+        if not 0 <= self.promised < 1 << 62:
+            raise ValueError("an impossible ballot number")
 
 
 @message

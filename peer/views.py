@@ -49,6 +49,8 @@ class Member:
     def __post_init__(self) -> None:
         if len(self.peer) != 32 or self.role not in (REPLICA, WITNESS):
             raise ValueError("a member has a 32-byte peer id and the role replica or witness")
+        if len(self.address) > 300 or not 0 <= self.inc < 1 << 63:
+            raise ValueError("a member's address or incarnation is too large")
 
 
 @message
@@ -58,6 +60,10 @@ class Ballot:
 
     number: int = 0
     peer: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < 1 << 62:
+            raise ValueError("an impossible ballot number")
 
 
 @message
