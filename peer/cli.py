@@ -43,10 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `atoll status | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and command is _status:  # `atoll status | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         broken = ConfigError(f"{error.strerror or error} ({error.filename or 'no file named'})")
         print(broken, file=sys.stderr)
         return broken.exit_code
@@ -168,7 +168,7 @@ async def _serve(home: Home, options: object, home_argument: str | None, rejoins
     from atoll.peer.daemon import Daemon, DaemonOptions
 
     assert isinstance(options, DaemonOptions)
-    daemon = Daemon(home, options, _say)
+    daemon = Daemon(home, options, _log)
     interrupts = 0
 
     def interrupt() -> None:
@@ -185,11 +185,11 @@ async def _serve(home: Home, options: object, home_argument: str | None, rejoins
 
     def ready() -> None:
         where = f" --home {home_argument}" if home_argument else ""
-        _say(f"peer {short(home.peer_id)} of run {options.run} at {daemon.address}")
-        _say(f"  home {home.path}")
-        _say("  on other machines:")
-        _say(f"    atoll join {daemon.invite}")
-        _say(f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave")
+        _log(f"peer {short(home.peer_id)} of run {options.run} at {daemon.address}")
+        _log(f"  home {home.path}")
+        _log("  on other machines:")
+        _log(f"    atoll join {daemon.invite}")
+        _log(f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave")
 
     try:
         await daemon.run(ready)
@@ -197,7 +197,7 @@ async def _serve(home: Home, options: object, home_argument: str | None, rejoins
         if rejoins and not isinstance(error, AdmissionError):
             raise _lost_run(options.run, error.what) from error
         raise
-    _say("left the run")
+    _log("left the run")
     return 0
 
 
@@ -302,6 +302,15 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _log(line: str) -> None:
+    """A daemon's line. Whoever read the log is gone, or its disk is full: training goes on, and
+    `atoll status` still has the last events."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the rest of the process
 
 
 if __name__ == "__main__":

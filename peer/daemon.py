@@ -73,7 +73,8 @@ class Daemon:
         self.last_error = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._known_saved: tuple[str, ...] = ()
+        self._known: tuple[str, ...] = ()  # addresses of the run, as the home has them
+        self._saving = asyncio.Lock()
         self._inc = home.next_incarnation(time.time_ns())
         self.address = ""
         self.host = LinkHost(
@@ -210,7 +211,7 @@ class Daemon:
             ev.Probe: lambda e: self._spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
             ev.Renew: lambda e: self._spawn(self._renew()),
-            ev.Left: lambda e: self._on_left(),
+            ev.Left: lambda e: self._spawn(self._on_left()),
             ev.Note: lambda e: self._on_note(e),
         }
 
@@ -258,10 +259,14 @@ class Daemon:
     async def _save_known(self, view: View) -> None:
         """Whom to ask after a restart. Our own address stands for "this run exists"."""
         others = [m.address for m in view.members if m.peer != self.home.peer_id and m.address]
-        known = (*others, self.address)
-        if known != self._known_saved:
-            self._known_saved = known
-            record = RunRecord(self.options.run, self.options.secret, known)
+        await self._save_record((*others, self.address))
+
+    async def _save_record(self, known: tuple[str, ...]) -> None:
+        if known == self._known:
+            return
+        self._known = known
+        async with self._saving:  # one at a time: the last one that is asked for stays
+            record = RunRecord(self.options.run, self.options.secret, self._known)
             try:
                 await asyncio.to_thread(self.home.save_run, record)
             except OSError as error:  # a full disk must not end the training
@@ -281,15 +286,11 @@ class Daemon:
             self.host.drop(peer, "joining again as a new incarnation")
         self.feed(ev.Incarnated(self._inc))
 
-    def _on_left(self) -> None:
+    async def _on_left(self) -> None:
+        """A run that ended with us may be founded again; any other is rejoined."""
         view = self.node.view
-        alone = view is None or len(view.members) == 1
-        # A run that ended with us may be founded again; any other is rejoined.
-        known = () if alone else self._known_saved
-        try:
-            self.home.save_run(RunRecord(self.options.run, self.options.secret, known))
-        except OSError as error:
-            self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
+        if view is not None and len(view.members) == 1:
+            await self._save_record(())
         self.stop()
 
     def _on_note(self, note: ev.Note) -> None:
@@ -310,7 +311,7 @@ class Daemon:
     # ------------------------------------------------------------ links
 
     def _contacts(self) -> tuple[str, ...]:
-        known = self._known_saved or self.options.contacts
+        known = self._known or self.options.contacts
         return tuple(address for address in known if address != self.address)
 
     def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:

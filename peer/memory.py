@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 import tempfile
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ class Region:
     def __init__(self, name: str, count: int) -> None:
         self.count = count
         size_bytes = max(1, count) * 4
+        _check_available(name, size_bytes)
         self.fd = _anonymous_file(name)
         try:
             # An overfull tmpfs would kill the process with SIGBUS at the first touch: ask now.
@@ -76,6 +78,21 @@ def receive_region(sock: socket.socket, *, writable: bool) -> NDArray[np.float32
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def _check_available(name: str, size_bytes: int) -> None:
+    """Linux would rather kill a process than refuse it memory: so ask first."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return  # another system
+    available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    if available is not None and size_bytes > int(available) * 1024:
+        raise ConfigError(
+            f"no memory for {name}: it takes {size_bytes / 2**20:,.0f} MiB,"
+            f" {int(available) / 1024:,.0f} MiB are free",
+            fix="free memory or train a smaller model on this machine",
+        )
 
 
 def _anonymous_file(name: str) -> int:

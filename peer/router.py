@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -165,7 +166,40 @@ def _index(current: _Current, source: bytes) -> int:
     return index
 
 
-class ResultCopy:
+class _Copy(ABC):
+    """A transfer in progress. Frames land in a buffer of its own and move on under a lock, so that
+    after ``close`` no reader thread writes where the next transfer or attempt writes."""
+
+    def __init__(self, buffer_bytes: int, on_broken: Callable[[str], None]) -> None:
+        self.received_bytes = 0
+        self.broken = on_broken
+        self._buffer = memoryview(bytearray(buffer_bytes))
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def received(self, header: DataHeader) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            done = self._take(header.chunk, self._buffer[: header.length])
+            self.received_bytes += header.length
+        if done:
+            self._finish()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+
+    @abstractmethod
+    def _take(self, chunk: int, data: memoryview) -> bool:
+        """Store one chunk; true if it was the last. Called with the lock held."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """All chunks are here."""
+
+
+class ResultCopy(_Copy):
     """R of an attempt, fetched from a holder instead of reduced."""
 
     kind = int(TransferKind.RESULT_COPY)
@@ -180,12 +214,12 @@ class ResultCopy:
         on_done: Callable[[bytes], None],
         on_broken: Callable[[str], None],
     ) -> None:
+        super().__init__(layout.chunk_bytes, on_broken)
         self.source, self.round, self.attempt = source, begin.round, begin.attempt
-        self.received_bytes = 0
         self._layout, self._result = layout, result
         self._digests: list[bytes] = [b""] * chunks
         self._left = chunks
-        self._on_done, self.broken = on_done, on_broken
+        self._on_done = on_done
 
     def reserve(self, header: DataHeader) -> memoryview | None:
         if not 0 <= header.chunk < len(self._digests):
@@ -193,18 +227,20 @@ class ResultCopy:
         lo, hi = self._layout.slice(header.chunk)
         if header.length != hi - lo:
             raise RemoteProtocolError(f"{header.length} bytes for a chunk of {hi - lo}")
-        return None if self._digests[header.chunk] else self._result[lo:hi].data
+        return None if self._digests[header.chunk] else self._buffer[: header.length]
 
-    def received(self, header: DataHeader) -> None:
-        lo, hi = self._layout.slice(header.chunk)
-        self._digests[header.chunk] = hashlib.sha256(self._result[lo:hi].data).digest()
-        self.received_bytes += hi - lo
+    def _take(self, chunk: int, data: memoryview) -> bool:
+        lo, hi = self._layout.slice(chunk)
+        self._result[lo:hi].data[:] = data
+        self._digests[chunk] = hashlib.sha256(data).digest()
         self._left -= 1
-        if self._left == 0:
-            self._on_done(hashlib.sha256(b"".join(self._digests)).digest())
+        return self._left == 0
+
+    def _finish(self) -> None:
+        self._on_done(hashlib.sha256(b"".join(self._digests)).digest())
 
 
-class StateCopy:
+class StateCopy(_Copy):
     """The whole state after a round, chunk by chunk, each checked against its leaf."""
 
     kind = int(TransferKind.STATE)
@@ -219,12 +255,11 @@ class StateCopy:
         on_done: Callable[[], None],
         on_broken: Callable[[str], None],
     ) -> None:
+        super().__init__(8 * state.grid.chunk_elements, on_broken)
         self.source, self.round = source, round_number
-        self.received_bytes = 0
         self._state, self._leaves = state, leaves
         self._next = 0  # one donor sends them in order
-        self._buffer = memoryview(bytearray(8 * state.grid.chunk_elements))
-        self._on_done, self.broken = on_done, on_broken
+        self._on_done = on_done
 
     def reserve(self, header: DataHeader) -> memoryview | None:
         grid = self._state.grid
@@ -234,12 +269,12 @@ class StateCopy:
             raise RemoteProtocolError(f"{header.length} bytes for state chunk {header.chunk}")
         return self._buffer[: header.length]
 
-    def received(self, header: DataHeader) -> None:
-        lo = header.chunk * LEAF_BYTES
-        leaf = self._leaves[lo : lo + LEAF_BYTES]
-        if not self._state.load_chunk(header.chunk, self._buffer[: header.length], leaf):
-            raise RemoteProtocolError(f"state chunk {header.chunk} does not have its digest")
-        self.received_bytes += header.length
+    def _take(self, chunk: int, data: memoryview) -> bool:
+        leaf = self._leaves[chunk * LEAF_BYTES : (chunk + 1) * LEAF_BYTES]
+        if not self._state.load_chunk(chunk, data, leaf):
+            raise RemoteProtocolError(f"state chunk {chunk} does not have its digest")
         self._next += 1
-        if self._next == self._state.grid.count:
-            self._on_done()
+        return self._next == self._state.grid.count
+
+    def _finish(self) -> None:
+        self._on_done()

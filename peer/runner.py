@@ -78,7 +78,7 @@ class RoundRunner:
         self._loop = asyncio.get_running_loop()
         self.router = Router(lambda p, why: self._threadsafe(self._stream_broken, p, why))
         self.streams = Streams(host, self.router)
-        self.donor = Donor(host, self.streams, self._complete_result)
+        self.donor = Donor(host, self.streams, self._complete_result, log)
         self.learner = Learner(host, self.router)
         self.state: ReplicatedState | None = None
         # The region whose submission the membership machine has accepted last. It is not cleared:
@@ -92,6 +92,7 @@ class RoundRunner:
         self._begun_s: tuple[int, float] = (0, 0.0)
         self._job: Job | None = None
         self._fetching: asyncio.Task[bytes] | None = None
+        self._fetch_from: tuple[Begin, bytes] | None = None
         self._loading: asyncio.Task[ReplicatedState] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
@@ -108,8 +109,12 @@ class RoundRunner:
         if isinstance(effect, ev.Abort):
             self._abort()
             return
-        if isinstance(effect, ev.Reduce):
+        if isinstance(effect, ev.Fetch) and self._is_fetching(effect):
+            return  # the order was repeated while the transfer runs
+        if isinstance(effect, ev.Reduce | ev.Fetch):
             self._wanted = effect.begin
+        if isinstance(effect, ev.Fetch) and self._fetching is not None:
+            self._fetching.cancel()  # another holder is to be asked
         if isinstance(effect, ev.LoadState) and self._loading is not None:
             self._loading.cancel()
         self._queue.put_nowait(effect)
@@ -125,6 +130,9 @@ class RoundRunner:
         self.streams.close()
         for task in self._tasks:
             task.cancel()
+
+    def _is_fetching(self, effect: ev.Fetch) -> bool:
+        return self._fetching is not None and self._fetch_from == (effect.begin, effect.holder)
 
     def _threadsafe(self, act: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(act, *arguments)
@@ -151,10 +159,11 @@ class RoundRunner:
         self._end_reduction()
         self._drop_excluded(begin)
         try:
-            job = self._prepare(begin)
-            self._start(job)
-        except AtollError as error:  # an opening that makes no sense, or no memory
-            self._failed(begin, (), error.what)
+            job = await self._prepare_aside(begin)
+            if begin is self._wanted:
+                self._start(job)
+        except (AtollError, MemoryError) as error:  # an opening that makes no sense, or no memory
+            self._failed(begin, (), _reason(error))
 
     def _start(self, job: Job) -> None:
         begin = job.begin
@@ -193,6 +202,12 @@ class RoundRunner:
             self._failed(begin, (peer,), error.what)
             return
         reduction.start({index: FrameOutlet(stream, header)})
+
+    async def _prepare_aside(self, begin: Begin) -> Job:
+        """A specification may take longer to read than the event loop may stop."""
+        if begin.kind == INIT:
+            return await asyncio.to_thread(self._prepare, begin)
+        return self._prepare(begin)
 
     def _prepare(self, begin: Begin) -> Job:
         """Codec, layout and memory of an attempt's result; the memory is used again."""
@@ -261,18 +276,19 @@ class RoundRunner:
 
     async def _fetch(self, effect: ev.Fetch) -> None:
         begin, job = effect.begin, self._job
-        if job is not None and job.begin is begin and job.root:
+        if begin is not self._wanted or (job is not None and job.begin is begin and job.root):
             return
+        self._fetch_from = (begin, effect.holder)
         self._end_reduction()
         fetching: asyncio.Task[bytes] | None = None
         try:
-            job = self._prepare(begin)
+            job = await self._prepare_aside(begin)
             fetching = self._fetching = self._loop.create_task(
                 self.learner.fetch(begin, effect.holder, job.layout, job.result, job.grid.count)
             )
             root = await fetching
-        except AtollError as error:
-            self._log(f"fetching the result of round {begin.round} failed: {error.what}")
+        except (AtollError, MemoryError) as error:
+            self._log(f"fetching the result of round {begin.round} failed: {_reason(error)}")
             return  # the coordinator repeats the order, with another holder
         except asyncio.CancelledError:
             if fetching is None or not fetching.cancelled():
@@ -313,8 +329,8 @@ class RoundRunner:
         try:
             loading = self._loading = self._loop.create_task(self.learner.load(learn, self.state))
             state = await loading
-        except AtollError as error:
-            self._feed(ev.StateFailed(error.what))
+        except (AtollError, MemoryError) as error:
+            self._feed(ev.StateFailed(_reason(error)))
             return
         except asyncio.CancelledError:
             if not loading.cancelled():
@@ -338,6 +354,10 @@ class RoundRunner:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _reason(error: AtollError | MemoryError) -> str:
+    return error.what if isinstance(error, AtollError) else "no memory for the state"
 
 
 def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:

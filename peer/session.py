@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,7 @@ class Session:
 
     def __init__(self, home: Path, timeout_s: float) -> None:
         self._pid = os.getpid()
+        _OPEN.add(self)
         self._home = home
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lifeline: socket.socket | None = None
@@ -239,6 +241,7 @@ class Session:
 
     def check(self) -> None:
         """DaemonLostError if the daemon is gone. Cheap enough for every training step."""
+        self._check_process()
         if self._lifeline is not None and _has_ended(self._lifeline):
             raise _lost(self._home)
 
@@ -264,14 +267,23 @@ class Session:
 
     # ------------------------------------------------------------ inside
 
+    def forget_lifeline(self) -> None:
+        """In a forked child: its copy of the lifeline must not outlive the trainer."""
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+
     def _ask(self, command: str, **arguments: Any) -> Any:
+        self._check_process()
+        if self._lifeline is None:
+            raise SessionError("this session is closed", fix="call atoll.connect() again")
+        return self._dealer.ask(command, arguments, self._lifeline)
+
+    def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise SessionError(
                 "a session cannot be used after fork", fix="call atoll.connect() in the new process"
             )
-        if self._lifeline is None:
-            raise SessionError("this session is closed", fix="call atoll.connect() again")
-        return self._dealer.ask(command, arguments, self._lifeline)
 
     def _open_lifeline(self) -> socket.socket:
         lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -300,6 +312,18 @@ class Session:
         count = len(floats) // 4
         self._theta = [floats[:count], floats[count : 2 * count]]
         self._state_serial = serial
+
+
+_OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A DataLoader's workers inherit the descriptors; the daemon would take them for a trainer."""
+    for session in _OPEN:
+        session.forget_lifeline()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _wait_for_daemon(

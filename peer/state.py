@@ -16,16 +16,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import encoded_layout, get_codec, grid_for
-from atoll.optim.manifest import pseudo_gradient
+from atoll.collectives.errors import ConfigError
+from atoll.optim.manifest import Manifest, pseudo_gradient
 from atoll.optim.outer import nesterov_step
 from atoll.optim.spec import parse_blob
 from atoll.peer.memory import Region
 
-__all__ = ["LEAF_BYTES", "ReplicatedState", "state_digest"]
+__all__ = ["LEAF_BYTES", "ReplicatedState", "check_head_fits", "state_digest"]
 
 Floats = NDArray[np.float32]
 LEAF_BYTES = 32
+# Leaves and specification travel in one control frame (1 MiB): about 4 G parameters and more.
+HEAD_BYTES_MAX = (1 << 20) - 4096
 _serials = itertools.count(1)  # tells a trainer that it has to map another state
+
+
+def check_head_fits(blob: bytes, manifest: Manifest) -> None:
+    """ConfigError for a model that this version could not hand to a joiner."""
+    head_bytes = len(blob) + LEAF_BYTES * grid_for(manifest.elements).count
+    if head_bytes > HEAD_BYTES_MAX:
+        raise ConfigError(
+            f"{manifest.elements:,} parameters are too many for this version: the digests of their"
+            f" chunks take {head_bytes:,} bytes, {HEAD_BYTES_MAX:,} fit into a control frame",
+            fix="train a smaller model",
+        )
 
 
 def state_digest(blob: bytes, leaves: bytes) -> bytes:
@@ -51,13 +65,25 @@ class ReplicatedState:
         floats = self.shared.floats
         self._theta = [floats[:count], floats[count : 2 * count]]
         self._momentum = [floats[2 * count : 3 * count], floats[3 * count :]]
-        self.round = 0
-        self.current = 0
+        self._position = (0, 0)  # round and current buffer: replaced in one step
         self.generation = [0, 0]  # of each buffer, counted up before it is written
         self.leaves = b""
         self.digest = b""
         self._delta = np.empty(self.grid.chunk_elements, np.float32)
         self._scratch = np.empty(self.grid.chunk_elements, np.float32)
+
+    @property
+    def round(self) -> int:
+        return self._position[0]
+
+    @property
+    def current(self) -> int:
+        return self._position[1]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Round and current buffer that belong together, for readers in other threads."""
+        return self._position
 
     @property
     def theta(self) -> Floats:
@@ -144,8 +170,7 @@ class ReplicatedState:
     def _finish_write(self, round_number: int, leaves: bytes) -> None:
         self.leaves = leaves
         self.digest = state_digest(self.blob, leaves)
-        self.round = round_number
-        self.current = 1 - self.current
+        self._position = (round_number, 1 - self.current)
 
     def _hash_leaves(self) -> bytes:
         other = 1 - self.current

@@ -27,6 +27,7 @@ from atoll.peer.views import short
 __all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams"]
 
 DRAIN_BYTES = 256 << 10  # scratch of a reader thread for frames that nobody wants
+ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
 OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the round
 
 
@@ -72,6 +73,7 @@ class Streams:
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
+        self._counting = threading.Lock()  # reader threads end while the loop adds up
         self.reached: set[bytes] = set()  # peers whose advertised address has accepted us
 
     @property
@@ -80,17 +82,23 @@ class Streams:
 
     @property
     def received_bytes(self) -> int:
-        return self._received_before + sum(s.received_bytes for s in list(self._incoming))
+        with self._counting:
+            return self._received_before + sum(s.received_bytes for s in self._incoming)
 
     @property
     def moved_bytes(self) -> int:
         """Only ever grows; a stall detector looks whether it does."""
-        streams = [*self._outgoing.values(), *list(self._incoming)]
-        return self._moved_before + sum(stream.moved_bytes for stream in streams)
+        with self._counting:
+            streams = [*self._outgoing.values(), *self._incoming]
+            return self._moved_before + sum(stream.moved_bytes for stream in streams)
 
     def know(self, peer: bytes, address: str) -> None:
-        if address:
-            self._addresses[peer] = address
+        if not address:
+            return
+        if len(self._addresses) >= ADDRESSES_MAX:
+            linked = self._host.link_peers()
+            self._addresses = {p: a for p, a in self._addresses.items() if p in linked}
+        self._addresses[peer] = address
 
     def address(self, peer: bytes) -> str:
         return self._addresses.get(peer, "")
@@ -113,6 +121,7 @@ class Streams:
         if task is None or task.done():
             task = asyncio.get_running_loop().create_task(self._dial(peer))
             self._opening[peer] = task
+            task.add_done_callback(lambda _: self._opening.pop(peer, None))
         return task
 
     async def _dial(self, peer: bytes) -> BlockingTls:
@@ -136,8 +145,9 @@ class Streams:
     def close_to(self, peer: bytes) -> None:
         stream = self._outgoing.pop(peer, None)
         if stream is not None:
-            self._sent_before += stream.sent_bytes
-            self._moved_before += stream.moved_bytes
+            with self._counting:
+                self._sent_before += stream.sent_bytes
+                self._moved_before += stream.moved_bytes
             stream.close()
 
     def forget(self, peer: bytes) -> None:
@@ -146,7 +156,7 @@ class Streams:
         self.reached.discard(peer)
 
     def close(self) -> None:
-        for task in self._opening.values():
+        for task in list(self._opening.values()):
             task.cancel()
         for peer in list(self._outgoing):
             self.close_to(peer)
@@ -157,7 +167,8 @@ class Streams:
 
     def accept(self, peer: bytes, stream: BlockingTls) -> None:
         """A peer opened a stream to us: read it in a thread of its own until it ends."""
-        self._incoming.add(stream)
+        with self._counting:
+            self._incoming.add(stream)
         name = f"read-from-{short(peer)}"
         threading.Thread(target=self._read, args=(peer, stream), name=name, daemon=True).start()
 
@@ -176,11 +187,14 @@ class Streams:
                     _drain(stream, header.length, scratch)
         except AtollError as error:
             self._sink.broken(peer, error.what)
+        except Exception as error:  # a reader that dies in silence is a hang for the others
+            self._sink.broken(peer, f"{type(error).__name__}: {error}")
         finally:
             stream.close()
-            self._received_before += stream.received_bytes
-            self._moved_before += stream.moved_bytes
-            self._incoming.discard(stream)
+            with self._counting:
+                self._received_before += stream.received_bytes
+                self._moved_before += stream.moved_bytes
+                self._incoming.discard(stream)
 
 
 def _drain(stream: BlockingTls, length: int, scratch: memoryview) -> None:

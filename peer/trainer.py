@@ -6,6 +6,7 @@ started again gets a new one, so that a round in progress still reads what was s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from atoll.peer.membership import Node
 from atoll.peer.memory import Region, send_region
 from atoll.peer.messages import WEIGHT_MAX
 from atoll.peer.runner import RoundRunner
+from atoll.peer.state import check_head_fits
 
 __all__ = ["TrainerDesk"]
 
@@ -83,6 +85,8 @@ class TrainerDesk:
     # ------------------------------------------------------------ commands
 
     async def _hello(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self.door is not None
+        self.door.lifeline(client)  # which tells when to forget it
         self._pids[client] = int(arguments["pid"])
         return {"run": self._run, "peer": self._name}
 
@@ -98,7 +102,11 @@ class TrainerDesk:
         if self._node.leave_by_s is not None:
             raise TrainerRefusedError("this daemon is leaving the run", fix="start it again")
         if trainer is None:
-            spec, manifest = parse_blob(arguments["blob"])
+            spec, manifest = await asyncio.to_thread(parse_blob, arguments["blob"])
+            check_head_fits(arguments["blob"], manifest)
+            if self.trainer is not None:  # somebody else was faster meanwhile
+                return await self._attach(client, arguments)
+            self.door.lifeline(client)  # or it has ended meanwhile
             trainer = Trainer(client, spec, manifest, self._pids.get(client, 0))
             self.trainer = trainer
         return self._readiness(trainer)
@@ -133,7 +141,14 @@ class TrainerDesk:
     async def _region(self, client: bytes, _: dict[str, Any]) -> None:
         trainer = self._known(client)
         if trainer.region is None:
-            trainer.region = Region("submission", trainer.manifest.elements)
+            # Taking memory for a large model stops a thread for a second or more.
+            region = await asyncio.to_thread(Region, "submission", trainer.manifest.elements)
+            if trainer.region is None and self.trainer is trainer:
+                trainer.region = region
+            else:
+                region.close()
+        if trainer.region is None:
+            raise SessionError("this trainer has ended meanwhile")
         assert self.door is not None
         send_region(self.door.lifeline(client), trainer.region, writable=True)
 
@@ -164,11 +179,12 @@ class TrainerDesk:
         state = self._runner.state
         if state is None:
             raise SessionError("the run has no state yet")
+        round_number, buffer = state.position
         return {
-            "round": state.round,
+            "round": round_number,
             "epoch": self._node.follower.epoch,
-            "buffer": state.current,
-            "generation": state.generation[state.current],
+            "buffer": buffer,
+            "generation": state.generation[buffer],
             "serial": state.serial,
         }
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout
-from atoll.collectives.errors import ConnectError, RoundTimeoutError, StateError
+from atoll.collectives.errors import AtollError, ConnectError, RoundTimeoutError, StateError
 from atoll.peer.dataframes import DataHeader
 from atoll.peer.links import LinkHost
 from atoll.peer.messages import (
@@ -42,8 +42,11 @@ Results = Callable[[int, int], tuple[NDArray[np.uint8], EncodedLayout, int] | No
 class Donor:
     """Serves FETCH-STATE and FETCH-RESULT."""
 
-    def __init__(self, host: LinkHost, streams: Streams, results: Results) -> None:
+    def __init__(
+        self, host: LinkHost, streams: Streams, results: Results, log: Callable[[str], None]
+    ) -> None:
         self._host = host
+        self._log = log
         self._streams = streams
         self._results = results  # (round, attempt) -> a complete R, its layout, its chunks
         self._serving: set[asyncio.Task[None]] = set()
@@ -51,7 +54,7 @@ class Donor:
 
     def on_fetch_state(self, source: bytes, message: FetchState) -> None:
         state = self.state
-        busy = len(self._serving) >= SERVES_MAX
+        busy = len(self._serving) >= SERVES_MAX  # the learner asks again, perhaps somebody else
         if state is None or state.round != message.round or busy:
             self._host.send(source, StateHead(message.round, found=False))
             return
@@ -91,8 +94,8 @@ class Donor:
             try:
                 outlet = FrameOutlet(await self._streams.to(source), header)
                 await asyncio.to_thread(push, outlet)
-            except ConnectError:
-                pass  # the learner misses the bytes and asks another donor
+            except AtollError as error:  # the learner misses the bytes and asks another donor
+                self._log(f"serving {short(source)} ended early: {error.what}")
 
         task = asyncio.get_running_loop().create_task(serve())
         self._serving.add(task)
@@ -201,13 +204,16 @@ class Learner:
         """Wait until all chunks are here; RoundTimeoutError after a time without a byte."""
         self._router.expect_transfer(copy)
         before = -1
-        while not done.done():
-            if before == copy.received_bytes:
-                raise RoundTimeoutError(
-                    f"donor {short(copy.source)} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
-                )
-            before = copy.received_bytes
-            await asyncio.wait([done], timeout=STALL_TIMEOUT_S)
+        try:
+            while not done.done():
+                if before == copy.received_bytes:
+                    raise RoundTimeoutError(
+                        f"donor {short(copy.source)} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
+                    )
+                before = copy.received_bytes
+                await asyncio.wait([done], timeout=STALL_TIMEOUT_S)
+        finally:
+            copy.close()  # whatever comes now must not be written any more
         if done.result():
             raise StateError(f"transfer from {short(copy.source)} broke: {done.result()}")
 

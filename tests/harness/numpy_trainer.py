@@ -2,12 +2,13 @@
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
 outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
-fault ("none" or "nan").
+fault ("none", "nan" or "fork").
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -32,6 +33,12 @@ def main() -> int:
     def take(flat: np.ndarray) -> None:
         here[:] = flat
 
+    if sys.argv[5] == "fork":  # as a DataLoader's workers do
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        print(json.dumps({"child": child}), flush=True)
     session.pull(take)
     print(json.dumps({"attached": session.round}), flush=True)
     while rounds == 0 or session.round < rounds:

@@ -116,14 +116,14 @@ class Fleet:
         self.invite = ""
 
     def up(self, name: str = "a", *arguments: str) -> Peer:
-        peer = self._start(name, "up", "--run", "demo", *arguments)
+        peer = self.start(name, "up", "--run", "demo", *arguments)
         self.invite = peer.invite
         return peer
 
     def join(self, name: str, invite: str = "") -> Peer:
-        return self._start(name, "join", invite or self.invite)
+        return self.start(name, "join", invite or self.invite)
 
-    def _start(self, name: str, *arguments: str) -> Peer:
+    def start(self, name: str, *arguments: str) -> Peer:
         if name in self.peers:
             self._ended.append(self.peers[name])
         peer = Peer(self.folder / name, *arguments, "--listen", "127.0.0.1:0")

@@ -114,10 +114,10 @@ def test_up_does_not_found_a_second_run_over_a_lost_one(tmp_path: Path) -> None:
         peer = run.up("a")
         peer.kill()
         peer.ends()
-        again = run._start("a", "up", "--run", "demo")
+        again = run.start("a", "up", "--run", "demo")
         assert again.ends() == 2
         assert "--force-new-lineage" in again.text
-        forced = run._start("a", "up", "--run", "demo", "--force-new-lineage")
+        forced = run.start("a", "up", "--run", "demo", "--force-new-lineage")
         assert forced.invite
 
 

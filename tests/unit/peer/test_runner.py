@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.collectives import butterfly_plan, get_codec, grid_for
+from atoll.collectives import butterfly_plan, encoded_layout, get_codec, grid_for
 from atoll.collectives.errors import StateError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer import events as ev
 from atoll.peer.certs import run_tls
+from atoll.peer.dataframes import DataHeader
 from atoll.peer.identity import Home
 from atoll.peer.links import LinkHost
 from atoll.peer.messages import INIT, STEP, Begin, FetchResult, FetchState, Learn
+from atoll.peer.router import ResultCopy
 from atoll.peer.runner import RoundRunner
 from atoll.peer.state import ReplicatedState
 from atoll.peer.views import Member
@@ -332,3 +334,26 @@ def by_hand(sites: list[Site], begin: Begin, state: ReplicatedState) -> np.ndarr
         codec.decode(data, total)
         expected[lo:hi] -= total
     return expected
+
+
+def test_an_aborted_copy_writes_no_more() -> None:
+    """A reader thread may be in the middle of a frame when the copy is given up."""
+    grid = grid_for(10_000)
+    layout = encoded_layout(grid, get_codec("int8"))
+    result = np.zeros(layout.total_bytes, np.uint8)
+    begin = Begin(LINEAGE, 1, 2, 1, STEP, (b"p" * 32,), (1.0,))
+    done: list[bytes] = []
+    copy = ResultCopy(b"p" * 32, begin, layout, result, grid.count, done.append, done.append)
+    for chunk in range(grid.count):
+        lo, hi = layout.slice(chunk)
+        header = DataHeader(int(copy.kind), 0, 0, hi - lo, b"", 0, 2, 1, chunk)
+        target = copy.reserve(header)
+        assert target is not None
+        if chunk == 1:
+            copy.close()
+        target[:] = bytes([chunk + 1]) * (hi - lo)
+        copy.received(header)
+    first, _ = layout.slice(1)
+    assert set(result[:first]) == {1}
+    assert not result[first:].any()
+    assert not done
