@@ -21,7 +21,16 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.manifest import Manifest
 
-__all__ = ["METHODS", "RunSpec", "blob", "check_same", "host_bytes", "parse_blob"]
+__all__ = [
+    "BLOB_BYTES_MAX",
+    "METHODS",
+    "SPEC_BYTES_MAX",
+    "RunSpec",
+    "blob",
+    "check_same",
+    "host_bytes",
+    "parse_blob",
+]
 
 METHODS = ("diloco",)  # the others come with the optimizers issue
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000

@@ -20,10 +20,11 @@ from atoll.peer.roster import Roster
 from atoll.peer.timing import Timing
 from atoll.peer.views import MEMBERS_MAX, Member, View, short, successors
 
-__all__ = ["BACKOFF_MAX_S", "LEARNERS_MAX", "Admission"]
+__all__ = ["BACKOFF_MAX_S", "DROPPED_MAX", "LEARNERS_MAX", "Admission"]
 
 LEARNERS_MAX = 64  # pending joiners; more are asked to come back (a flood must not fill memory)
 BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling: it must not hold up every boundary
+DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest
 _BACKOFF_MIN_S = 1.0
 
 
@@ -210,17 +211,18 @@ class Admission:
         del self.learners[peer]
         self._loads.pop(peer, None)
         pause_s = min(pause_s, BACKOFF_MAX_S)
+        self._not_before_s.pop(peer, None)
+        self._not_before_s[peer] = now_s + pause_s  # the latest last
         past = [p for p, t in self._not_before_s.items() if now_s - t > BACKOFF_MAX_S]
-        for old in past:  # what a peer did long ago is forgotten, so that this stays small
+        for old in past or list(self._not_before_s)[:-DROPPED_MAX]:  # forgotten: this stays small
             del self._not_before_s[old]
             self._stalls.pop(old, None)
-        self._not_before_s[peer] = now_s + pause_s
         text = f"{short(peer)} dropped as a joiner: {why}; it may ask again in {pause_s:.0f} s"
         self._emit(Note("join", text, peer))
 
     # ------------------------------------------------------------ the next view
 
-    def next_view(self, alive: set[bytes], now_s: float) -> View | None:
+    def next_view(self, alive: set[bytes], now_s: float, *, admit: bool = True) -> View | None:
         """The view that membership asks for, or None if the present one will do."""
         gone = self._roster.removable(now_s) | self.leaving
         back = {p for p, x in self.learners.items() if self._is_newer(x.member)}
@@ -230,7 +232,7 @@ class Admission:
             if (m.peer not in gone and m.peer not in back)
             or (m.peer == self.me and self.me not in self.leaving)
         ]
-        ready = [x.member for x in self.learners.values() if self._has_learnt(x)]
+        ready = [x.member for x in self.learners.values() if admit and self._has_learnt(x)]
         room = min(max(1, len(kept) - 1), MEMBERS_MAX - len(kept))
         members = tuple(kept + ready[:room])
         if members == self.view.members or not members:

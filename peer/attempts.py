@@ -5,8 +5,9 @@ in one of two ways. *Commit*, when the coordinator holds the result R, every liv
 is READY with the same chain, and those READY are a quorum of the voters. Replicas outside S fetch
 R: committing ahead of them would cost each a transfer of the whole state. One that cannot fetch it
 counts as unsynced from then on. *Retry* with a higher attempt number, when a participant
-died or edges stalled and nobody alive holds R. If somebody holds R the attempt is *finished*
-instead: the others fetch it. An attempt is given up before the next begins and never committed
+died or edges stalled and nobody alive holds R, or when participants hold different results: then
+without the minority. If somebody holds R the attempt is *finished* instead: the others fetch it.
+An attempt is given up before the next begins and never committed
 afterwards, which is why the highest (round, attempt) in a view change's reports is the only
 candidate.
 """
@@ -21,9 +22,10 @@ from atoll.peer.messages import Begin, Commit, Miss, Ready, Repair
 from atoll.peer.timing import Timing
 from atoll.peer.views import View, is_quorum, short
 
-__all__ = ["ATTEMPTS_MAX", "REPAIRS_MAX", "Attempt", "vertex_cover"]
+__all__ = ["ATTEMPTS_MAX", "DISPUTES_MAX", "REPAIRS_MAX", "Attempt", "vertex_cover"]
 
 ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
+DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
 REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalled
 
 
@@ -39,6 +41,8 @@ class Attempt:
     began_s: float
     ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> chain it holds
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    dispute: str = ""  # who holds which result, if they differ
+    minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     _progress_bytes: int = -1
     _progress_s: float = 0.0
@@ -57,8 +61,10 @@ class Attempt:
             self.ready[source] = ready.chain
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
-        if (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt):
-            self.misses[source] = miss.peers
+        participants = self.begin.participants
+        current = (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt)
+        if current and source in participants:
+            self.misses[source] = tuple(peer for peer in participants if peer in miss.peers)
 
     def committed(self, alive: Collection[bytes], unsynced: Collection[bytes]) -> Commit | None:
         """COMMIT, once its rule holds (the theory above)."""
@@ -87,8 +93,8 @@ class Attempt:
         stalled = now_s - self._progress_s > self.timing.stall_s
         holders = [peer for peer in self.ready if peer in alive]
         if len(set(self.ready.values())) > 1:
-            self._note_retry(now_s, (), "its results differ between peers")
-            return participants
+            silent = [p for p in participants if p not in {*dead, *unsynced, *self.ready}]
+            return self._without_minority(now_s, dead, [] if stalled else silent)
         if holders and self.unrepairable(now_s):
             kept = tuple(peer for peer in participants if peer in alive)
             self._note_retry(now_s, self.unrepairable(now_s), "could not fetch the result")
@@ -106,6 +112,29 @@ class Attempt:
             self._note_retry(now_s, excluded, f"no progress for {self.timing.stall_s} s")
             return tuple(peer for peer in participants if peer not in excluded)
         return self._without_broken_edges(now_s)
+
+    def _without_minority(
+        self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
+    ) -> tuple[bytes, ...] | None:
+        """Different results: the participants who agree with most of them, everyone without a
+        majority. Outsiders have only copied theirs, so they have no say."""
+        holders: dict[bytes, list[bytes]] = {}
+        for peer, chain in sorted(self.ready.items()):
+            holders.setdefault(chain, []).append(peer)
+        ours = self.begin.participants
+        votes = {chain: sum(p in ours for p in peers) for chain, peers in holders.items()}
+        most = max(votes, key=lambda chain: votes[chain])
+        if 2 * votes[most] > sum(votes.values()) + len(silent):
+            self.minority = {peer for peer, chain in self.ready.items() if chain != most}
+        elif silent:
+            return None  # the first to speak do not pass for all
+        self.dispute = "; ".join(
+            f"{chain.hex()[:16]} on {', '.join(map(short, peers))}"
+            for chain, peers in holders.items()
+        )
+        excluded = {*dead, *self.minority.intersection(ours)}
+        self._note_retry(now_s, sorted(excluded), f"its results differ: {self.dispute}")
+        return tuple(peer for peer in ours if peer not in excluded)
 
     def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
         """Reports of broken edges between living peers: wait a moment for the death of one end.

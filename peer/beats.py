@@ -53,6 +53,8 @@ class Beats:
     def _to_coordinator(self) -> None:
         node, view = self._node, self._node.view
         assert view is not None
+        electing = node.succession.waiting_for() if node.succession else None
+        self.waiting = electing or self.waiting  # the lost coordinator's last word counts no more
         tag = (view.lineage, view.number)
         node.emit(Send(view.coordinator, self.heartbeat()))
         if node.follower.offer and node.follower.round == 0:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from statistics import median
 
 from atoll.peer.admission import Admission
-from atoll.peer.attempts import ATTEMPTS_MAX, Attempt
+from atoll.peer.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt
 from atoll.peer.election import Proposer
 from atoll.peer.events import Effect, Note, Send
 from atoll.peer.follower import Follower
@@ -25,8 +25,9 @@ from atoll.peer.roster import Roster
 from atoll.peer.timing import Timing
 from atoll.peer.views import Ballot, View, is_quorum, short
 
-__all__ = ["Coordinator"]
+__all__ = ["OFFERS_MAX", "Coordinator"]
 
+OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 _PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
 
 
@@ -55,6 +56,8 @@ class Coordinator:
         self.halted = ""
         self._attempts = 0  # numbers rise within the view
         self._tries = 0  # of the round at hand
+        self._disputes = 0  # ... that ended in different results and will be tried with the same
+        self._distrusted: set[bytes] = set()  # ... whose copy of the result was another
         self._first_arrival_s: float | None = None
         self._boundary_s = now_s
         self._phases_s: list[float] = []
@@ -79,6 +82,13 @@ class Coordinator:
             elif beat.ready_chain and known == (attempt.begin.round, attempt.begin.attempt):
                 attempt.ready[source] = beat.ready_chain  # a lost READY
 
+    def on_offer(self, source: bytes, blob: bytes, now_s: float) -> None:
+        """The first that is heard initialises the run, unless it dies or fails."""
+        alive = self.roster.alive(now_s)
+        self.offers = {peer: known for peer, known in self.offers.items() if peer in alive}
+        if self._own.round == 0 and len(self.offers) < OFFERS_MAX:
+            self.offers.setdefault(source, blob)
+
     def _tag(self) -> tuple[bytes, int]:
         return self.view.lineage, self.view.number
 
@@ -102,10 +112,9 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
-        self._compare_digests(alive)
-        if self.halted:
-            return
-        if self.me in self.admission.leaving:
+        if not self.halted:
+            self._compare_digests(alive)
+        if self.halted or self.me in self.admission.leaving:
             self.attempt = None  # our leave aborts the attempt; the next coordinator begins anew
         if self.attempt is not None:
             self._step_attempt(self.attempt, alive, now_s)
@@ -147,8 +156,7 @@ class Coordinator:
         silent = self.roster.undigested(alive, own.round) - {self.me}
         if 2 * len(groups[majority]) <= len(digests) + len(silent):
             if not silent:
-                self.halted = f"state after round {own.round} differs without a majority: {shown}"
-                self._emit(Note("diverged", self.halted))
+                self._halt(f"state after round {own.round} differs without a majority: {shown}")
             return
         for peer, digest in digests.items():
             if digest != majority:
@@ -157,12 +165,19 @@ class Coordinator:
                 self.roster.doubt(peer, digest)
                 self._emit(Send(peer, Resync(*self._tag(), own.round, majority)))
 
+    def _halt(self, why: str) -> None:
+        """No more rounds in this view; whoever leaves or is removed brings the next one."""
+        self.halted = f"{why}; no more rounds until one of them leaves"
+        self._emit(Note("diverged", self.halted))
+
     # ------------------------------------------------------------ a round
 
     def _step_attempt(self, attempt: Attempt, alive: set[bytes], now_s: float) -> None:
         alive = alive - self.admission.leaving
         self.admission.help_laggards(alive, now_s)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
+        if is_quorum(self.view, alive - given_up - self._distrusted):
+            given_up |= self._distrusted
         commit = attempt.committed(alive - given_up, given_up)
         if commit is not None:
             self._commit(commit, now_s)
@@ -170,6 +185,10 @@ class Coordinator:
         progress_bytes = self.roster.progress_bytes()
         participants = attempt.step(now_s, alive - given_up, given_up, progress_bytes)
         if participants is None:
+            return
+        if attempt.dispute:
+            self._settle_dispute(attempt, participants)
+        if self.halted:
             return
         if participants and self._tries < ATTEMPTS_MAX:
             self._begin(attempt.begin.kind, participants, attempt.begin, now_s)
@@ -181,8 +200,23 @@ class Coordinator:
                 self.offers.pop(attempt.begin.participants[0], None)  # the next one's turn
             self._open_boundary(now_s)
 
+    def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
+        """Different results of one attempt: the next one has to differ from it, or to end soon.
+
+        An outsider that copied wrongly is left behind, while the quorum can do without it.
+        """
+        outsiders = attempt.minority.difference(attempt.begin.participants, {self.me})
+        if outsiders - self._distrusted:
+            self._distrusted |= outsiders
+        elif set(participants) == set(attempt.begin.participants):
+            self._disputes += 1
+        if self._disputes > DISPUTES_MAX:
+            text = f"the result of round {attempt.begin.round} differs, {self._disputes} times"
+            self._halt(f"{text}: {attempt.dispute}")
+
     def _commit(self, commit: Commit, now_s: float) -> None:
         self.attempt = None
+        self.offers.clear()
         for peer in self.view.peers:
             self._emit(Send(peer, commit))
         self._open_boundary(now_s)
@@ -190,7 +224,8 @@ class Coordinator:
     def _open_boundary(self, now_s: float) -> None:
         self._boundary_s = now_s
         self._first_arrival_s = None
-        self._tries = 0
+        self._tries = self._disputes = 0
+        self._distrusted.clear()
 
     def _begin(
         self, kind: str, participants: tuple[bytes, ...], last: Begin | None, now_s: float
@@ -217,11 +252,11 @@ class Coordinator:
             if not self.admission.hold(alive, now_s):
                 self._without_base(now_s)
             return
-        proposal = self.admission.next_view(alive, now_s)
+        proposal = self.admission.next_view(alive, now_s, admit=not self.halted)
         if proposal is not None:
             self.propose(proposal, now_s)
             return
-        if self.admission.hold(alive, now_s):
+        if self.halted or self.admission.hold(alive, now_s):
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
@@ -269,6 +304,9 @@ class Coordinator:
         """Whom the next commit waits for, and since how many seconds; for people who ask."""
         own, attempt = self._own, self.attempt
         alive = self.roster.alive(now_s)
+        if not is_quorum(self.view, alive):
+            dead = self.roster.dead(now_s)
+            return tuple(sorted(dead)), min(self.roster.silent_s(p, now_s) for p in dead)
         if attempt is not None:
             late = {p for p in attempt.begin.participants if p not in attempt.ready}
             return tuple(sorted(late)), now_s - attempt.began_s

@@ -27,6 +27,8 @@ from atoll.collectives.errors import (
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
 from atoll.peer.certs import run_tls
+from atoll.peer.descriptors import raise_limit
+from atoll.peer.hello import COPIED_HOME_FIX
 from atoll.peer.identity import Home, RunRecord
 from atoll.peer.invite import Invite, fingerprint_of, format_address, parse_address
 from atoll.peer.links import LinkHost
@@ -116,6 +118,7 @@ class Daemon:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
         try:
+            self.note("limits", raise_limit())
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())
@@ -126,8 +129,9 @@ class Daemon:
             else:
                 await self._first_contact()
                 self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
-            self._spawn(self.keeper.run(lambda: self.node.view, self._contacts))
-            on_ready()
+            if not self._end.done():
+                self._spawn(self.keeper.run(lambda: self.node.view, self._contacts))
+                on_ready()
             await self._end
         finally:
             await self._close()
@@ -143,19 +147,19 @@ class Daemon:
         self.node.me = Member(me.peer, me.inc, me.role, self.address)
 
     async def _first_contact(self) -> None:
-        """Reach any peer of the run; the error of the first address if there is none."""
-        first: AtollError | None = None
-        for position, address in enumerate(self.options.contacts):
-            expect = self.options.fingerprint if position == 0 else None
-            try:
-                await self.host.dial(address, expect_fingerprint=expect)
-            except ConnectError as error:
-                first = first or error
-            else:
-                return
-        raise first or ConnectError(
-            f"no known address of run {self.options.run}", fix="join with an invite: atoll join"
-        )
+        """Reach any peer of the run, unless this one is told to end meanwhile."""
+        contacts = self.options.contacts
+        if not contacts:
+            raise ConnectError(
+                f"no known address of run {self.options.run}",
+                fix="join with an invite: atoll join",
+            )
+        reached = self.keeper.reach_any(contacts, self.options.fingerprint)
+        await asyncio.wait((reached, self._end), return_when=asyncio.FIRST_COMPLETED)
+        if self._end.done():
+            reached.cancel()
+        else:
+            reached.result()
 
     def leave(self) -> None:
         self.note("leave", "leaving the run")
@@ -237,12 +241,8 @@ class Daemon:
         self.feed(ev.LinkDown(peer, why))
 
     def _on_conflict(self, inc: int) -> None:
-        self.stop(
-            IdentityInUseError(
-                f"this identity was started elsewhere (incarnation {inc}, ours {self._inc})",
-                fix="give one of the two daemons another --home; never copy a home folder",
-            )
-        )
+        what = f"this identity was started elsewhere (incarnation {inc}, ours {self._inc})"
+        self.stop(IdentityInUseError(what, fix=COPIED_HOME_FIX))
 
     # ------------------------------------------------------------ carrying out effects
 
@@ -297,6 +297,8 @@ class Daemon:
         self.note(note.kind, note.text)
         if note.kind == "refused":
             self.stop(IncompatibleRunError(note.text, fix="join with the run's specification"))
+        elif note.kind == "conflict":
+            self.stop(IdentityInUseError(note.text, fix=COPIED_HOME_FIX))
 
     def note(self, kind: str, text: str) -> None:
         """One line of the event log: printed, kept for the status, published."""

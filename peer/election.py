@@ -38,7 +38,7 @@ class Acceptor:
         self.promised = Ballot()
         self.accepted: Accepted | None = None
         self.frozen = False
-        self._votes: dict[tuple[Ballot, View], set[bytes]] = {}
+        self._votes: dict[bytes, tuple[Ballot, View]] = {}  # each voter's, at its highest ballot
 
     def on_prepare(self, source: bytes, ballot: Ballot, report: Report) -> None:
         """Promise, freeze and report. The caller has applied the pre-vote rule."""
@@ -72,8 +72,12 @@ class Acceptor:
 
     def on_accepted(self, source: bytes, vote: Accepted) -> View | None:
         """The decided view once a quorum has accepted it at one ballot."""
-        votes = self._votes.setdefault((vote.ballot, vote.proposal), set())
-        votes.add(source)
+        cast = (vote.ballot, vote.proposal)
+        cast = next((known for known in self._votes.values() if known == cast), cast)  # kept once
+        if self._votes.get(source, cast)[0] > vote.ballot:
+            return None
+        self._votes[source] = cast
+        votes = {peer for peer, theirs in self._votes.items() if theirs == cast}
         lone = vote.proposal.fork and set(vote.proposal.peers) <= votes
         return vote.proposal if lone or is_quorum(self.view, votes) else None
 

@@ -7,11 +7,18 @@ that the person at the dialling machine reads that reason and not "connection re
 
 from __future__ import annotations
 
-from atoll.collectives.errors import AdmissionError, AtollError, ConnectError, VersionError
+from atoll.collectives.errors import (
+    AdmissionError,
+    AtollError,
+    ConnectError,
+    IdentityInUseError,
+    VersionError,
+)
 from atoll.peer.wire import message
 
 __all__ = [
     "CONTROL",
+    "COPIED_HOME_FIX",
     "DATA",
     "DUPLICATE",
     "HELLO_BYTES_MAX",
@@ -35,6 +42,8 @@ HELLO_BYTES_MAX = 4 << 10
 CONTROL, DATA, PROBE = "control", "data", "probe"
 # Refused.code of a second control link between the same two peers.
 DUPLICATE = "duplicate"
+# Of every IdentityInUseError.
+COPIED_HOME_FIX = "give one of the two daemons another --home; never copy a home folder"
 
 _NAME_CHARACTERS_MAX = 64
 _ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
@@ -95,17 +104,18 @@ def refusal_of(error: AtollError) -> Refused:
     return Refused(code=error.code, what=error.what[:_WHAT_CHARACTERS_MAX])
 
 
-def refusal_error(refused: Refused, who: str) -> ConnectError:
+def refusal_error(refused: Refused, who: str) -> AtollError:
     """The error that the dialler raises when ``who`` answered ``refused``."""
-    for kind in (AdmissionError, VersionError):
+    for kind, fix in _FIXES.items():
         if refused.code == kind.code:
-            return kind(f"{who} refused: {refused.what}", fix=_FIXES[kind])
+            return kind(f"{who} refused: {refused.what}", fix=fix)
     return ConnectError(f"{who} refused: {refused.what}")
 
 
-_FIXES: dict[type[ConnectError], str] = {
+_FIXES: dict[type[AtollError], str] = {
     AdmissionError: "use the invite of the run that you mean",
     VersionError: "install the same atoll version on both machines",
+    IdentityInUseError: COPIED_HOME_FIX,
 }
 
 

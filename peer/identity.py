@@ -46,6 +46,8 @@ KNOWN_ADDRESSES_MAX = 64
 SOCKET_PATH_BYTES_MAX = 100
 # A run record is a few hundred bytes; a file beyond this is not one.
 _RECORD_BYTES_MAX = 64 << 10
+# What a view can name (views.Member). Nanoseconds since 1970 reach it in the year 2262.
+_INCARNATION_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,10 @@ class Home:
             raise ConfigError(
                 f"{path} does not hold a number", fix=f"remove it: rm {path}"
             ) from error
+        if not 0 <= stored < _INCARNATION_MAX:
+            raise ConfigError(
+                f"{path} holds a number that no clock gives", fix=f"remove it: rm {path}"
+            )
         incarnation = max(stored + 1, now_ns)
         write_atomic(path, b"%d\n" % incarnation)
         return incarnation

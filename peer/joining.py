@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.peer.events import Connect, Renew, Send
+from atoll.collectives.errors import IncompatibleRunError
+from atoll.peer.events import Connect, Note, Renew, Send
 from atoll.peer.messages import Install, Join, JoinRefused, Learn, Redirect
 from atoll.peer.phases import Phase, Trigger
 from atoll.peer.views import View, follows
@@ -48,10 +49,14 @@ class Joining:
             node.emit(Send(self._teacher, node.beats.heartbeat()))
 
     def on_redirect(self, source: bytes, redirect: Redirect) -> None:
-        if self._node.view is None:
+        if self._node.view is None and not self._node.superseded(redirect.decided):
             self._connect(redirect.decided)
             if self._excluded_by is not None and follows(self._excluded_by, redirect.decided):
                 self._node.emit(Send(source, Install(self._excluded_by)))
+
+    def on_refused(self, source: bytes, refused: JoinRefused) -> None:
+        if self._node.view is None:  # a member has not asked anybody
+            self._node.emit(Note("refused", refused.what, source, {"code": refused.code}))
 
     def _connect(self, view: View) -> None:
         node = self._node
@@ -86,14 +91,14 @@ class Joining:
         if node.view is None or join.member.peer != source:
             return
         named = node.view.member(source)
-        if named is not None and named.inc == join.member.inc:
-            node.tell_view(source)  # INSTALL was lost
+        if named is not None and named.inc >= join.member.inc:
+            node.tell_view(source)  # INSTALL was lost, or an older life must hear that it is over
             return
         if named is not None and named.inc < join.member.inc:
             node.gone(source, "it is back as a new incarnation")
         if join.spec and node.spec and join.spec != node.spec:
             what = f"run specification differs: yours {join.spec}, run {node.spec}"
-            node.emit(Send(source, JoinRefused("E40", what)))
+            node.emit(Send(source, JoinRefused(IncompatibleRunError.code, what)))
         elif node.coordinator is not None:
             node.coordinator.admission.on_join(join.member, node.now_s)
         else:

@@ -52,8 +52,7 @@ class ControlLink:
         on_end: Callable[[ControlLink, str], None],
     ) -> None:
         self.peer_id, self.hello, self.dialled_by = peer_id, hello, dialled_by
-        self.remote_ip = str(connection.sock.getpeername()[0])
-        self.rtt_s = connection.rtt_s
+        self.remote_ip, self.rtt_s = connection.remote_ip, connection.rtt_s
         self.ended = asyncio.Event()
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing

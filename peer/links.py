@@ -12,15 +12,19 @@ side reads on until then. So no message is lost and nobody is reported down.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import PurePath
 from typing import Literal
 
-from atoll.collectives.errors import ConnectError, IdentityInUseError
+from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.peer.certs import RunTls
 from atoll.peer.datastream import BlockingTls
 from atoll.peer.dial import DIAL_TIMEOUT_S, Dial
 from atoll.peer.hello import (
     CONTROL,
+    COPIED_HOME_FIX,
     DATA,
     DUPLICATE,
     PROBE,
@@ -35,6 +39,7 @@ from atoll.peer.hello import (
 from atoll.peer.link import ControlLink
 from atoll.peer.listener import Listener
 from atoll.peer.tls import TlsChannel
+from atoll.peer.views import short
 from atoll.peer.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
 __all__ = ["LinkHost"]
@@ -43,6 +48,8 @@ __all__ = ["LinkHost"]
 LINKS_MAX = 4096
 # Incoming data streams of one peer: one in use, one replacing it, and as many to spare.
 STREAMS_PER_PEER_MAX = 4
+# Of a defect's traceback, in the log: where it arose and who called that.
+DEFECT_CALLS = 4
 
 
 class LinkHost:
@@ -52,7 +59,8 @@ class LinkHost:
 
     - ``on_up(peer_id, address, inc)`` and ``on_down(peer_id, why)`` alternate for each peer;
       ``address`` is what the peer advertises, "" if it cannot be dialled;
-    - ``on_message(peer_id, msg)`` only between the two; raising RemoteProtocolError ends the link;
+    - ``on_message(peer_id, msg)`` only between the two; raising RemoteProtocolError ends the link,
+      and so does any other exception, which is our defect and is logged as one;
     - ``on_data(peer_id, stream)``: the peer opened a stream that this side reads and must close;
     - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
 
@@ -80,7 +88,7 @@ class LinkHost:
         self._tls, self._run = tls, run
         self._inc, self._advertise = inc, advertise
         self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
-        self._on_data, self._on_conflict = on_data, on_conflict
+        self._on_data, self._on_conflict, self._log = on_data, on_conflict, log
         self._links: dict[bytes, ControlLink] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._streams: list[tuple[bytes, BlockingTls]] = []  # with the peer that opened it
@@ -154,9 +162,11 @@ class LinkHost:
             raise refusal_error(answer, address)
         link = self._link(channel, peer_id, answer, dialled_by=self.peer_id)
         if not self._install(link):
-            # The other side keeps the link that it dialled and closes this one.
             self._retire(link)
-            link.drain()
+            if answer.inc < self._links[peer_id].hello.inc:
+                link.close()  # an older life: told why it is over when it dials us
+            else:
+                link.drain()  # the other side keeps the link that it dialled and closes this one
         return peer_id
 
     async def open_data(self, peer_id: bytes, address: str) -> BlockingTls:
@@ -197,10 +207,14 @@ class LinkHost:
                 self._tls.client, expect_peer, expect_fingerprint
             )
             try:
+                if peer_id == self.peer_id and not self._links:
+                    mine = replace(mine, inc=0)  # claims nothing: see _check_not_me
                 answer = await attempt.greet(channel, mine)
                 if isinstance(answer, Hello):
                     check(mine, answer)
-                    self._check_not_me(address, peer_id, answer.inc)
+                    self._check_not_me(address, peer_id, mine.inc, answer.inc)
+                elif answer.code == IdentityInUseError.code and mine.inc < self._inc():
+                    raise ConnectError(f"{address} has heard of our new incarnation meanwhile")
                 if self._closing:
                     raise ConnectError(f"{address}: this daemon is closing")
             except BaseException:
@@ -208,16 +222,20 @@ class LinkHost:
                 raise
         return channel, peer_id, answer
 
-    def _check_not_me(self, address: str, peer_id: bytes, inc: int) -> None:
+    def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
+        """Of two processes with one identity exactly one stays: the newer, once a peer has a link
+        to it; before that, the one that was found running."""
         if peer_id != self.peer_id:
             return
-        if inc == self._inc():
+        if inc in (said_inc, self._inc()):  # we may have become a new incarnation meanwhile
             raise ConnectError(
                 f"{address} is this daemon itself", fix="give the address of another peer"
             )
+        if inc < said_inc:
+            raise ConnectError(f"{address} was an older life of this peer, and ends now")
         raise IdentityInUseError(
             f"this identity also runs at {address} (incarnation {inc}, ours {self._inc()})",
-            fix="give one of the two daemons another --home; never copy a home folder",
+            fix=COPIED_HOME_FIX,
         )
 
     async def _greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
@@ -242,6 +260,9 @@ class LinkHost:
         self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
     ) -> Refused | None:
         old = self._links.get(peer_id)
+        if old is not None and theirs.inc < old.hello.inc:
+            what = f"incarnation {old.hello.inc} of this identity is linked, yours is {theirs.inc}"
+            return Refused(IdentityInUseError.code, what)
         if old is not None and not self._prefers_new(old, theirs.inc, dialled_by=peer_id):
             return Refused(DUPLICATE, "there is a better control link between the two already")
         if len(self._links) >= LINKS_MAX:
@@ -316,8 +337,17 @@ class LinkHost:
 
     def _on_payload(self, link: ControlLink, payload: bytes) -> None:
         self.received_bytes += FRAME_HEADER_BYTES + len(payload)
-        if not self._closing:
-            self._on_message(link.peer_id, decode(payload))
+        if self._closing:
+            return
+        msg = decode(payload)
+        try:
+            self._on_message(link.peer_id, msg)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # ours; the daemon goes on without the message that met it
+            name, what = type(msg).__name__, _summary(error)
+            self._log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
+            link.end(f"its {name} met a defect of this program: {type(error).__name__}")
 
     def _on_end(self, link: ControlLink, why: str) -> None:
         if self._links.get(link.peer_id) is link:
@@ -330,3 +360,11 @@ class LinkHost:
 
     def _is_member_ip(self, ip: str) -> bool:
         return any(link.remote_ip == ip for link in self._links.values())
+
+
+def _summary(error: Exception) -> str:
+    """The error and the calls that led to it, in one line of the log."""
+    calls = traceback.extract_tb(error.__traceback__)[-DEFECT_CALLS:]
+    where = ", ".join(f"{PurePath(call.filename).name}:{call.lineno} {call.name}" for call in calls)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} (in {where})"

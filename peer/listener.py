@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from atoll.collectives.errors import AtollError, ConfigError, RemoteProtocolError
 from atoll.peer.certs import peer_id_of
+from atoll.peer.descriptors import is_scarce
 from atoll.peer.gate import Gate
 from atoll.peer.hello import Hello, Refused
 from atoll.peer.invite import format_address
@@ -79,6 +80,10 @@ class Listener:
             self._pause()
             return
         ip, where = _plain_ip(str(name[0])), format_address(str(name[0]), int(name[1]))
+        if is_scarce(sock):
+            sock.close()
+            self._note(f"turned away {where}: too many descriptors are in use")
+            return
         loop = asyncio.get_running_loop()
         exempt = ipaddress.ip_address(ip).is_loopback or self._is_member_ip(ip)
         if reason := self._gate.enter(ip, loop.time(), exempt=exempt):

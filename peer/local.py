@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from atoll.collectives.errors import AtollError, LocalProtocolError, SessionError
+from atoll.peer.descriptors import is_scarce
 
 __all__ = [
     "CLIENT_ID_BYTES",
@@ -38,6 +39,7 @@ CLIENT_ID_BYTES = 16
 COMMAND_BYTES_MAX = 1 << 20  # the specification blob of 512 KiB is the largest thing said here
 CLIENTS_MAX = 64  # lifelines; status commands do not need one
 EVENT_QUEUE_MAX = 1000  # of a subscriber that does not read: then it misses events
+ACCEPT_RETRY_S = 0.2  # accepting pauses so long when the process is out of descriptors
 
 Handler = Callable[[bytes, dict[str, Any]], Awaitable[Any]]
 
@@ -151,8 +153,12 @@ class LocalDoor:
     async def _serve_lifelines(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
-            if len(self._lifelines) >= CLIENTS_MAX:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            if len(self._lifelines) >= CLIENTS_MAX or is_scarce(connection):
                 connection.close()
                 continue
             connection.setblocking(False)

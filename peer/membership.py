@@ -154,13 +154,11 @@ class Node:
 
     def gone(self, peer: bytes, how: str) -> None:
         """That life of a member has certainly ended; silence alone never says so."""
-        if peer in self.refused:
+        if peer in self.refused or self.view is None or self.view.member(peer) is None:
             return
         self.refused.add(peer)
-        if self.coordinator is not None:
-            self.coordinator.roster.refused(peer)
-        if self.view is not None and self.view.member(peer):
-            self.emit(ev.Note("dead", f"{short(peer)} is gone: {how}", peer))
+        self._lead(lambda c: c.roster.refused(peer))
+        self.emit(ev.Note("dead", f"{short(peer)} is gone: {how}", peer))
 
     def _on_incarnated(self, event: ev.Incarnated) -> None:
         self.me = Member(self.me.peer, event.inc, self.me.role, self.me.address)
@@ -190,9 +188,9 @@ class Node:
     def _message_handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
         follower = self.follower
         return {
-            ms.Heartbeat: self._on_heartbeat,
+            ms.Heartbeat: lambda s, m: self._lead(lambda c: c.on_heartbeat(s, m, self.now_s)),
             ms.CoordinatorBeat: lambda s, m: self.beats.on_coordinator(m),
-            ms.Offer: self._on_offer,
+            ms.Offer: lambda s, m: self._lead(lambda c: c.on_offer(s, m.blob, self.now_s)),
             ms.Miss: lambda s, m: self._with_attempt(lambda a: a.on_miss(s, m)),
             ms.Ready: lambda s, m: self._with_attempt(lambda a: a.on_ready(s, m)),
             ms.Begin: self._on_begin,
@@ -207,7 +205,7 @@ class Node:
             ms.ProbeView: lambda s, m: self.tell_view(s),
             ms.Join: self.joining.answer,
             ms.Redirect: self.joining.on_redirect,
-            ms.JoinRefused: lambda s, m: self.emit(ev.Note("refused", m.what, s, {"code": m.code})),
+            ms.JoinRefused: self.joining.on_refused,
             ms.Learn: self._on_learn,
             ms.Leave: self._on_leave,
         }
@@ -219,15 +217,20 @@ class Node:
             self.emit(ev.Note("protocol", text, source))
             return
         if isinstance(message, ms.InView) and not isinstance(message, ms.Learn):
-            if not self._in_step(source, message):
+            if not self._in_step(source, message) or not self._may_speak(source, message):
                 return
             self.refused.discard(source)
-            if self._is_coordinator(source):
-                if source != self.me.peer:  # who has yielded must not take itself for alive
-                    self._with_election(lambda e: e.heard_coordinator())
-            elif isinstance(message, _FROM_COORDINATOR):
-                return  # only the coordinator of this view may say that
+            if self._is_coordinator(source) and source != self.me.peer:
+                # Not ourselves: who has yielded must not take itself for alive.
+                self._with_election(lambda e: e.heard_coordinator())
         handler(source, message)
+
+    def _may_speak(self, source: bytes, message: ms.InView) -> bool:
+        """Learners beat; orders come from the coordinator; all the rest is said among members."""
+        if isinstance(message, _FROM_COORDINATOR):
+            return self._is_coordinator(source)
+        named = self.view is not None and self.view.member(source) is not None
+        return named or isinstance(message, ms.Heartbeat | ms.ProbeView)
 
     def _in_step(self, source: bytes, message: ms.InView) -> bool:
         """Same lineage and view; else tell or ask for the newer view."""
@@ -257,13 +260,9 @@ class Node:
         if self.coordinator is not None and self.coordinator.attempt is not None:
             act(self.coordinator.attempt)
 
-    def _on_heartbeat(self, source: bytes, beat: ms.Heartbeat) -> None:
+    def _lead(self, act: Callable[[Coordinator], None]) -> None:
         if self.coordinator is not None:
-            self.coordinator.on_heartbeat(source, beat, self.now_s)
-
-    def _on_offer(self, source: bytes, offer: ms.Offer) -> None:
-        if self.coordinator is not None and self.follower.round == 0:
-            self.coordinator.offers.setdefault(source, offer.blob)
+            act(self.coordinator)
 
     def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
         if not self.frozen():
@@ -294,7 +293,19 @@ class Node:
         if decided is not None:
             self.on_install(decided)
 
+    def superseded(self, decided: View) -> bool:
+        """Whether a view names a later life of this peer: numbers are on disk before anybody
+        hears of them, so another process must be using this identity."""
+        mine = decided.member(self.me.peer)
+        if mine is None or mine.inc <= self.me.inc:
+            return False
+        text = f"view {decided.number} names incarnation {mine.inc} of this peer, not {self.me.inc}"
+        self.emit(ev.Note("conflict", text))
+        return True
+
     def on_install(self, decided: View) -> None:
+        if self.superseded(decided):
+            return
         view = self.view
         mine = decided.member(self.me.peer)
         named = mine is not None and mine.inc == self.me.inc
@@ -316,7 +327,7 @@ class Node:
         old, led = self.view, self.coordinator
         self.view = decided
         self.coordinator = None
-        self.refused -= {m.peer for m in decided.members if old is None or m not in old.members}
+        self.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
         self.succession = Succession(self, decided)
         self.beats.soon()
         leads = decided.coordinator == self.me.peer
@@ -367,7 +378,7 @@ class Node:
     def _step_coordinator(self, lead: Coordinator) -> None:
         lead.roster.heard(self.me.peer, self.beats.heartbeat(), self.now_s)
         if self.follower.offer and self.follower.round == 0:
-            lead.offers.setdefault(self.me.peer, self.follower.offer)
+            lead.on_offer(self.me.peer, self.follower.offer, self.now_s)
         lead.step(self.now_s)
         election = self.succession
         if election is None:

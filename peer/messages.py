@@ -8,9 +8,24 @@ other lineages, answers older views with INSTALL and asks newer ones by PROBE.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from atoll.peer.views import Ballot, Member, View
-from atoll.peer.wire import message
+from atoll.optim.spec import BLOB_BYTES_MAX, SPEC_BYTES_MAX
+from atoll.peer.views import (
+    MEMBERS_MAX,
+    Attempts,
+    Ballot,
+    Ballots,
+    Digest,
+    Incarnation,
+    Lineage,
+    Member,
+    PeerId,
+    Rounds,
+    View,
+    Views,
+)
+from atoll.peer.wire import Within, message
 
 __all__ = [
     "INIT",
@@ -49,13 +64,19 @@ WEIGHT_MAX = 1e15  # tokens in one round; sums of a thousand of them are exact i
 INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
 STEP = "step"  # every other entry: an averaged pseudo-gradient
 
+Blob = Annotated[bytes, Within(0, BLOB_BYTES_MAX)]
+Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
+Spec = Annotated[str, Within(0, SPEC_BYTES_MAX)]
+Text = Annotated[str, Within(0, 3 * SPEC_BYTES_MAX)]  # quotes two specifications
+Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
+
 
 @dataclass(frozen=True, slots=True)
 class InView:
     """What every message inside a view begins with."""
 
-    lineage: bytes
-    view: int
+    lineage: Lineage
+    view: Views
 
 
 @message
@@ -63,28 +84,26 @@ class InView:
 class Heartbeat(InView):
     """Member (or learner) to coordinator: liveness, barrier, and repair of lost messages."""
 
-    inc: int
-    round: int
-    chain: bytes
-    digest: bytes  # of the state after `digest_round`
-    digest_round: int
+    inc: Incarnation
+    round: Rounds
+    chain: Digest
+    digest: Digest  # of the state after `digest_round`
+    digest_round: Annotated[int, Within(-1, (1 << 62) - 1)]
     attached: bool
     arrived: bool  # a submission for round + 1 waits
     weight: float
     frozen: bool
-    promised: int  # highest ballot number promised: the coordinator must outbid it
+    promised: Ballots  # highest ballot number promised: the coordinator must outbid it
     unsynced: bool
-    progress_bytes: int
-    run_round: int  # the attempt that this member knows of
-    run_attempt: int
-    ready_chain: bytes  # not empty: "I hold its result", repeats READY
-    epoch: int = 0
+    progress_bytes: Bytes
+    run_round: Rounds  # the attempt that this member knows of
+    run_attempt: Attempts
+    ready_chain: Digest  # not empty: "I hold its result", repeats READY
+    epoch: Rounds = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= WEIGHT_MAX:  # refuses NaN too
             raise ValueError(f"a weight is 0 to {WEIGHT_MAX:g}, not {self.weight}")
-        if not 0 <= self.promised < 1 << 62:
-            raise ValueError("an impossible ballot number")
 
 
 @message
@@ -92,9 +111,9 @@ class Heartbeat(InView):
 class CoordinatorBeat(InView):
     """Coordinator to all: liveness, and the last commit in case COMMIT was lost."""
 
-    round: int
-    chain: bytes
-    waiting: tuple[bytes, ...] = ()  # whom the next commit waits for ...
+    round: Rounds
+    chain: Digest
+    waiting: Peers = ()  # whom the next commit waits for ...
     waiting_s: float = 0.0  # ... and since when, for people who ask
 
 
@@ -103,7 +122,7 @@ class CoordinatorBeat(InView):
 class Offer(InView):
     """Member to coordinator of a void run: "my trainer can initialise it", with what."""
 
-    blob: bytes
+    blob: Blob
 
 
 @message
@@ -111,9 +130,9 @@ class Offer(InView):
 class Miss(InView):
     """A participant's broken or stalled data edges."""
 
-    round: int
-    attempt: int
-    peers: tuple[bytes, ...]
+    round: Rounds
+    attempt: Attempts
+    peers: Peers
 
 
 @message
@@ -121,12 +140,12 @@ class Miss(InView):
 class Begin(InView):
     """Start an attempt. ``participants`` are sorted peer ids with their ``weights``."""
 
-    round: int
-    attempt: int
+    round: Rounds
+    attempt: Attempts
     kind: str
-    participants: tuple[bytes, ...]
+    participants: Peers
     weights: tuple[float, ...]
-    blob: bytes = b""  # INIT only
+    blob: Blob = b""  # INIT only
 
     def __post_init__(self) -> None:
         if self.kind not in (INIT, STEP) or len(self.participants) != len(self.weights):
@@ -142,9 +161,9 @@ class Begin(InView):
 class Ready(InView):
     """ "I hold the whole result of this attempt"."""
 
-    round: int
-    attempt: int
-    chain: bytes
+    round: Rounds
+    attempt: Attempts
+    chain: Digest
 
 
 @message
@@ -152,17 +171,17 @@ class Ready(InView):
 class Repair(InView):
     """Coordinator to member: fetch the result from a holder instead of reducing it again."""
 
-    round: int
-    attempt: int
-    holder: bytes
+    round: Rounds
+    attempt: Attempts
+    holder: PeerId
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Commit(InView):
-    round: int
-    attempt: int
-    chain: bytes
+    round: Rounds
+    attempt: Attempts
+    chain: Digest
 
 
 @message
@@ -170,8 +189,8 @@ class Commit(InView):
 class Resync(InView):
     """Coordinator to a member whose digest is in the minority: take the state again."""
 
-    round: int
-    digest: bytes
+    round: Rounds
+    digest: Digest
 
 
 @message
@@ -185,11 +204,11 @@ class Prepare(InView):
 class Report:
     """What a voter holds, so that nothing that may have been committed is lost."""
 
-    round: int
-    chain: bytes
-    ready_round: int = 0
-    ready_attempt: int = 0
-    ready_chain: bytes = b""
+    round: Rounds
+    chain: Digest
+    ready_round: Rounds = 0
+    ready_attempt: Attempts = 0
+    ready_chain: Digest = b""
 
 
 @message
@@ -237,9 +256,9 @@ class Join:
     """A process outside the view asks to come in. Anyone may be asked."""
 
     member: Member
-    round: int = 0
-    chain: bytes = b""
-    spec: str = ""  # its run specification, if it has one, to be compared
+    round: Rounds = 0
+    chain: Digest = b""
+    spec: Spec = ""  # its run specification, if it has one, to be compared
 
 
 @message
@@ -253,8 +272,8 @@ class Redirect:
 @message
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
-    code: str
-    what: str
+    code: Text
+    what: Text
 
 
 @message
@@ -262,16 +281,16 @@ class JoinRefused:
 class Learn(InView):
     """Coordinator to learner or laggard: bring yourself to this state, from this donor."""
 
-    round: int
-    chain: bytes
-    digest: bytes
+    round: Rounds
+    chain: Digest
+    digest: Digest
     donor: Member
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Leave(InView):
-    inc: int
+    inc: Incarnation
 
 
 @message
@@ -279,8 +298,8 @@ class Leave(InView):
 class FetchResult(InView):
     """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames."""
 
-    round: int
-    attempt: int
+    round: Rounds
+    attempt: Attempts
 
 
 @message
@@ -288,8 +307,8 @@ class FetchResult(InView):
 class ResultHead:
     """``found`` false: ask somebody else."""
 
-    round: int
-    attempt: int
+    round: Rounds
+    attempt: Attempts
     found: bool
 
 
@@ -298,7 +317,7 @@ class ResultHead:
 class FetchState:
     """Learner to donor: send me the state after this round."""
 
-    round: int
+    round: Rounds
 
 
 @message
@@ -306,9 +325,9 @@ class FetchState:
 class StateHead:
     """Donor's answer before the data frames: specification blob and the leaf digests."""
 
-    round: int
+    round: Rounds
     found: bool
-    blob: bytes = b""
+    blob: Blob = b""
     leaves: bytes = b""  # 32 bytes for each chunk
 
 

@@ -22,7 +22,7 @@ class Roster:
         self.beats: dict[bytes, Heartbeat] = {}
         self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
         self._refused: set[bytes] = set()
-        self._doubted: set[tuple[bytes, bytes]] = set()  # digests that were answered with RESYNC
+        self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
         """Note a sign of life; false if it comes from another incarnation or a stranger."""
@@ -101,10 +101,10 @@ class Roster:
 
     def doubt(self, peer: bytes, digest: bytes) -> None:
         """Count this report once: RESYNC has been sent."""
-        self._doubted.add((peer, digest))
+        self._doubted[peer] = digest
 
     def is_doubted(self, peer: bytes, digest: bytes) -> bool:
-        return (peer, digest) in self._doubted
+        return self._doubted.get(peer) == digest
 
     def forgive(self, pause_s: float) -> None:
         """We were stopped for that long ourselves: nobody was silent meanwhile."""

@@ -18,7 +18,7 @@ from atoll.peer.election import Acceptor, Proposer
 from atoll.peer.events import Note
 from atoll.peer.messages import Accept, Accepted, Prepare, Promise
 from atoll.peer.phases import Trigger
-from atoll.peer.views import Ballot, View, short, successors
+from atoll.peer.views import Ballot, View, is_quorum, short, successors
 
 if TYPE_CHECKING:
     from atoll.peer.membership import Node
@@ -36,6 +36,9 @@ class Succession:
         self.candidate: Proposer | None = None
         self.heard_coordinator_s = node.now_s
         self.lost_since_s: float | None = None
+        self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
+        self._stood_s = 0.0
+        self._no_quorum_noted = False
         self._highest_ballot = 0
         self._next_probe_s = 0.0
         self._yielded_to = b""
@@ -46,8 +49,27 @@ class Succession:
         return self.candidate is not None or self.lost_since_s is not None
 
     def heard_coordinator(self) -> None:
+        self._without_since_s = None
+        self._no_quorum_noted = False
+        self._start_over()
+
+    def _start_over(self) -> None:
         self.heard_coordinator_s = self._node.now_s
         self.lost_since_s = None
+
+    def _lost(self, since_s: float) -> None:
+        if self._without_since_s is None:
+            self._without_since_s = since_s
+
+    def waiting_for(self) -> tuple[tuple[bytes, ...], float] | None:
+        """Whom the election waits for, and since how many seconds; None with a coordinator."""
+        if self._without_since_s is None:
+            return None
+        node = self._node
+        heard = self.candidate.promises.keys() if self.candidate else node.linked
+        missing = tuple(p for p in self.view.peers if p != node.me.peer and p not in heard)
+        since_s = node.now_s - self._without_since_s
+        return missing or (self._yielded_to or self.view.coordinator,), since_s
 
     # ------------------------------------------------------------ voting
 
@@ -79,7 +101,8 @@ class Succession:
         self._node.coordinator = self.candidate = None
         self._yielded_to = candidate
         self._patient_until_s = self._node.now_s + self._node.timing.ballot_retry_s
-        self.heard_coordinator()
+        self._lost(self.heard_coordinator_s)
+        self._start_over()
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
         if self.candidate is not None:
@@ -105,6 +128,22 @@ class Succession:
             self.stand()
         else:
             self.candidate.step(node.now_s, node.refused, self.may_fork())
+            self._note_quorum(self.candidate)
+
+    def _note_quorum(self, candidate: Proposer) -> None:
+        """Once per loss, when everyone has had time to answer: voters ignore PREPARE for half the
+        failure time after they have heard the coordinator."""
+        node, count = self._node, len(candidate.promises)
+        if is_quorum(self.view, candidate.promises):
+            self._no_quorum_noted = False
+        elif not self._no_quorum_noted and (
+            node.now_s - self._stood_s > node.timing.failure_s / 2 and not self.may_fork()
+        ):
+            self._no_quorum_noted = True
+            missing, silent_s = self.waiting_for() or ((), 0.0)
+            names = ", ".join(f"{short(peer)} (silent {silent_s:.1f} s)" for peer in missing)
+            text = f"{count} of {len(self.view.members)} voters answer, no quorum; waiting: {names}"
+            node.emit(Note("no-quorum", text))
 
     def _watch_coordinator(self) -> None:
         node, coordinator = self._node, self.view.coordinator
@@ -116,6 +155,7 @@ class Succession:
             if not refused and silent_s <= node.timing.failure_s:
                 return
             self.lost_since_s = node.now_s
+            self._lost(self.heard_coordinator_s)
         order = successors(self.view)
         rank = order.index(node.me.peer) if node.me.peer in order else len(order)
         if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
@@ -137,6 +177,8 @@ class Succession:
         node = self._node
         node.go(Trigger.LOST)
         node.coordinator = None
+        self._lost(node.now_s)
+        self._stood_s = node.now_s
         before = self.candidate
         self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
         ballot = Ballot(self._highest_ballot, node.me.peer)

@@ -45,6 +45,7 @@ class TlsSocket:
     tls: ssl.SSLObject
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO
+    remote_ip: str
     rtt_s: float  # one round trip, measured while connecting; for timers, not for statistics
 
 
@@ -62,6 +63,9 @@ class TlsChannel:
         self._rtt_s = rtt_s
         try:
             sock.setblocking(False)
+            # Here, where whoever made the socket expects errors: a connection that is reset later
+            # does not know its other end any more.
+            self._remote_ip = str(sock.getpeername()[0])
             _tune(sock)
             self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         except BaseException:
@@ -137,7 +141,9 @@ class TlsChannel:
         if self._sock is None or not self._proved:
             raise LocalProtocolError("only an open connection that has proved itself can be taken")
         sock, self._sock = self._sock, None
-        return TlsSocket(sock, self.tls, self._incoming, self._outgoing, self._rtt_s)
+        return TlsSocket(
+            sock, self.tls, self._incoming, self._outgoing, self._remote_ip, self._rtt_s
+        )
 
     async def _read_exactly(self, count: int) -> bytes:
         data = bytearray()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
@@ -16,6 +17,7 @@ __all__ = ["LinkKeeper"]
 REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
 REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
 ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
+FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addresses
 PROBE_TRIES = 4
 PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tries
 PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
@@ -36,6 +38,43 @@ class LinkKeeper:
         self._spawn = spawn
         self._on_error = on_error
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
+
+    def reach_any(
+        self, addresses: Sequence[str], fingerprint: bytes | None
+    ) -> asyncio.Future[None]:
+        """Done with the first control link to any of these, FIRST_DIALS of them tried at once.
+
+        If there is none it fails as the first address did, whose peer must have ``fingerprint``;
+        with IdentityInUseError it fails at once. Dials that are under way then go on.
+        """
+        waiting = deque(dict.fromkeys(addresses))
+        first, count = addresses[0], len(waiting)
+        errors: dict[str, ConnectError] = {}
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def fail(error: ConnectError | IdentityInUseError) -> None:
+            if not reached.done():
+                reached.set_exception(error)
+
+        async def dial_in_turn() -> None:
+            while waiting and not reached.done():
+                address = waiting.popleft()
+                expected = fingerprint if address == first else None
+                try:
+                    await self._host.dial(address, expect_fingerprint=expected)
+                except ConnectError as error:
+                    errors[address] = error
+                    if len(errors) == count:
+                        fail(errors[first])
+                except IdentityInUseError as error:
+                    fail(error)
+                else:
+                    if not reached.done():
+                        reached.set_result(None)
+
+        for _ in range(min(FIRST_DIALS, count)):
+            self._spawn(dial_in_turn())
+        return reached
 
     async def run(
         self, view: Callable[[], View | None], contacts: Callable[[], tuple[str, ...]]

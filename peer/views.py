@@ -10,17 +10,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from atoll.peer.wire import message
+from atoll.peer.wire import Within, message
 
 __all__ = [
+    "ADDRESS_BYTES_MAX",
     "ANCESTORS_MAX",
     "MEMBERS_MAX",
     "REPLICA",
     "WITNESS",
+    "Attempts",
     "Ballot",
+    "Ballots",
+    "Digest",
+    "Incarnation",
+    "Lineage",
     "Member",
+    "PeerId",
+    "Rounds",
     "View",
+    "Views",
     "chain_after",
     "follows",
     "forked",
@@ -33,7 +43,19 @@ __all__ = [
 REPLICA = "replica"  # holds the state and votes
 WITNESS = "witness"  # votes, holds nothing
 MEMBERS_MAX = 1024  # one coordinator must hear everyone's heartbeat four times a second
+ADDRESS_BYTES_MAX = 300  # a DNS name has 253; so a full view takes 0.4 of its 1 MiB frame
 ANCESTORS_MAX = 64  # a lineage ends only with a lone survivor; peers further behind join anew
+
+# What may arrive. Views and attempts go into data headers as u32, the others are hashed or packed
+# as u64: the other half of each range is room for counting on from the highest that arrived.
+PeerId = Annotated[bytes, Within(32, 32)]
+Lineage = Annotated[bytes, Within(32, 32)]
+Digest = Annotated[bytes, Within(0, 32)]  # and chains; empty where there is none yet
+Incarnation = Annotated[int, Within(0, (1 << 63) - 1)]
+Views = Annotated[int, Within(0, (1 << 31) - 1)]
+Attempts = Annotated[int, Within(0, (1 << 31) - 1)]
+Rounds = Annotated[int, Within(0, (1 << 62) - 1)]
+Ballots = Annotated[int, Within(0, (1 << 62) - 1)]
 
 
 @message
@@ -41,16 +63,16 @@ ANCESTORS_MAX = 64  # a lineage ends only with a lone survivor; peers further be
 class Member:
     """One life (``inc``) of one peer, as the view names it."""
 
-    peer: bytes
-    inc: int
+    peer: PeerId
+    inc: Incarnation
     role: str = REPLICA
     address: str = ""
 
     def __post_init__(self) -> None:
         if len(self.peer) != 32 or self.role not in (REPLICA, WITNESS):
             raise ValueError("a member has a 32-byte peer id and the role replica or witness")
-        if len(self.address) > 300 or not 0 <= self.inc < 1 << 63:
-            raise ValueError("a member's address or incarnation is too large")
+        if len(self.address.encode()) > ADDRESS_BYTES_MAX:
+            raise ValueError(f"a member's address has at most {ADDRESS_BYTES_MAX} bytes")
 
 
 @message
@@ -58,12 +80,8 @@ class Member:
 class Ballot:
     """Paxos ballot. Number 0 belongs to the live coordinator, higher ones to candidates."""
 
-    number: int = 0
-    peer: bytes = b""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.number < 1 << 62:
-            raise ValueError("an impossible ballot number")
+    number: Ballots = 0
+    peer: Annotated[bytes, Within(0, 32)] = b""
 
 
 @message
@@ -71,14 +89,14 @@ class Ballot:
 class View:
     """``base_round`` and ``base_chain`` are the last round that every later one builds on."""
 
-    lineage: bytes
-    number: int
+    lineage: Lineage
+    number: Views
     members: tuple[Member, ...]
-    coordinator: bytes
-    base_round: int
-    base_chain: bytes
+    coordinator: PeerId
+    base_round: Rounds
+    base_chain: Digest
     fork: bool = False
-    ancestors: tuple[bytes, ...] = ()  # lineages that this one continues, the latest last
+    ancestors: tuple[Lineage, ...] = ()  # lineages that this one continues, the latest last
 
     def __post_init__(self) -> None:
         ids = self.peers

@@ -14,7 +14,16 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgpack
 
@@ -26,6 +35,7 @@ __all__ = [
     "FRAME_HEADER_BYTES",
     "MAP_ITEMS_MAX",
     "FrameReader",
+    "Within",
     "decode",
     "encode",
     "frame",
@@ -33,9 +43,9 @@ __all__ = [
 ]
 
 FRAME_HEADER_BYTES = 4
-# A view of 4,096 members or a zipped run specification fits; a hostile frame costs no more.
+# The largest view or zipped run specification fits (tests); a hostile frame costs no more.
 CONTROL_FRAME_BYTES_MAX = 1 << 20
-# The most peers that a run may have (reliability_and_security.md 3.2).
+# Four times the members of a view; fields that say how many they take are checked for that.
 ARRAY_ITEMS_MAX = 4096
 MAP_ITEMS_MAX = 256
 
@@ -96,8 +106,8 @@ def message(cls: type[_T]) -> type[_T]:
 
     Fields may be int (-2^63 to 2^64-1, what msgpack carries), float (NaN and infinities too),
     bool, str, bytes, ``X | None``, ``tuple[X, ...]`` (at most ARRAY_ITEMS_MAX), ``dict[str, X]``
-    (at most MAP_ITEMS_MAX) and messages defined above. A ``__post_init__`` that raises ValueError
-    refuses values.
+    (at most MAP_ITEMS_MAX), messages defined above, and ``Annotated[X, Within(low, high)]`` of
+    these. A ``__post_init__`` that raises ValueError refuses values.
     """
     made = cls if is_dataclass(cls) else dataclass(frozen=True, slots=True)(cls)
     if made.__name__ in _REGISTRY:
@@ -133,6 +143,16 @@ def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
         # A __post_init__ may quote a long value: logs are bounded too.
         reason = str(error)[: 4 * _ECHO_CHARACTERS_MAX] or type(error).__name__
         raise RemoteProtocolError(f"undecodable control message: {reason}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Bounds that :func:`decode` checks, both allowed: of an int, of the bytes of a str or bytes,
+    of the items of an array. What this program makes itself is not checked: a number that has
+    arrived just inside its bounds may still be counted up."""
+
+    low: int
+    high: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +209,7 @@ def _build(cls: type, values: Any, where: str) -> Any:
 
 
 def _schema_of(cls: type) -> tuple[_Field, ...]:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return tuple(
         _Field(
             name=field.name,
@@ -207,6 +227,8 @@ def _check_for(hint: Any, where: str) -> _Check:
         return _EXACT[hint]
     if hint in _SCHEMAS:
         return lambda value, place: _build(hint, value, place)
+    if origin is Annotated:
+        return _within(_check_for(arguments[0], where), arguments[1])
     if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
         return _optional(_check_for(arguments[0], where))
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
@@ -239,6 +261,18 @@ _EXACT[float] = _float
 
 def _optional(inner: _Check) -> _Check:
     return lambda value, where: None if value is None else inner(value, where)
+
+
+def _within(inner: _Check, bounds: Within) -> _Check:
+    def check(value: Any, where: str) -> Any:
+        checked = inner(value, where)
+        sized = checked.encode() if isinstance(checked, str) else checked
+        size = sized if isinstance(sized, int) else len(sized)
+        if not bounds.low <= size <= bounds.high:
+            raise ValueError(f"{where} is {size}; {bounds.low} to {bounds.high} are allowed")
+        return checked
+
+    return check
 
 
 def _items(inner: _Check) -> _Check:

@@ -45,6 +45,7 @@ class Host:
     state: dict[int, bytes] = field(default_factory=dict)  # round -> digest
     flipped: bytes = b""  # not empty: memory errors have changed this state
     reducing: Begin | None = None
+    garbles: bool = False  # its results come out wrong
     held: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
     loads: int = 0
     told: list[tuple[str, int]] = field(default_factory=list)
@@ -367,6 +368,7 @@ class Cluster:
                 self._dial(host, peer)
 
     def _note(self, host: Host, effect: ev.Note) -> None:
+        assert effect.kind != "conflict", effect.text  # no identity runs twice here
         host.notes.append(effect.kind)
         self.log(f"{host.name} note {effect.kind}: {effect.text}")
 

@@ -69,6 +69,8 @@ class DataPlane:
                 self._cluster.deliver(host, event)
 
     def _hold(self, host: Host, begin: Begin, root: bytes) -> None:
+        if host.garbles:
+            root = hashlib.sha256(root + host.peer).digest()
         host.held[begin.view, begin.round, begin.attempt] = root
         self._cluster.deliver(host, ev.Reduced(begin.round, begin.attempt, root))
 

@@ -133,6 +133,23 @@ def broken_data(dice: random.Random) -> bytes:
     return dice.choice([bytes(oversized), foreign, ahead, noise])
 
 
+def test_a_member_whose_address_cannot_be_looked_up_may_die(tmp_path: Path) -> None:
+    """As after a typo: the others probe it when its links are gone."""
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        typo = run.start("c", "join", run.invite, "--advertise", "my..host")
+        for name in "ab":
+            run.sees(name, 3)
+        typo.kill()
+        coordinator = run.peers["a"]
+        until(lambda: " ended: " in coordinator.text, "the link to c ends", coordinator)
+        for name in "ab":
+            run.train(name)
+        for name in "ab":
+            run.peers[name].reaches(3)
+        assert run.agree("ab") >= 1
+
+
 def test_three_hundred_aborted_attempts_leave_the_daemon_flat(tmp_path: Path) -> None:
     """One trainer's submissions cannot be used: every round is begun twice."""
     with fleet(tmp_path) as run:

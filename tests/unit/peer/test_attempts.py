@@ -10,7 +10,7 @@ from atoll.peer.attempts import REPAIRS_MAX, Attempt, vertex_cover
 from atoll.peer.events import Effect, Send
 from atoll.peer.messages import STEP, Begin, Commit, Miss, Ready, Repair
 from atoll.peer.timing import Timing
-from atoll.peer.views import WITNESS, Member, View
+from atoll.peer.views import WITNESS, Member, View, short
 
 TIMING = Timing()
 A, B, C, D, E = (name.encode() * 32 for name in "abcde")
@@ -112,7 +112,6 @@ def test_votes_for_another_chain_do_not_count() -> None:
     round_.ready(A, B)
     round_.ready(C, D, E, chain=OTHER)
     assert round_.committed() is None
-    assert round_.step(0.1) == EVERYONE  # all again
 
 
 def test_votes_of_another_attempt_are_ignored() -> None:
@@ -121,6 +120,62 @@ def test_votes_of_another_attempt_are_ignored() -> None:
     round_.attempt.on_miss(B, Miss(b"L" * 32, 3, 5, 1, (C,)))
     assert not round_.attempt.ready
     assert not round_.attempt.misses
+
+
+# ---------------------------------------------------------------- different results
+
+
+@pytest.mark.parametrize("wrong", [(E,), (A, B)])
+def test_the_minority_is_excluded_even_if_it_is_the_coordinator(wrong: tuple[bytes, ...]) -> None:
+    round_ = Round(*EVERYONE)
+    round_.ready(*(p for p in EVERYONE if p not in wrong))
+    round_.ready(*wrong, chain=OTHER)
+    assert round_.step(0.1) == tuple(p for p in EVERYONE if p not in wrong)
+    assert round_.attempt.minority == set(wrong)
+
+
+def test_the_first_to_speak_do_not_pass_for_all() -> None:
+    round_ = Round(A, B, C)
+    round_.ready(A)
+    round_.ready(B, chain=OTHER)
+    assert round_.step(0.1, progress_bytes=1) is None
+    round_.ready(C, chain=OTHER)
+    assert round_.step(0.2, progress_bytes=1) == (B, C)
+
+
+def test_who_never_speaks_is_not_waited_for() -> None:
+    round_ = Round(A, B, C)
+    round_.ready(A)
+    round_.ready(B, chain=OTHER)
+    assert round_.step(0.1, dead=(C,), progress_bytes=1) == (A, B)
+    assert round_.step(TIMING.stall_s + 0.2, progress_bytes=1) == (A, B, C)
+    assert not round_.attempt.minority
+
+
+def test_without_a_majority_the_same_again_and_it_is_said_who_holds_what() -> None:
+    round_ = Round(A, B)
+    round_.ready(A)
+    round_.ready(B, chain=OTHER)
+    assert round_.step(0.1) == (A, B)
+    assert round_.attempt.dispute == (
+        f"{CHAIN.hex()[:16]} on {short(A)}; {OTHER.hex()[:16]} on {short(B)}"
+    )
+
+
+def test_outsiders_copies_are_no_votes() -> None:
+    round_ = Round(A, B)
+    round_.ready(A, B)
+    round_.ready(C, D, E, chain=OTHER)
+    assert round_.step(0.1) == (A, B)
+    assert round_.attempt.minority == {C, D, E}
+
+
+def test_reports_of_and_about_outsiders_do_not_count() -> None:
+    round_ = Round(A, B, C)
+    round_.miss(D, A)
+    round_.miss(B, E, b"x" * 32)
+    assert round_.attempt.misses == {B: ()}
+    assert round_.step(TIMING.repair_s + 0.1, progress_bytes=1) is None
 
 
 # ---------------------------------------------------------------- finish or retry

@@ -113,6 +113,17 @@ def test_a_quorum_of_equal_votes_at_one_ballot_decides() -> None:
     assert acceptor.on_accepted(C, vote(NEXT, Ballot(1, B))) == NEXT
 
 
+def test_only_the_latest_vote_of_each_voter_is_kept() -> None:
+    acceptor = Voter().acceptor
+    for number in range(2000):
+        assert acceptor.on_accepted(C, vote(replace(NEXT, base_round=number), Ballot(1, B))) is None
+    assert acceptor.on_accepted(C, vote(NEXT, Ballot(2, C))) is None
+    assert len(acceptor._votes) == 1
+    assert acceptor.on_accepted(C, vote(NEXT, Ballot(1, B))) is None  # it has voted higher since
+    assert acceptor.on_accepted(B, vote(NEXT, Ballot(1, B))) is None
+    assert acceptor.on_accepted(B, vote(NEXT, Ballot(2, C))) == NEXT
+
+
 def test_a_fork_needs_the_votes_of_all_that_are_in_it() -> None:
     acceptor = Voter(view_of(A, B)).acceptor
     alone = forked(replace(NEXT, members=NEXT.members[:1]), Ballot(1, B))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.collectives.errors import AdmissionError, ConnectError, RemoteProtocolError, VersionError
+from atoll.collectives.errors import (
+    AdmissionError,
+    ConnectError,
+    IdentityInUseError,
+    RemoteProtocolError,
+    VersionError,
+)
 from atoll.peer.hello import (
     CONTROL,
     HELLO_BYTES_MAX,
@@ -46,6 +52,14 @@ def test_a_refusal_names_both_sides_and_reaches_the_dialler(
     assert type(error) is kind
     assert caught.value.what in error.what
     assert error.fix
+
+
+def test_who_is_refused_as_an_older_life_knows_that_its_home_was_copied() -> None:
+    error = refusal_error(Refused(IdentityInUseError.code, "incarnation 2, yours is 1"), "a:1")
+    assert type(error) is IdentityInUseError
+    assert error.exit_code == 2
+    assert "incarnation 2, yours is 1" in error.what
+    assert "never copy a home" in error.fix
 
 
 def test_an_unknown_refusal_is_a_connect_error() -> None:

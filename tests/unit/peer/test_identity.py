@@ -21,6 +21,7 @@ from atoll.peer.identity import (
     socket_path,
     write_atomic,
 )
+from atoll.peer.views import Member
 
 SECRET = bytes(range(32))
 
@@ -99,6 +100,17 @@ def test_incarnations_increase_whatever_the_clock_does(tmp_path: Path) -> None:
         (home.path / "incarnation").write_text("twelve")
         with pytest.raises(ConfigError, match="does not hold a number"):
             home.next_incarnation(1)
+
+
+@pytest.mark.parametrize("text", ["9" * 25, str((1 << 63) - 1), "-1"])
+def test_an_incarnation_that_no_view_can_name_is_refused(tmp_path: Path, text: str) -> None:
+    with Home.open(tmp_path / "h") as home:
+        (home.path / "incarnation").write_text(text)
+        with pytest.raises(ConfigError, match="no clock gives") as caught:
+            home.next_incarnation(1)
+        assert "rm " in caught.value.fix
+        (home.path / "incarnation").write_text(str((1 << 63) - 2))
+        assert Member(home.peer_id, home.next_incarnation(1)).inc == (1 << 63) - 1
 
 
 def test_the_run_record_round_trips_and_hides_its_secret(tmp_path: Path) -> None:

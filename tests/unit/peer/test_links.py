@@ -13,7 +13,6 @@ from atoll.collectives.errors import (
     AdmissionError,
     ConfigError,
     ConnectError,
-    IdentityInUseError,
     LocalProtocolError,
     VersionError,
 )
@@ -272,17 +271,6 @@ def test_dialling_oneself(net: Net) -> None:
             await a.host.dial(await a.listen())
         assert not a.ups
         assert not a.conflicts
-
-    net.run(scenario())
-
-
-def test_one_identity_in_two_processes(net: Net) -> None:
-    async def scenario() -> None:
-        older, newer = net.node("a", inc=1), net.node("a", inc=2)
-        address = await older.listen()
-        with pytest.raises(IdentityInUseError, match="incarnation 1, ours 2"):
-            await newer.host.dial(address)
-        assert older.conflicts == [2]
 
     net.run(scenario())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.collectives.errors import ConnectError
+from atoll.collectives.errors import IdentityInUseError
 from atoll.peer import links
 from atoll.peer.wire import message
 
@@ -106,7 +106,7 @@ def test_a_newer_life_takes_the_place_of_the_older(net: Net) -> None:
         assert a.ups == [(b.id, "", 1), (b.id, "", 2)]
         assert a.downs == [(b.id, "it was restarted (incarnation 2)")]
         await b.until(lambda: b.downs)
-        with pytest.raises(ConnectError, match="better control link"):
+        with pytest.raises(IdentityInUseError, match=r"incarnation 2 .*, yours is 1"):
             await b.host.dial(a.address)
         assert a.host.send(b.id, RaceNote(1))
         await again.until(lambda: again.messages)

@@ -116,6 +116,71 @@ def test_minority_halts_and_says_for_whom_it_waits() -> None:
     assert "no-quorum" in cluster.host("a").notes
 
 
+def waiting(cluster: Cluster, name: str) -> tuple[str, float]:
+    peers, since_s = cluster.host(name).node.beats.waiting
+    return "".join(sorted(chr(peer[0]) for peer in peers)), since_s
+
+
+def test_a_candidate_without_a_quorum_says_so_once_per_loss() -> None:
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    for _ in range(2):
+        cluster.isolate("de")
+        cluster.pause("a")
+        cluster.pause("b")
+        cluster.pause("c")
+        noted = len(cluster.noted("no-quorum"))
+        cluster.run(20.0)
+        told = cluster.noted("no-quorum")[noted:]
+        assert sorted(set(told)) == sorted(told)  # d or e, or each of them once
+        assert set(told) <= {"d", "e"}
+        assert told
+        cluster.heal()
+        cluster.until_round("abcde", limit_s=10.0)
+    text = next(line for line in cluster.trace if "note no-quorum" in line)
+    assert "2 of 5 voters answer" in text
+    assert text.count("(silent ") == 3
+
+
+def test_without_a_coordinator_nobody_repeats_its_last_words() -> None:
+    """c was late for the barrier when a and b died: now the election waits, for them."""
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.host("c").inner_s = 1000.0
+    cluster.until_round("abcde", 1)
+    cluster.run(2.0)
+    assert waiting(cluster, "d")[0] == "c"
+    for name in "abe":
+        cluster.kill(name)
+    cluster.run(20.0)
+    for name in "cd":
+        names, since_s = waiting(cluster, name)
+        assert names == "abe"
+        assert 18.0 < since_s < 20.6
+    assert set(cluster.noted("no-quorum")) <= {"c", "d"}
+
+
+def test_a_coordinator_without_a_quorum_waits_for_the_dead() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.kill("b")
+    cluster.kill("c")
+    cluster.run(10.0)
+    names, since_s = waiting(cluster, "a")
+    assert names == "bc"
+    assert 9.0 < since_s < 10.5
+
+
+def test_a_quick_election_is_no_loss_of_the_quorum() -> None:
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.pause("a")
+    cluster.until_round("bcde")
+    assert not cluster.noted("no-quorum")
+    assert all(host.node.succession for host in cluster.living())
+    assert cluster.host("b").node.succession.waiting_for() is None  # type: ignore[union-attr]
+
+
 def test_minority_side_of_a_partition_commits_nothing_and_comes_back() -> None:
     cluster = Cluster("abcde")
     cluster.form("abcde")

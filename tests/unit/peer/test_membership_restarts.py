@@ -8,7 +8,9 @@ from harness.faults import busy_with, lose
 
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
+from atoll.peer.membership import Node
 from atoll.peer.phases import Phase
+from atoll.peer.views import Member
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -44,6 +46,40 @@ def test_restart_of_which_no_broken_link_and_no_refusal_told(name: str) -> None:
     cluster.restart(name)
     assert cluster.until_round("ab") < 3.0
     assert "dead" in cluster.host(other).notes
+
+
+@pytest.mark.parametrize("sees", [ms.Install, ms.Redirect])
+def test_a_life_that_sees_a_newer_one_in_a_view_says_so_and_stays_out(sees: type) -> None:
+    """Its home folder was copied; its shell ends it."""
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    older = cluster.host("b")
+    cluster.kill("b")
+    cluster.restart("b")
+    cluster.until(lambda: cluster.in_one_view("ab"))
+    view = cluster.host("a").node.view
+    assert view is not None
+    stranger = Node(Member(older.peer, 1, address="b:1"))
+    told = stranger.handle(ev.Received(peer_id("a"), sees(view)), 1.0)
+    assert [effect.kind for effect in told if isinstance(effect, ev.Note)] == ["conflict"]
+    assert not any(isinstance(effect, ev.Connect) for effect in told)
+    assert stranger.view is None
+    told = older.node.handle(ev.Received(peer_id("a"), ms.Install(view)), cluster.now_s)
+    assert "conflict" in [effect.kind for effect in told if isinstance(effect, ev.Note)]
+    assert not any(isinstance(effect, ev.Renew) for effect in told)
+
+
+def test_an_older_life_that_asks_to_join_is_shown_the_view() -> None:
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    cluster.kill("b")
+    cluster.restart("b")
+    cluster.until(lambda: cluster.in_one_view("ab"))
+    node = cluster.host("a").node
+    assert node.view is not None
+    join = ms.Join(Member(peer_id("b"), 1, address="b:1"))
+    told = node.handle(ev.Received(peer_id("b"), join), cluster.now_s)
+    assert ev.Send(peer_id("b"), ms.Install(node.view)) in told
 
 
 def test_several_restarts_in_a_row() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness.cluster import Cluster, peer_id
+from harness.cluster import Cluster, peer_id, short
 
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
@@ -189,6 +189,109 @@ def test_no_majority_of_digests_halts(names: str) -> None:
     lead = cluster.host("a").node.coordinator
     assert lead is not None
     assert "differs without a majority" in lead.halted
+
+
+def halted(names: str) -> Cluster:
+    cluster = Cluster(names)
+    cluster.form(names)
+    for name in names[: len(names) // 2]:
+        cluster.host(name).flipped = b"one bit"
+    cluster.until(lambda: "diverged" in cluster.host("a").notes, limit_s=5.0)
+    cluster.run(3.0)
+    assert cluster.noted("diverged") == ["a"]  # said once
+    return cluster
+
+
+@pytest.mark.parametrize(("names", "leaver"), [("ab", "a"), ("ab", "b"), ("abcd", "a")])
+def test_a_halted_run_lets_its_members_go_and_then_goes_on(names: str, leaver: str) -> None:
+    cluster = halted(names)
+    cluster.leave(leaver)
+    assert cluster.until(lambda: not cluster.host(leaver).alive) < 0.5  # agreed, not timed out
+    stay = names.replace(leaver, "")
+    cluster.until_round(stay, limit_s=5.0)
+    assert cluster.in_one_view(stay)
+    assert not cluster.noted("coordinator-lost")
+
+
+def test_a_halted_run_removes_the_dead_and_then_goes_on() -> None:
+    cluster = halted("abcd")
+    cluster.kill("b")
+    cluster.until_round("acd", limit_s=12.0)
+    assert cluster.in_one_view("acd")
+    assert cluster.host("a").flipped == b""  # now in the minority
+
+
+def test_a_halted_run_takes_nobody_in() -> None:
+    cluster = halted("ab")
+    cluster.add("c")
+    cluster.link("a", "c")
+    cluster.link("b", "c")
+    cluster.run(5.0)
+    assert cluster.in_one_view("ab")
+    cluster.leave("a")
+    cluster.until_round("bc", limit_s=5.0)
+
+
+# ---------------------------------------------------------------- different results
+
+
+def begins(cluster: Cluster) -> list[str]:
+    return [line.rsplit(" ", 1)[1] for line in cluster.trace if "a->b Begin" in line]
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_one_wrong_result_excludes_the_peer_that_holds_it(name: str) -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    host = cluster.host(name)
+    host.garbles = True
+    cluster.until(lambda: "retry" in cluster.host("a").notes)
+    host.garbles = False
+    assert cluster.until_round("abc", 1) < 1.0
+    assert "abc".replace(name, "") in begins(cluster)
+    assert "unsynced" not in host.notes  # it has fetched what the others hold
+
+
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_a_peer_whose_copies_are_wrong_too_is_left_behind(name: str) -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.host(name).garbles = True
+    number = cluster.committed + 1
+    cluster.until(lambda: cluster.committed == number, limit_s=2.0)
+    cluster.until(lambda: "unsynced" in cluster.host(name).notes, limit_s=1.0)
+    cluster.host(name).garbles = False
+    cluster.until_round("abc", limit_s=5.0)
+
+
+def test_a_peer_that_was_left_behind_is_asked_again_when_the_quorum_needs_it() -> None:
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.host("b").garbles = True
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
+    cluster.until(lambda: bool(lead._distrusted))
+    assert lead._distrusted == {peer_id("b")}
+    cluster.host("b").garbles = False
+    cluster.kill("d")
+    cluster.kill("e")
+    cluster.until_round("abc", 1, limit_s=5.0)
+
+
+def test_results_that_differ_without_a_majority_halt_after_three_retries() -> None:
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    before = len(begins(cluster))
+    cluster.host("b").garbles = True
+    cluster.until(lambda: "diverged" in cluster.host("a").notes, limit_s=5.0)
+    cluster.run(5.0)
+    assert 4 <= len(begins(cluster)) - before <= 5  # one may have been under way
+    assert cluster.noted("diverged") == ["a"]
+    shown = next(line for line in cluster.trace if "note diverged" in line)
+    assert f" on {short(peer_id('a'))}" in shown
+    assert f" on {short(peer_id('b'))}" in shown
+    cluster.leave("b")
+    cluster.until_round("a", limit_s=5.0)
 
 
 def test_the_first_reports_do_not_pass_for_all() -> None:

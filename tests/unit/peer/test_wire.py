@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Annotated
 
 import msgpack
 import pytest
@@ -15,6 +16,7 @@ from atoll.peer.wire import (
     ARRAY_ITEMS_MAX,
     CONTROL_FRAME_BYTES_MAX,
     FrameReader,
+    Within,
     decode,
     encode,
     frame,
@@ -43,6 +45,14 @@ class WireOuter:
     def __post_init__(self) -> None:
         if self.late < 0:
             raise ValueError("late is negative")
+
+
+@message
+class WireBounds:
+    number: Annotated[int, Within(-1, 9)] = 0
+    text: Annotated[str, Within(0, 4)] = ""
+    blob: Annotated[bytes, Within(2, 2)] = b"ab"
+    items: Annotated[tuple[Annotated[bytes, Within(1, 1)], ...], Within(0, 2)] = ()
 
 
 INNER = st.builds(WireInner, name=st.text(max_size=8), value=st.floats(allow_nan=False))
@@ -149,6 +159,33 @@ def test_a_damaged_message_is_a_message_or_one_error(msg: WireOuter, data: st.Da
 def test_types_are_exact(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
         decode(fields(**changes))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [{"number": -1}, {"number": 9}, {"text": "éé"}, {"items": (b"x", b"y")}],
+    ids=str,
+)
+def test_bounds_are_allowed_themselves(inside: dict[str, object]) -> None:
+    msg = dataclasses.replace(WireBounds(), **inside)  # type: ignore[arg-type]  # of the right type
+    assert decode(encode(msg)) == msg
+
+
+@pytest.mark.parametrize(
+    ("outside", "reason"),
+    [
+        ({"number": -2}, r"number is -2; -1 to 9 are allowed"),
+        ({"number": 10}, "number is 10"),
+        ({"text": "ééa"}, "text is 5"),
+        ({"blob": b"a"}, "blob is 1"),
+        ({"blob": b"abc"}, "blob is 3"),
+        ({"items": (b"x",) * 3}, "items is 3"),
+        ({"items": (b"",)}, "items is 0"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(outside: dict[str, object], reason: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=reason):
+        decode(msgpack.packb(["WireBounds", outside]))
 
 
 def test_fields_may_be_appended() -> None:

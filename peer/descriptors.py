@@ -1,0 +1,38 @@
+"""Descriptors are what a flood of connections exhausts first: some are kept for the daemon itself.
+
+Without one, a daemon can neither dial a member, nor store an incarnation, nor answer `atoll leave`.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+
+__all__ = ["is_scarce", "raise_limit"]
+
+# Whoever connects gets descriptors with numbers below this share of the limit ...
+SHARE_FOR_CONNECTIONS = 0.8
+# ... and never these last: dials, files, and commands at the local door.
+KEPT_FOR_CONTROL = 32
+
+
+def raise_limit() -> str:
+    """Let this process open as many descriptors as it may; what came of it, for the log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return f"up to {soft:,} descriptors"
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError) as error:  # macOS calls its limit infinite, and refuses that
+        return f"up to {soft:,} descriptors; more are not allowed: {error}"
+    return f"up to {hard:,} descriptors, raised from {soft:,}"
+
+
+def is_scarce(accepted: socket.socket) -> bool:
+    """Whether this new connection must be turned away.
+
+    A new descriptor has the lowest free number, so its number says how many are in use.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = min(int(SHARE_FOR_CONNECTIONS * soft), soft - KEPT_FOR_CONTROL)
+    return soft != resource.RLIM_INFINITY and accepted.fileno() >= limit

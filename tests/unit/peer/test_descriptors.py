@@ -1,0 +1,129 @@
+"""Descriptors: how many are allowed, who is turned away, and life without any."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.peer import descriptors
+from atoll.peer.identity import Home
+from atoll.peer.local import CLIENT_ID_BYTES, LIFELINE, LocalDoor
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    """The soft and the hard limit, restored afterwards."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Numbered(socket.socket):
+    """A socket that says to have a certain descriptor."""
+
+    number = 0
+
+    def fileno(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize(
+    ("limit", "first_refused"),
+    [(1024, 819), (100, 68), (10_000, 8000), (20, 0), (resource.RLIM_INFINITY, 1 << 30)],
+)
+def test_a_share_and_a_remainder_are_kept(
+    monkeypatch: pytest.MonkeyPatch, limit: int, first_refused: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    with Numbered() as accepted:
+        accepted.number = first_refused
+        assert descriptors.is_scarce(accepted) == (limit != resource.RLIM_INFINITY)
+        accepted.number = first_refused - 1
+        assert descriptors.is_scarce(accepted) == (first_refused == 0)
+
+
+def test_the_limit_is_raised_as_far_as_it_may(limits: tuple[int, int]) -> None:
+    _, hard = limits
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    assert descriptors.raise_limit() == f"up to {hard:,} descriptors, raised from 200"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    assert descriptors.raise_limit() == f"up to {hard:,} descriptors"
+
+
+def test_a_limit_that_cannot_be_raised_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(which: int, limits: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1 << 62))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert descriptors.raise_limit().startswith("up to 256 descriptors; more are not allowed: ")
+
+
+def test_the_local_door_survives_a_process_without_descriptors(
+    tmp_path: Path, limits: tuple[int, int]
+) -> None:
+    _, hard = limits
+
+    async def scenario(home: Home) -> None:
+        loop = asyncio.get_running_loop()
+        door = LocalDoor(home.socket_path, {}, lambda client: None)
+        turned_away = asyncio.Event()
+        accept = loop.sock_accept
+
+        async def observed(listener: socket.socket) -> tuple[socket.socket, object]:
+            try:
+                return await accept(listener)
+            except OSError:
+                turned_away.set()
+                raise
+
+        loop.sock_accept = observed  # type: ignore[method-assign]  # to see that it has failed
+        with socket.socket(socket.AF_UNIX) as client:
+            client.setblocking(False)
+            door.start()
+            try:
+                free = os.dup(client.fileno())
+                os.close(free)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+                async with asyncio.timeout(PATIENCE_S):
+                    await loop.sock_connect(client, os.fspath(home.socket_path(LIFELINE)))
+                    await turned_away.wait()
+                    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                    await loop.sock_sendall(client, b"c" * CLIENT_ID_BYTES)
+                    assert await loop.sock_recv(client, 1) == b"!"
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                door.close()
+
+    with Home.open(tmp_path / "home") as home:
+        asyncio.run(scenario(home))
+
+
+def test_the_local_door_turns_lifelines_away_when_descriptors_are_scarce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.peer.local.is_scarce", lambda accepted: True)
+
+    async def scenario(home: Home) -> None:
+        loop = asyncio.get_running_loop()
+        door = LocalDoor(home.socket_path, {}, lambda client: None)
+        door.start()
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.setblocking(False)
+                async with asyncio.timeout(PATIENCE_S):
+                    await loop.sock_connect(client, os.fspath(home.socket_path(LIFELINE)))
+                    assert await loop.sock_recv(client, 1) == b""
+        finally:
+            door.close()
+
+    with Home.open(tmp_path / "home") as home:
+        asyncio.run(scenario(home))

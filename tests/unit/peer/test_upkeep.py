@@ -1,0 +1,200 @@
+"""The first contact with a run: several dials at once, one answer, and nobody who must wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
+from atoll.peer import events as ev
+from atoll.peer import messages as ms
+from atoll.peer.daemon import Daemon, DaemonOptions
+from atoll.peer.identity import Home
+from atoll.peer.links import LinkHost
+from atoll.peer.streams import Streams
+from atoll.peer.upkeep import FIRST_DIALS, LinkKeeper
+from atoll.peer.views import Member, View
+
+PATIENCE_S = 30.0  # only a hang takes this long
+PRINT = b"12345678"
+ADDRESSES = tuple(f"h{number}:1" for number in range(3 * FIRST_DIALS))
+
+
+class Dials:
+    """Dials that do what the scenario says; the others hang."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes | None]] = []
+        self.answers: dict[str, asyncio.Future[bytes]] = {}
+        self.begun = asyncio.Event()
+
+    async def dial(
+        self,
+        address: str,
+        expect_fingerprint: bytes | None = None,
+        expect_peer: bytes | None = None,
+    ) -> bytes:
+        self.asked.append((address, expect_fingerprint))
+        self.begun.set()
+        return await self.answers.setdefault(address, asyncio.get_running_loop().create_future())
+
+    def fail(self, address: str, error: Exception) -> None:
+        self.answers[address].set_exception(error)
+
+
+async def patiently(
+    scenario: Callable[[Dials, LinkKeeper], Awaitable[None]],
+) -> None:
+    dials = Dials()
+    tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(work: Coroutine[Any, Any, Any]) -> None:
+        tasks.append(asyncio.create_task(work))
+
+    host, streams = cast(LinkHost, dials), cast(Streams, SimpleNamespace())
+    keeper = LinkKeeper(host, streams, spawn, lambda error: None)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await scenario(dials, keeper)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ended)
+
+
+async def turns(count: int = 5) -> None:
+    """Let everything that can go on do so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_a_few_are_dialled_at_once_and_the_first_answer_wins() -> None:
+    async def scenario(dials: Dials, keeper: LinkKeeper) -> None:
+        reached = keeper.reach_any(ADDRESSES, PRINT)
+        await turns()
+        assert dials.asked == [(ADDRESSES[0], PRINT), *((a, None) for a in ADDRESSES[1:8])]
+        dials.fail(ADDRESSES[3], ConnectError("gone"))
+        await turns()
+        assert dials.asked[8:] == [(ADDRESSES[8], None)]
+        dials.answers[ADDRESSES[5]].set_result(b"peer")
+        await reached
+        dials.answers[ADDRESSES[6]].set_result(b"another")  # under way: a link that is of use
+        await turns()
+        assert len(dials.asked) == FIRST_DIALS + 1
+
+    asyncio.run(patiently(scenario))
+
+
+def test_if_all_fail_the_error_is_that_of_the_invite() -> None:
+    async def scenario(dials: Dials, keeper: LinkKeeper) -> None:
+        reached = keeper.reach_any((*ADDRESSES, ADDRESSES[0]), PRINT)
+        await turns()
+        dials.fail(ADDRESSES[0], AdmissionError("the token"))
+        for address in ADDRESSES[1:]:
+            assert not reached.done()
+            dials.fail(address, ConnectError(f"{address} is silent"))
+            await turns()
+        with pytest.raises(AdmissionError, match="the token"):
+            await reached
+        assert len(dials.asked) == len(ADDRESSES)  # one that is named twice is dialled once
+
+    asyncio.run(patiently(scenario))
+
+
+def test_a_copied_home_is_told_at_once() -> None:
+    async def scenario(dials: Dials, keeper: LinkKeeper) -> None:
+        reached = keeper.reach_any(ADDRESSES, None)
+        await turns()
+        dials.fail(ADDRESSES[2], IdentityInUseError("incarnation 2, yours is 1"))
+        with pytest.raises(IdentityInUseError):
+            await reached
+
+    asyncio.run(patiently(scenario))
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def daemon_of(home: Home, lines: list[str]) -> Daemon:
+    options = DaemonOptions(
+        run="demo",
+        secret=bytes(32),
+        listen_host="127.0.0.1",
+        listen_port=0,
+        advertise="127.0.0.1",
+        found=False,
+        contacts=ADDRESSES,
+    )
+    return Daemon(home, options, lines.append)
+
+
+def served(
+    folder: Path, scenario: Callable[[Daemon, Dials], Awaitable[None]], lines: list[str]
+) -> None:
+    """Run a daemon whose dials hang while the scenario goes on; raises what ended it."""
+
+    async def whole(home: Home) -> None:
+        daemon, dials = daemon_of(home, lines), Dials()
+        daemon.host.dial = dials.dial  # type: ignore[method-assign,assignment]  # no network
+        running = asyncio.create_task(daemon.run(lambda: lines.append("ready")))
+        async with asyncio.timeout(PATIENCE_S):
+            await dials.begun.wait()
+            await scenario(daemon, dials)
+            await running
+
+    with Home.open(folder / "home") as home:
+        asyncio.run(whole(home))
+
+
+def test_a_daemon_leaves_although_nobody_answers_its_dials(tmp_path: Path) -> None:
+    async def scenario(daemon: Daemon, dials: Dials) -> None:
+        daemon.leave()
+
+    lines: list[str] = []
+    served(tmp_path, scenario, lines)
+    assert "ready" not in lines
+    assert any("leaving the run" in line for line in lines)
+
+
+def test_a_daemon_that_is_refused_as_an_older_life_ends(tmp_path: Path) -> None:
+    async def scenario(daemon: Daemon, dials: Dials) -> None:
+        dials.fail(ADDRESSES[1], IdentityInUseError("incarnation 2, yours is 1"))
+
+    with pytest.raises(IdentityInUseError):
+        served(tmp_path, scenario, [])
+
+
+def test_a_linked_daemon_that_is_refused_as_an_older_life_ends(tmp_path: Path) -> None:
+    """It dials again because the newer life took its link."""
+
+    async def scenario(daemon: Daemon, dials: Dials) -> None:
+        answer = dials.answers.pop(ADDRESSES[0])
+        dials.begun.clear()
+        answer.set_result(b"peer")
+        await dials.begun.wait()
+        await turns()
+        assert "ready" in lines
+        dials.fail(ADDRESSES[0], IdentityInUseError("incarnation 2, yours is 1"))
+
+    lines: list[str] = []
+    with pytest.raises(IdentityInUseError):
+        served(tmp_path, scenario, lines)
+
+
+def test_a_daemon_whose_view_names_a_newer_life_of_it_ends(tmp_path: Path) -> None:
+    async def scenario(daemon: Daemon, dials: Dials) -> None:
+        me = daemon.node.me
+        newer = Member(me.peer, me.inc + 1, me.role, "127.0.0.1:1")
+        view = View(b"L" * 32, 2, (newer,), me.peer, 0, b"")
+        daemon.feed(ev.Received(b"p" * 32, ms.Install(view)))
+
+    lines: list[str] = []
+    with pytest.raises(IdentityInUseError, match="of this peer, not"):
+        served(tmp_path, scenario, lines)
+    assert any(" conflict " in line for line in lines)
