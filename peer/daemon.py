@@ -193,6 +193,8 @@ class Daemon:
     def feed(self, event: ev.Event) -> None:
         if self._end.done():
             return
+        if isinstance(event, ev.Applied | ev.StateLoaded) and self.runner.state is not None:
+            self.node.spec = str(self.runner.state.spec.to_wire())
         for effect in self.node.handle(event, self._loop.time()):
             carry = self._carriers.get(type(effect), self.runner.carry_out)
             carry(effect)
@@ -252,8 +254,6 @@ class Daemon:
                 self.runner.streams.know(member.peer, member.address)
                 if member.peer in self.host.link_peers():
                     self.runner.streams.warm(member.peer)
-        state = self.runner.state
-        self.node.spec = str(state.spec.to_wire()) if state else ""
         self._spawn(self._save_known(view))
 
     async def _save_known(self, view: View) -> None:

@@ -103,6 +103,9 @@ def _waiting(daemon: Daemon) -> str:
     tail = f"; no link to {', '.join(gone)}" if gone else ""
     late, waited_s = node.beats.waiting
     names = ", ".join(short(peer) for peer in late) or "the first submission"
+    if node.succession is not None and (electing := node.succession.waiting_for()):
+        names = ", ".join(short(peer) for peer in electing[0])
+        return f"no coordinator for {electing[1]:.0f} s: the election waits for {names}"
     if own.begin is not None:
         return (
             f"round {own.begin.round}, attempt {own.begin.attempt}: {names} reducing"
