@@ -44,6 +44,8 @@ PEER_ID_BYTES = 32
 KNOWN_ADDRESSES_MAX = 64
 # sockaddr_un.sun_path has 108 bytes on Linux and 104 on macOS, with the closing zero.
 SOCKET_PATH_BYTES_MAX = 100
+# For homes with long paths. Not TMPDIR: a daemon and its clients may have different ones.
+SOCKETS_BASE = Path("/tmp")
 # A run record is a few hundred bytes; a file beyond this is not one.
 _RECORD_BYTES_MAX = 64 << 10
 # What a view can name (views.Member). Nanoseconds since 1970 reach it in the year 2262.
@@ -177,20 +179,15 @@ def default_home(explicit: str | Path | None = None) -> Path:
 def socket_path(home: Path, name: str) -> Path:
     """Path of the unix socket ``name`` for ``home``. Makes nothing: a client calls this too.
 
-    A home whose path is too long for a socket address gets a folder under the temporary one, named
-    by the home's hash.
+    A home whose path is too long for a socket address gets a folder in SOCKETS_BASE, named by the
+    home's hash.
     """
     home = home.expanduser().absolute()
     folder = home / "run"
     if len(os.fsencode(folder / name)) > SOCKET_PATH_BYTES_MAX:
         tag = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
-        folder = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}-{tag}"
+        folder = SOCKETS_BASE / f"atoll-{os.getuid()}-{tag}"
     path = folder / name
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise ConfigError(
-            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes",
-            fix="set TMPDIR to a folder with a short path",
-        )
     if folder.is_symlink() or folder.exists():
         _check_private(folder)  # nobody else's daemon is to be spoken to
     return path
@@ -225,8 +222,8 @@ def _private_folder(path: Path) -> None:
 
 
 def _check_private(path: Path) -> None:
-    # lstat: in a shared folder such as /tmp a stranger may have put a link here.
-    found = path.lstat() if path.parent == Path(tempfile.gettempdir()) else path.stat()
+    # lstat: in a folder that all users share a stranger may have put a link here.
+    found = path.lstat() if path.parent == SOCKETS_BASE else path.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise ConfigError(f"{path} is not a folder of this user", fix="choose another --home")
     if found.st_mode & 0o077:

@@ -103,6 +103,8 @@ class LocalDoor:
         self._context.term()
         for path in self._paths.values():
             path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder in /tmp would stay; the home's may be in use
+            self._paths[COMMANDS].parent.rmdir()
 
     def push(self, client: bytes, name: str, value: dict[str, Any]) -> None:
         """Tell one client something it did not ask; dropped if it is gone."""

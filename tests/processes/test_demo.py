@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,16 +22,18 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Empty again after the test, and in no process's arguments."""
-    yield tmp_path
-    left = [
-        process.info["cmdline"]
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(tmp_path) in argument for argument in process.info["cmdline"] or ())
-    ]
-    assert left == []
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("atoll-")] == []
+def folder() -> Iterator[Path]:
+    """Empty again after the test, and in no process's arguments. Short, unlike pytest's own: the
+    sockets of a home whose path is too long would lie elsewhere."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+        left = [
+            process.info["cmdline"]
+            for process in psutil.process_iter(["cmdline"])
+            if any(name in argument for argument in process.info["cmdline"] or ())
+        ]
+        assert left == []
+        assert [path.name for path in Path(name).iterdir() if path.name.startswith("atoll-")] == []
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -167,9 +169,16 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["f"]
 
 
-def test_socket_paths_fit_and_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    near, far = tmp_path / "h", tmp_path / ("x" * 120)
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short stand-in for /tmp; pytest's own folders have long names."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr("atoll.peer.identity.SOCKETS_BASE", Path(folder))
+        yield Path(folder)
+
+
+def test_socket_paths_fit_and_are_private(tmp_path: Path, base: Path) -> None:
+    near, far = base / "h", tmp_path / ("x" * 120)
     assert socket_path(near, "s") == near / "run" / "s"
     path = socket_path(far, "s")
     assert len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
@@ -184,8 +193,7 @@ def test_socket_paths_fit_and_are_private(tmp_path: Path, monkeypatch: pytest.Mo
         socket_path(far, "s")
 
 
-def test_a_planted_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_planted_link_is_refused(tmp_path: Path, base: Path) -> None:
     far = tmp_path / ("x" * 120)
     folder = socket_path(far, "s").parent
     (tmp_path / "elsewhere").mkdir(mode=0o700)
