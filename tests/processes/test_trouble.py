@@ -14,6 +14,7 @@ import msgpack
 import zmq
 from harness.processes import TRAINER, Process, fleet, until
 
+from atoll.peer.identity import socket_path
 from atoll.peer.local import CLIENT_ID_BYTES, COMMANDS, LIFELINE
 
 
@@ -101,9 +102,9 @@ def test_broken_local_clients_do_not_end_the_daemon(tmp_path: Path) -> None:
             dealer.setsockopt(zmq.LINGER, 0)
             identity = b"\1" * CLIENT_ID_BYTES
             dealer.setsockopt(zmq.IDENTITY, identity)
-            dealer.connect(f"ipc://{peer.home / 'run' / COMMANDS}")
+            dealer.connect(f"ipc://{socket_path(peer.home, COMMANDS)}")
             with socket.socket(socket.AF_UNIX) as lifeline:
-                lifeline.connect(os.fspath(peer.home / "run" / LIFELINE))
+                lifeline.connect(os.fspath(socket_path(peer.home, LIFELINE)))
                 lifeline.sendall(identity)
                 assert lifeline.recv(1) == b"!"
                 for message in broken:
