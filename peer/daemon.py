@@ -193,6 +193,7 @@ class Daemon:
     def feed(self, event: ev.Event) -> None:
         if self._end.done():
             return
+        # A JOIN shows the specification of the state that this peer holds by now.
         if isinstance(event, ev.Applied | ev.StateLoaded) and self.runner.state is not None:
             self.node.spec = str(self.runner.state.spec.to_wire())
         for effect in self.node.handle(event, self._loop.time()):

@@ -169,22 +169,27 @@ class Session:
 
         ``initial`` writes θ (float32[manifest.elements], in the manifest's order) if the run has
         no state yet; the group takes the first that is offered. IncompatibleRunError lists the
-        differences from the run; TrainerRefusedError if the daemon has a trainer.
+        differences from the run; TrainerRefusedError if the daemon has a trainer; NoQuorumError or
+        RoundTimeoutError if there is no state to pull within the run's round deadline.
         """
         packed = blob(spec, manifest)
         self._deadline_s = spec.round_deadline_s
         started_s = said_s = time.monotonic()
         answer = self._ask("attach", blob=packed)
         self._region = self._receive("region", writable=True)
-        offered = False
+        written = False
         while answer["state"] != "ready":
-            if answer["state"] == "void" and not offered:
+            if answer["state"] == "void" and not written:
                 initial(self._region)
+                written = True
+            if answer["state"] == "void" and not answer["offered"]:
                 self._ask("offer", blob=packed)
-                offered = True
-            if time.monotonic() - said_s > PROGRESS_S:
-                said_s = time.monotonic()
-                _say(f"waiting {said_s - started_s:.0f} s for the run's state: {answer['text']}")
+            now_s = time.monotonic()
+            if now_s - started_s > self._deadline_s:
+                raise self._too_late(now_s - started_s)
+            if now_s - said_s > PROGRESS_S:
+                said_s = now_s
+                _say(f"waiting {now_s - started_s:.0f} s for the run's state: {answer['text']}")
             self._dealer.receive(POLL_S, self._lifeline)
             answer = self._ask("attach", blob=packed)
         self._dealer.events.clear()

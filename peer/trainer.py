@@ -119,7 +119,9 @@ class TrainerDesk:
             return {"state": "syncing", "text": "the state is being loaded from another member"}
         if state is None or state.round != node.follower.round:
             text = "nobody's parameters have been taken yet"
-            return {"state": "void" if node.follower.round == 0 else "syncing", "text": text}
+            void = node.follower.round == 0
+            offered = bool(node.follower.offer)
+            return {"state": "void" if void else "syncing", "text": text, "offered": offered}
         try:
             check_same((trainer.spec, trainer.manifest), (state.spec, state.manifest), self._run)
         except Exception:
@@ -134,7 +136,8 @@ class TrainerDesk:
         trainer = self._known(client)
         if trainer.region is None:
             raise SessionError("offer before region")
-        if self._node.follower.round == 0 and self._node.follower.begin is None:
+        # While INIT reads an earlier trainer's region it must stay; the trainer offers again.
+        if self._node.follower.round == 0 and not self._node.follower.contributes:
             self._runner.inputs = trainer.region.floats
             self._feed(ev.Offered(bytes(arguments["blob"])))
 

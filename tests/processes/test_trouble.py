@@ -11,9 +11,14 @@ import time
 from pathlib import Path
 
 import msgpack
+import pytest
 import zmq
 from harness.processes import TRAINER, Process, fleet, until
 
+import atoll
+from atoll.collectives.errors import NoQuorumError
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec
 from atoll.peer.identity import socket_path
 from atoll.peer.local import CLIENT_ID_BYTES, COMMANDS, LIFELINE
 
@@ -68,6 +73,20 @@ def test_a_trainer_with_workers_is_seen_to_die(tmp_path: Path) -> None:
             for line in trainer.lines:
                 if "child" in line:
                     os.kill(line["child"], signal.SIGKILL)
+
+
+def test_attaching_without_a_quorum_ends_in_an_error_that_says_so(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        for name in "ab":
+            run.peers[name].kill()
+            run.peers[name].ends()
+        session = atoll.connect(run.peers["c"].home)
+        spec = RunSpec(sync_every=1, round_deadline_s=3.0)
+        manifest = Manifest.of([Parameter("w", (1000,))])
+        with pytest.raises(NoQuorumError, match="no commit for 3 s"):
+            session.attach(spec, manifest, lambda flat: flat.fill(1.0))
+        session.close()
 
 
 def test_commands_of_a_killed_daemon_answer_at_once(tmp_path: Path) -> None:
