@@ -9,12 +9,16 @@ STAMP  := $(VENV)/.ready
 ARGS   ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow check wheel bench clean
+.PHONY: help setup demo test test-slow check wheel bench soak soak-short simulate replay shrink \
+        mutants scenarios-rewrite clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
 	@echo "make test    all tests but the long ones, which make test-slow runs"
 	@echo "make check   ruff and mypy --strict"
+	@echo "make simulate SEEDS=0..10000   the protocol under random faults; make replay SEED=N for one"
+	@echo "make mutants protocol faults planted on purpose: every one must be found"
+	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   measurements, with the figures that docs/log.md records"
 	@echo "make wheel   dist/atoll-VERSION-py3-none-any.whl"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
@@ -59,6 +63,37 @@ wheel: $(STAMP)
 bench: $(STAMP)
 	@set -e; for script in tests/benchmarks/*.py; do \
 	    echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+# The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
+SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation
+FIRST ?= 0
+COUNT ?= 10000
+SEEDS ?= $(FIRST)..$(shell expr $(FIRST) + $(COUNT))
+JOBS  ?= 2
+
+simulate: $(STAMP)
+	$(SIMULATION) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+replay: $(STAMP)
+	$(SIMULATION) --seed $(SEED)
+
+shrink: $(STAMP)
+	$(SIMULATION) --shrink $(SEED)
+
+mutants: $(STAMP)
+	$(SIMULATION) --mutants --jobs $(JOBS)
+
+scenarios-rewrite: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m simulation.scenario
+
+# soak-short is what continuous integration runs. ARGS="--seed 7" begins as that soak did.
+HOURS ?= 8
+
+soak: $(STAMP)
+	$(BIN)/python tests/chaos/soak.py --hours $(HOURS) $(ARGS)
+
+soak-short: $(STAMP)
+	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
 from atoll.collectives.codecs import Codec, Contract, get_codec
-from atoll.collectives.engine import Outlet, Reduction
+from atoll.collectives.engine import Reduction
 from atoll.collectives.plan import ReducePlan, butterfly_plan
+from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Kind
+from atoll.collectives.senders import Outlet
 
 __all__ = [
     "ChunkGrid",
@@ -20,6 +22,7 @@ __all__ = [
     "Outlet",
     "ReducePlan",
     "Reduction",
+    "RoundResult",
     "butterfly_plan",
     "encoded_layout",
     "get_codec",

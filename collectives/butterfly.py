@@ -18,6 +18,8 @@ Rule 2.  Results that are final go before contributions: whoever waits for them 
 Rule 3.  Let the *base* be the first own chunk that is not final. The contribution to the i-th own
          chunk is taken in when ``i < base + window``, and held (the stream pauses) until then.
 Rule 4.  A result is never held.
+Rule 5.  A chunk that NOBODY owns is kept from an earlier attempt: no frame carries it, it becomes
+         final from outside, and nothing else waits for it.
 
 **Memory.** By rule 3 an owner has at most ``window`` contributions of each source and ``window``
 sums at a time, however much faster some sources are than others. Rule 1 adds one frame per source.
@@ -37,7 +39,7 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.collectives.plan import ReducePlan
+from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule import Admission, Idle, Kind, Send
 
 __all__ = ["WINDOW_BYTES_MAX", "WINDOW_CHUNKS", "Butterfly", "window_chunks"]
@@ -66,7 +68,8 @@ class Butterfly:
         self._contributors = tuple(p for p in participants if plan.weights[p] > 0)
         self._chunks_of: tuple[list[int], ...] = tuple([] for _ in participants)
         for chunk, owner in enumerate(plan.owners):
-            self._chunks_of[owner].append(chunk)
+            if owner != NOBODY:
+                self._chunks_of[owner].append(chunk)
         self._own = self._chunks_of[me]
         self._own_index = {chunk: index for index, chunk in enumerate(self._own)}
         # sending
@@ -162,7 +165,8 @@ class Butterfly:
         self._final[chunk] = True
         self._final_count += 1
         if chunk not in self._own_index:
-            self._arriving[self._plan.owners[chunk]] = False
+            if self._plan.owners[chunk] != NOBODY:
+                self._arriving[self._plan.owners[chunk]] = False
         else:
             self._results.append(chunk)
             while self._base < len(self._own) and self._final[self._own[self._base]]:
@@ -182,7 +186,7 @@ class Butterfly:
                 for owner, final in zip(self._plan.owners, self._final, strict=True)
                 if not final
             }
-        return frozenset(late - {self._me})
+        return frozenset(late - {self._me, NOBODY})
 
     def _refusal(self, src: int, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(

@@ -11,6 +11,9 @@ and for the copy of one finished chunk into the result, never while a codec, a s
 runs. A wait ends by the next final own chunk or by ``abort``. The schedule says why no set of waits
 can close a circle.
 
+Results are sent from where they lie. A sender may still read there after ``abort``: as long as
+``reads_result`` says so, nobody else may write there (the frame would pass for a valid one).
+
 Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at most 1 MiB::
 
     c per destination (sending)
@@ -25,38 +28,29 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.butterfly import Butterfly, window_chunks
-from atoll.collectives.chunks import ChunkGrid, encoded_layout
-from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import (
-    AtollError,
     CodecError,
     LocalProtocolError,
     RemoteProtocolError,
     RoundTimeoutError,
 )
-from atoll.collectives.plan import ReducePlan
+from atoll.collectives.plan import NOBODY, ReducePlan
+from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
+from atoll.collectives.senders import Outlet, Senders, SendFrame
 
-__all__ = ["Outlet", "Reduction"]
+__all__ = ["Reduction"]
 
 # Chunks that are filled and encoded at the same time. Each takes a float32 chunk, and this many
 # cores encode more than 100 Gbit/s of float32, so more would take memory and bring nothing.
 ENCODERS_MAX: Final = 4
-
-_SendFrame = Callable[[int, int, memoryview], None]  # kind, chunk, payload
-
-
-class Outlet(Protocol):
-    """The sending end of a stream to one participant."""
-
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
-        """Send one frame; blocks. ConnectError if the stream is broken or closed."""
 
 
 class Reduction:
@@ -64,11 +58,13 @@ class Reduction:
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
-    ``result`` is uint8[layout.total_bytes]: the encoded mean, written in place, the same bytes for
-    all participants. Nothing writes to it after ``abort`` has returned.
-    ``on_done(digest)`` is called once, when the result is complete here, with the SHA-256 of the
-    SHA-256 digests of its chunks. Others may still need this participant's sends: call ``abort``
-    only after the round is decided.
+    ``result`` is completed in place: the encoded mean, the same bytes for all participants. Nothing
+    writes to it after ``abort`` has returned, and its final chunks stay valid.
+    ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
+    them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
+    ``on_done(digests)`` is called once, when the result is complete here, with the SHA-256 of each
+    chunk. Others may still need this participant's sends: call ``abort`` only after the round is
+    decided.
     ``on_failed(participant, why)`` is called at most once per participant, when a stream to it
     broke or it sent bytes that do not decode; with ``me`` when the own contribution cannot be
     encoded. The reduction goes on with the others until ``abort``.
@@ -82,47 +78,52 @@ class Reduction:
         *,
         plan: ReducePlan,
         me: int,
-        codec: Codec,
-        grid: ChunkGrid,
         source: Callable[[int, F32], None],
-        result: U8,
-        on_done: Callable[[bytes], None],
+        result: RoundResult,
+        on_done: Callable[[list[bytes]], None],
         on_failed: Callable[[int, str], None],
+        kept: Mapping[int, bytes] | None = None,
     ) -> None:
-        self._layout = encoded_layout(grid, codec)
-        if len(plan.owners) != grid.count or not 0 <= me < len(plan.participants):
+        self._kept = kept or {}
+        unowned = {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY}
+        if len(plan.owners) != result.grid.count or not 0 <= me < len(plan.participants):
             raise LocalProtocolError(
-                f"participant {me} of {len(plan.participants)} with {grid.count} chunks does not "
-                f"fit a plan of {len(plan.owners)} chunks"
+                f"participant {me} of {len(plan.participants)} with {result.grid.count} chunks does"
+                f" not fit a plan of {len(plan.owners)} chunks"
             )
-        if result.dtype != np.uint8 or result.shape != (self._layout.total_bytes,):
-            raise LocalProtocolError(
-                f"the result takes {self._layout.total_bytes} bytes, not {result.nbytes}"
-            )
+        if unowned != self._kept.keys():
+            raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
         self._plan = plan
         self._factors = plan.factors()
         self._me = me
-        self._codec = codec
-        self._grid = grid
         self._source = source
         self._result = result
+        self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
         self._on_done = on_done
         self._on_failed = on_failed
         window = window_chunks(len(plan.participants), self._layout.chunk_bytes)
         self._schedule: Schedule = Butterfly(plan, me, window)
+        self.lacking = result.keep(self._kept)  # kept chunks that are not here
+        for chunk in self._kept.keys() - self.lacking:
+            self._schedule.final(chunk)
 
         self._changed = threading.Condition()  # guards the schedule and everything below
         self._aborted = False
         self._failed: set[int] = set()
+        self._reading: set[int] = set()  # destinations that a result is being sent to
         self._progress_bytes = 0
-        self._digests = [b"" for _ in range(grid.count)]
         self._arriving: dict[tuple[int, int, int], U8] = {}  # (src, kind, chunk)
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self._sums: dict[int, F32] = {}  # only the one thread that folds a chunk touches its sum
-        self._threads: dict[int, threading.Thread] = {}
         self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
         self._encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
-        self._floats = BufferPool(grid.size(0), np.float32)
+        self._floats = BufferPool(self._grid.size(0), np.float32)
+        self._senders = Senders(
+            buffers=self._encoded,
+            next_send=self._next_send,
+            load=self._load,
+            ended=self._send_ended,
+        )
 
     # ---- the life of a reduction
 
@@ -134,13 +135,16 @@ class Reduction:
         with self._changed:
             if self._aborted:
                 return
-            taken = outlets.keys() & (self._threads.keys() | {self._me})
+            taken = outlets.keys() & (self._senders.destinations | {self._me})
             if taken:
                 raise LocalProtocolError(f"a second outlet, or one to oneself: {sorted(taken)}")
-            if self._me not in self._threads:
+            first = self._me not in self._senders.destinations
+            if first:
                 self._spawn(self._me, self._send_to_self)
             for dest, outlet in outlets.items():
                 self._spawn(dest, outlet.send)
+        if first and len(self._kept) == self._grid.count and not self.lacking:
+            self._on_done(list(self._result.digests))  # else the last final chunk does it
 
     def abort(self) -> None:
         """End the reduction: idempotent, never blocks on a stream.
@@ -154,12 +158,13 @@ class Reduction:
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads; True when all have ended, so ``source`` is not called any more."""
-        deadline_s = time.monotonic() + timeout_s
+        return self._senders.join(timeout_s)
+
+    @property
+    def reads_result(self) -> bool:
+        """Whether a thread is sending from ``result``; once false after ``abort``, never again."""
         with self._changed:
-            threads = [t for t in self._threads.values() if t is not threading.current_thread()]
-        for thread in threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in threads)
+            return bool(self._reading)
 
     # ---- what the status page and the failure detector ask
 
@@ -173,12 +178,6 @@ class Reduction:
     def buffer_bytes(self) -> int:
         """Memory that the reduction has taken for chunks."""
         return self._encoded.allocated_bytes + self._floats.allocated_bytes
-
-    @property
-    def chunk_digests(self) -> list[bytes]:
-        """SHA-256 of the encoded bytes of each chunk; empty for chunks that are not final."""
-        with self._changed:
-            return list(self._digests)
 
     def missing(self) -> frozenset[int]:
         """The participants that this one waits for now; see the schedule."""
@@ -221,6 +220,18 @@ class Reduction:
             self._fold(chunk)
         else:
             self._store_result(src, chunk, buffer)
+
+    def put_kept(self, chunk: int, data: U8) -> bool:
+        """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
+        digest = hashlib.sha256(data.data).digest()
+        if len(data) != self._layout.size(chunk) or digest != self._kept[chunk]:
+            return False
+        try:
+            self._codec.check(data, self._grid.size(chunk))  # who kept it may not have done so
+        except CodecError:
+            return False
+        self._finish(chunk, data, digest)
+        return True
 
     def _reserve(
         self, src: int, kind: int, chunk: int, length: int, timeout_s: float | None
@@ -286,7 +297,7 @@ class Reduction:
             self._fail(self._me, f"the mean of chunk {chunk}: {error.what}")
             return
         self._floats.give(total)
-        self._finish(chunk, data)
+        self._finish(chunk, data, hashlib.sha256(data.data).digest())
         self._encoded.give(encoded)
 
     def _store_result(self, src: int, chunk: int, buffer: U8) -> None:
@@ -297,63 +308,54 @@ class Reduction:
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
             return
-        self._finish(chunk, data)
+        self._finish(chunk, data, hashlib.sha256(data.data).digest())
         self._encoded.give(buffer)
 
-    def _finish(self, chunk: int, data: U8) -> None:
-        digest = hashlib.sha256(data.data).digest()
-        lo, hi = self._layout.slice(chunk)
+    def _finish(self, chunk: int, data: U8, digest: bytes) -> None:
         with self._changed:
             # Under the lock, so that after abort() the result belongs to its owner again.
-            if self._aborted:
+            if self._aborted or self._result.digests[chunk]:  # a kept one may come from two holders
                 return
-            self._result[lo:hi] = data
-            self._digests[chunk] = digest
+            self._result.store(chunk, data, digest)
             self._schedule.final(chunk)
-            done = self._schedule.done
+            digests = list(self._result.digests) if self._schedule.done else []
             self._changed.notify_all()
-        if done:
-            self._on_done(hashlib.sha256(b"".join(self._digests)).digest())
+        if digests:
+            self._on_done(digests)
 
     # ---- sending
 
-    def _spawn(self, dest: int, send: _SendFrame) -> None:
+    def _spawn(self, dest: int, send: SendFrame) -> None:
         name = f"reduce-{self._plan.name(self._me)}-to-{self._plan.name(dest)}"
-        thread = threading.Thread(target=self._run, args=(dest, send), name=name, daemon=True)
-        thread.start()
-        self._threads[dest] = thread
-
-    def _run(self, dest: int, send_frame: _SendFrame) -> None:
-        encoded = self._encoded.take()
-        while (send := self._next_send(dest)) is not None:
-            lo, hi = self._layout.slice(send.chunk)
-            blame = self._me
-            try:
-                if send.kind is Kind.RESULT:
-                    payload = self._result[lo:hi]
-                else:
-                    payload = encoded[: hi - lo]
-                    self._encode(send.chunk, payload)
-                blame = dest
-                send_frame(send.kind, send.chunk, payload.data)
-            except Exception as error:  # whatever it was: a thread that dies in silence is a hang
-                self._fail(blame, f"sending chunk {send.chunk}: {_reason(error)}")
-                break
-            if dest != self._me:
-                with self._changed:
-                    self._progress_bytes += hi - lo
-        self._encoded.give(encoded)
+        self._senders.spawn(dest, send, name)
 
     def _next_send(self, dest: int) -> Send | None:
         with self._changed:
             while not self._aborted:
                 send = self._schedule.next_send(dest)
                 if isinstance(send, Send):
+                    if send.kind is Kind.RESULT:
+                        self._reading.add(dest)
                     return send
                 if send is Idle.DONE:
                     return None
                 self._changed.wait()
         return None
+
+    def _load(self, send: Send, buffer: U8) -> U8:
+        if send.kind is Kind.RESULT:
+            return self._result.view(send.chunk)
+        payload = buffer[: self._layout.size(send.chunk)]
+        self._encode(send.chunk, payload)
+        return payload
+
+    def _send_ended(self, dest: int, nbytes: int, why: str, *, ours: bool) -> None:
+        with self._changed:
+            self._reading.discard(dest)
+            if dest != self._me and not why:
+                self._progress_bytes += nbytes
+        if why:
+            self._fail(self._me if ours else dest, why)
 
     def _send_to_self(self, kind: int, chunk: int, payload: memoryview) -> None:
         buffer = self._reserve(self._me, kind, chunk, len(payload), timeout_s=None)
@@ -389,7 +391,3 @@ class Reduction:
             phase="reduce",
             elapsed_s=waited_s,
         )
-
-
-def _reason(error: Exception) -> str:
-    return error.what if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"

@@ -19,7 +19,8 @@ The tree lives in the lowest room because every room raises from it::
     |   `-- NoQuorumError       E52  too few voters are alive to go on
     |-- CodecError              E60  bytes or values that a codec cannot take
     |-- StateError              E70  replicated state failed a check
-    |   `-- DivergedError       E71  members hold different state and no majority decides
+    |   |-- DivergedError       E71  members hold different state and no majority decides
+    |   `-- CheckpointError     E72  a checkpoint is corrupt, foreign or not one at all
     `-- SessionError            E80
         |-- NoDaemonError       E81  no daemon answers at this --home
         |-- DaemonLostError     E82  the daemon died while it was in use
@@ -36,6 +37,7 @@ __all__ = [
     "ERRORS_BY_CODE",
     "AdmissionError",
     "AtollError",
+    "CheckpointError",
     "CodecError",
     "ConfigError",
     "ConnectError",
@@ -161,6 +163,10 @@ class StateError(AtollError):
 
 class DivergedError(StateError):
     code = "E71"
+
+
+class CheckpointError(StateError):
+    code = "E72"
 
 
 class SessionError(AtollError):

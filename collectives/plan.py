@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["ReducePlan", "butterfly_plan"]
+__all__ = ["NOBODY", "ReducePlan", "butterfly_plan"]
+
+NOBODY: Final = -1  # owns the chunks that are kept from an earlier attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class ReducePlan:
     """Participants in ascending order of peer id, their weights, and the owner of each chunk.
 
     A participant is named by its index in ``participants``. One with weight 0 adds nothing to the
-    mean, but it may own chunks and it receives the result.
+    mean, but it may own chunks and it receives the result. A chunk that NOBODY owns is not reduced.
     """
 
     participants: tuple[bytes, ...]
@@ -41,7 +44,7 @@ class ReducePlan:
             raise ConfigError(f"a weight is negative or not finite: {self.weights}")
         if not 0 < sum(self.weights) < math.inf:
             raise ConfigError(f"the sum of the weights is not positive and finite: {self.weights}")
-        if not all(0 <= owner < count for owner in self.owners):
+        if not all(NOBODY <= owner < count for owner in self.owners):
             raise ConfigError(f"an owner of a chunk is not one of the {count} participants")
 
     def factors(self) -> tuple[float, ...]:
@@ -55,17 +58,25 @@ class ReducePlan:
 
 
 def butterfly_plan(
-    participants: Sequence[bytes], weights: Sequence[float], grid: ChunkGrid
+    participants: Sequence[bytes],
+    weights: Sequence[float],
+    grid: ChunkGrid,
+    kept: Collection[int] = (),
 ) -> ReducePlan:
     """Contiguous shards in order of peer id, whose sizes differ by one chunk at most.
 
-    ``weights[i]`` belongs to ``participants[i]``, which may come in any order.
+    ``weights[i]`` belongs to ``participants[i]``, which may come in any order. The ``kept`` chunks
+    have no owner; only the others are shared out.
     """
     if len(participants) != len(weights):
         raise ConfigError(f"{len(participants)} participants, but {len(weights)} weights")
     ordered = sorted(zip(participants, weights, strict=True))
+    owners = [NOBODY] * grid.count
+    unfinished = [chunk for chunk in range(grid.count) if chunk not in kept]
+    for index, chunk in enumerate(unfinished):
+        owners[chunk] = index * len(ordered) // len(unfinished)
     return ReducePlan(
         participants=tuple(peer for peer, _ in ordered),
         weights=tuple(float(weight) for _, weight in ordered),
-        owners=tuple(chunk * len(ordered) // grid.count for chunk in range(grid.count)),
+        owners=tuple(owners),
     )

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, host_bytes
+from atoll.optim.spec import RunSpec, host_bytes, log_bytes
 
 if TYPE_CHECKING:
     from atoll.peer.session import Session
@@ -91,9 +91,10 @@ class DiLoCo:
         self._swapped = False
 
         print(
-            f"atoll: {self.manifest.elements:,} parameters; the daemon takes about "
-            f"{host_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of host memory for them, "
-            "the device nothing",
+            f"atoll: {self.manifest.elements:,} parameters; the daemon takes at most "
+            f"{host_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of host memory for them "
+            f"({log_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of it the log of the last "
+            "rounds), the device nothing",
             file=sys.stderr,
         )
         peer.attach(self.spec, self.manifest, self._write)

@@ -12,6 +12,7 @@ import math
 import zlib
 from dataclasses import asdict, dataclass, fields
 
+from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import (
     CodecError,
@@ -19,16 +20,25 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range, fragment_grid
 from atoll.optim.manifest import Manifest
 
 __all__ = [
     "BLOB_BYTES_MAX",
+    "LOG_BYTES_DEFAULT",
+    "LOG_ENTRIES_MAX",
+    "LOG_ENTRIES_MIN",
     "METHODS",
+    "PINNED_FACTOR",
+    "ROUNDS_IN_FLIGHT_MAX",
+    "SPARES_MAX",
     "SPEC_BYTES_MAX",
     "RunSpec",
     "blob",
     "check_same",
     "host_bytes",
+    "log_bytes",
+    "log_cap_bytes",
     "parse_blob",
 ]
 
@@ -36,9 +46,22 @@ METHODS = ("diloco",)  # the others come with the optimizers issue
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
-SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 150
+ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
+SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
+
+# Each daemon keeps the last rounds (peer/roundlog.py) for peers that missed some and for joiners.
+# 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
+LOG_BYTES_DEFAULT = 256 * 1024 * 1024
+LOG_BYTES_MIN = 1024 * 1024  # so that even a toy's log has more than a few rounds
+# Whoever missed more rounds than the state has bytes takes the state. The rest of the log is for
+# joiners, who replay what is committed while a slow link brings them the state.
+LOG_STATES = 4
+LOG_ENTRIES_MIN = 2  # of any size: a peer that missed the last commit gets it without a transfer
+LOG_ENTRIES_MAX = 1024  # of any size: of tiny ones the objects take more than the bytes
+PINNED_FACTOR = 2  # whoever reads from the log may keep it from shrinking, up to twice its cap
+SPARES_MAX = 2  # results of dropped rounds that are kept as memory for the next ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +74,8 @@ class RunSpec:
     outer_momentum: float = 0.9
     codec: str = "int8"
     round_deadline_s: float = 600.0
+    fragments: int = 1  # parts of the vector, each with rounds of its own
+    rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -65,6 +90,13 @@ class RunSpec:
             0 < self.round_deadline_s <= ROUND_DEADLINE_S_MAX,
             "round_deadline_s",
             f"in (0, {ROUND_DEADLINE_S_MAX:g}] seconds",
+        )
+        self._check(0 < self.fragments <= FRAGMENTS_MAX, "fragments", f"1 to {FRAGMENTS_MAX}")
+        in_flight_max = min(self.fragments, ROUNDS_IN_FLIGHT_MAX)
+        self._check(
+            0 < self.rounds_in_flight <= in_flight_max,
+            "rounds_in_flight",
+            f"1 to {ROUNDS_IN_FLIGHT_MAX}, and at most the number of fragments ({self.fragments})",
         )
         try:
             get_codec(self.codec)
@@ -116,7 +148,11 @@ def _names(values: object) -> list[str]:
 
 
 def blob(spec: RunSpec, manifest: Manifest) -> bytes:
-    """Specification and manifest for the wire; ConfigError if the model has too many names."""
+    """Specification and manifest for the wire.
+
+    ConfigError if the model has too many names, or fewer chunks than the run has fragments.
+    """
+    chunk_range(0, spec.fragments, grid_for(manifest.elements).count)
     packed = zlib.compress(f"{json.dumps(spec.to_wire())}\n{manifest.to_wire()}".encode())
     if len(packed) > BLOB_BYTES_MAX:
         raise ConfigError(
@@ -140,8 +176,10 @@ def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
         head, _, tail = text.partition("\n")
         if len(head) > SPEC_BYTES_MAX:
             raise RemoteProtocolError(f"specification of {len(head)} bytes; limit {SPEC_BYTES_MAX}")
-        return RunSpec.from_wire(json.loads(head)), Manifest.from_wire(tail)
-    except (zlib.error, ValueError, RecursionError) as error:
+        spec, manifest = RunSpec.from_wire(json.loads(head)), Manifest.from_wire(tail)
+        chunk_range(0, spec.fragments, grid_for(manifest.elements).count)
+        return spec, manifest
+    except (zlib.error, ValueError, RecursionError, ConfigError) as error:
         raise RemoteProtocolError(f"run blob cannot be read: {error}") from error
 
 
@@ -158,10 +196,32 @@ def check_same(
 
 
 def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """Host memory that the daemon's tensors take, without its constant of at most 64 MiB.
+    """Host memory that the daemon takes at most, without its constant of at most 64 MiB.
 
-    θ and momentum, current and previous (16 bytes per parameter), the submission (4) and the
-    encoded update (1 to 4).
+    θ and momentum, current and previous (16 bytes per parameter), the submission (4), the encoded
+    updates of the rounds in flight with their spares (1 to 4 each, of a fragment), and the log.
     """
-    n = manifest.elements
-    return 20 * n + get_codec(spec.codec).encoded_bytes(n)
+    results = (spec.rounds_in_flight + SPARES_MAX) * _result_bytes(spec, manifest)
+    return 20 * manifest.elements + results + log_bytes(spec, manifest)
+
+
+def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    """What the log of rounds takes at most: when it is full, and pinned by somebody who reads it.
+
+    Entry 1 carries the whole vector as float32, and LOG_ENTRIES_MIN stay whatever their size.
+    """
+    result = _result_bytes(spec, manifest)
+    least = 4 * manifest.elements + (LOG_ENTRIES_MIN - 1) * result
+    most = 4 * manifest.elements + PINNED_FACTOR * LOG_ENTRIES_MAX * result
+    return max(least, min(PINNED_FACTOR * log_cap_bytes(manifest), most))
+
+
+def log_cap_bytes(manifest: Manifest) -> int:
+    """The cap of the log of rounds for this model, where nobody pins it."""
+    state = 8 * manifest.elements
+    return min(LOG_BYTES_DEFAULT, max(LOG_BYTES_MIN, LOG_STATES * state))
+
+
+def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    grid = fragment_grid(grid_for(manifest.elements), spec.fragments - 1, spec.fragments)
+    return get_codec(spec.codec).encoded_bytes(grid.total)

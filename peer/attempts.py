@@ -1,15 +1,17 @@
 """The coordinator's side of one round: attempts at reducing it, until one may be committed.
 
 Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
-in one of two ways. *Commit*, when the coordinator holds the result R, every living, synced replica
-is READY with the same chain, and those READY are a quorum of the voters. Replicas outside S fetch
-R: committing ahead of them would cost each a transfer of the whole state. One that cannot fetch it
-counts as unsynced from then on. *Retry* with a higher attempt number, when a participant
-died or edges stalled and nobody alive holds R, or when participants hold different results: then
-without the minority. If somebody holds R the attempt is *finished* instead: the others fetch it.
-An attempt is given up before the next begins and never committed
-afterwards, which is why the highest (round, attempt) in a view change's reports is the only
-candidate.
+in one of two ways. *Commit*, when every living participant holds the result R, at least two living
+replicas do (one, if there is only one), the coordinator among them unless it is a witness, and
+those that hold it together with the witnesses that attest it are a quorum of the voters. Replicas
+outside S are asked to fetch R at once, because the quorum may need them, but the commit waits for
+them only if it does: they follow by the log. *Retry* with a higher attempt number, when a
+participant died or edges stalled and nobody alive holds R, or when participants hold different
+results: then without the minority. If somebody holds R the attempt is *finished* instead: the
+others fetch it. An attempt is given up before the next begins and never committed afterwards, which
+is why the highest (round, attempt) in a view change's reports is the only candidate. Between the
+two, participants are asked which chunks of it are final, and the next attempt keeps those
+(peer/keeping.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from atoll.peer.events import Effect, Note, Send
-from atoll.peer.messages import Begin, Commit, Miss, Ready, Repair
+from atoll.peer.messages import Begin, Miss, Notice, Ready, Repair
 from atoll.peer.timing import Timing
 from atoll.peer.views import View, is_quorum, short
 
@@ -39,11 +41,12 @@ class Attempt:
     timing: Timing
     emit: Callable[[Effect], None]
     began_s: float
-    ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> chain it holds
+    ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> root it holds or attests
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     dispute: str = ""  # who holds which result, if they differ
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    _noticed_s: float = float("-inf")
     _progress_bytes: int = -1
     _progress_s: float = 0.0
 
@@ -56,9 +59,11 @@ class Attempt:
         """The coordinator itself was stopped for that long."""
         self._progress_s += pause_s
 
+    # ------------------------------------------------------------ what comes back
+
     def on_ready(self, source: bytes, ready: Ready) -> None:
         if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
-            self.ready[source] = ready.chain
+            self.ready[source] = ready.root
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
         participants = self.begin.participants
@@ -66,17 +71,46 @@ class Attempt:
         if current and source in participants:
             self.misses[source] = tuple(peer for peer in participants if peer in miss.peers)
 
-    def committed(self, alive: Collection[bytes], unsynced: Collection[bytes]) -> Commit | None:
-        """COMMIT, once its rule holds (the theory above)."""
-        chain = self.ready.get(self.me)
-        if chain is None:
-            return None
-        agreeing = {peer for peer, theirs in self.ready.items() if theirs == chain}
-        replicas = [p for p in self.view.replicas if p in alive and p not in unsynced]
-        if not all(peer in agreeing for peer in replicas) or not is_quorum(self.view, agreeing):
-            return None
+    @property
+    def copies(self) -> dict[bytes, bytes]:
+        """Replicas that hold a result; what witnesses say is not a copy."""
+        witnesses = self.view.witnesses
+        return {peer: root for peer, root in self.ready.items() if peer not in witnesses}
+
+    # ------------------------------------------------------------ commit
+
+    def committable(
+        self, now_s: float, alive: Collection[bytes], unsynced: Collection[bytes]
+    ) -> bytes:
+        """The root to commit, or b"". Asks witnesses once the copies are there."""
+        copies = self.copies
+        roots = set(copies.values())
+        root = copies.get(self.me) if self.me in self.view.replicas else next(iter(roots), None)
+        if root is None or len(roots) > 1:
+            return b""
+        synced = [p for p in self.view.replicas if p in alive and p not in unsynced]
+        waiting = [p for p in self.begin.participants if p in synced and p not in copies]
+        if waiting or sum(p in synced for p in copies) < min(2, len(synced)):
+            return b""
+        agreeing = {peer for peer, theirs in self.ready.items() if theirs == root}
+        if is_quorum(self.view, agreeing):
+            return root
+        self._ask_witnesses(now_s, alive, root)
+        return b""
+
+    def _ask_witnesses(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
+        """They vote for what others hold; only once enough do, or a round could be committed of
+        which a single death takes the only copy."""
+        if now_s - self._noticed_s < self.timing.repair_s:
+            return
+        self._noticed_s = now_s
         begin = self.begin
-        return Commit(begin.lineage, begin.view, begin.round, begin.attempt, chain)
+        notice = Notice(begin.lineage, begin.view, begin.round, begin.attempt, begin.fragment, root)
+        for peer in self.view.witnesses:
+            if peer in alive and self.ready.get(peer) != root:
+                self.emit(Send(peer, notice))
+
+    # ------------------------------------------------------------ finish or retry
 
     def step(
         self,
@@ -86,14 +120,14 @@ class Attempt:
         progress_bytes: int,
     ) -> tuple[bytes, ...] | None:
         """Move on: None to wait, else the participants of the next attempt (empty: give up)."""
-        participants = self.begin.participants
+        participants, copies = self.begin.participants, self.copies
         dead = [peer for peer in participants if peer not in alive]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
         stalled = now_s - self._progress_s > self.timing.stall_s
-        holders = [peer for peer in self.ready if peer in alive]
-        if len(set(self.ready.values())) > 1:
-            silent = [p for p in participants if p not in {*dead, *unsynced, *self.ready}]
+        holders = [peer for peer in copies if peer in alive]
+        if len(set(copies.values())) > 1:
+            silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
             return self._without_minority(now_s, dead, [] if stalled else silent)
         if holders and self.unrepairable(now_s):
             kept = tuple(peer for peer in participants if peer in alive)
@@ -119,18 +153,18 @@ class Attempt:
         """Different results: the participants who agree with most of them, everyone without a
         majority. Outsiders have only copied theirs, so they have no say."""
         holders: dict[bytes, list[bytes]] = {}
-        for peer, chain in sorted(self.ready.items()):
-            holders.setdefault(chain, []).append(peer)
+        for peer, root in sorted(self.copies.items()):
+            holders.setdefault(root, []).append(peer)
         ours = self.begin.participants
-        votes = {chain: sum(p in ours for p in peers) for chain, peers in holders.items()}
-        most = max(votes, key=lambda chain: votes[chain])
+        votes = {root: sum(p in ours for p in peers) for root, peers in holders.items()}
+        most = max(votes, key=lambda root: votes[root])
         if 2 * votes[most] > sum(votes.values()) + len(silent):
-            self.minority = {peer for peer, chain in self.ready.items() if chain != most}
+            self.minority = {peer for peer, root in self.copies.items() if root != most}
         elif silent:
             return None  # the first to speak do not pass for all
         self.dispute = "; ".join(
-            f"{chain.hex()[:16]} on {', '.join(map(short, peers))}"
-            for chain, peers in holders.items()
+            f"{root.hex()[:16]} on {', '.join(map(short, peers))}"
+            for root, peers in holders.items()
         )
         excluded = {*dead, *self.minority.intersection(ours)}
         self._note_retry(now_s, sorted(excluded), f"its results differ: {self.dispute}")

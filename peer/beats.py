@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.peer.events import Send
-from atoll.peer.messages import CoordinatorBeat, Heartbeat, Leave, Offer
+from atoll.peer.messages import Heartbeat, Leave, Offer
+from atoll.peer.views import View
 
 if TYPE_CHECKING:
     from atoll.peer.membership import Node
@@ -34,25 +35,21 @@ class Beats:
         if node.now_s < self.next_s:
             return
         self.next_s = node.now_s + node.timing.heartbeat_s
+        lead = node.coordinator
         if node.view is None:
             node.joining.beat()
-        elif node.coordinator is not None:
-            own, view = node.follower, node.view
-            self.waiting = node.coordinator.waiting_for(node.now_s)
-            beat = CoordinatorBeat(view.lineage, view.number, own.round, own.chain, *self.waiting)
-            for peer in view.peers:
+        elif lead is not None:
+            beat = lead.beat(node.now_s)
+            self.waiting = (beat.waiting, beat.waiting_s)
+            for peer in node.view.peers:
                 if peer != node.me.peer:
                     node.emit(Send(peer, beat))
-        else:
-            self._to_coordinator()
+            lead.admission.teach(node.now_s)
+        elif node.view.number > 0:
+            self._to_coordinator(node.view)
 
-    def on_coordinator(self, beat: CoordinatorBeat) -> None:
-        self.waiting = (beat.waiting, beat.waiting_s)
-        self._node.follower.committed(beat.round, beat.chain)
-
-    def _to_coordinator(self) -> None:
-        node, view = self._node, self._node.view
-        assert view is not None
+    def _to_coordinator(self, view: View) -> None:
+        node = self._node
         electing = node.succession.waiting_for() if node.succession else None
         self.waiting = electing or self.waiting  # the lost coordinator's last word counts no more
         tag = (view.lineage, view.number)
@@ -65,9 +62,8 @@ class Beats:
     def heartbeat(self) -> Heartbeat:
         node, own = self._node, self._node.follower
         acceptor = node.succession.acceptor if node.succession else None
-        begin, ready = own.begin, own.ready
         tag = (node.view.lineage, node.view.number) if node.view else node.joining.tag
-        frozen = acceptor is not None and acceptor.frozen
+        waiting = sorted(own.submissions.items())
         return Heartbeat(
             *tag,
             inc=node.me.inc,
@@ -76,14 +72,12 @@ class Beats:
             digest=own.digest,
             digest_round=own.digest_round,
             attached=own.attached,
-            arrived=own.arrived,
-            weight=own.submission.weight if own.submission else 0.0,
-            frozen=frozen,
+            arrived=tuple(fragment for fragment, _ in waiting),
+            weights=tuple(submission.weight for _, submission in waiting),
+            frozen=acceptor is not None and acceptor.frozen,
             promised=acceptor.promised.number if acceptor else 0,
             unsynced=own.unsynced,
             progress_bytes=self.progress_bytes,
-            run_round=begin.round if begin else 0,
-            run_attempt=begin.attempt if begin else 0,
-            ready_chain=ready.chain if ready and not frozen else b"",
+            runs=own.runs(),
             epoch=own.epoch,
         )

@@ -1,11 +1,12 @@
 """The coordinator: who is alive, when a round begins, who comes in and goes out.
 
 Theory. Between rounds there is a *boundary*. At a boundary the coordinator first settles
-membership (leavers, the dead, members back under a new incarnation, learners that have the state),
-then holds it while learners and laggards load the state (peer/admission.py), and only then opens
-the next round at the *barrier*, when all attached trainers have arrived or the stragglers' time is
-up. After it has proposed a view it begins nothing more in the old one (the acceptors' safety
-argument, peer/election.py).
+membership (leavers, the dead, members back under a new incarnation, learners that have caught up;
+peer/admission.py), and only then opens the next round at the *barrier*, when all attached trainers
+have arrived or the stragglers' time is up. Where the method keeps rounds of different fragments in
+flight, the next one may open before the last is committed; they commit in order, and a change of
+membership waits until none is open. After it has proposed a view it begins nothing more in the old
+one (the acceptors' safety argument, peer/election.py).
 
 Everything here is level-triggered: events update facts, ``step`` acts on the facts.
 """
@@ -13,22 +14,35 @@ Everything here is level-triggered: events update facts, ``step`` acts on the fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from statistics import median
 
 from atoll.peer.admission import Admission
 from atoll.peer.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt
+from atoll.peer.comparison import compare_digests
 from atoll.peer.election import Proposer
+from atoll.peer.entries import INIT, STEP, Origin
 from atoll.peer.events import Effect, Note, Send
-from atoll.peer.follower import Follower
-from atoll.peer.messages import INIT, STEP, Begin, Commit, CoordinatorBeat, Heartbeat, Resync
+from atoll.peer.follower import Follower, fragment_of
+from atoll.peer.keeping import Closing
+from atoll.peer.messages import Begin, Commit, CoordinatorBeat, Finals, Heartbeat, Miss, Ready
 from atoll.peer.roster import Roster
 from atoll.peer.timing import Timing
-from atoll.peer.views import Ballot, View, is_quorum, short
+from atoll.peer.views import Ballot, View, chain_after, is_quorum, short
 
 __all__ = ["OFFERS_MAX", "Coordinator"]
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 _PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
+
+
+@dataclass(slots=True)
+class Effort:
+    """What one round has cost so far."""
+
+    tries: int = 0
+    disputes: int = 0  # attempts with different results that will be tried with the same peers
+    distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
 
 
 class Coordinator:
@@ -42,45 +56,68 @@ class Coordinator:
         timing: Timing,
         emit: Callable[[Effect], None],
         now_s: float,
+        *,
+        sign: Callable[[Commit], Commit] = lambda commit: commit,
+        rounds_in_flight: int = 1,
     ) -> None:
         self.view = view
         self.me = me
         self.timing = timing
         self._emit = emit
+        self._sign = sign
         self._own = follower
+        self._in_flight_max = rounds_in_flight
         self.roster = Roster(view, me, timing, now_s)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
         self.offers: dict[bytes, bytes] = {}
-        self.attempt: Attempt | None = None
+        self.attempts: dict[int, Attempt] = {}  # by round
+        self.closings: dict[int, Closing] = {}
         self.proposer: Proposer | None = None
+        self.last_commit: Commit | None = None
         self.halted = ""
+        self.without_base_since_s: float | None = None
         self._attempts = 0  # numbers rise within the view
-        self._tries = 0  # of the round at hand
-        self._disputes = 0  # ... that ended in different results and will be tried with the same
-        self._distrusted: set[bytes] = set()  # ... whose copy of the result was another
+        self._efforts: dict[int, Effort] = {}
         self._first_arrival_s: float | None = None
         self._boundary_s = now_s
         self._phases_s: list[float] = []
         self._quorum_lost_noted = False
-        self._base_lost_noted = False
 
     # ------------------------------------------------------------ facts
+
+    def configure(self, rounds_in_flight: int) -> None:
+        self._in_flight_max = rounds_in_flight
 
     def on_heartbeat(self, source: bytes, beat: Heartbeat, now_s: float) -> None:
         if self.admission.on_beat(source, beat, now_s):
             return
-        if not self.roster.heard(source, beat, now_s):
+        if not self.roster.heard(source, beat, now_s) or beat.unsynced:
             return
-        attempt = self.attempt
-        if beat.round < self._own.round and not beat.unsynced:
-            last = CoordinatorBeat(*self._tag(), self._own.round, self._own.chain)
-            self._emit(Send(source, last))  # a lost COMMIT
-        elif attempt is not None and not beat.unsynced:
-            known = (beat.run_round, beat.run_attempt)
-            if known < (attempt.begin.round, attempt.begin.attempt):
+        if beat.round < self._own.round:
+            self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
+            return
+        known = {run.round: run for run in beat.runs}
+        for number, attempt in self.attempts.items():
+            run = known.get(number)
+            if run is None or run.attempt < attempt.begin.attempt:
                 self._emit(Send(source, attempt.begin))  # a lost BEGIN
-            elif beat.ready_chain and known == (attempt.begin.round, attempt.begin.attempt):
-                attempt.ready[source] = beat.ready_chain  # a lost READY
+            elif run.root and run.attempt == attempt.begin.attempt and not beat.frozen:
+                attempt.ready[source] = run.root  # a lost READY
+
+    def on_ready(self, source: bytes, ready: Ready) -> None:
+        attempt = self.attempts.get(ready.round)
+        if attempt is not None:
+            attempt.on_ready(source, ready)
+
+    def on_miss(self, source: bytes, miss: Miss) -> None:
+        attempt = self.attempts.get(miss.round)
+        if attempt is not None:
+            attempt.on_miss(source, miss)
+
+    def on_finals(self, source: bytes, finals: Finals) -> None:
+        closing = self.closings.get(finals.round)
+        if closing is not None:
+            closing.on_finals(source, finals)
 
     def on_offer(self, source: bytes, blob: bytes, now_s: float) -> None:
         """The first that is heard initialises the run, unless it dies or fails."""
@@ -92,14 +129,23 @@ class Coordinator:
     def _tag(self) -> tuple[bytes, int]:
         return self.view.lineage, self.view.number
 
+    def beat(self, now_s: float) -> CoordinatorBeat:
+        own = self._own
+        waiting = self.waiting_for(now_s)
+        return CoordinatorBeat(*self._tag(), own.round, own.chain, self.last_commit, *waiting)
+
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.attempts or self.closings) or self.proposer is not None
 
     def forgive(self, pause_s: float) -> None:
         self.roster.forgive(pause_s)
         self.admission.forgive(pause_s)
-        if self.attempt is not None:
-            self.attempt.forgive(pause_s)
+        for attempt in self.attempts.values():
+            attempt.forgive(pause_s)
 
     # ------------------------------------------------------------ acting on them
 
@@ -113,13 +159,17 @@ class Coordinator:
             return
         self._quorum_lost_noted = False
         if not self.halted:
-            self._compare_digests(alive)
-        if self.halted or self.me in self.admission.leaving:
-            self.attempt = None  # our leave aborts the attempt; the next coordinator begins anew
-        if self.attempt is not None:
-            self._step_attempt(self.attempt, alive, now_s)
-        else:
-            self._step_boundary(alive, now_s)
+            reason = compare_digests(self.view, self.me, self._own, self.roster, alive, self._emit)
+            if reason:
+                self.halt(reason)
+        if self.halted or self._own.unsynced or self.me in self.admission.leaving:
+            self.attempts.clear()  # our leave aborts them; the next coordinator begins anew
+            self.closings.clear()
+        staying = alive - self.admission.leaving
+        for number in sorted({*self.attempts, *self.closings}):
+            if self._step_round(number, staying, now_s):
+                return  # a commit reaches ourselves first: then we are called again
+        self._step_boundary(alive, now_s)
 
     def _without_quorum(self, alive: set[bytes], now_s: float) -> None:
         if self._quorum_lost_noted:
@@ -133,71 +183,70 @@ class Coordinator:
         text = f"{len(alive)} of {len(self.view.members)} voters alive, no quorum; waiting: {gone}"
         self._emit(Note("no-quorum", text))
 
-    def _compare_digests(self, alive: set[bytes]) -> None:
-        """Equal rounds must mean equal bytes (invariant 3): the minority loads the state again.
-
-        A majority of everyone who has a say, so that the first reports do not pass for all.
-        """
-        own = self._own
-        digests = self.roster.digests(own.round)
-        doubted = own.unsynced or self.roster.is_doubted(self.me, own.digest)
-        if own.digest_round == own.round and not doubted:
-            digests[self.me] = own.digest
-        groups: dict[bytes, list[bytes]] = {}
-        for peer, digest in digests.items():
-            groups.setdefault(digest, []).append(peer)
-        if len(groups) < 2:
-            return
-        shown = "; ".join(
-            f"{digest.hex()[:16]} on {', '.join(short(p) for p in peers)}"
-            for digest, peers in sorted(groups.items())
-        )
-        majority = max(groups, key=lambda digest: len(groups[digest]))
-        silent = self.roster.undigested(alive, own.round) - {self.me}
-        if 2 * len(groups[majority]) <= len(digests) + len(silent):
-            if not silent:
-                self._halt(f"state after round {own.round} differs without a majority: {shown}")
-            return
-        for peer, digest in digests.items():
-            if digest != majority:
-                text = f"state after round {own.round} differs: {shown}; minority resyncs"
-                self._emit(Note("diverged", text, peer))
-                self.roster.doubt(peer, digest)
-                self._emit(Send(peer, Resync(*self._tag(), own.round, majority)))
-
-    def _halt(self, why: str) -> None:
+    def halt(self, why: str) -> None:
         """No more rounds in this view; whoever leaves or is removed brings the next one."""
         self.halted = f"{why}; no more rounds until one of them leaves"
         self._emit(Note("diverged", self.halted))
 
     # ------------------------------------------------------------ a round
 
-    def _step_attempt(self, attempt: Attempt, alive: set[bytes], now_s: float) -> None:
-        alive = alive - self.admission.leaving
-        self.admission.help_laggards(alive, now_s)
+    def _step_round(self, number: int, alive: set[bytes], now_s: float) -> bool:
+        """Whether it was committed."""
+        closing = self.closings.get(number)
+        if closing is not None:
+            if closing.is_done(now_s, alive):
+                del self.closings[number]
+                self._begin_again(closing, alive, now_s)
+            return False
+        attempt = self.attempts[number]
+        effort = self._effort(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
-        if is_quorum(self.view, alive - given_up - self._distrusted):
-            given_up |= self._distrusted
-        commit = attempt.committed(alive - given_up, given_up)
-        if commit is not None:
-            self._commit(commit, now_s)
-            return
-        progress_bytes = self.roster.progress_bytes()
-        participants = attempt.step(now_s, alive - given_up, given_up, progress_bytes)
-        if participants is None:
-            return
+        if is_quorum(self.view, alive - given_up - effort.distrusted):
+            given_up |= effort.distrusted
+        if number == self._own.round + 1:  # in order
+            root = attempt.committable(now_s, alive, given_up)
+            if root:
+                self._commit(attempt, root, now_s)
+                return True
+        usable = alive - given_up
+        participants = attempt.step(now_s, usable, given_up, self.roster.progress_bytes())
+        if participants is not None:
+            self._end_attempt(attempt, participants, usable, now_s)
+        return False
+
+    def _effort(self, number: int) -> Effort:
+        return self._efforts.setdefault(number, Effort())
+
+    def _end_attempt(
+        self, attempt: Attempt, participants: tuple[bytes, ...], alive: set[bytes], now_s: float
+    ) -> None:
+        begin = attempt.begin
         if attempt.dispute:
             self._settle_dispute(attempt, participants)
         if self.halted:
             return
-        if participants and self._tries < ATTEMPTS_MAX:
-            self._begin(attempt.begin.kind, participants, attempt.begin, now_s)
+        del self.attempts[begin.round]
+        if not participants or self._effort(begin.round).tries >= ATTEMPTS_MAX:
+            tries = self._effort(begin.round).tries
+            text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
+            self._emit(Note("give-up", text))
+            if begin.kind == INIT:
+                self.offers.pop(begin.participants[0], None)  # the next one's turn
+            self._efforts.pop(begin.round)
+            self._open_boundary(now_s)
+            return
+        # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
+        asked = alive & set(begin.participants) if not attempt.dispute else set[bytes]()
+        self.closings[begin.round] = Closing(
+            attempt, participants, asked, self.timing, self._emit, now_s
+        )
+
+    def _begin_again(self, closing: Closing, alive: set[bytes], now_s: float) -> None:
+        begin = closing.attempt.begin
+        participants = tuple(p for p in closing.participants if p in alive)
+        if participants:
+            self._begin(begin.round, begin.kind, participants, closing, now_s)
         else:
-            text = f"round {attempt.begin.round} given up after {self._tries} attempts"
-            self._emit(Note("give-up", f"{text}; back to the barrier"))
-            self.attempt = None
-            if attempt.begin.kind == INIT:
-                self.offers.pop(attempt.begin.participants[0], None)  # the next one's turn
             self._open_boundary(now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
@@ -205,18 +254,24 @@ class Coordinator:
 
         An outsider that copied wrongly is left behind, while the quorum can do without it.
         """
+        effort = self._effort(attempt.begin.round)
         outsiders = attempt.minority.difference(attempt.begin.participants, {self.me})
-        if outsiders - self._distrusted:
-            self._distrusted |= outsiders
+        if outsiders - effort.distrusted:
+            effort.distrusted |= outsiders
         elif set(participants) == set(attempt.begin.participants):
-            self._disputes += 1
-        if self._disputes > DISPUTES_MAX:
-            text = f"the result of round {attempt.begin.round} differs, {self._disputes} times"
-            self._halt(f"{text}: {attempt.dispute}")
+            effort.disputes += 1
+        if effort.disputes > DISPUTES_MAX:
+            text = f"the result of round {attempt.begin.round} differs, {effort.disputes} times"
+            self.halt(f"{text}: {attempt.dispute}")
 
-    def _commit(self, commit: Commit, now_s: float) -> None:
-        self.attempt = None
+    def _commit(self, attempt: Attempt, root: bytes, now_s: float) -> None:
+        begin = attempt.begin
+        del self.attempts[begin.round]
+        self._efforts.pop(begin.round, None)
         self.offers.clear()
+        chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
+        commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
+        self.last_commit = commit
         for peer in self.view.peers:
             self._emit(Send(peer, commit))
         self._open_boundary(now_s)
@@ -224,75 +279,83 @@ class Coordinator:
     def _open_boundary(self, now_s: float) -> None:
         self._boundary_s = now_s
         self._first_arrival_s = None
-        self._tries = self._disputes = 0
-        self._distrusted.clear()
 
     def _begin(
-        self, kind: str, participants: tuple[bytes, ...], last: Begin | None, now_s: float
+        self,
+        number: int,
+        kind: str,
+        participants: tuple[bytes, ...],
+        last: Closing | None,
+        now_s: float,
     ) -> None:
         self._attempts += 1
-        self._tries += 1
+        self._effort(number).tries += 1
+        fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
-        weights = tuple(1.0 if kind == INIT else self.roster.weight(p) for p in chosen)
+        weights = tuple(1.0 if kind == INIT else self.roster.weight(p, fragment) for p in chosen)
+        past: tuple[Origin, ...] = ()
+        kept = b""
         if last is not None:
-            known = dict(zip(last.participants, last.weights, strict=True))
+            before = last.attempt.begin
+            known = dict(zip(before.participants, before.weights, strict=True))
             weights = tuple(known[peer] for peer in chosen)
+            past, kept = last.kept()
         if not any(weights):
             weights = (1.0,) * len(chosen)  # nobody counted anything: all alike
         blob = self.offers.get(chosen[0], b"") if kind == INIT else b""
         begin = Begin(
-            *self._tag(), self._own.round + 1, self._attempts, kind, chosen, weights, blob
+            *self._tag(), number, self._attempts, kind, chosen, weights, blob, fragment, past, kept
         )
-        self.attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
+        self.attempts[number] = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
 
     # ------------------------------------------------------------ a boundary
 
     def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
         if self._own.unsynced:
-            if not self.admission.hold(alive, now_s):
-                self._without_base(now_s)
+            if self.without_base_since_s is None:
+                self.without_base_since_s = now_s
             return
+        self.without_base_since_s = None
         proposal = self.admission.next_view(alive, now_s, admit=not self.halted)
         if proposal is not None:
-            self.propose(proposal, now_s)
-            return
-        if self.halted or self.admission.hold(alive, now_s):
+            if not self.busy:
+                self.propose(proposal, now_s)
+            return  # and if rounds are open, no further one is begun
+        in_flight = len(self.attempts) + len(self.closings)
+        if self.halted or in_flight >= self._in_flight_max or self.admission.hold(alive, now_s):
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
-            if offering:
-                self._begin(INIT, (offering[0],), None, now_s)
+            if offering and not in_flight:
+                self._begin(1, INIT, (offering[0],), None, now_s)
             return
         self._step_barrier(alive, now_s)
 
-    def _without_base(self, now_s: float) -> None:
-        if not self._base_lost_noted and now_s - self._boundary_s > self.timing.lost_s:
-            self._base_lost_noted = True
-            text = f"no living member holds round {self.view.base_round}; the run halts"
-            self._emit(Note("base-lost", text))
+    @property
+    def _next_round(self) -> int:
+        return max(self._own.round, *self.attempts, *self.closings, 0) + 1
 
     def _step_barrier(self, alive: set[bytes], now_s: float) -> None:
         if self.roster.unheard(alive):
             return  # in a new view: who has arrived is in their first heartbeats
-        attached = self.roster.attached(alive) - self.admission.leaving
-        arrived = {
-            peer
-            for peer in attached | self.roster.arrived_detached(alive)
-            if self.roster.has_arrived(peer, self._own.round, self._own.chain)
-        }
+        own, number = self._own, self._next_round
+        fragment = fragment_of(number, own.fragments)
+        leaving = self.admission.leaving
+        arrived = self.roster.arrived(alive - leaving, fragment, own.round, own.chain)
         if not arrived:
             return
         if self._first_arrival_s is None:
             self._first_arrival_s = now_s
-        late = attached - arrived
+        late = self.roster.attached(alive) - leaving - arrived
         if late and now_s - self._first_arrival_s < self.straggle_s:
             return
         if late:
             names = ", ".join(short(peer) for peer in sorted(late))
-            text = f"round {self._own.round + 1} begins without {names}: {self.straggle_s:.0f} s"
+            text = f"round {number} begins without {names}: {self.straggle_s:.0f} s"
             self._emit(Note("stragglers", f"{text} have passed since the first arrival"))
         self._phases_s = [*self._phases_s, now_s - self._boundary_s][-_PHASES_KEPT:]
-        self._begin(STEP, tuple(arrived), None, now_s)
+        self._begin(number, STEP, tuple(arrived), None, now_s)
+        self._first_arrival_s = None
 
     @property
     def straggle_s(self) -> float:
@@ -302,18 +365,20 @@ class Coordinator:
 
     def waiting_for(self, now_s: float) -> tuple[tuple[bytes, ...], float]:
         """Whom the next commit waits for, and since how many seconds; for people who ask."""
-        own, attempt = self._own, self.attempt
+        own = self._own
         alive = self.roster.alive(now_s)
         if not is_quorum(self.view, alive):
             dead = self.roster.dead(now_s)
             return tuple(sorted(dead)), min(self.roster.silent_s(p, now_s) for p in dead)
+        attempt = self.attempts.get(own.round + 1)
         if attempt is not None:
             late = {p for p in attempt.begin.participants if p not in attempt.ready}
             return tuple(sorted(late)), now_s - attempt.began_s
         if own.round == 0:
             return (), now_s - self._boundary_s
-        attached = self.roster.attached(alive)
-        late = {p for p in attached if not self.roster.has_arrived(p, own.round, own.chain)}
+        fragment = fragment_of(own.round + 1, own.fragments)
+        arrived = self.roster.arrived(alive, fragment, own.round, own.chain)
+        late = self.roster.attached(alive) - arrived
         return tuple(sorted(late)), now_s - self._boundary_s
 
     def propose(self, proposal: View, now_s: float) -> None:

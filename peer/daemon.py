@@ -7,58 +7,56 @@ orders to the round runner. Decisions live elsewhere (peer/membership.py); this 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from atoll.collectives.errors import (
     AtollError,
     ConfigError,
     ConnectError,
-    DivergedError,
     IdentityInUseError,
     IncompatibleRunError,
-    NoQuorumError,
     RemoteProtocolError,
 )
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
 from atoll.peer.certs import run_tls
+from atoll.peer.checkpointer import Checkpointer
+from atoll.peer.commands import Commands
 from atoll.peer.descriptors import raise_limit
 from atoll.peer.hello import COPIED_HOME_FIX
 from atoll.peer.identity import Home, RunRecord
 from atoll.peer.invite import Invite, fingerprint_of, format_address, parse_address
+from atoll.peer.keys import HomeSigner
 from atoll.peer.links import LinkHost
 from atoll.peer.local import LocalDoor
 from atoll.peer.membership import Node
+from atoll.peer.options import DaemonOptions, first_event
 from atoll.peer.runner import RoundRunner
-from atoll.peer.snapshot import snapshot
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
-from atoll.peer.views import Member, View, is_quorum, short
+from atoll.peer.views import Member, View, short
 
-__all__ = ["Daemon", "DaemonOptions"]
+__all__ = ["Daemon"]
 
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 ERROR_KINDS = frozenset(
-    {"no-quorum", "diverged", "load-failed", "miss", "refused", "base-lost", "disk"}
+    {
+        "base-lost",
+        "disk",
+        "diverged",
+        "equivocation",
+        "forged",
+        "load-failed",
+        "miss",
+        "no-quorum",
+        "refused",
+        "rollback",
+    }
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonOptions:
-    run: str
-    secret: bytes
-    listen_host: str
-    listen_port: int
-    advertise: str  # host to tell others, or host:port; the listening port is added if missing
-    found: bool
-    contacts: tuple[str, ...] = ()  # addresses of peers of the run
-    fingerprint: bytes | None = None  # of the peer at contacts[0], from the invite
 
 
 class Daemon:
@@ -92,7 +90,7 @@ class Daemon:
             log=lambda line: self.note("link", line),
             on_conflict=self._on_conflict,
         )
-        self.node = Node(Member(home.peer_id, self._inc))
+        self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.runner = RoundRunner(
             me=home.peer_id,
             host=self.host,
@@ -102,15 +100,21 @@ class Daemon:
         )
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
-        handlers = self.desk.handlers() | {
-            "status": self._status,
-            "leave": self._leave,
-            "waiting": self._waiting,
-            "invite": self._invite,
-        }
+        handlers = self.desk.handlers() | Commands(self).handlers()
         self.door = LocalDoor(home.socket_path, handlers, self.desk.gone)
         self.desk.door = self.door
         self._carriers = self._effect_carriers()
+        self.checkpointer: Checkpointer | None = None
+        if options.checkpoint is not None:
+            self.checkpointer = Checkpointer(
+                options.checkpoint,
+                options.every,
+                run=options.run,
+                secret=options.secret,
+                home=home,
+                incarnation=lambda: self._inc,
+                note=self.note,
+            )
 
     # ------------------------------------------------------------ life
 
@@ -122,19 +126,31 @@ class Daemon:
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())
-            if self.options.found:
-                self.feed(ev.Found(secrets.token_bytes(32)))
-                assert self.node.view is not None
-                await self._save_known(self.node.view)  # before anybody can rely on the run
-            else:
-                await self._first_contact()
-                self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
+            await self._enter()
             if not self._end.done():
-                self._spawn(self.keeper.run(lambda: self.node.view, self._contacts))
+                gathers = lambda: self.node.genesis.waiting  # noqa: E731
+                self._spawn(self.keeper.run(lambda: self.node.view, self._contacts, gathers))
                 on_ready()
             await self._end
         finally:
             await self._close()
+
+    async def _enter(self) -> None:
+        """Found the run, wait for other founders, or reach a member."""
+        loaded, begins = self.options.resume, first_event(self.options)
+        if loaded is not None:
+            self.runner.restore(loaded)
+            self.note("checkpoint", f"going on from round {loaded.round} of {loaded.path.name}")
+        if begins is None:
+            await self._first_contact()
+            self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
+            return
+        self.feed(begins)
+        if self.node.view is not None:
+            await self._save_known(self.node.view)  # before anybody can rely on the run
+        else:
+            count = self.options.expect or len(loaded.members if loaded else ())
+            self.note("genesis", f"waiting for the other founders, {count} in all")
 
     async def _listen(self) -> None:
         options = self.options
@@ -178,6 +194,8 @@ class Daemon:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
+        if self.checkpointer is not None:
+            await self.checkpointer.close()
         self.runner.close()
         await self.host.close()
         self.door.close()
@@ -193,17 +211,28 @@ class Daemon:
     def feed(self, event: ev.Event) -> None:
         if self._end.done():
             return
-        # A JOIN shows the specification of the state that this peer holds by now.
-        if isinstance(event, ev.Applied | ev.StateLoaded) and self.runner.state is not None:
-            self.node.spec = str(self.runner.state.spec.to_wire())
         for effect in self.node.handle(event, self._loop.time()):
             carry = self._carriers.get(type(effect), self.runner.carry_out)
             carry(effect)
+        if isinstance(event, ev.Applied | ev.CaughtUp):
+            self._moved_on(event)
         if self._timer is not None:
             self._timer.cancel()
         deadline_s = self.node.next_deadline_s()
         if deadline_s is not None:
             self._timer = self._loop.call_at(deadline_s, self._tick)
+
+    def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
+        """The state is another one now."""
+        state, view = self.runner.state, self.node.view or self.node.joining.taught
+        if state is None:
+            return
+        spec = state.spec
+        wire = str(spec.to_wire())
+        if wire != self.node.spec:
+            self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight))
+        if self.checkpointer is not None and view is not None:
+            self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
 
     def _tick(self) -> None:
         progress_bytes = self.runner.streams.moved_bytes
@@ -223,20 +252,14 @@ class Daemon:
         }
 
     def _on_message(self, peer: bytes, message: object) -> None:
-        if isinstance(message, ms.FetchState):
-            self.runner.donor.on_fetch_state(peer, message)
-        elif isinstance(message, ms.FetchResult):
-            self.runner.donor.on_fetch_result(peer, message)
-        elif isinstance(message, ms.StateHead | ms.ResultHead):
-            self.runner.learner.on_head(peer, message)
-        elif isinstance(message, ms.MEMBERSHIP):
+        if isinstance(message, ms.MEMBERSHIP):
             self.feed(ev.Received(peer, message))
-        else:
+        elif not self.runner.on_message(peer, message):
             raise RemoteProtocolError(f"nobody expects a {type(message).__name__} here")
 
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)
-        self.feed(ev.LinkUp(peer))
+        self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
 
     def _on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"link to {short(peer)} ended: {why}")
@@ -250,6 +273,7 @@ class Daemon:
     # ------------------------------------------------------------ carrying out effects
 
     def _on_installed(self, view: View) -> None:
+        self.runner.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:
                 self.runner.streams.know(member.peer, member.address)
@@ -347,31 +371,3 @@ class Daemon:
         error = context.get("exception") or RuntimeError(context["message"])
         if not self._end.done():
             self._end.set_exception(error)
-
-    # ------------------------------------------------------------ local commands
-
-    async def _status(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
-        return snapshot(self)
-
-    async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
-        self._loop.call_soon(self.leave)
-
-    async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> dict[str, str]:
-        lead = self.node.coordinator
-        code = ""
-        if lead is not None and lead.halted:
-            code = DivergedError.code
-        elif not self._hears_quorum():
-            code = NoQuorumError.code
-        return {"text": str(snapshot(self)["waiting"]), "code": code}
-
-    def _hears_quorum(self) -> bool:
-        """A candidate that finds no quorum is in the same position as such a coordinator."""
-        lead, view = self.node.coordinator, self.node.view
-        if lead is not None:
-            return lead.hears_quorum(self.node.now_s)
-        linked = {self.home.peer_id, *self.host.link_peers()}
-        return view is None or is_quorum(view, linked)
-
-    async def _invite(self, client: bytes, arguments: dict[str, Any]) -> str:
-        return self.invite

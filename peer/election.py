@@ -6,39 +6,46 @@ round afterwards, so it may skip phase 1. Higher ballots belong to candidates. A
 the voter: it sends no READY in this view any more. A commit needs READY from a quorum, quorums
 intersect, so every round that may have been committed stands in some report, and the highest
 (round, attempt) among the reports is the only one that can be: the coordinator begins attempt
-a+1 only after it has decided not to commit attempt a. That is the Viewstamped Replication
-argument with rounds as operations.
+a+1 only after it has decided not to commit attempt a. Rounds commit in order, so with several in
+flight the base is the last round up to which every round stands in some report, with the highest
+attempt of each. That is the Viewstamped Replication argument with rounds as operations.
 
 Every acceptor sends ACCEPTED to all voters, so that each learns the decision by itself: a view
 known only to a dead proposer would strand the living.
+
+If no promiser *holds* the base, a committed round may be lost with the dead. After a wait the run
+halts, or, if its founder chose so, goes back to the last round that somebody holds, in a view that
+is flagged as a rollback and names what was lost.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from atoll.peer.events import Effect, Note, Send
-from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Report
+from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Run, Vote
 from atoll.peer.timing import Timing
-from atoll.peer.views import Ballot, View, forked, is_quorum
+from atoll.peer.views import Ballot, View, chain_after, forked, is_quorum
 
-__all__ = ["Acceptor", "Proposer"]
-
-_COMMITTED = 1 << 62  # stands for the infinite attempt number of a round known to be committed
+__all__ = ["Acceptor", "Proposer", "base_of"]
 
 
 class Acceptor:
     """One voter's memory of the ballots of one view."""
 
-    def __init__(self, view: View, emit: Callable[[Effect], None]) -> None:
+    def __init__(
+        self, view: View, emit: Callable[[Effect], None], sign: Callable[[Any], Any] = lambda m: m
+    ) -> None:
         self.view = view
         self._emit = emit
+        self._sign = sign
         self.promised = Ballot()
         self.accepted: Accepted | None = None
         self.frozen = False
-        self._votes: dict[bytes, tuple[Ballot, View]] = {}  # each voter's, at its highest ballot
+        self._votes: dict[bytes, Accepted] = {}  # each voter's, at its highest ballot
 
     def on_prepare(self, source: bytes, ballot: Ballot, report: Report) -> None:
         """Promise, freeze and report. The caller has applied the pre-vote rule."""
@@ -47,39 +54,44 @@ class Acceptor:
         self.promised = ballot
         self.frozen = True
         accepted = self.accepted
-        self._emit(
-            Send(
-                source,
-                Promise(
-                    self.view.lineage,
-                    self.view.number,
-                    ballot,
-                    report,
-                    accepted.ballot if accepted else None,
-                    accepted.proposal if accepted else None,
-                ),
-            )
+        promise = Promise(
+            self.view.lineage,
+            self.view.number,
+            ballot,
+            report,
+            accepted.ballot if accepted else None,
+            accepted.proposal if accepted else None,
         )
+        self._emit(Send(source, self._sign(promise)))
 
     def on_accept(self, accept: Accept) -> None:
         if accept.ballot < self.promised:
             return
         self.promised = accept.ballot
         vote = Accepted(self.view.lineage, self.view.number, accept.ballot, accept.proposal)
-        self.accepted = vote
+        signed: Accepted = self._sign(vote)
+        self.accepted = signed
         for peer in self.view.peers:
-            self._emit(Send(peer, vote))
+            self._emit(Send(peer, signed))
 
-    def on_accepted(self, source: bytes, vote: Accepted) -> View | None:
-        """The decided view once a quorum has accepted it at one ballot."""
-        cast = (vote.ballot, vote.proposal)
-        cast = next((known for known in self._votes.values() if known == cast), cast)  # kept once
-        if self._votes.get(source, cast)[0] > vote.ballot:
+    def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
+        """The decided view and its proof once a quorum has accepted it at one ballot."""
+        known = self._votes.get(source)
+        if known is not None and known.ballot > vote.ballot:
             return None
-        self._votes[source] = cast
-        votes = {peer for peer, theirs in self._votes.items() if theirs == cast}
-        lone = vote.proposal.fork and set(vote.proposal.peers) <= votes
-        return vote.proposal if lone or is_quorum(self.view, votes) else None
+        same = (v for v in self._votes.values() if v.ballot == vote.ballot)
+        proposal = next((v.proposal for v in same if v.proposal == vote.proposal), vote.proposal)
+        self._votes[source] = replace(vote, proposal=proposal)  # each proposal is kept once
+        cast = {
+            peer: theirs
+            for peer, theirs in self._votes.items()
+            if (theirs.ballot, theirs.proposal) == (vote.ballot, proposal)
+        }
+        lone = proposal.fork and self.view.may_fork and set(proposal.peers) <= cast.keys()
+        if not lone and not is_quorum(self.view, cast):
+            return None
+        votes = tuple(Vote(peer, theirs.inc, theirs.sig) for peer, theirs in sorted(cast.items()))
+        return proposal, Proof(self.view.lineage, self.view.number, vote.ballot, votes)
 
 
 class Proposer:
@@ -117,8 +129,8 @@ class Proposer:
     def step(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
         """Choose a value when enough is known; repeat what may have been lost or ignored.
 
-        ``gone`` are voters that need not be waited for. ``lone_ok`` allows a fork without a
-        quorum: every missing voter's address, which accepted us earlier, refuses the connection.
+        ``gone`` are voters that need not be waited for. ``lone_ok``: the policy lets those who
+        have promised go on without a quorum, as a fork.
         """
         if self.proposal is None:
             self._choose_if_ready(now_s, gone, lone_ok)
@@ -134,39 +146,38 @@ class Proposer:
 
     def _choose_if_ready(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
         quorum = is_quorum(self.view, self.promises)
-        if not quorum and not lone_ok:
+        if not quorum and not (lone_ok and self.promises):
             return
         if self._quorum_at_s is None:
             self._quorum_at_s = now_s
         everyone = set(self.view.peers) <= self.promises.keys() | gone
         if not everyone and now_s - self._quorum_at_s < self.timing.gather_s:
             return
-        chosen = self._choose(fork=not quorum)
-        if chosen is None:
-            if not self.base_lost_noted and now_s - self.started_s > self.timing.lost_s:
-                self.base_lost_noted = True
-                text = f"no living member holds round {self.view.base_round}; the run halts"
-                self.emit(Note("base-lost", text))
-            return
-        self.proposal = chosen
-        self._sent_s = float("-inf")
+        chosen = self._choose(now_s, fork=not quorum)
+        if chosen is not None:
+            self.proposal = chosen
+            self._sent_s = float("-inf")
 
-    def _choose(self, fork: bool) -> View | None:
+    def _choose(self, now_s: float, fork: bool) -> View | None:
         """The accepted value of the highest ballot, else the promisers on the highest base."""
         promises = self.promises
         voted = [p for p in promises.values() if p.accepted_ballot and p.accepted_view]
         if voted and not fork:  # a fork is another history: nothing binds it
             best = max(voted, key=lambda p: p.accepted_ballot or Ballot())
             return best.accepted_view
-        bases: list[tuple[int, int, bytes]] = []
-        for promise in promises.values():
-            report = promise.report
-            bases.append((report.round, _COMMITTED, report.chain))
-            if report.ready_chain:
-                bases.append((report.ready_round, report.ready_attempt, report.ready_chain))
-        base_round, _, base_chain = max(bases)
-        if base_round < self.view.base_round:
-            return None
+        reports = [promise.report for promise in promises.values()]
+        base_round, base_chain, held = base_of(reports)
+        lost = not held or base_round < self.view.base_round
+        if lost:
+            if now_s - self.started_s <= self.timing.lost_s:
+                return None
+            back = max(((r.round, r.chain) for r in reports if r.holds), default=None)
+            goal = max(base_round, self.view.base_round)
+            if back is None or self.view.rules.on_lost == "halt":
+                self._note_lost(f"no living member holds round {goal}; the run halts")
+                return None
+            self._note_lost(f"no living member holds round {goal}: going back to round {back[0]}")
+            base_round, base_chain = back
         proposal = replace(
             self.view,
             number=self.view.number + 1,
@@ -175,5 +186,39 @@ class Proposer:
             base_round=base_round,
             base_chain=base_chain,
             fork=False,
+            rollback=lost,
         )
         return forked(proposal, self.ballot) if fork else proposal
+
+    def _note_lost(self, text: str) -> None:
+        if not self.base_lost_noted:
+            self.base_lost_noted = True
+            self.emit(Note("base-lost", text))
+
+
+def base_of(reports: Iterable[Report]) -> tuple[int, bytes, bool]:
+    """The last position that may have been committed, and whether a reporter holds its state.
+
+    From the highest committed round on, each round's result with the highest attempt follows.
+    """
+    reports = list(reports)
+    base_round, base_chain = max((report.round, report.chain) for report in reports)
+    holders = [r for r in reports if r.holds and (r.round, r.chain) == (base_round, base_chain)]
+    able = [r for r in reports if r.holds]  # who may hold what follows
+    while True:
+        best: Run | None = None
+        for report in reports:
+            for run in report.runs:
+                if run.round == base_round + 1 and (best is None or run.attempt > best.attempt):
+                    best = run
+        if best is None:
+            return base_round, base_chain, bool(holders)
+        holders = [r for r in able if best in r.runs and (r in holders or _leads(r, base_round))]
+        base_round = best.round
+        base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
+
+
+def _leads(report: Report, base_round: int) -> bool:
+    """Whether the reporter holds every result between its own position and the base."""
+    numbers = {run.round for run in report.runs}
+    return all(n in numbers for n in range(report.round + 1, base_round + 1))

@@ -1,4 +1,4 @@
-"""What goes into the membership machine and what comes out of it.
+"""What goes into the membership machine; what comes out (peer/effects.py) can be had here too.
 
 The shell (peer/daemon.py) turns sockets, threads and timers into events and carries effects out;
 the simulator does the same with a virtual clock and network.
@@ -6,29 +6,55 @@ the simulator does the same with a virtual clock and network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from atoll.peer.messages import Begin, Learn
-from atoll.peer.views import View
+from atoll.peer.effects import (
+    Abort,
+    Apply,
+    CatchUp,
+    Connect,
+    Effect,
+    Fetch,
+    Goal,
+    Installed,
+    Left,
+    ListFinal,
+    Note,
+    Probe,
+    Reduce,
+    Renew,
+    Send,
+    TellTrainer,
+    Undo,
+)
+from atoll.peer.views import DEFAULT_RULES, Rules
 
 __all__ = [
     "Abort",
     "Applied",
     "Apply",
     "Attached",
+    "CatchUp",
+    "CatchUpFailed",
+    "CaughtUp",
+    "Configured",
     "Connect",
+    "Cradle",
     "Detached",
     "Effect",
     "Event",
     "Fetch",
+    "FinalChunks",
     "Found",
+    "Goal",
+    "HandOver",
     "Incarnated",
     "Installed",
     "LeaveAsked",
     "Left",
     "LinkDown",
     "LinkUp",
-    "LoadState",
+    "ListFinal",
     "Note",
     "Offered",
     "Probe",
@@ -39,15 +65,13 @@ __all__ = [
     "ReduceFailed",
     "Reduced",
     "Renew",
+    "Restored",
     "Send",
-    "StateFailed",
-    "StateLoaded",
     "Submitted",
     "TellTrainer",
     "Tick",
+    "Undo",
 ]
-
-# ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +81,49 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Found a new run with this (random) lineage."""
+    """Found a new run with this (random) lineage; or go on alone from a checkpoint's state."""
 
     lineage: bytes
+    rules: Rules = DEFAULT_RULES
+    ancestors: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cradle:
+    """Wait for other founders: ``count`` peers that are started to found a run together, or a
+    majority of ``voters``, the members of the last view of a run of which only ``lineage`` at
+    ``round`` and ``chain`` is left (from a checkpoint)."""
+
+    count: int = 0
+    voters: tuple[bytes, ...] = ()
+    lineage: bytes = b""
+    ancestors: tuple[bytes, ...] = ()
+    rules: Rules = DEFAULT_RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state of a checkpoint is here, before anything else happens."""
+
+    round: int
+    chain: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What the run's specification asks of the machine; known with the first state."""
+
+    spec: str  # shown to whoever joins with another one
+    fragments: int
+    rounds_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Let this member (empty: the first that can) be the coordinator from the next view on."""
+
+    peer: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +135,8 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class LinkUp:
     peer: bytes
+    address: str = ""  # what it advertises
+    srtt_s: float = 0.0  # a round trip, as measured while connecting
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +177,7 @@ class Submitted:
     base_round: int  # the last round that the trainer was told of, or the peer's own
     epoch: int
     weight: float
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +215,28 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
-class StateLoaded:
+class CaughtUp:
+    """The state here is now the one after ``round``: reported after every entry on the way."""
+
     round: int
     chain: bytes
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class StateFailed:
+class CatchUpFailed:
+    """Nothing is under way any more; the machine asks again."""
+
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinalChunks:
+    """Answer to ListFinal: 32 bytes per chunk of the fragment, zeros where it is not final."""
+
+    round: int
+    attempt: int
+    digests: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,123 +260,19 @@ Event = (
     | Probed
     | Attached
     | Detached
+    | Cradle
+    | Restored
+    | Configured
+    | HandOver
     | Offered
     | Submitted
     | Reduced
     | ReduceFailed
     | Applied
     | Progressed
-    | StateLoaded
-    | StateFailed
+    | CaughtUp
+    | CatchUpFailed
+    | FinalChunks
     | Incarnated
     | LeaveAsked
-)
-
-# ---------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    peer: bytes
-    message: object
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Have a control link to this peer."""
-
-    peer: bytes
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    peer: bytes
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """Take part in this attempt."""
-
-    begin: Begin
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Get the result of this attempt from ``holder``."""
-
-    begin: Begin
-    holder: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Drop the attempt: its frames no longer count."""
-
-    round: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """The round is committed: apply its result. Inputs are free again afterwards."""
-
-    begin: Begin
-    chain: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LoadState:
-    learn: Learn
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A view is in force from now on: data streams to its members are wanted."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class TellTrainer:
-    kind: str  # "committed", "missed" or "reload"
-    round: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """This incarnation is out of the run: store a new number and answer with Incarnated."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The others have agreed to our leave, or need not: the daemon may end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One line for the event log: an automatic decision and its reason."""
-
-    kind: str
-    text: str
-    peer: bytes = b""
-    fields: dict[str, object] = field(default_factory=dict)
-
-
-Effect = (
-    Send
-    | Connect
-    | Probe
-    | Reduce
-    | Fetch
-    | Abort
-    | Apply
-    | LoadState
-    | Installed
-    | TellTrainer
-    | Renew
-    | Left
-    | Note
 )

@@ -1,11 +1,16 @@
-"""A member's side of rounds: take part, hold the result, apply it when it is committed.
+"""A member's side of rounds: take part, hold results, apply them when they are committed.
 
-Theory. Between commits a member is in one of three situations about round k+1: it knows of no
-attempt; it is in one (``begin``); it holds that attempt's whole result (``ready``). A newer
-attempt replaces an older one, a commit or a new view ends it. A member that learns of a commit
-whose result it does not hold is *unsynced*: it neither contributes nor counts as a copy until it
-has loaded the state again. A *frozen* member has promised a candidate to answer no more READY in
-this view (that is what makes the candidate's report complete), but may still apply a COMMIT.
+Theory. A member at round k knows of attempts at rounds k+1, k+2, ... (more than one only where the
+method keeps rounds of different fragments in flight). About each it is in one of three situations:
+it takes part or waits (``begins``), it has been told that the attempt is over (``closed``), or it
+holds that attempt's whole result (``held``) and has said READY. A newer attempt replaces an older
+one, a commit or a new view ends it. Rounds are applied in order: a commit of round n is applied if
+the results held for k+1 ... n lead from the own chain to the committed one. A member that cannot do
+that is *unsynced*: it neither contributes nor counts as a copy until it has caught up
+(peer/syncing.py). A *frozen* member has promised a candidate to answer no more READY in this view
+(that is what makes the candidate's report complete), but may still apply a COMMIT.
+
+A witness holds nothing: it votes for results that others hold, and follows the position only.
 """
 
 from __future__ import annotations
@@ -13,236 +18,302 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.peer.entries import INIT, ROUNDS_IN_FLIGHT_MAX
 from atoll.peer.events import (
     Abort,
     Apply,
+    Configured,
     Effect,
     Fetch,
-    LoadState,
+    ListFinal,
     Note,
     Reduce,
     Submitted,
     TellTrainer,
+    Undo,
 )
-from atoll.peer.messages import INIT, Begin, Commit, Learn, Ready, Repair, Report
-from atoll.peer.views import View, chain_after, genesis_chain
+from atoll.peer.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
+from atoll.peer.views import WITNESS, Member, View, chain_after, genesis_chain
 
-__all__ = ["Follower", "Held"]
+__all__ = ["Follower", "fragment_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The result of an attempt, complete on this peer but not committed."""
+    """The result of an attempt, complete here (or, on a witness, known to be held by others)."""
 
-    begin: Begin
-    chain: bytes
+    run: Run
+    begin: Begin | None
+
+
+def fragment_of(round_number: int, fragments: int) -> int:
+    """Which fragment a round reduces: in turn, from round 2 on; round 1 (INIT) is the whole."""
+    return (round_number - 2) % fragments if round_number > 1 else 0
 
 
 class Follower:
     """``round`` and ``chain`` identify the last committed state that this peer holds."""
 
-    def __init__(self, me: bytes, emit: Callable[[Effect], None]) -> None:
-        self.me = me
+    def __init__(self, me: Member, emit: Callable[[Effect], None]) -> None:
+        self.me = me.peer
+        self.is_replica = me.role != WITNESS
         self._emit = emit
         self.round = 0
         self.chain = b""
+        self.previous = (0, b"")  # the position before the last commit; (0, b"") if not known
         self.digest = b""
         self.digest_round = -1
         self.epoch = 1
+        self.fragments = 1
         self.unsynced = False
         self.doubtful = False  # our bytes differ from the others' although the chain agrees
+        self.astray = False  # our state is not on the history of the view
         self.attached = False
-        self.submission: Submitted | None = None
+        self.submissions: dict[int, Submitted] = {}  # fragment -> what waits for its next round
         self.offer = b""  # what our trainer would initialise a void run with
-        self.begin: Begin | None = None
-        self.ready: Held | None = None
-        self.loading: Learn | None = None
-        self._spoilt = False  # our contribution to the attempt at hand cannot be used
+        self.begins: dict[int, Begin] = {}  # round -> the attempt at hand
+        self.held: dict[int, Held] = {}
+        self.closed: set[int] = set()  # rounds whose attempt at hand is over
+        self._spoilt: set[int] = set()  # ... to which our contribution cannot be used
+        self._last_of: dict[int, int] = {}  # fragment -> its last committed round
+
+    def configure(self, event: Configured) -> None:
+        self.fragments = event.fragments
 
     # ------------------------------------------------------------ the trainer
 
-    @property
-    def arrived(self) -> bool:
-        return self.submission is not None  # every change of the round clears it
-
     def submitted(self, submission: Submitted) -> None:
         """Keep it for the next BEGIN, or answer at once that this round goes on without it."""
-        begin = self.begin
+        fragment = submission.fragment
+        running = self._running(fragment)
         if submission.epoch != self.epoch:
-            self._emit(TellTrainer("reload", self.round, self.epoch))
-        elif submission.base_round < self.round:
-            self._emit(TellTrainer("missed", self.round, self.epoch))  # it crossed the COMMIT
-        elif begin is not None and begin.kind != INIT and not self._spoilt:
-            self._emit(TellTrainer("missed", begin.round, self.epoch))
+            self._tell("reload", self.round, fragment)
+        elif submission.base_round < self._last_of.get(fragment, 0):
+            self._tell("missed", self.round, fragment)  # it crossed the COMMIT
+        elif running is not None:
+            self._tell("missed", running.round, fragment)
         else:
-            self.submission = submission
+            self.submissions[fragment] = submission
 
-    def spoilt(self) -> None:
-        """Our contribution to the attempt at hand cannot be used: its trainer goes on, and what
-        it submits next is kept for the attempt after this one."""
-        self._spoilt = True
-        if self.submission is not None and self.begin is not None:
-            self.submission = None
-            self._emit(TellTrainer("missed", self.begin.round, self.epoch))
+    def _running(self, fragment: int) -> Begin | None:
+        """The attempt that a submission of this fragment comes too late for."""
+        for begin in self.begins.values():
+            takes = begin.fragment == fragment and begin.round not in self._spoilt
+            if takes and begin.kind != INIT:
+                return begin
+        return None
+
+    def spoilt(self, round_number: int) -> None:
+        """Our contribution to this attempt cannot be used: its trainer goes on, and what it
+        submits next is kept for the attempt after this one."""
+        self._spoilt.add(round_number)
+        begin = self.begins.get(round_number)
+        if begin is not None and self.submissions.pop(begin.fragment, None) is not None:
+            self._tell("missed", begin.round, begin.fragment)
 
     def detached(self) -> None:
         self.attached = False
         self.offer = b""
-        if not self.contributes:
-            self.submission = None
+        read = {b.fragment for b in self.begins.values() if self.me in b.participants}
+        self.submissions = {f: s for f, s in self.submissions.items() if f in read}
 
     @property
     def contributes(self) -> bool:
         """Whether an attempt in progress reads our trainer's region."""
-        return self.begin is not None and self.me in self.begin.participants
+        return any(self.me in begin.participants for begin in self.begins.values())
+
+    def _tell(self, kind: str, round_number: int, fragment: int = 0) -> None:
+        self._emit(TellTrainer(kind, round_number, self.epoch, fragment))
 
     # ------------------------------------------------------------ attempts
 
     def on_begin(self, begin: Begin) -> None:
         """Start or restart. The caller has checked that we are in the view and not frozen."""
-        if self.unsynced or begin.round != self.round + 1:
+        if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
             return  # one that missed a commit learns of it from the coordinator's next beat
-        if self.begin is not None and begin.attempt <= self.begin.attempt:
+        known = self.begins.get(begin.round)
+        if known is not None and begin.attempt <= known.attempt:
             return
-        self._drop_attempt()
-        self.begin = begin
+        self._drop_attempt(begin.round)
+        self.begins[begin.round] = begin
         if self.me in begin.participants:
             self._emit(Reduce(begin))
 
     def on_repair(self, repair: Repair) -> None:
-        if self._is_current(repair.round, repair.attempt) and self.ready is None:
-            assert self.begin is not None
-            self._emit(Fetch(self.begin, repair.holder))
+        begin = self._current(repair.round, repair.attempt)
+        if begin is not None and repair.round not in self.held:
+            self._emit(Fetch(begin, repair.holder))
+
+    def on_ask_finals(self, ask: AskFinals) -> None:
+        """The attempt is over: say what of it is finished, and nothing else about it any more."""
+        if self._current(ask.round, ask.attempt) is not None or ask.round in self.closed:
+            self.closed.add(ask.round)
+            self._emit(ListFinal(ask.round, ask.attempt))
 
     def on_reduced(self, round_number: int, attempt: int, root: bytes) -> Ready | None:
         """We hold the whole result: the READY to send, if the attempt is still the current one."""
-        begin = self.begin
-        if begin is None or not self._is_current(round_number, attempt) or self.ready is not None:
+        begin = self._current(round_number, attempt)
+        if begin is None or round_number in self.held:
             return None
-        chain = chain_after(self.chain, begin.round, begin.participants, begin.weights, root)
-        self.ready = Held(begin, chain)
-        return self.ready_message()
+        run = Run(round_number, attempt, begin.fragment, root)
+        self.held[round_number] = Held(run, begin)
+        return Ready(begin.lineage, begin.view, round_number, attempt, root)
 
-    def ready_message(self) -> Ready | None:
-        if self.ready is None:
+    def on_notice(self, notice: Notice) -> Ready | None:
+        """As a witness: others hold this result; vote for it, and for no older attempt."""
+        known = self.held.get(notice.round)
+        late = not self.round < notice.round <= self.round + ROUNDS_IN_FLIGHT_MAX
+        if self.is_replica or late or (known and known.run.attempt > notice.attempt):
             return None
-        begin = self.ready.begin
-        return Ready(begin.lineage, begin.view, begin.round, begin.attempt, self.ready.chain)
+        if known is None or known.run.attempt < notice.attempt:
+            run = Run(notice.round, notice.attempt, notice.fragment, notice.root)
+            self.held[notice.round] = Held(run, None)
+        run = self.held[notice.round].run
+        return Ready(notice.lineage, notice.view, run.round, run.attempt, run.root)
 
-    def _is_current(self, round_number: int, attempt: int) -> bool:
-        begin = self.begin
-        return begin is not None and (begin.round, begin.attempt) == (round_number, attempt)
+    def _current(self, round_number: int, attempt: int) -> Begin | None:
+        begin = self.begins.get(round_number)
+        over = begin is None or begin.attempt != attempt or round_number in self.closed
+        return None if over else begin
 
-    def _drop_attempt(self) -> None:
-        if self.begin is not None:
-            self._emit(Abort(self.begin.round, self.begin.attempt))
-        self.begin = None
-        self.ready = None
-        self._spoilt = False
+    def runs(self) -> tuple[Run, ...]:
+        """The attempts at hand, with the roots of those whose result is held."""
+        known = {
+            number: Run(number, begin.attempt, begin.fragment)
+            for number, begin in self.begins.items()
+        }
+        known.update((number, held.run) for number, held in self.held.items())
+        return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
+
+    def _drop_attempt(self, round_number: int) -> None:
+        begin = self.begins.pop(round_number, None)
+        if begin is not None:
+            self._emit(Abort(begin.round, begin.attempt))
+        self.held.pop(round_number, None)
+        self.closed.discard(round_number)
+        self._spoilt.discard(round_number)
+
+    def drop_attempts(self) -> None:
+        for number in sorted({*self.begins, *self.held}):
+            self._drop_attempt(number)
 
     # ------------------------------------------------------------ commits
-
-    def on_commit(self, commit: Commit) -> None:
-        self.committed(commit.round, commit.chain)
 
     def committed(self, round_number: int, chain: bytes) -> None:
         """The group has committed ``round_number``: apply it if we hold it, else fall behind."""
         if round_number <= self.round or self.unsynced:
             return
-        held = self.ready
-        if held is not None and (held.begin.round, held.chain) == (round_number, chain):
-            self._apply(held)
+        path = self._path_to(round_number, chain)
+        if path is not None:
+            for held in path:
+                self._apply(held)
+        elif self.is_replica:
+            self.fell_behind(f"round {round_number} was committed without this peer's copy")
         else:
-            self._fell_behind(f"round {round_number} was committed without this peer's copy")
+            self.move_to(round_number, chain)
+
+    def _path_to(self, round_number: int, chain: bytes) -> list[Held] | None:
+        """The results held that lead from our position to that one, if they do."""
+        path = [self.held[n] for n in range(self.round + 1, round_number + 1) if n in self.held]
+        reached = self.chain
+        for held in path:
+            reached = chain_after(reached, held.run.round, held.run.fragment, held.run.root)
+        whole = len(path) == round_number - self.round and reached == chain
+        return path if whole else None
 
     def _apply(self, held: Held) -> None:
-        self.begin = None
-        self.ready = None
-        self._spoilt = False
-        self._emit(Apply(held.begin, held.chain))
-        self.round = held.begin.round
-        self.chain = held.chain
+        run, begin = held.run, held.begin
+        chain = chain_after(self.chain, run.round, run.fragment, run.root)
+        self._forget(run.round)
+        self.previous = (self.round, self.chain)
+        self.round, self.chain = run.round, chain
+        self._last_of[run.fragment] = run.round
         self.offer = b""
-        if held.begin.kind == INIT:
-            self._emit(TellTrainer("reload", self.round, self.epoch))
-        elif self.submission is not None:
-            kind = "committed" if self.me in held.begin.participants else "missed"
-            self._emit(TellTrainer(kind, self.round, self.epoch))
-        self.submission = None
+        if begin is None or not self.is_replica:
+            return
+        self._emit(Apply(begin, chain))
+        if begin.kind == INIT:
+            self._tell("reload", self.round)
+            self.submissions.clear()
+        elif self.submissions.pop(run.fragment, None) is not None:
+            kind = "committed" if self.me in begin.participants else "missed"
+            self._tell(kind, self.round, run.fragment)
 
-    def _fell_behind(self, why: str) -> None:
-        self._drop_attempt()
+    def _forget(self, round_number: int) -> None:
+        self.begins.pop(round_number, None)
+        self.held.pop(round_number, None)
+        self.closed.discard(round_number)
+        self._spoilt.discard(round_number)
+
+    def move_to(self, round_number: int, chain: bytes) -> None:
+        """As a witness, or in a void run: there is a position, and no state."""
+        for number in [n for n in (*self.begins, *self.held) if n <= round_number]:
+            self._drop_attempt(number)
+        self.previous = (self.round, self.chain)
+        self.round, self.chain = round_number, chain
+        self.unsynced = False
+
+    def fell_behind(self, why: str) -> None:
+        self.drop_attempts()
         self.unsynced = True
-        self._emit(Note("unsynced", f"{why}; loading the state from another member"))
+        self._emit(Note("unsynced", f"{why}; catching up from the others"))
 
-    # ------------------------------------------------------------ views and state
+    # ------------------------------------------------------------ views
 
     def on_install(self, view: View) -> None:
         """Reset what belonged to the old view and reach the new one's base, if we hold it."""
-        held = self.ready
         base = (view.base_round, view.base_chain)
-        if held is not None and (held.begin.round, held.chain) == base and not self.unsynced:
+        path = self._path_to(*base) if not self.unsynced else None
+        for held in path or ():
             self._apply(held)
-        self._drop_attempt()
+        self.drop_attempts()
         if not self.chain and self.round == 0:
             self.chain = genesis_chain(view.lineage)
-        if (self.round, self.chain) != base and not self.unsynced:
-            self._fell_behind(f"the view builds on round {view.base_round}, which is not held here")
+        if (self.round, self.chain) == base:
+            return
+        if not self.is_replica or view.base_round == 0:
+            self.move_to(*base)
+        elif view.rollback and self.previous == base and not self.unsynced:
+            self._undo(*base)
+        else:
+            self.astray = self.round >= view.base_round
+            if not self.unsynced:
+                what = f"the view builds on round {view.base_round}, which is not held here"
+                self.fell_behind(what)
+
+    def _undo(self, round_number: int, chain: bytes) -> None:
+        self._emit(Undo(round_number, chain))
+        self._emit(Note("rollback", f"round {self.round} is taken back: nobody else alive has it"))
+        self.round, self.chain = round_number, chain
+        self.previous = (0, b"")
+        self.digest_round = -1  # the shell reports it again
+        self.reload()
 
     def on_excluded(self) -> None:
         """Out of the view; the state stays, it may still be the group's when we are back."""
-        self._drop_attempt()
+        self.drop_attempts()
 
-    def on_learn(self, learn: Learn, in_view: bool) -> None:
-        """Load the state from a donor, unless it is what we hold or already being loaded.
-
-        A member that has caught up meanwhile ignores a late order: it may have said READY since,
-        and a READY must not be taken back (theory of peer/election.py).
-        """
-        overtaken = self.loading is not None and learn.round < self.loading.round
-        if in_view and (overtaken or not self.unsynced):
-            return
-        if (self.round, self.chain) == (learn.round, learn.chain) and not self.doubtful:
-            self.unsynced = False
-            return
-        if learn.round == 0:  # a void run: there is nothing to load
-            self.round, self.chain, self.unsynced = 0, learn.chain, False
-            return
-        same = self.loading is not None and (
-            (self.loading.round, self.loading.chain, self.loading.donor)
-            == (learn.round, learn.chain, learn.donor)
-        )
-        if not same:
-            self._drop_attempt()
-            self.unsynced = True
-            self.loading = learn
-            self._emit(LoadState(learn))
-
-    def on_loaded(self, round_number: int, chain: bytes, digest: bytes) -> None:
-        wanted = self.loading
-        if wanted is None or (wanted.round, wanted.chain) != (round_number, chain):
-            return  # the outcome of an older order
-        self.round, self.chain = round_number, chain
-        self.digest, self.digest_round = digest, round_number
-        self.unsynced = self.doubtful = False
-        self.loading = None
-        self.submission = None
+    def reload(self) -> None:
+        """Our state has changed other than by commits: the trainer has to take it anew."""
         self.epoch += 1
-        self._emit(TellTrainer("reload", self.round, self.epoch))
+        self.submissions.clear()
+        self._last_of.clear()
+        self._tell("reload", self.round)
 
-    def resync(self, why: str) -> None:
-        """Our state is in doubt: behave as one that fell behind.
+    def missed(self) -> None:
+        """Commits went by without our trainer; it keeps its parameters and goes on."""
+        for fragment in sorted(self.submissions):
+            self._tell("missed", self.round, fragment)
+        self.submissions.clear()
 
-        Not while we are READY, which must not be taken back; the next round's digest asks again.
-        """
-        if self.ready is not None:
-            return
-        self.doubtful = True
-        self._fell_behind(why)
+    @property
+    def holds(self) -> bool:
+        """Whether the state after ``round`` is here, and not in doubt."""
+        return self.is_replica and not self.doubtful and not self.astray
 
     def report(self) -> Report:
         """What a candidate must know before it may choose the base of the next view."""
-        if self.ready is None:
-            return Report(self.round, self.chain)
-        begin = self.ready.begin
-        return Report(self.round, self.chain, begin.round, begin.attempt, self.ready.chain)
+        if self.astray:
+            return Report(0, b"", holds=False)
+        runs = tuple(self.held[number].run for number in sorted(self.held))
+        return Report(self.round, self.chain, self.holds, runs)

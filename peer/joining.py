@@ -25,9 +25,10 @@ class Joining:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._next_join_s = 0.0
-        self._teacher = b""  # the coordinator whose LEARN we follow
+        self.teacher = b""  # the coordinator whose LEARN we follow
+        self.taught: View | None = None  # its view, whose members are our donors
         self.tag = (b"", 0)  # its lineage and view, for our heartbeats
-        self._excluded_by: View | None = None
+        self._excluded_by: Install | None = None
         self.renewing = False  # no JOIN until the new incarnation number is on disk
 
     def soon(self) -> None:
@@ -35,7 +36,7 @@ class Joining:
 
     def step(self) -> None:
         node = self._node
-        if node.now_s < self._next_join_s or self.renewing:
+        if node.now_s < self._next_join_s or self.renewing or node.genesis.waiting:
             return
         self._next_join_s = node.now_s + node.timing.join_retry_s
         own = node.follower
@@ -45,14 +46,16 @@ class Joining:
     def beat(self) -> None:
         """A learner's heartbeat shows its coordinator how far it is."""
         node = self._node
-        if node.phase is Phase.LEARNER and self._teacher in node.linked:
-            node.emit(Send(self._teacher, node.beats.heartbeat()))
+        if node.phase is Phase.LEARNER and self.teacher in node.linked:
+            node.emit(Send(self.teacher, node.beats.heartbeat()))
 
     def on_redirect(self, source: bytes, redirect: Redirect) -> None:
-        if self._node.view is None and not self._node.superseded(redirect.decided):
+        if self._node.view is None and not self._node.changes.superseded(redirect.decided):
             self._connect(redirect.decided)
-            if self._excluded_by is not None and follows(self._excluded_by, redirect.decided):
-                self._node.emit(Send(source, Install(self._excluded_by)))
+            known = self._excluded_by
+            if known is not None and follows(known.decided, redirect.decided):
+                self._node.emit(Send(source, known))
+            self._node.genesis.stop()
 
     def on_refused(self, source: bytes, refused: JoinRefused) -> None:
         if self._node.view is None:  # a member has not asked anybody
@@ -65,20 +68,36 @@ class Joining:
                 node.emit(Connect(member.peer, member.address))
 
     def on_learn(self, source: bytes, learn: Learn) -> None:
-        self._node.go(Trigger.LEARN)
-        self._teacher, self.tag = source, (learn.lineage, learn.view)
-        self._node.follower.on_learn(learn, in_view=False)
+        """Catch up with the run; its coordinator lets us in when we have."""
+        node, own = self._node, self._node.follower
+        if learn.decided is not None:
+            self.taught = learn.decided
+            self._connect(learn.decided)
+        view = self.taught
+        if view is None or (view.lineage, view.number) != (learn.lineage, learn.view):
+            return  # it sends the view until our heartbeat shows that we know it
+        node.go(Trigger.LEARN)
+        self.teacher, self.tag = source, (learn.lineage, learn.view)
+        goal = (learn.round, learn.chain)
+        if (own.round, own.chain) != goal and not own.unsynced:
+            own.unsynced = True
+        node.syncing.aim(*goal, view, anew=True)
 
-    def excluded(self, decided: View) -> None:
+    def excluded(self, install: Install) -> None:
         """The others went on without this incarnation: come back as a new one.
 
         They may not know yet, and those who decided may be gone: what we know must not be lost.
         """
-        self._excluded_by = decided
-        self._connect(decided)
-        for peer in decided.peers:
-            self._node.emit(Send(peer, Install(decided)))
+        self._excluded_by = install
+        self._connect(install.decided)
+        for peer in install.decided.peers:
+            self._node.emit(Send(peer, install))
+        self.renew()
+
+    def renew(self) -> None:
+        """This life is over for the others; the next one asks to come in."""
         self.renewing = True
+        self.taught = None
         self._node.emit(Renew())
 
     def incarnated(self) -> None:
@@ -103,3 +122,8 @@ class Joining:
             node.coordinator.admission.on_join(join.member, node.now_s)
         else:
             node.emit(Send(source, Redirect(node.view)))
+
+    def answer_hail(self, source: bytes) -> None:
+        """To one that wants to found the run that we are in: ask to come in instead."""
+        if self._node.view is not None and self._node.view.number > 0:
+            self._node.emit(Send(source, Redirect(self._node.view)))

@@ -1,4 +1,4 @@
-"""The membership machine of one peer: views, and who hears which message.
+"""The membership machine of one peer: who hears which event and which message.
 
 Sans-I/O: ``handle(event, now_s)`` returns effects, ``next_deadline_s()`` says when to send the
 next Tick. No clock, socket, thread or random number lives here; the same object runs in the daemon
@@ -7,10 +7,12 @@ and in the simulator.
 Theory. Views are numbered; whoever acts in a newer one tells whoever speaks in an older one
 (INSTALL), and whoever hears of a newer one asks for it (PROBE). Every message to oneself goes
 through the same handlers as everyone else's, so the coordinator is an ordinary member that also
-coordinates. The parts: phases.py (the table), follower.py (rounds as a member), reports.py (what
-trainer and data plane say), coordinator.py, attempts.py and admission.py (rounds and members as
-the coordinator), succession.py and election.py (the next view when the coordinator is lost),
-joining.py (outside the view).
+coordinates. The parts: phases.py (the table), viewchange.py (from view to view), follower.py and
+syncing.py (rounds and state as a member), orders.py (what the
+coordinator says), reports.py (what trainer and data plane say),
+coordinator.py, attempts.py, keeping.py and admission.py (rounds and members as the coordinator),
+succession.py and election.py (the next view when the coordinator is lost), lineages.py (forks),
+joining.py and genesis.py (outside the view), signing.py (what is signed).
 """
 
 from __future__ import annotations
@@ -21,16 +23,21 @@ from typing import Any
 
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
-from atoll.peer.attempts import Attempt
 from atoll.peer.beats import Beats
 from atoll.peer.coordinator import Coordinator
 from atoll.peer.follower import Follower
+from atoll.peer.genesis import Genesis
 from atoll.peer.joining import Joining
+from atoll.peer.lineages import Lineages
+from atoll.peer.orders import Orders
 from atoll.peer.phases import Phase, Trigger, next_phase
 from atoll.peer.reports import Reports
+from atoll.peer.signing import Signatures, Signer
 from atoll.peer.succession import Succession
+from atoll.peer.syncing import Syncing
 from atoll.peer.timing import Timing
-from atoll.peer.views import Member, View, follows, genesis_chain, short
+from atoll.peer.viewchange import ViewChange
+from atoll.peer.views import Member, View, genesis_chain, short
 
 __all__ = ["Node"]
 
@@ -38,24 +45,36 @@ __all__ = ["Node"]
 class Node:
     """One peer. Attributes are for reading; everything changes through :meth:`handle`."""
 
-    def __init__(self, me: Member, timing: Timing | None = None) -> None:
+    def __init__(
+        self, me: Member, timing: Timing | None = None, signer: Signer | None = None
+    ) -> None:
         self.me = me
-        self.timing = timing or Timing()
+        self.timing = self._unpaced = timing or Timing()
         self.phase = Phase.OUT
         self.view: View | None = None
         self.spec = ""  # the run specification this peer holds state for, shown when a JOIN differs
-        self.follower = Follower(me.peer, self.emit)
+        self.rounds_in_flight = 1
+        self.signatures = Signatures(me.peer, signer, self.emit)
+        self.follower = Follower(me, self.emit)
         self.coordinator: Coordinator | None = None
         self.succession: Succession | None = None
         self.linked: set[bytes] = set()
+        self.srtt_s: dict[bytes, float] = {}
         self.refused: set[bytes] = set()
         self.leave_by_s: float | None = None
         self.now_s = 0.0
         self._due_s = 0.0  # when we wanted to be called again
         self._out: list[ev.Effect] = []
         self._local: deque[object] = deque()  # messages to ourselves
+        self.syncing = Syncing(self)
+        self.lineages = Lineages(self)
         self.joining = Joining(self)
+        self.genesis = Genesis(self)
+        self.changes = ViewChange(self)
         self.beats = Beats(self)
+        self.enter_cradle = self.changes.enter_cradle
+        self.give_way = self.changes.give_way
+        self._orders = Orders(self)
         self._handlers = self._event_handlers()
         self._messages = self._message_handlers()
 
@@ -85,8 +104,7 @@ class Node:
         pause_s = self.now_s - self._due_s
         if self._due_s and pause_s > self.timing.heartbeat_s:
             self._with_election(lambda election: election.forgive(pause_s))
-            if self.coordinator is not None:
-                self.coordinator.forgive(pause_s)
+            self._lead(lambda lead: lead.forgive(pause_s))
 
     def next_deadline_s(self) -> float | None:
         """When :class:`Tick` is due at the latest; None when there is nothing to wait for."""
@@ -99,7 +117,7 @@ class Node:
     def _busy(self) -> bool:
         lead = self.coordinator
         electing = self.succession is not None and self.succession.busy
-        return electing or (lead is not None and (lead.attempt or lead.proposer) is not None)
+        return electing or (lead is not None and lead.busy)
 
     def emit(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Send) and effect.peer == self.me.peer:
@@ -114,6 +132,12 @@ class Node:
     def go(self, trigger: Trigger) -> None:
         self.phase = next_phase(self.phase, trigger)
 
+    def pace(self) -> None:
+        """Limits follow the slowest round trip to a member of the view."""
+        members = self.view.peers if self.view else ()
+        slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
+        self.timing = self._unpaced.paced(slowest_s)
+
     # ------------------------------------------------------------ events
 
     def _event_handlers(self) -> dict[type, Callable[[Any], None]]:
@@ -121,26 +145,41 @@ class Node:
             **Reports(self).handlers,
             ev.Tick: lambda _: None,
             ev.Found: self._on_found,
+            ev.Cradle: self.genesis.start,
             ev.Received: lambda e: self._on_message(e.source, e.message),
             ev.LinkUp: self._on_link_up,
             ev.LinkDown: self._on_link_down,
             ev.Probed: self._on_probed,
             ev.Incarnated: self._on_incarnated,
             ev.LeaveAsked: self._on_leave_asked,
+            ev.HandOver: self._on_hand_over,
         }
 
     def _on_found(self, event: ev.Found) -> None:
-        chain = genesis_chain(event.lineage)
-        self._install(View(event.lineage, 1, (self.me,), self.me.peer, 0, chain))
+        own = self.follower
+        chain = own.chain or genesis_chain(event.lineage)
+        view = View(
+            event.lineage,
+            1,
+            (self.me,),
+            self.me.peer,
+            own.round,
+            chain,
+            ancestors=event.ancestors,
+            rules=event.rules,
+        )
+        self.changes.enter(view)
 
     def _on_link_up(self, event: ev.LinkUp) -> None:
         self.linked.add(event.peer)
         self.refused.discard(event.peer)
+        self.srtt_s[event.peer] = event.srtt_s
         self.beats.soon()
         self.joining.soon()
 
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self.linked.discard(event.peer)
+        self.srtt_s.pop(event.peer, None)
         self.probe(event.peer)
 
     def probe(self, peer: bytes) -> None:
@@ -170,7 +209,7 @@ class Node:
         self.leave_by_s = self.now_s + self.timing.leave_s
         self.beats.soon()
         if self.view is None or self._alone():
-            self._leave()
+            self.leave()
         elif self.coordinator is not None:
             self.coordinator.admission.leaving.add(self.me.peer)
 
@@ -178,31 +217,33 @@ class Node:
         lead = self.coordinator
         return lead is not None and lead.roster.alive(self.now_s) == {self.me.peer}
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         self.go(Trigger.LEAVE)
         self.coordinator = None
         self.emit(ev.Left())
 
+    def _on_hand_over(self, event: ev.HandOver) -> None:
+        if self.coordinator is not None:
+            self.coordinator.admission.heir = event.peer
+
     # ------------------------------------------------------------ messages
 
     def _message_handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
-        follower = self.follower
         return {
+            **self._orders.handlers,
             ms.Heartbeat: lambda s, m: self._lead(lambda c: c.on_heartbeat(s, m, self.now_s)),
-            ms.CoordinatorBeat: lambda s, m: self.beats.on_coordinator(m),
             ms.Offer: lambda s, m: self._lead(lambda c: c.on_offer(s, m.blob, self.now_s)),
-            ms.Miss: lambda s, m: self._with_attempt(lambda a: a.on_miss(s, m)),
-            ms.Ready: lambda s, m: self._with_attempt(lambda a: a.on_ready(s, m)),
-            ms.Begin: self._on_begin,
-            ms.Repair: lambda s, m: follower.on_repair(m),
-            ms.Commit: lambda s, m: follower.on_commit(m),
-            ms.Resync: lambda s, m: follower.resync("this peer's state digest is in the minority"),
+            ms.Miss: lambda s, m: self._lead(lambda c: c.on_miss(s, m)),
+            ms.Ready: lambda s, m: self._lead(lambda c: c.on_ready(s, m)),
+            ms.Finals: lambda s, m: self._lead(lambda c: c.on_finals(s, m)),
             ms.Prepare: lambda s, m: self._with_election(lambda e: e.on_prepare(s, m)),
-            ms.Promise: lambda s, m: self._with_election(lambda e: e.on_promise(s, m)),
+            ms.Promise: self._on_promise,
             ms.Accept: lambda s, m: self._with_election(lambda e: e.on_accept(m)),
             ms.Accepted: self._on_accepted,
-            ms.Install: lambda s, m: self.on_install(m.decided),
+            ms.Install: lambda s, m: self.changes.on_install(m),
             ms.ProbeView: lambda s, m: self.tell_view(s),
+            ms.Meet: self.lineages.on_meet,
+            ms.Hail: self.genesis.on_hail,
             ms.Join: self.joining.answer,
             ms.Redirect: self.joining.on_redirect,
             ms.JoinRefused: self.joining.on_refused,
@@ -227,7 +268,7 @@ class Node:
 
     def _may_speak(self, source: bytes, message: ms.InView) -> bool:
         """Learners beat; orders come from the coordinator; all the rest is said among members."""
-        if isinstance(message, _FROM_COORDINATOR):
+        if type(message) in self._orders.handlers:
             return self._is_coordinator(source)
         named = self.view is not None and self.view.member(source) is not None
         return named or isinstance(message, ms.Heartbeat | ms.ProbeView)
@@ -246,133 +287,66 @@ class Node:
         return message.view == view.number
 
     def tell_view(self, peer: bytes) -> None:
-        if self.view is not None and peer != self.me.peer:
-            self.emit(ev.Send(peer, ms.Install(self.view)))
+        if self.view is not None and self.view.number > 0 and peer != self.me.peer:
+            self.emit(ev.Send(peer, ms.Install(self.view, self.changes.proof)))
 
     def _is_coordinator(self, peer: bytes) -> bool:
         return self.view is not None and peer == self.view.coordinator
+
+    def has_coordinator(self) -> bool:
+        """As a member: whether it is heard."""
+        election = self.succession
+        return election is not None and election.waiting_for() is None
 
     def _with_election(self, act: Callable[[Succession], None]) -> None:
         if self.succession is not None:
             act(self.succession)
 
-    def _with_attempt(self, act: Callable[[Attempt], None]) -> None:
-        if self.coordinator is not None and self.coordinator.attempt is not None:
-            act(self.coordinator.attempt)
-
     def _lead(self, act: Callable[[Coordinator], None]) -> None:
         if self.coordinator is not None:
             act(self.coordinator)
 
-    def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
-        if not self.frozen():
-            self.follower.on_begin(begin)
-
     def frozen(self) -> bool:
         return self.succession is None or self.succession.acceptor.frozen
 
+    def _on_promise(self, source: bytes, promise: ms.Promise) -> None:
+        if self.signatures.genuine(source, promise):
+            self._with_election(lambda e: e.on_promise(source, promise))
+
+    def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
+        if self.succession is None or not self.signatures.genuine(source, vote):
+            return
+        decided = self.succession.on_accepted(source, vote)
+        if decided is not None:
+            self.changes.on_decided(*decided)
+
     def _on_learn(self, source: bytes, learn: ms.Learn) -> None:
-        view = self.view
-        if view is None:
+        if self.view is None:
             self.joining.on_learn(source, learn)
-        elif (learn.lineage, learn.view) == (view.lineage, view.number) and (
-            source == view.coordinator
-        ):
-            self.follower.on_learn(learn, in_view=True)
-        self.beats.soon()
+            self.beats.soon()
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
         member = self.view.member(source) if self.view else None
         if self.coordinator is not None and member is not None and member.inc == leave.inc:
             self.coordinator.admission.leaving.add(source)
 
-    # ------------------------------------------------------------ views
-
-    def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
-        decided = self.succession.on_accepted(source, vote) if self.succession else None
-        if decided is not None:
-            self.on_install(decided)
-
-    def superseded(self, decided: View) -> bool:
-        """Whether a view names a later life of this peer: numbers are on disk before anybody
-        hears of them, so another process must be using this identity."""
-        mine = decided.member(self.me.peer)
-        if mine is None or mine.inc <= self.me.inc:
-            return False
-        text = f"view {decided.number} names incarnation {mine.inc} of this peer, not {self.me.inc}"
-        self.emit(ev.Note("conflict", text))
-        return True
-
-    def on_install(self, decided: View) -> None:
-        if self.superseded(decided):
-            return
-        view = self.view
-        mine = decided.member(self.me.peer)
-        named = mine is not None and mine.inc == self.me.inc
-        if view is None:
-            if named and not self.joining.renewing:  # no way back into a view that we have lost
-                self._install(decided)
-            return
-        # Who lacks a quorum gives way to a lone survivor's fork of its own lineage, however far.
-        gives_way = self.phase is Phase.CANDIDATE and view.lineage in decided.ancestors
-        if not follows(decided, view) and not gives_way:
-            return
-        if named:
-            self._install(decided)
-        else:
-            self._excluded(decided)
-
-    def _install(self, decided: View) -> None:
-        """Enter a decided view: all state of the old one ends here."""
-        old, led = self.view, self.coordinator
-        self.view = decided
-        self.coordinator = None
-        self.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
-        self.succession = Succession(self, decided)
-        self.beats.soon()
-        leads = decided.coordinator == self.me.peer
-        self.go(Trigger.LED if leads else Trigger.FOLLOWED)
-        self.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
-        self.emit(ev.Installed(decided))
-        self.follower.on_install(decided)
-        if leads:
-            self.coordinator = Coordinator(
-                decided, self.me.peer, self.follower, self.timing, self.emit, self.now_s
-            )
-            if led is not None:
-                self.coordinator.admission.take_over(led.admission)
-            for peer in self.refused:
-                self.coordinator.roster.refused(peer)
-            for peer in set(decided.peers) | set(old.peers if old else ()):
-                self.tell_view(peer)
-            if self.leave_by_s is not None:
-                self.coordinator.admission.leaving.add(self.me.peer)
-
-    def _excluded(self, decided: View) -> None:
-        """The others go on without this incarnation: come back as a new one, or be gone."""
-        if self.leave_by_s is not None:
-            self._leave()
-            return
-        text = f"view {decided.number} is without this peer; joining again as a new incarnation"
-        self.emit(ev.Note("excluded", text))
-        self.go(Trigger.EXCLUDED)
-        self.follower.on_excluded()
-        self.view = self.succession = self.coordinator = None
-        self.joining.excluded(decided)
-
     # ------------------------------------------------------------ time
 
     def _step(self) -> None:
         now_s = self.now_s
         if self.leave_by_s is not None and (now_s >= self.leave_by_s or self._alone()):
-            self._leave()
+            self.leave()
             return
+        if self.view is None:
+            self.genesis.step()
         if self.view is None:
             self.joining.step()
         elif self.coordinator is not None:
             self._step_coordinator(self.coordinator)
         else:
             self._with_election(lambda election: election.step())
+        self.syncing.step()
+        self.lineages.step()
         self.beats.step()
 
     def _step_coordinator(self, lead: Coordinator) -> None:
@@ -383,13 +357,14 @@ class Node:
         election = self.succession
         if election is None:
             return
-        if lead.hears_quorum(self.now_s):
-            if lead.roster.frozen() > 0:
-                election.outbid(lead.roster.frozen())
-        elif election.may_fork():
-            election.stand()
-        else:
-            election.probe_missing(lead.roster.alive(self.now_s))
-
-
-_FROM_COORDINATOR = (ms.Begin, ms.Commit, ms.CoordinatorBeat, ms.Repair, ms.Resync)
+        if not lead.hears_quorum(self.now_s):
+            election.lost_quorum()
+            if self.coordinator is not None:
+                election.probe_missing(lead.roster.alive(self.now_s))
+            return
+        election.has_quorum()
+        since_s = lead.without_base_since_s
+        if lead.roster.frozen() > 0:
+            election.outbid(lead.roster.frozen())
+        elif since_s is not None and self.now_s - since_s > self.timing.lost_s:
+            election.stand()  # nobody alive has the base: let an election find what is left

@@ -1,8 +1,7 @@
 """The messages of the control links, as frozen dataclasses (design/membership.md's table).
 
 Fields are only ever appended, with defaults, so that neighbouring versions understand each other.
-``lineage`` and ``view`` stand first in every message that acts inside a view: a receiver drops
-other lineages, answers older views with INSTALL and asks newer ones by PROBE.
+What decides (promises, votes, views, commits) is in peer/votes.py and can be had from here too.
 """
 
 from __future__ import annotations
@@ -10,11 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from atoll.optim.spec import BLOB_BYTES_MAX, SPEC_BYTES_MAX
+from atoll.optim.spec import SPEC_BYTES_MAX
+from atoll.peer.entries import (
+    FRAGMENTS_MAX,
+    INIT,
+    ORIGINS_MAX,
+    STEP,
+    WEIGHT_MAX,
+    Blob,
+    Fragment,
+    Origin,
+)
+from atoll.peer.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.views import (
+    ANCESTORS_MAX,
     MEMBERS_MAX,
     Attempts,
-    Ballot,
     Ballots,
     Digest,
     Incarnation,
@@ -23,7 +33,20 @@ from atoll.peer.views import (
     PeerId,
     Rounds,
     View,
-    Views,
+)
+from atoll.peer.votes import (
+    Accept,
+    Accepted,
+    Commit,
+    Install,
+    InView,
+    Prepare,
+    Promise,
+    Proof,
+    Report,
+    Run,
+    Runs,
+    Vote,
 )
 from atoll.peer.wire import Within, message
 
@@ -34,11 +57,12 @@ __all__ = [
     "WEIGHT_MAX",
     "Accept",
     "Accepted",
+    "AskFinals",
     "Begin",
     "Commit",
     "CoordinatorBeat",
-    "FetchResult",
-    "FetchState",
+    "Finals",
+    "Hail",
     "Heartbeat",
     "InView",
     "Install",
@@ -46,37 +70,28 @@ __all__ = [
     "JoinRefused",
     "Learn",
     "Leave",
+    "Meet",
     "Miss",
+    "Notice",
     "Offer",
     "Prepare",
     "ProbeView",
     "Promise",
+    "Proof",
     "Ready",
     "Redirect",
     "Repair",
     "Report",
-    "ResultHead",
     "Resync",
-    "StateHead",
+    "Run",
+    "Vote",
+    "Yield",
 ]
 
-WEIGHT_MAX = 1e15  # tokens in one round; sums of a thousand of them are exact in float64
-INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
-STEP = "step"  # every other entry: an averaged pseudo-gradient
-
-Blob = Annotated[bytes, Within(0, BLOB_BYTES_MAX)]
 Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
 Spec = Annotated[str, Within(0, SPEC_BYTES_MAX)]
 Text = Annotated[str, Within(0, 3 * SPEC_BYTES_MAX)]  # quotes two specifications
 Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
-
-
-@dataclass(frozen=True, slots=True)
-class InView:
-    """What every message inside a view begins with."""
-
-    lineage: Lineage
-    view: Views
 
 
 @message
@@ -90,20 +105,20 @@ class Heartbeat(InView):
     digest: Digest  # of the state after `digest_round`
     digest_round: Annotated[int, Within(-1, (1 << 62) - 1)]
     attached: bool
-    arrived: bool  # a submission for round + 1 waits
-    weight: float
+    arrived: Annotated[tuple[Fragment, ...], Within(0, FRAGMENTS_MAX)]  # submissions that wait ...
+    weights: Annotated[tuple[float, ...], Within(0, FRAGMENTS_MAX)]  # ... and their weights
     frozen: bool
     promised: Ballots  # highest ballot number promised: the coordinator must outbid it
     unsynced: bool
     progress_bytes: Bytes
-    run_round: Rounds  # the attempt that this member knows of
-    run_attempt: Attempts
-    ready_chain: Digest  # not empty: "I hold its result", repeats READY
+    runs: Runs = ()  # repeats READY
     epoch: Rounds = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight <= WEIGHT_MAX:  # refuses NaN too
-            raise ValueError(f"a weight is 0 to {WEIGHT_MAX:g}, not {self.weight}")
+        if len(self.arrived) != len(self.weights):
+            raise ValueError("one weight per waiting submission")
+        if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights):  # refuses NaN too
+            raise ValueError(f"weights are 0 to {WEIGHT_MAX:g}, not {self.weights}")
 
 
 @message
@@ -113,6 +128,7 @@ class CoordinatorBeat(InView):
 
     round: Rounds
     chain: Digest
+    commit: Commit | None = None  # of this view; none before its first
     waiting: Peers = ()  # whom the next commit waits for ...
     waiting_s: float = 0.0  # ... and since when, for people who ask
 
@@ -138,7 +154,11 @@ class Miss(InView):
 @message
 @dataclass(frozen=True, slots=True)
 class Begin(InView):
-    """Start an attempt. ``participants`` are sorted peer ids with their ``weights``."""
+    """Start an attempt. ``participants`` are sorted peer ids with their ``weights``.
+
+    ``kept`` (peer/kept.py) names chunks that earlier attempts of this round have finished; their
+    origins are ``past``, counted from 1: origin 0 is this attempt's own.
+    """
 
     round: Rounds
     attempt: Attempts
@@ -146,24 +166,58 @@ class Begin(InView):
     participants: Peers
     weights: tuple[float, ...]
     blob: Blob = b""  # INIT only
+    fragment: Fragment = 0
+    past: Annotated[tuple[Origin, ...], Within(0, ORIGINS_MAX - 1)] = ()
+    kept: Annotated[bytes, Within(0, KEPT_BYTES_MAX)] = b""
 
     def __post_init__(self) -> None:
-        if self.kind not in (INIT, STEP) or len(self.participants) != len(self.weights):
-            raise ValueError("BEGIN has a known kind and one weight per participant")
-        if list(self.participants) != sorted(set(self.participants)) or not self.participants:
-            raise ValueError("BEGIN names its participants once each, in order")
-        if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights) or not any(self.weights):
-            raise ValueError(f"weights are 0 to {WEIGHT_MAX:g} and not all zero")
+        if self.kind not in (INIT, STEP):
+            raise ValueError("BEGIN has a known kind")
+        Origin(self.participants, self.weights)  # ValueError if these make no sense
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return (Origin(self.participants, self.weights), *self.past)
 
 
 @message
 @dataclass(frozen=True, slots=True)
 class Ready(InView):
-    """ "I hold the whole result of this attempt"."""
+    """ "I hold the whole result of this attempt"; of a witness: "I know that others hold it"."""
 
     round: Rounds
     attempt: Attempts
-    chain: Digest
+    root: Digest
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Notice(InView):
+    """Coordinator to witness only: enough copies of this result exist, will you vote for it?"""
+
+    round: Rounds
+    attempt: Attempts
+    fragment: Fragment
+    root: Digest
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskFinals(InView):
+    """Coordinator to participants: this attempt has ended; which of its chunks are final?"""
+
+    round: Rounds
+    attempt: Attempts
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Finals(InView):
+    """32 bytes per chunk of the fragment, zeros where it is not final here."""
+
+    round: Rounds
+    attempt: Attempts
+    digests: Annotated[bytes, Within(0, DIGEST_BYTES * KEPT_MAX)]
 
 
 @message
@@ -178,70 +232,11 @@ class Repair(InView):
 
 @message
 @dataclass(frozen=True, slots=True)
-class Commit(InView):
-    round: Rounds
-    attempt: Attempts
-    chain: Digest
-
-
-@message
-@dataclass(frozen=True, slots=True)
 class Resync(InView):
     """Coordinator to a member whose digest is in the minority: take the state again."""
 
     round: Rounds
     digest: Digest
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Prepare(InView):
-    ballot: Ballot
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a voter holds, so that nothing that may have been committed is lost."""
-
-    round: Rounds
-    chain: Digest
-    ready_round: Rounds = 0
-    ready_attempt: Attempts = 0
-    ready_chain: Digest = b""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Promise(InView):
-    ballot: Ballot
-    report: Report
-    accepted_ballot: Ballot | None = None
-    accepted_view: View | None = None
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Accept(InView):
-    ballot: Ballot
-    proposal: View
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Accepted(InView):
-    """To all voters: every acceptor learns the decision itself."""
-
-    ballot: Ballot
-    proposal: View
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class Install:
-    """A decided view. ``leave`` of an older one has ended with it."""
-
-    decided: View
 
 
 @message
@@ -279,12 +274,41 @@ class JoinRefused:
 @message
 @dataclass(frozen=True, slots=True)
 class Learn(InView):
-    """Coordinator to learner or laggard: bring yourself to this state, from this donor."""
+    """Coordinator to learner: the last commit, and the view (its donors) if you lack it."""
 
     round: Rounds
     chain: Digest
-    digest: Digest
-    donor: Member
+    decided: View | None = None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Coordinator with a quorum to anyone of another lineage: where its own stands."""
+
+    lineage: Lineage
+    round: Rounds
+    coordinator: Member
+    ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Yield(InView):
+    """Coordinator to members: this lineage ends, join the other one."""
+
+    winner: Meet
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Hail:
+    """A peer that waits for others to found or resume a run with: who it is, what it holds."""
+
+    member: Member
+    cradle: Digest  # identifies the voters that the founding view is to be decided by
+    round: Rounds = 0
+    chain: Digest = b""
 
 
 @message
@@ -293,43 +317,5 @@ class Leave(InView):
     inc: Incarnation
 
 
-@message
-@dataclass(frozen=True, slots=True)
-class FetchResult(InView):
-    """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames."""
-
-    round: Rounds
-    attempt: Attempts
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class ResultHead:
-    """``found`` false: ask somebody else."""
-
-    round: Rounds
-    attempt: Attempts
-    found: bool
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class FetchState:
-    """Learner to donor: send me the state after this round."""
-
-    round: Rounds
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class StateHead:
-    """Donor's answer before the data frames: specification blob and the leaf digests."""
-
-    round: Rounds
-    found: bool
-    blob: Blob = b""
-    leaves: bytes = b""  # 32 bytes for each chunk
-
-
 # What the membership machine hears; the other messages belong to transfers.
-MEMBERSHIP = InView | Install | Join | Redirect | JoinRefused
+MEMBERSHIP = InView | Install | Join | Redirect | JoinRefused | Meet | Hail

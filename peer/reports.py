@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.peer import events as ev
-from atoll.peer.messages import Miss
+from atoll.peer.messages import Finals, Miss
 from atoll.peer.views import short
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ class Reports:
             ev.ReduceFailed: self._on_reduce_failed,
             ev.Applied: self._on_applied,
             ev.Progressed: self._on_progressed,
-            ev.StateLoaded: self._on_state_loaded,
-            ev.StateFailed: self._on_state_failed,
+            ev.FinalChunks: self._on_final_chunks,
+            ev.CaughtUp: self._on_caught_up,
+            ev.CatchUpFailed: self._on_catch_up_failed,
+            ev.Restored: self._on_restored,
+            ev.Configured: self._on_configured,
         }
 
     # ------------------------------------------------------------ the trainer
@@ -63,11 +66,11 @@ class Reports:
 
     def _on_reduce_failed(self, event: ev.ReduceFailed) -> None:
         node = self._node
-        begin = node.follower.begin
-        if begin is None or (begin.round, begin.attempt) != (event.round, event.attempt):
+        begin = node.follower.begins.get(event.round)
+        if begin is None or begin.attempt != event.attempt:
             return
         if not event.peers:
-            node.follower.spoilt()
+            node.follower.spoilt(event.round)
         missing = event.peers or (node.me.peer,)
         names = ", ".join(short(peer) for peer in missing)
         node.emit(ev.Note("miss", f"round {event.round}: {names}: {event.why}"))
@@ -77,6 +80,15 @@ class Reports:
         for peer in event.peers:
             node.probe(peer)
 
+    def _on_final_chunks(self, event: ev.FinalChunks) -> None:
+        """The attempt is over: the coordinator wants to know what is left of it."""
+        node = self._node
+        begin = node.follower.begins.get(event.round)
+        if begin is not None and begin.attempt == event.attempt and node.view is not None:
+            tag = (begin.lineage, begin.view)
+            finals = Finals(*tag, event.round, event.attempt, event.digests)
+            node.emit(ev.Send(node.view.coordinator, finals))
+
     def _on_applied(self, event: ev.Applied) -> None:
         self._node.follower.digest = event.digest
         self._node.follower.digest_round = event.round
@@ -85,10 +97,21 @@ class Reports:
     def _on_progressed(self, event: ev.Progressed) -> None:
         self._node.beats.progress_bytes = event.total_bytes
 
-    def _on_state_loaded(self, event: ev.StateLoaded) -> None:
-        self._node.follower.on_loaded(event.round, event.chain, event.digest)
+    def _on_caught_up(self, event: ev.CaughtUp) -> None:
+        self._node.syncing.on_caught_up(event)
         self._node.beats.soon()
 
-    def _on_state_failed(self, event: ev.StateFailed) -> None:
-        self._node.follower.loading = None  # the coordinator repeats LEARN
-        self._node.emit(ev.Note("load-failed", f"loading the state failed: {event.why}"))
+    def _on_catch_up_failed(self, event: ev.CatchUpFailed) -> None:
+        self._node.syncing.on_failed(event.why)
+
+    def _on_restored(self, event: ev.Restored) -> None:
+        own = self._node.follower
+        own.round, own.chain = event.round, event.chain
+        own.digest, own.digest_round = event.digest, event.round
+
+    def _on_configured(self, event: ev.Configured) -> None:
+        node = self._node
+        node.spec, node.rounds_in_flight = event.spec, event.rounds_in_flight
+        node.follower.configure(event)
+        if node.coordinator is not None:
+            node.coordinator.configure(event.rounds_in_flight)

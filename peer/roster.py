@@ -66,8 +66,8 @@ class Roster:
     def unsynced(self) -> set[bytes]:
         return {p for p, beat in self.beats.items() if beat.unsynced and p != self.me}
 
-    def synced(self, round_number: int, chain: bytes) -> list[bytes]:
-        """Others that hold this state, with its digest known, in the view's order."""
+    def has_synced(self, round_number: int, chain: bytes) -> list[bytes]:
+        """Others that hold this state and do not doubt it, in the view's order."""
         return [
             peer
             for peer in self.view.replicas
@@ -75,13 +75,8 @@ class Roster:
             and (beat := self.beats.get(peer)) is not None
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
-            and (beat.digest_round == round_number or round_number == 0)
             and not self.is_doubted(peer, beat.digest)
         ]
-
-    def digest_of(self, peer: bytes) -> bytes:
-        beat = self.beats.get(peer)
-        return beat.digest if beat else b""
 
     def digests(self, round_number: int) -> dict[bytes, bytes]:
         """What others report for the state after this round."""
@@ -118,22 +113,24 @@ class Roster:
     def attached(self, alive: set[bytes]) -> set[bytes]:
         return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
 
-    def arrived_detached(self, alive: set[bytes]) -> set[bytes]:
-        """A trainer may die after its submission: what has arrived still counts."""
-        return {p for p in alive if (b := self.beats.get(p)) and b.arrived and not b.attached}
-
-    def has_arrived(self, peer: bytes, round_number: int, chain: bytes) -> bool:
-        beat = self.beats.get(peer)
-        return (
-            beat is not None
-            and beat.arrived
+    def arrived(
+        self, alive: set[bytes], fragment: int, round_number: int, chain: bytes
+    ) -> set[bytes]:
+        """Whose submission for this fragment waits, in the state that we have. A trainer may die
+        after it: what has arrived still counts."""
+        return {
+            peer
+            for peer in alive
+            if (beat := self.beats.get(peer))
+            and fragment in beat.arrived
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
-        )
+        }
 
-    def weight(self, peer: bytes) -> float:
+    def weight(self, peer: bytes, fragment: int) -> float:
         beat = self.beats.get(peer)
-        return beat.weight if beat else 0.0
+        waiting = zip(beat.arrived, beat.weights, strict=True) if beat else ()
+        return dict(waiting).get(fragment, 0.0)
 
     def progress_bytes(self) -> int:
         return sum(beat.progress_bytes for beat in self.beats.values())

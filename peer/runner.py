@@ -1,66 +1,43 @@
-"""Carries out what the membership machine decides about rounds: reduce, fetch, apply, load.
+"""Carries out what the membership machine decides about rounds and state.
 
 Effects are done one after the other, in the order in which they were decided, by one task; only
-Abort takes hold at once. Arithmetic runs in worker threads, so that the event loop never stops for
-longer than it takes to start one.
+Abort, ListFinal and a newer goal of a catch-up take hold at once. Arithmetic runs in worker
+threads, so that the event loop never stops for longer than it takes to start one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives import (
-    ChunkGrid,
-    Codec,
-    EncodedLayout,
-    Reduction,
-    butterfly_plan,
-    encoded_layout,
-    get_codec,
-    grid_for,
-)
-from atoll.collectives.errors import AtollError
-from atoll.optim.spec import parse_blob
 from atoll.peer import events as ev
-from atoll.peer.dataframes import DataHeader
+from atoll.peer.checkpoint import Loaded
+from atoll.peer.donor import Donor
+from atoll.peer.entries import INIT
+from atoll.peer.fetching import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
+from atoll.peer.jobs import Job
+from atoll.peer.keptcopy import FetchKept
+from atoll.peer.learner import CatchUp
 from atoll.peer.links import LinkHost
-from atoll.peer.messages import INIT, Begin
+from atoll.peer.reducer import Reducer, Replica
+from atoll.peer.roundlog import LOG_BYTES_DEFAULT, RoundLog
 from atoll.peer.router import Router
 from atoll.peer.state import ReplicatedState
-from atoll.peer.streams import FrameOutlet, Streams
-from atoll.peer.transfers import Donor, Learner
+from atoll.peer.streams import Streams
+from atoll.peer.views import View
 
 __all__ = ["RoundRunner"]
 
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 
-U8 = NDArray[np.uint8]
-F32 = NDArray[np.float32]
-
-
-@dataclass(slots=True)
-class Job:
-    """One attempt on this peer, whether it takes part or copies the result."""
-
-    begin: Begin
-    codec: Codec
-    grid: ChunkGrid
-    layout: EncodedLayout
-    result: U8
-    root: bytes = b""  # not empty: `result` is complete
-    reduction: Reduction | None = None
-
 
 class RoundRunner:
-    """Owns the replicated state and the reduction at hand. Lives in the event loop."""
+    """Owns the replicated state and the log. Lives in the event loop."""
 
     def __init__(
         self,
@@ -70,53 +47,108 @@ class RoundRunner:
         feed: Callable[[ev.Event], None],
         tell_trainer: Callable[[ev.TellTrainer], None],
         log: Callable[[str], None],
+        log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
-        self._me = me
         self._feed = feed
         self._tell_trainer = tell_trainer
-        self._log = log
         self._loop = asyncio.get_running_loop()
-        self.router = Router(lambda p, why: self._threadsafe(self._stream_broken, p, why))
+        self.replica = Replica(RoundLog(log_bytes))
+        self.router = Router(lambda peer, why: self.reducer.on_broken(peer, why))
         self.streams = Streams(host, self.router)
-        self.donor = Donor(host, self.streams, self._complete_result, log)
-        self.learner = Learner(host, self.router)
-        self.state: ReplicatedState | None = None
-        # The region whose submission the membership machine has accepted last. It is not cleared:
-        # whether an attempt may read it is the machine's decision.
-        self.inputs: F32 | None = None
+        self.reducer = Reducer(
+            me=me,
+            host=host,
+            replica=self.replica,
+            router=self.router,
+            streams=self.streams,
+            busy=lambda reducing: self.donor.busy(reducing),
+            feed=feed,
+            log=log,
+        )
+        rounds = self.replica.log
+        self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, log)
+        self.catch_up = CatchUp(
+            host=host,
+            copies=self.router.copies,
+            rounds=rounds,
+            state=lambda: self.state,
+            adopt=self._adopt,
+            failed=lambda why: feed(ev.CatchUpFailed(why)),
+            log=log,
+        )
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
         self._queue: asyncio.Queue[ev.Effect] = asyncio.Queue()
-        self._wanted: Begin | None = None  # what Abort and Reduce say now, ahead of the queue
-        self._begun_s: tuple[int, float] = (0, 0.0)
-        self._job: Job | None = None
-        self._fetching: asyncio.Task[bytes] | None = None
-        self._fetch_from: tuple[Begin, bytes] | None = None
-        self._loading: asyncio.Task[ReplicatedState] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
-            ev.Reduce: self._reduce,
-            ev.Fetch: self._fetch,
+            ev.Reduce: lambda e: self.reducer.reduce(e.begin),
+            ev.Fetch: lambda e: self.reducer.fetch(e.begin, e.holder),
             ev.Apply: self._apply,
-            ev.LoadState: self._load_state,
+            ev.CatchUp: self._aim,
+            ev.Undo: self._undo,
             ev.TellTrainer: self._tell,
         }
+
+    # ------------------------------------------------------------ what it holds
+
+    @property
+    def state(self) -> ReplicatedState | None:
+        return self.replica.state
+
+    @state.setter
+    def state(self, state: ReplicatedState | None) -> None:
+        self.replica.state = self.donor.state = state
+
+    @property
+    def inputs(self) -> NDArray[np.float32] | None:
+        return self.replica.inputs
+
+    @inputs.setter
+    def inputs(self, inputs: NDArray[np.float32] | None) -> None:
+        self.replica.inputs = inputs
+
+    def installed(self, view: View) -> None:
+        """BEGIN names the holders of kept chunks by their positions in it."""
+        self.replica.view = view
+
+    def restore(self, loaded: Loaded) -> None:
+        """Begin with the state of a checkpoint."""
+        self.replica.log.restart(loaded.round, loaded.state.digest, loaded.chain)
+        self._moved_to(loaded.state)
+        self._feed(ev.Restored(loaded.round, loaded.chain, loaded.state.digest))
+
+    def on_message(self, source: bytes, message: object) -> bool:
+        """Questions and answers about state and results; false for anything else."""
+        if isinstance(message, FetchKept):
+            self.reducer.kept_server.on_fetch_kept(source, message)
+        elif isinstance(message, ResultHead):
+            self.reducer.fetcher.on_head(source, message)
+        elif isinstance(message, ASKED_OF_DONORS):
+            self.donor.on_message(source, message)
+        elif isinstance(message, ANSWERED_TO_LEARNERS):
+            self.catch_up.on_message(source, message)
+        else:
+            return False
+        return True
 
     # ------------------------------------------------------------ the queue
 
     def carry_out(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Abort):
-            self._abort()
+            self.reducer.abort(effect.round, effect.attempt)
             return
-        if isinstance(effect, ev.Fetch) and self._is_fetching(effect):
-            return  # the order was repeated while the transfer runs
+        if isinstance(effect, ev.ListFinal):
+            finals = self.reducer.list_final(effect.round, effect.attempt)
+            self._loop.call_soon(self._feed, finals)  # the machine is not to be entered twice
+            return
+        if isinstance(effect, ev.CatchUp):
+            if self._goal is not None:  # its turn has not come yet
+                self._goal = effect.goal
+                return
+            self._goal = effect.goal
         if isinstance(effect, ev.Reduce | ev.Fetch):
-            self._wanted = effect.begin
-        if isinstance(effect, ev.Fetch) and self._fetching is not None:
-            self._fetching.cancel()  # another holder is to be asked
-        if isinstance(effect, ev.LoadState) and self._loading is not None:
-            self._loading.cancel()
+            self.reducer.want(effect.begin)
         self._queue.put_nowait(effect)
 
     async def run(self) -> None:
@@ -125,241 +157,68 @@ class RoundRunner:
             await self._handlers[type(effect)](effect)
 
     def close(self) -> None:
-        self._abort()
+        self.catch_up.close()
+        self.router.close()
+        self.reducer.close()
         self.donor.close()
         self.streams.close()
-        for task in self._tasks:
-            task.cancel()
-
-    def _is_fetching(self, effect: ev.Fetch) -> bool:
-        return self._fetching is not None and self._fetch_from == (effect.begin, effect.holder)
-
-    def _threadsafe(self, act: Callable[..., None], *arguments: object) -> None:
-        self._loop.call_soon_threadsafe(act, *arguments)
-
-    # ------------------------------------------------------------ an attempt
-
-    def _abort(self) -> None:
-        self._wanted = None
-        self._end_reduction()
-        if self._fetching is not None:
-            self._fetching.cancel()
-
-    def _end_reduction(self) -> None:
-        """Frames of the attempt no longer count. Its threads end by themselves: what they still
-        send carries the old attempt's number and is dropped on arrival."""
-        self.router.end_attempt()
-        if self._job is not None and self._job.reduction is not None:
-            self._job.reduction.abort()
-
-    async def _reduce(self, effect: ev.Reduce) -> None:
-        begin = effect.begin
-        if begin is not self._wanted:
-            return  # aborted while it waited in the queue
-        self._end_reduction()
-        self._drop_excluded(begin)
-        try:
-            job = await self._prepare_aside(begin)
-            if begin is self._wanted:
-                self._start(job)
-        except (AtollError, MemoryError) as error:  # an opening that makes no sense, or no memory
-            self._failed(begin, (), _reason(error))
-
-    def _start(self, job: Job) -> None:
-        begin = job.begin
-        source = self._source(job)
-        if source is None:
-            self._failed(begin, (), "this peer's submission is gone")
-            return
-        plan = butterfly_plan(begin.participants, begin.weights, job.grid)
-        reduction = job.reduction = Reduction(
-            plan=plan,
-            me=plan.participants.index(self._me),
-            codec=job.codec,
-            grid=job.grid,
-            source=source,
-            result=job.result,
-            on_done=lambda digest: self._threadsafe(self._reduced, job, digest),
-            on_failed=lambda index, why: self._threadsafe(
-                self._failed, begin, _others(plan.participants[index], self._me), why
-            ),
-        )
-        self.router.expect_attempt(begin, reduction)
-        reduction.start({})
-        for index, peer in enumerate(plan.participants):
-            if peer != self._me:
-                self._spawn(self._attach_outlet(begin, reduction, index, peer))
-
-    async def _attach_outlet(
-        self, begin: Begin, reduction: Reduction, index: int, peer: bytes
-    ) -> None:
-        header = DataHeader(
-            0, 0, 0, 0, begin.lineage[:8], begin.view, begin.round, begin.attempt, 0
-        )
-        try:
-            stream = await self.streams.to(peer)
-        except AtollError as error:
-            self._failed(begin, (peer,), error.what)
-            return
-        reduction.start({index: FrameOutlet(stream, header)})
-
-    async def _prepare_aside(self, begin: Begin) -> Job:
-        """A specification may take longer to read than the event loop may stop."""
-        if begin.kind == INIT:
-            return await asyncio.to_thread(self._prepare, begin)
-        return self._prepare(begin)
-
-    def _prepare(self, begin: Begin) -> Job:
-        """Codec, layout and memory of an attempt's result; the memory is used again."""
-        if begin.kind == INIT:
-            _, manifest = parse_blob(begin.blob)
-            codec, grid = get_codec("float32"), grid_for(manifest.elements)
-        else:
-            assert self.state is not None
-            codec, grid = self.state.codec, self.state.grid
-        layout = encoded_layout(grid, codec)
-        before = self._job
-        if before is not None and before.result.nbytes == layout.total_bytes:
-            result = before.result
-        else:
-            result = np.empty(layout.total_bytes, np.uint8)
-        if self._begun_s[0] != begin.round:
-            self._begun_s = (begin.round, time.monotonic())
-        self._job = Job(begin, codec, grid, layout, result)
-        return self._job
-
-    def _source(self, job: Job) -> Callable[[int, F32], None] | None:
-        inputs, state = self.inputs, self.state
-        if inputs is None or inputs.size != job.grid.total:
-            return None
-        if job.begin.kind != INIT:
-            return state.delta_of(inputs) if state is not None else None
-
-        def parameters(chunk: int, out: F32) -> None:
-            lo, hi = job.grid.bounds(chunk)
-            np.copyto(out, inputs[lo:hi])
-
-        return parameters
-
-    def _drop_excluded(self, begin: Begin) -> None:
-        """A retry goes on without some peers: wake the senders that are stuck on them."""
-        before = self._job.begin if self._job else None
-        if before is not None and before.round == begin.round:
-            for peer in set(before.participants) - set(begin.participants):
-                self.streams.close_to(peer)
-
-    def _reduced(self, job: Job, digest: bytes) -> None:
-        begin = job.begin
-        if job is not self._job or job.root:
-            return
-        if begin.kind == INIT:
-            digest = hashlib.sha256(hashlib.sha256(begin.blob).digest() + digest).digest()
-        job.root = digest
-        self._feed(ev.Reduced(begin.round, begin.attempt, digest))
-
-    def _failed(self, begin: Begin, peers: tuple[bytes, ...], why: str) -> None:
-        if begin is self._wanted:
-            self._feed(ev.ReduceFailed(begin.round, begin.attempt, peers, why))
-
-    def _stream_broken(self, peer: bytes, why: str) -> None:
-        job = self._job
-        if job is None or job.reduction is None or peer not in job.begin.participants:
-            return
-        if job.begin.participants.index(peer) in job.reduction.missing():
-            self._failed(job.begin, (peer,), why)
-
-    def _complete_result(self, number: int, attempt: int) -> tuple[U8, EncodedLayout, int] | None:
-        job = self._job
-        if job is None or not job.root or (job.begin.round, job.begin.attempt) != (number, attempt):
-            return None
-        return job.result, job.layout, job.grid.count
-
-    async def _fetch(self, effect: ev.Fetch) -> None:
-        begin, job = effect.begin, self._job
-        if begin is not self._wanted or (job is not None and job.begin is begin and job.root):
-            return
-        self._fetch_from = (begin, effect.holder)
-        self._end_reduction()
-        fetching: asyncio.Task[bytes] | None = None
-        try:
-            job = await self._prepare_aside(begin)
-            fetching = self._fetching = self._loop.create_task(
-                self.learner.fetch(begin, effect.holder, job.layout, job.result, job.grid.count)
-            )
-            root = await fetching
-        except (AtollError, MemoryError) as error:
-            self._log(f"fetching the result of round {begin.round} failed: {_reason(error)}")
-            return  # the coordinator repeats the order, with another holder
-        except asyncio.CancelledError:
-            if fetching is None or not fetching.cancelled():
-                raise
-            return  # aborted
-        finally:
-            self._fetching = None
-        self._reduced(job, root)
-
-    # ------------------------------------------------------------ commits and loads
-
-    async def _apply(self, effect: ev.Apply) -> None:
-        begin, job = effect.begin, self._job
-        self._end_reduction()
-        assert job is not None
-        assert job.begin is begin
-        await asyncio.to_thread(self._apply_result, begin, job.result)
-        state = self.state
-        assert state is not None
-        self.donor.state = state
-        self.last_round_s = time.monotonic() - self._begun_s[1]
-        self.last_commit_unix_s = time.time()
-        self._remember(state)
-        self._feed(ev.Applied(begin.round, state.digest))
-
-    def _apply_result(self, begin: Begin, result: U8) -> None:
-        if begin.kind == INIT:
-            state = ReplicatedState(begin.blob)
-            state.initialise(result)
-            self.state = state
-        else:
-            assert self.state is not None
-            self.state.apply(begin.round, result)
-
-    async def _load_state(self, effect: ev.LoadState) -> None:
-        learn = effect.learn
-        self._end_reduction()
-        try:
-            loading = self._loading = self._loop.create_task(self.learner.load(learn, self.state))
-            state = await loading
-        except (AtollError, MemoryError) as error:
-            self._feed(ev.StateFailed(_reason(error)))
-            return
-        except asyncio.CancelledError:
-            if not loading.cancelled():
-                raise
-            return  # a newer order to load waits in the queue
-        finally:
-            self._loading = None
-        self.state = self.donor.state = state
-        self._remember(state)
-        self._feed(ev.StateLoaded(learn.round, learn.chain, state.digest))
-
-    def _remember(self, state: ReplicatedState) -> None:
-        self.digests[state.round] = state.digest.hex()
-        while len(self.digests) > DIGESTS_KEPT:
-            del self.digests[next(iter(self.digests))]
 
     async def _tell(self, effect: ev.TellTrainer) -> None:
         self._tell_trainer(effect)
 
-    def _spawn(self, work: Any) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    # ------------------------------------------------------------ commits
 
+    async def _apply(self, effect: ev.Apply) -> None:
+        begin = effect.begin
+        job = self.reducer.jobs.get(begin.round)
+        assert job is not None
+        assert job.begin is begin
+        assert job.root
+        job.end()
+        state = await asyncio.to_thread(self._commit, job, effect.chain)
+        self.last_round_s = time.monotonic() - job.begun_s
+        self.last_commit_unix_s = time.time()
+        self._moved_to(state)
+        self._feed(ev.Applied(begin.round, state.digest))
 
-def _reason(error: AtollError | MemoryError) -> str:
-    return error.what if isinstance(error, AtollError) else "no memory for the state"
+    def _commit(self, job: Job, chain: bytes) -> ReplicatedState:
+        """In a worker thread. From here on the result belongs to the log."""
+        begin, array = job.begin, job.result.array
+        state = ReplicatedState(begin.blob) if begin.kind == INIT else self.state
+        assert state is not None
+        head = job.entry(chain)
+        state.apply(head, array)
+        self.replica.log.append(head, array, state.digest)
+        if job.is_read:
+            self.replica.log.encoded(begin.round)  # so that its memory is not used again
+        return state
 
+    async def _undo(self, effect: ev.Undo) -> None:
+        state = self.state
+        if state is not None and await asyncio.to_thread(state.undo):
+            self.reducer.forget()
+            self.replica.log.cut_after(state.round)
+            self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
+            self._moved_to(state)
+        if state is not None and state.round == effect.round:
+            self._feed(ev.Applied(effect.round, state.digest))
+        else:
+            self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
 
-def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:
-    """How ReduceFailed names the culprit: nobody else, when it is ourselves."""
-    return () if peer == me else (peer,)
+    async def _aim(self, _: ev.CatchUp) -> None:
+        """In its turn, because what was committed before is to be applied first."""
+        goal, self._goal = self._goal, None
+        assert goal is not None
+        self.catch_up.aim(goal)
+
+    def _adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
+        """The catch-up has brought the state there, and the log with it."""
+        self._moved_to(state)
+        self._feed(ev.CaughtUp(round_number, chain, state.digest))
+
+    def _moved_to(self, state: ReplicatedState) -> None:
+        self.state = state
+        self.reducer.settle(state.round)
+        self.digests[state.round] = state.digest.hex()
+        while len(self.digests) > DIGESTS_KEPT:
+            del self.digests[next(iter(self.digests))]

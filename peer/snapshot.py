@@ -35,7 +35,9 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "digest": own.digest.hex() if own.digest_round == own.round else "",
         "digests": {str(number): digest for number, digest in runner.digests.items()},
         "synced": not own.unsynced,
-        "attempt": own.begin.attempt if own.begin else 0,
+        "role": node.me.role,
+        "checkpoint": _checkpoint(daemon),
+        "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
         "members": [_member(daemon, member) for member in view.members] if view else [],
         "spec": state.spec.to_wire() if state else None,
         "parameters": state.manifest.elements if state else 0,
@@ -59,12 +61,27 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
     }
 
 
+def _checkpoint(daemon: Daemon) -> str:
+    writer = daemon.checkpointer
+    if writer is None:
+        return ""
+    if writer.latest is None:
+        return "none yet"
+    ago_s = time.time() - writer.latest.unix_s
+    return f"round {writer.latest.round}, {ago_s:.0f} s ago: {writer.latest.path}"
+
+
 def _policy(view: View | None) -> str:
+    """The policy in force and what it means for this view."""
     if view is None:
         return ""
+    chosen = view.rules.policy
+    if view.may_fork:
+        return f"{chosen}: whoever is left goes on, as a flagged fork, when the others are gone"
+    text = f"{chosen}: a majority of the voters decides"
     if len(view.members) == 2:
-        return "auto: with two voters, one goes on alone when the other's process has ended"
-    return "auto: a majority of the voters decides"
+        text += f"; if {short(view.members[0].peer)} is lost, the other halts"
+    return text
 
 
 def _member(daemon: Daemon, member: Member) -> dict[str, Any]:
@@ -106,9 +123,10 @@ def _waiting(daemon: Daemon) -> str:
     if node.succession is not None and (electing := node.succession.waiting_for()):
         names = ", ".join(short(peer) for peer in electing[0])
         return f"no coordinator for {electing[1]:.0f} s: the election waits for {names}"
-    if own.begin is not None:
+    begin = own.begins.get(own.round + 1)
+    if begin is not None:
         return (
-            f"round {own.begin.round}, attempt {own.begin.attempt}: {names} reducing"
+            f"round {begin.round}, attempt {begin.attempt}: {names} reducing"
             f" for {waited_s:.0f} s{tail}"
         )
     return f"round {own.round + 1} has waited {waited_s:.0f} s for {names}{tail}"
@@ -142,6 +160,8 @@ def render(status: dict[str, Any]) -> str:
         lines.append(f"{way:<8} {data} data, {control} control")
     if status["digest"]:
         lines.append(f"state digest {status['digest'][:32]}   {status['parameters']:,} parameters")
+    if status["checkpoint"]:
+        lines.append(f"checkpoint {status['checkpoint']}")
     lines.append(f"now: {status['waiting']}")
     lines.append(f"last error: {status['last_error'] or 'none'}")
     return "\n".join(lines)

@@ -8,15 +8,21 @@ ignores PREPARE, but probes the coordinator, so that a real death is seen at the
 A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen by such an
 attempt, it outbids the candidate, which frees them with the next view. A process that was stopped
 itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
+
+Without a quorum a candidate waits, unless the policy in force lets whoever is left go on: then
+after the fork wait, or at once when the address of everybody missing refuses the connection, the
+promisers alone decide a flagged view in a lineage of its own. A *cradle* is the imaginary view
+before the first: its voters are those who found or resume a run together, and nobody coordinates.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from atoll.peer.election import Acceptor, Proposer
 from atoll.peer.events import Note
-from atoll.peer.messages import Accept, Accepted, Prepare, Promise
+from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Proof
 from atoll.peer.phases import Trigger
 from atoll.peer.views import Ballot, View, is_quorum, short, successors
 
@@ -29,13 +35,14 @@ __all__ = ["Succession"]
 class Succession:
     """One view's election, seen from one peer. Made anew with every view."""
 
-    def __init__(self, node: Node, view: View) -> None:
+    def __init__(self, node: Node, view: View, *, cradle: bool = False) -> None:
         self._node = node
         self.view = view
-        self.acceptor = Acceptor(view, node.emit)
+        self.acceptor = Acceptor(view, node.emit, lambda m: node.signatures.signed(m, node.me.inc))
         self.candidate: Proposer | None = None
         self.heard_coordinator_s = node.now_s
-        self.lost_since_s: float | None = None
+        self.lost_since_s: float | None = node.now_s if cradle else None
+        self._cradle = cradle
         self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
         self._stood_s = 0.0
         self._no_quorum_noted = False
@@ -91,7 +98,7 @@ class Succession:
         node = self._node
         if node.coordinator is not None:
             return node.coordinator.hears_quorum(node.now_s)
-        gone = self.view.coordinator in node.refused or self.candidate is not None
+        gone = self.view.coordinator in node.refused or self.candidate is not None or self._cradle
         heard_s = node.now_s - self.heard_coordinator_s
         return not gone and heard_s < node.timing.failure_s / 2
 
@@ -111,8 +118,8 @@ class Succession:
     def on_accept(self, accept: Accept) -> None:
         self.acceptor.on_accept(accept)
 
-    def on_accepted(self, source: bytes, vote: Accepted) -> View | None:
-        """The next view, once it is decided."""
+    def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
+        """The next view, once it is decided, and why."""
         if self.view.member(source) is None:
             return None
         return self.acceptor.on_accepted(source, vote)
@@ -148,7 +155,7 @@ class Succession:
     def _watch_coordinator(self) -> None:
         node, coordinator = self._node, self.view.coordinator
         silent_s = node.now_s - self.heard_coordinator_s
-        refused = coordinator in node.refused
+        refused = coordinator in node.refused or self._cradle
         if node.now_s < self._patient_until_s and self._yielded_to not in node.refused:
             return
         if self.lost_since_s is None:
@@ -161,12 +168,15 @@ class Succession:
         if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
             how = "refuses connections" if refused else f"silent for {silent_s:.1f} s"
             text = f"coordinator {short(coordinator)} {how}; standing for election"
-            node.emit(Note("coordinator-lost", text, coordinator))
+            if not self._cradle:
+                node.emit(Note("coordinator-lost", text, coordinator))
             self.stand()
 
     def forgive(self, pause_s: float) -> None:
         """We were stopped for that long ourselves: the coordinator was not silent meanwhile."""
         self.heard_coordinator_s += pause_s
+        if self._without_since_s is not None:
+            self._without_since_s += pause_s
 
     def outbid(self, promised: int) -> None:
         """As coordinator: some voters are frozen by a ballot that went nowhere."""
@@ -200,10 +210,30 @@ class Succession:
                 if peer not in heard:
                     self._node.probe(peer)
 
+    def lost_quorum(self) -> None:
+        """As coordinator: too few voters are heard. Remember since when; stand if it may help."""
+        self._lost(self._node.now_s)
+        if self.may_fork():
+            self.stand()
+
+    def has_quorum(self) -> None:
+        self._without_since_s = None
+
     def may_fork(self) -> bool:
-        """Policy `auto` for two voters: go on alone, in a flagged new lineage, only when the other
-        host answers that nobody listens there any more. No partition looks like that."""
+        """Whether those who promise may go on without a quorum, in a flagged new lineage.
+
+        Where the policy says so: at once when all missing voters' hosts answer that nobody listens
+        there any more (no partition looks like that), else after the fork wait.
+        """
         node = self._node
-        if len(self.view.members) != 2 or node.follower.unsynced:
+        if not self.view.may_fork or self._cradle or node.follower.unsynced:
             return False
-        return all(p == node.me.peer or p in node.refused for p in self.view.peers)
+        promised = self.candidate.promises.keys() if self.candidate else set[bytes]()
+        present = {node.me.peer, *promised}
+        if all(peer in present or peer in node.refused for peer in self.view.peers):
+            return True
+        timing = node.timing
+        mark = hashlib.sha256(node.me.peer + self.view.lineage).digest()[0]
+        wait_s = timing.fork_min_s + (timing.fork_max_s - timing.fork_min_s) * mark / 255
+        since_s = self._without_since_s
+        return since_s is not None and node.now_s - since_s >= wait_s

@@ -6,7 +6,7 @@ in tests; they are data so that the simulator can stretch them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Timing"]
 
@@ -25,7 +25,27 @@ class Timing:
     remove_eager_s: float = 2.5  # ... but sooner when one more loss would cost the quorum
     lost_s: float = 5.0  # nobody alive holds the base: how long to hope
     join_retry_s: float = 0.5  # a joiner repeats JOIN: views and coordinators change under it
-    learner_stall_s: float = 10.0  # a learner without a byte of progress stops holding the boundary
+    learner_stall_s: float = 10.0  # a learner without a byte of progress makes room for others
+    hold_s: float = 10.0  # a boundary waits at most so long for somebody who cannot quite keep up
+    kept_s: float = 0.25  # for the lists of finished chunks, before an attempt is begun again
+    fork_min_s: float = 6.0  # without a quorum: then who is left may go on, where the policy ...
+    fork_max_s: float = 10.0  # ... says so; spread, so that not everybody does at once
+    meet_s: float = 1.5  # between two looks for peers of other lineages
+    hail_s: float = 0.5  # between two calls to the other founders of a run
+    hail_gather_s: float = 3.0  # after enough have called: wait for the rest, they may hold more
     repair_s: float = 1.0  # between REPAIR orders for one peer
     leave_s: float = 4.0  # a leaver goes then, whether or not the others have agreed
     step_s: float = 0.025  # while something is pending the machine looks again this soon
+
+    def paced(self, srtt_s: float) -> Timing:
+        """For links whose slowest round trip is ``srtt_s``: the limits that have to follow it."""
+        failure_s = min(3.0, max(self.failure_s, 4 * self.heartbeat_s + 2 * srtt_s))
+        return replace(
+            self,
+            failure_s=failure_s,
+            gather_s=max(self.gather_s, 1.5 * srtt_s),
+            stagger_s=max(self.stagger_s, srtt_s),
+            repeat_s=max(self.repeat_s, srtt_s),
+            kept_s=max(self.kept_s, 2 * srtt_s),
+            repair_s=max(self.repair_s, 4 * srtt_s),
+        )

@@ -20,7 +20,7 @@ from atoll.peer.membership import Node
 from atoll.peer.memory import Region, send_region
 from atoll.peer.messages import WEIGHT_MAX
 from atoll.peer.runner import RoundRunner
-from atoll.peer.state import check_head_fits
+from atoll.peer.views import REPLICA
 
 __all__ = ["TrainerDesk"]
 
@@ -101,9 +101,13 @@ class TrainerDesk:
             )
         if self._node.leave_by_s is not None:
             raise TrainerRefusedError("this daemon is leaving the run", fix="start it again")
+        if self._node.me.role != REPLICA:
+            raise TrainerRefusedError(
+                f"this daemon is a {self._node.me.role}, which takes no trainer",
+                fix="start one on this machine with `atoll join` and another --home",
+            )
         if trainer is None:
             spec, manifest = await asyncio.to_thread(parse_blob, arguments["blob"])
-            check_head_fits(arguments["blob"], manifest)
             if self.trainer is not None:  # somebody else was faster meanwhile
                 return await self._attach(client, arguments)
             self.door.lifeline(client)  # or it has ended meanwhile
@@ -174,7 +178,7 @@ class TrainerDesk:
         base_round = self._node.follower.round
         submission = ev.Submitted(base_round, arguments["epoch"], weight)
         self._feed(submission)
-        if self._node.follower.submission is submission:
+        if self._node.follower.submissions.get(0) is submission:
             self._runner.inputs = trainer.region.floats
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
@@ -182,12 +186,12 @@ class TrainerDesk:
         state = self._runner.state
         if state is None:
             raise SessionError("the run has no state yet")
-        round_number, buffer = state.position
+        round_number, buffer, generation = state.position
         return {
             "round": round_number,
             "epoch": self._node.follower.epoch,
             "buffer": buffer,
-            "generation": state.generation[buffer],
+            "generation": generation,
             "serial": state.serial,
         }
 

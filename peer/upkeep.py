@@ -77,9 +77,13 @@ class LinkKeeper:
         return reached
 
     async def run(
-        self, view: Callable[[], View | None], contacts: Callable[[], tuple[str, ...]]
+        self,
+        view: Callable[[], View | None],
+        contacts: Callable[[], tuple[str, ...]],
+        gathers: Callable[[], bool],
     ) -> None:
-        """Have a control link to every member; outside a view, to any known address."""
+        """Have a control link to every member; outside a view, to any known address, or, while
+        founders gather, to all of them."""
         while True:
             members = view()
             linked = self._host.link_peers()
@@ -87,7 +91,7 @@ class LinkKeeper:
                 for member in members.members:
                     if member.peer != self._host.peer_id and member.peer not in linked:
                         self.dial(member.peer, member.address)
-            elif not linked:
+            elif not linked or gathers():
                 for address in contacts():
                     self.dial(None, address)
             await asyncio.sleep(REDIAL_S)

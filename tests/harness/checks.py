@@ -1,89 +1,201 @@
-"""What must hold in every run, checked while it happens (invariants of design/membership.md)."""
+"""What must hold in every run, checked while it happens (invariants of both design pages).
+
+Numbers I1 to I7 are those of design/membership.md. The checker knows everything: which submission
+is in which chunk, the true state after every chain, what every peer has promised.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from atoll.peer.events import Apply
-from atoll.peer.membership import Node
-from atoll.peer.views import View, is_quorum
+from atoll.peer import events as ev
+from atoll.peer import messages as ms
+from atoll.peer.messages import INIT, Begin
+from atoll.peer.views import View
+from harness.bounds import held_items
+from harness.values import Contribution, Entry, State, chunk_after
 
-__all__ = ["Checker", "can_recover"]
+if TYPE_CHECKING:
+    from harness.world import Host, World
+
+__all__ = ["Checker"]
+
+ITEMS_FIXED = 600
+ITEMS_PER_PEER = 30  # per pair of peers: votes hold views, views hold members
+ANCESTORS_CHECKED = 40  # rounds back in which a submission may not have been counted already
 
 
 class Checker:
-    """I1 one view per number, I2 and I3 one chain per round, I5 commits survive; per lineage."""
+    """Told of everything that counts; raises AssertionError with the invariant's name."""
 
     def __init__(self) -> None:
         self.views: dict[tuple[bytes, int], View] = {}
         self.commits: dict[tuple[bytes, int], tuple[int, bytes]] = {}  # -> first view, chain
-        self.digests: dict[tuple[int, bytes], bytes] = {}
+        self.truth: dict[bytes, tuple[bytes, ...]] = {}  # chain -> values of all chunks
+        self.submissions: dict[Contribution, float] = {}  # -> weight
+        self.rollbacks: list[View] = []
+        self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
+        self._said: dict[Host, dict[int, ms.Ready]] = {}
+        self._lineage: dict[Host, tuple[bytes, int]] = {}
+        self._frozen: dict[Host, tuple[bytes, int]] = {}
 
     @property
     def latest(self) -> View:
         return max(self.views.values(), key=lambda view: view.number)
 
+    # ------------------------------------------------------------ views
+
     def installed(self, view: View) -> None:
-        known = self.views.setdefault((view.lineage, view.number), view)
-        assert known == view, f"invariant 1: two views {view.number}: {known} and {view}"
+        known = self.views.get((view.lineage, view.number))
+        if known is not None:
+            assert known == view, f"invariant 1: two views {view.number}: {known} and {view}"
+            return
+        self.views[view.lineage, view.number] = view
+        if view.rollback:
+            self.rollbacks.append(view)
         for (lineage, number), (decided_in, chain) in self.commits.items():
             if lineage == view.lineage and decided_in < view.number:
-                self._survives(view, number, chain)
+                self._survives(view, decided_in, number, chain)
 
-    def committed(self, apply: Apply) -> None:
-        begin = apply.begin
-        key = (begin.lineage, begin.round)
-        decided_in, chain = self.commits.setdefault(key, (begin.view, apply.chain))
-        assert chain == apply.chain, f"invariant 2: two histories of round {begin.round}"
-        assert decided_in == begin.view, f"round {begin.round} in two views"
-        for (lineage, number), view in self.views.items():
-            if lineage == begin.lineage and number > begin.view:
-                self._survives(view, begin.round, chain)
-
-    def _survives(self, view: View, number: int, chain: bytes) -> None:
+    def _survives(self, view: View, decided_in: int, number: int, chain: bytes) -> None:
+        if self._rolled_back(view.lineage, decided_in, number, view.number):
+            return
         lost = view.base_round < number
         assert not lost, f"invariant 5: view {view.number} forgets committed round {number}"
         if view.base_round == number:
             assert view.base_chain == chain, f"invariant 5: view {view.number} rewrites {number}"
 
-    def state(self, number: int, chain: bytes, digest: bytes) -> None:
-        known = self.digests.setdefault((number, chain), digest)
-        assert known == digest, f"invariant 3: two states after round {number}"
+    def _rolled_back(self, lineage: bytes, decided_in: int, number: int, until: int) -> bool:
+        """Whether a flagged rollback took that round back, in a view up to this one."""
+        return any(
+            v.lineage == lineage and decided_in < v.number <= until and v.base_round < number
+            for v in self.rollbacks
+        )
+
+    # ------------------------------------------------------------ rounds
+
+    def contributes(self, host: Host, begin: Begin) -> None:
+        """A peer takes part in an attempt: it must be one of S, with everyone's state."""
+        assert host.peer in begin.participants, f"invariant 4: {host.name} is not in {begin}"
+
+    def committed(self, entry: Entry, name: str) -> None:
+        begin, chain = entry.begin, entry.chain
+        key = (begin.lineage, begin.round)
+        known = self.commits.get(key)
+        if known is not None and self._rolled_back(
+            begin.lineage, known[0], begin.round, begin.view
+        ):
+            known = None
+        if known is None:
+            self.commits[key] = (begin.view, chain)
+            for (lineage, number), view in self.views.items():
+                if lineage == begin.lineage and number > begin.view:
+                    self._survives(view, begin.view, begin.round, chain)
+        else:
+            what = f"invariant 2: two histories of round {begin.round} ({name})"
+            assert known == (begin.view, chain), what
+        if chain not in self._history:
+            self._first_commit(entry)
+
+    def _first_commit(self, entry: Entry) -> None:
+        """I4 and the weights, chunk by chunk; and what the state must be from now on."""
+        counted = set()
+        begin = entry.begin
+        for mean, origin in zip(entry.means, entry.origins, strict=True):
+            names = tuple(part[0] for part in mean.parts)
+            wrong = f"invariant 5: weights of round {begin.round} chunk {mean.chunk}"
+            assert (names, mean.weights) == origin, f"{wrong}: {mean} is not of {origin}"
+            counted.update(mean.parts)
+            for part, weight in zip(mean.parts, mean.weights, strict=True):
+                self._weighs(begin, part, weight, mean.weights)
+        parts = frozenset() if begin.kind == INIT else frozenset(counted)
+        chain = entry.before
+        for _ in range(ANCESTORS_CHECKED):
+            if chain not in self._history:
+                break
+            chain, earlier = self._history[chain]
+            again = sorted(earlier & parts)
+            assert not again, f"invariant 4: {again} counted again in round {begin.round}"
+        self._history[entry.chain] = (entry.before, parts)
+        before = list(self.truth.get(entry.before, ()))
+        size = max(len(before), entry.first + len(entry.means))
+        before += [b""] * (size - len(before))
+        for offset, mean in enumerate(entry.means):
+            before[entry.first + offset] = chunk_after(before[entry.first + offset], mean)
+        self.truth[entry.chain] = tuple(before)
+
+    def _weighs(
+        self, begin: Begin, part: Contribution, weight: float, all_weights: Sequence[float]
+    ) -> None:
+        if begin.kind == INIT:
+            return
+        own = self.submissions[part]
+        alike = set(all_weights) == {1.0}  # nobody counted anything
+        fine = weight == own or (alike and own == 0.0)
+        assert fine, f"invariant 5: {part[0][:4]!r} weighs {weight} in {begin.round}, not {own}"
+
+    def state(self, name: str, state: State) -> None:
+        same = self.is_true(state)
+        assert same, f"invariant 3: {name} holds another state after round {state.round}"
+
+    def is_true(self, state: State) -> bool:
+        return self.truth.get(state.chain) == state.values
+
+    def bounded(self, world: World) -> None:
+        """No machine holds more than its peers and limits explain, whatever has happened."""
+        limit = ITEMS_PER_PEER * (len(world.hosts) + 2) ** 2 + ITEMS_FIXED
+        for host in world.living():
+            items = held_items(host.node)
+            assert items <= limit, f"invariant 9: {host.name} holds {items} items, not {limit}"
+
+    # ------------------------------------------------------------ what a peer has said
+
+    def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
+        """READY is not taken back, and not said any more after a promise."""
+        said = self._said.setdefault(host, {})
+        if said and type(event) is ev.Received:
+            for ready in [x for x in said.values() if _overtakes(event.message, x)]:
+                del said[ready.round]
+        for effect in effects:
+            if type(effect) is ev.Send:
+                message = effect.message
+                if type(message) is ms.Ready:
+                    frozen = self._frozen.get(host) == (message.lineage, message.view)
+                    assert not frozen, f"I5: {host.name} says READY after a promise"
+                    said[message.round] = message
+                elif type(message) is ms.Promise:
+                    self._frozen[host] = (message.lineage, message.view)
+                    self._reports_ready(host, message)
+            elif type(effect) is ev.Installed:
+                self._same_lineage(host, effect.view, effects)
+
+    def _reports_ready(self, host: Host, promise: ms.Promise) -> None:
+        report = promise.report
+        reported = {(run.round, run.attempt) for run in report.runs}
+        for said in self._said[host].values():
+            if (said.lineage, said.view) == (promise.lineage, promise.view):
+                held = report.round >= said.round or (said.round, said.attempt) in reported
+                assert held, f"I5: {host.name} takes READY {said.round}.{said.attempt} back"
+
+    def _same_lineage(self, host: Host, view: View, effects: Sequence[ev.Effect]) -> None:
+        """I6: from one lineage to another only with a note, flagged, or by joining anew."""
+        before = self._lineage.get(host)
+        self._lineage[host] = view.lineage, host.node.me.inc
+        if before is None or before[0] == view.lineage or before[1] != host.node.me.inc:
+            return
+        notes = {effect.kind for effect in effects if type(effect) is ev.Note}
+        assert "fork" in notes, f"I6: {host.name} changes its lineage without an event"
 
 
-def can_recover(latest: View, nodes: Mapping[bytes, Node]) -> bool:
-    """Whether the latest view has a living quorum and a held base, or a lone survivor of two.
-
-    A view that a living voter has accepted may have been decided, so it binds the next decision
-    and needs a living quorum too.
-    """
-    voters = _living_voters(latest, nodes)
-    if not any(node.view == latest for node in voters.values()):
-        return False  # those who decided it have taken it to their graves
-    if not _holds_base(latest, voters.values()):
-        return False
-    if len(latest.members) == 2 and len(voters) == 1:
-        return True  # the other one's address refuses, or is back with a new incarnation
-    elections = [n.succession for n in voters.values() if n.succession and n.view == latest]
-    bound = {e.acceptor.accepted.proposal for e in elections if e.acceptor.accepted}
-    return all(is_quorum(view, _living_voters(view, nodes)) for view in {latest, *bound})
-
-
-def _living_voters(view: View, nodes: Mapping[bytes, Node]) -> dict[bytes, Node]:
-    return {
-        member.peer: nodes[member.peer]
-        for member in view.members
-        if member.peer in nodes and nodes[member.peer].me.inc == member.inc
-    }
-
-
-def _holds_base(view: View, voters: Iterable[Node]) -> bool:
-    """Somebody has to hold everything that may have been committed."""
-    held = [view.base_round - 1]
-    goal = view.base_round
-    for node in voters:
-        own = node.follower
-        goal = max(goal, own.round)
-        if not own.unsynced:
-            held.append(own.round if own.ready is None else own.ready.begin.round)
-    return max(held) >= goal
+def _overtakes(news: object, said: ms.Ready) -> bool:
+    """A newer attempt means that the older was given up; a later commit has a quorum of its own."""
+    if isinstance(news, Begin):
+        same = (news.lineage, news.view) == (said.lineage, said.view)
+        return same and news.attempt > said.attempt and news.round == said.round
+    if isinstance(news, ms.Notice):
+        same = (news.lineage, news.view) == (said.lineage, said.view)
+        return same and news.attempt > said.attempt and news.round == said.round
+    if isinstance(news, ms.Commit | ms.CoordinatorBeat):
+        return news.lineage == said.lineage and news.round > said.round
+    return False

@@ -1,170 +1,46 @@
-"""Several membership machines under a virtual clock and network, with reductions simulated.
-
-The machines are the ones that ship. Nothing here is random: equal scripts give equal runs, and
-``trace`` is the whole run as text.
-"""
+"""A world for scripts: instant control over every message, link and process, all of it traced."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
 from atoll.peer import events as ev
-from atoll.peer.membership import Node
-from atoll.peer.messages import Begin, Install
-from atoll.peer.phases import Phase
 from atoll.peer.timing import Timing
-from atoll.peer.views import REPLICA, Member, short
-from harness.checks import Checker
-from harness.plane import LOAD_S, DataPlane
+from atoll.peer.views import DEFAULT_RULES, short
+from harness.world import DIAL_AGAIN_S, LINEAGE, Host, World, brief, peer_id
 
 __all__ = ["LINEAGE", "Cluster", "Host", "peer_id", "short"]
 
-LINEAGE = b"L" * 32
 STEPS_MAX = 200_000  # a scenario that needs more does not end
-DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
 
 
-def peer_id(name: str) -> bytes:
-    return name.encode().ljust(32, b".")
+class Cluster(World):
+    """Messages take ``delay_s`` and arrive in order unless a script says otherwise."""
 
-
-@dataclass(eq=False)
-class Host:
-    """One process: a machine, its simulated data plane and its trainer."""
-
-    name: str
-    node: Node
-    alive: bool = True
-    paused: bool = False  # SIGSTOP: what arrives waits in the socket
-    trains: bool = False  # submits whenever it can
-    inner_s: float = 0.05
-    inner_phase: int = 0
-    state: dict[int, bytes] = field(default_factory=dict)  # round -> digest
-    flipped: bytes = b""  # not empty: memory errors have changed this state
-    reducing: Begin | None = None
-    garbles: bool = False  # its results come out wrong
-    held: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
-    loads: int = 0
-    told: list[tuple[str, int]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    backlog: list[ev.Event] = field(default_factory=list)
-    tick_s: float = float("inf")
-
-    @property
-    def peer(self) -> bytes:
-        return self.node.me.peer
-
-    @property
-    def round(self) -> int:
-        return self.node.follower.round
-
-    @property
-    def leads(self) -> bool:
-        return self.node.phase is Phase.COORDINATOR
-
-
-class Cluster:
     def __init__(self, names: str, timing: Timing | None = None, delay_s: float = 0.001) -> None:
-        self.now_s = 0.0
+        super().__init__(timing)
+        self.tracing = True
         self.delay_s = delay_s
-        self.load_s = LOAD_S
-        self.hosts: dict[bytes, Host] = {}
-        self.trace: list[str] = []
+        self.rules = DEFAULT_RULES  # of runs that are founded from now on
         self.cut: set[frozenset[bytes]] = set()
+        self.one_way: set[tuple[bytes, bytes]] = (
+            set()
+        )  # nothing passes from the first to the second
         self.data_cut: set[frozenset[bytes]] = set()  # data links only
-        self.hold_renewal = False  # the disk hangs: no new incarnation number
-        self.spoilt = ""  # a host whose contribution cannot be read
         self.hold: Callable[[bytes, bytes, object], bool] = lambda source, peer, message: False
-        self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.copies: Callable[[object], int] = lambda message: 1
         self.late_s: Callable[[object], float] = lambda message: 0.0
-        self.committed = 0  # the highest round that anybody has applied
-        self.checker = Checker()
-        self.plane = DataPlane(self)
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
-        self._timing = timing or Timing()
-        self._incs: dict[str, int] = {}
-        self._carry = self._carriers()
         for name in names:
             self.add(name)
 
     # ------------------------------------------------------------ script verbs
 
-    def add(self, name: str, role: str = REPLICA) -> Host:
-        self._incs[name] = self._incs.get(name, 0) + 1
-        peer = peer_id(name)
-        member = Member(peer, self._incs[name], role, f"{name}:1")
-        host = Host(name, Node(member, self._timing))
-        self.hosts[peer] = host
-        return host
-
-    def host(self, name: str) -> Host:
-        return self.hosts[peer_id(name)]
-
     def found(self, name: str) -> None:
-        self.give(name, ev.Found(LINEAGE))
+        self.give(name, ev.Found(LINEAGE, self.rules))
 
     def link(self, a: str, b: str) -> None:
         for here, there in ((a, b), (b, a)):
             self.give(here, ev.LinkUp(peer_id(there)))
-
-    def train(self, name: str) -> None:
-        host = self.host(name)
-        host.trains = True
-        if host.round == 0:
-            self.give(name, ev.Offered(b"spec"))
-        else:
-            self._attach(host)
-
-    def detach(self, name: str) -> None:
-        """The trainer ends."""
-        host = self.host(name)
-        host.trains = False
-        host.inner_phase += 1
-        self.give(name, ev.Detached())
-
-    def kill(self, name: str) -> None:
-        host = self.host(name)
-        host.alive = False
-        self.log(f"{name} killed")
-        for other in self.living():
-            if host.peer in other.node.linked and not self.is_cut(host, other):
-                self.give(other.name, ev.LinkDown(host.peer, "eof"))
-
-    def restart(self, name: str) -> Host:
-        """The process is back, with the next incarnation and nothing in memory."""
-        before = self.host(name)
-        assert not before.alive
-        host = self.add(name)
-        host.trains, host.inner_s = before.trains, before.inner_s
-        self.log(f"{name} restarted")
-        self.deliver(host, ev.Tick())
-        for other in self.living():
-            if other is not host:
-                self._dial(host, other.peer)
-        if host.trains:
-            self.give(name, ev.Offered(b"spec"))
-        return host
-
-    def pause(self, name: str) -> None:
-        self.host(name).paused = True
-        self.log(f"{name} stopped")
-
-    def resume(self, name: str) -> None:
-        host = self.host(name)
-        host.paused = False
-        self.log(f"{name} goes on")
-        backlog, host.backlog = host.backlog, []
-        for event in backlog:
-            self.deliver(host, event)
-
-    def leave(self, name: str) -> None:
-        self.log(f"{name} asked to leave")
-        self.give(name, ev.LeaveAsked())
 
     def isolate(self, names: Iterable[str]) -> None:
         """Cut these from all others, silently."""
@@ -175,6 +51,7 @@ class Cluster:
     def heal(self) -> None:
         """No fault lasts; whoever had no link gets one, and links to the dead break."""
         self.cut.clear()
+        self.one_way.clear()
         self.data_cut.clear()
         self.hold = lambda source, peer, message: False
         for host in self.living():
@@ -209,7 +86,7 @@ class Cluster:
                 return self.now_s - started_s
             if self.now_s - started_s > limit_s:
                 break
-            self._advance()
+            self.advance()
         raise AssertionError(f"not reached in {self.now_s - started_s:.1f} s:\n{self.tail()}")
 
     def until_round(self, names: str, more: int = 2, limit_s: float = 60.0) -> float:
@@ -217,15 +94,6 @@ class Cluster:
         goal = self.committed + more
         hosts = [self.host(name) for name in names]
         return self.until(lambda: all(h.node.view and h.round >= goal for h in hosts), limit_s)
-
-    def run(self, duration_s: float) -> None:
-        end_s = self.now_s + duration_s
-        self.at(end_s, lambda: None)
-        while self.now_s < end_s:
-            self._advance()
-
-    def living(self) -> list[Host]:
-        return [host for host in self.hosts.values() if host.alive]
 
     def in_one_view(self, names: str) -> bool:
         views = {self.host(n).node.view for n in names}
@@ -237,153 +105,43 @@ class Cluster:
         """Who has noted such an event, once for each time."""
         return [host.name for host in self.hosts.values() for note in host.notes if note == kind]
 
-    def tail(self, lines: int = 60) -> str:
-        return "\n".join(self.trace[-lines:])
-
-    def at(self, when_s: float, act: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._queue, (when_s, self._order, act))
-
-    def after(self, delay_s: float, act: Callable[[], None]) -> None:
-        self.at(self.now_s + delay_s, act)
-
-    def give(self, name: str, event: ev.Event) -> None:
-        self.deliver(self.host(name), event)
-
-    def deliver(self, host: Host, event: ev.Event) -> None:
-        """To that very process: what was meant for a former incarnation is lost with it."""
-        if not host.alive or self.hosts[host.peer] is not host:
-            return
-        if host.paused:
-            if not isinstance(event, ev.Tick):
-                host.backlog.append(event)
-            return
-        effects = host.node.handle(event, self.now_s)
-        deadline_s = host.node.next_deadline_s()
-        # A machine that asks for the past would stop time.
-        host.tick_s = float("inf") if deadline_s is None else max(deadline_s, self.now_s + 1e-4)
-        for effect in effects:
-            self._carry[type(effect)](host, effect)
-
-    def log(self, text: str) -> None:
-        self.trace.append(f"{self.now_s:9.4f} {text}")
+    # ------------------------------------------------------------ how things travel
 
     def is_cut(self, a: Host, b: Host) -> bool:
-        return frozenset((a.peer, b.peer)) in self.cut
+        return frozenset((a.peer, b.peer)) in self.cut or (a.peer, b.peer) in self.one_way
 
-    def is_data_cut(self, a: Host, b: Host) -> bool:
-        return self.is_cut(a, b) or frozenset((a.peer, b.peer)) in self.data_cut
+    def is_open(self, source: Host, target: Host) -> bool:
+        pair = frozenset((source.peer, target.peer))
+        return not self.is_cut(source, target) and pair not in self.data_cut
 
-    def _advance(self) -> None:
-        ready = [host for host in self.hosts.values() if host.alive and not host.paused]
-        due = min(ready, key=lambda h: h.tick_s, default=None)
-        if due is not None and (not self._queue or due.tick_s < self._queue[0][0]):
-            self.now_s = max(self.now_s, due.tick_s)
-            self.deliver(due, ev.Tick())
-        elif self._queue:
-            when_s, _, act = heapq.heappop(self._queue)
-            self.now_s = max(self.now_s, when_s)
-            act()
-        else:
-            raise AssertionError("nothing will ever happen")
-
-    # ------------------------------------------------------------ effects
-
-    def _carriers(self) -> dict[type, Callable[[Host, Any], None]]:
-        return {
-            ev.Send: self._send,
-            ev.Connect: lambda host, effect: self._dial(host, effect.peer),
-            ev.Probe: self._probe,
-            ev.Reduce: self.plane.reduce,
-            ev.Fetch: self.plane.fetch,
-            ev.Abort: self.plane.abort,
-            ev.Apply: self.plane.apply,
-            ev.LoadState: self.plane.load,
-            ev.TellTrainer: self._tell,
-            ev.Renew: self._renew,
-            ev.Installed: self._installed,
-            ev.Note: self._note,
-            ev.Left: self._left,
-        }
-
-    def _send(self, host: Host, effect: ev.Send) -> None:
-        source, peer, message = host.peer, effect.peer, effect.message
-        target = self.hosts[peer]
-        text = f"{host.name}->{target.name} {_short_text(message)}"
+    def send(self, host: Host, peer: bytes, message: object) -> None:
+        source, target = host.peer, self.hosts[peer]
         if self.is_cut(host, target) or self.hold(source, peer, message):
-            self.log(f"{text} LOST")
+            self.log("{}->{} {} LOST", host.name, target.name, brief(message))
             return
-        self.log(text)
+        self.log("{}->{} {}", host.name, target.name, brief(message))
         for _ in range(self.copies(message)):
             delay_s = self.delay_s + self.late_s(message)
             self.after(delay_s, lambda: self.deliver(target, ev.Received(source, message)))
 
-    def _dial(self, host: Host, peer: bytes) -> None:
+    def dial(self, host: Host, peer: bytes) -> None:
         """As the shell does: until it has the link."""
         target = self.hosts.get(peer)
         if target is None or not host.alive or self.hosts[host.peer] is not host:
             return
-        if target.alive and not target.paused and not self.is_cut(host, target):
+        cut = self.is_cut(host, target) or self.is_cut(target, host)
+        if target.alive and not target.paused and not cut:
             self.after(0.0, lambda: self.link(host.name, target.name))
         elif peer not in host.node.linked:
-            self.after(DIAL_AGAIN_S, lambda: self._dial(host, peer))
+            self.after(DIAL_AGAIN_S, lambda: self.dial(host, peer))
 
-    def _probe(self, host: Host, effect: ev.Probe) -> None:
-        target = self.hosts[effect.peer]
-        answer = "silent" if self.is_cut(host, target) else "up" if target.alive else "refused"
-        self.after(self.delay_s, lambda: self.deliver(host, ev.Probed(effect.peer, answer)))
+    def probe(self, host: Host, peer: bytes) -> None:
+        target = self.hosts[peer]
+        cut = self.is_cut(host, target) or self.is_cut(target, host)
+        answer = "silent" if cut or target.off else "up" if target.alive else "refused"
+        self.after(self.delay_s, lambda: self.deliver(host, ev.Probed(peer, answer)))
 
-    def _tell(self, host: Host, effect: ev.TellTrainer) -> None:
-        host.told.append((effect.kind, effect.round))
-        self.log(f"{host.name} trainer: {effect.kind} {effect.round}")
-        if host.trains:
-            self._attach(host)
-
-    def _attach(self, host: Host) -> None:
-        """Go through an inner phase and submit; a new one takes the place of one under way."""
-        host.inner_phase += 1
-        phase = host.inner_phase
-
-        def submit() -> None:
-            own = host.node.follower
-            if phase == host.inner_phase:
-                self.deliver(host, ev.Submitted(own.round, own.epoch, 1.0))
-
-        if not host.node.follower.attached:
-            self.deliver(host, ev.Attached())
-        self.after(host.inner_s, submit)
-
-    def _renew(self, host: Host, effect: ev.Renew) -> None:
-        if self.hold_renewal:
-            return
-        self._incs[host.name] += 1
-        inc = self._incs[host.name]
-        self.after(0.0, lambda: self.deliver(host, ev.Incarnated(inc)))
-
-    def _installed(self, host: Host, effect: ev.Installed) -> None:
-        self.checker.installed(effect.view)
-        self.log(f"{host.name} installed {effect.view.describe()}")
-        for peer in effect.view.peers:
-            if peer != host.peer and peer not in host.node.linked:
-                self._dial(host, peer)
-
-    def _note(self, host: Host, effect: ev.Note) -> None:
-        assert effect.kind != "conflict", effect.text  # no identity runs twice here
-        host.notes.append(effect.kind)
-        self.log(f"{host.name} note {effect.kind}: {effect.text}")
-
-    def _left(self, host: Host, effect: ev.Left) -> None:
-        assert host.node.phase is Phase.LEFT
-        self.log(f"{host.name} left")
-        self.kill(host.name)
-
-
-def _short_text(message: object) -> str:
-    name = type(message).__name__
-    if isinstance(message, Install):
-        return f"Install {message.decided.number}"
-    if isinstance(message, Begin):
-        names = "".join(chr(p[0]) for p in message.participants)
-        return f"Begin {message.round}.{message.attempt} {message.kind} {names}"
-    number = getattr(message, "round", None)
-    return name if number is None else f"{name} {number}"
+    def hear_of_death(self, host: Host) -> None:
+        for other in self.living():
+            if host.peer in other.node.linked and not self.is_cut(host, other):
+                self.deliver(other, ev.LinkDown(host.peer, "eof"))

@@ -32,11 +32,11 @@ def busy_with(cluster: Cluster, name: str) -> Callable[[], bool]:
 
 def when_held(cluster: Cluster, name: str) -> Callable[[], bool]:
     """This host is READY and nothing is committed."""
-    return lambda: cluster.host(name).node.follower.ready is not None
+    return lambda: bool(cluster.host(name).node.follower.held)
 
 
 def ready_nowhere_committed(cluster: Cluster, names: str) -> Callable[[], bool]:
-    return lambda: all(cluster.host(n).node.follower.ready is not None for n in names)
+    return lambda: all(cluster.host(n).node.follower.held for n in names)
 
 
 def orders(*events: str) -> list[Sequence[str]]:

@@ -1,126 +1,299 @@
-"""The data plane of the simulated cluster: reductions, transfers of results and of state."""
+"""The data plane of a simulated world: reductions chunk by chunk, and what becomes of their results.
+
+Every chunk has an owner among the participants, as in the butterfly: the owner needs everyone's
+part, everyone needs the owner's mean. So deaths, pauses and cuts in the middle leave some chunks
+final on some peers, as they do in reality. Values say who is in them (harness/values.py), so what
+is counted twice or with a wrong weight is seen by the checker.
+"""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from atoll.peer import events as ev
-from atoll.peer.messages import Begin
+from atoll.peer.entries import entry_root
+from atoll.peer.kept import Kept, parse_kept
+from atoll.peer.messages import INIT, Begin
+from harness.copies import Copies
+from harness.values import Entry, Job, Mean, State
 
 if TYPE_CHECKING:
-    from harness.cluster import Cluster, Host
+    from harness.world import Host, World
 
-__all__ = ["DataPlane"]
+__all__ = ["DataPlane", "root_of"]
 
-REDUCE_S = 0.01
-LOAD_S = 0.05
-RECHECK_S = 0.1  # an attempt that cannot end now is looked at again
+RECHECK_S = 0.1  # an attempt that cannot go on now is looked at again
 BROKEN_S = 0.5  # edges that stay cut are reported after this time
-STATES_KEPT = 2  # a donor serves the current state and the one before
+PROGRESS_S = 0.2  # between reports of bytes moved
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(eq=False)
+class Reduction:
+    """One attempt, as all its participants see it."""
+
+    begin: Begin
+    started_s: float
+    joined: dict[bytes, Host] = field(default_factory=dict)
+    formed: dict[int, Mean] = field(default_factory=dict)  # on their owners
+    told: set[tuple[bytes, bytes]] = field(default_factory=set)
+    serial: int = 0
 
 
 class DataPlane:
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._begun: set[Begin] = set()
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._running: dict[Begin, Reduction] = {}
+        self.copies = Copies(world, self)
 
-    # ------------------------------------------------------------ reducing
+    def span(self, begin: Begin) -> tuple[int, int]:
+        """The chunks of the vector that this round is about."""
+        world = self._world
+        fragment, fragments = begin.fragment, world.fragments
+        if begin.kind == INIT or fragments == 1:
+            return 0, world.chunks
+        return fragment * world.chunks // fragments, (fragment + 1) * world.chunks // fragments
+
+    def size(self, begin: Begin) -> int:
+        first, end = self.span(begin)
+        return end - first
+
+    # ------------------------------------------------------------ an attempt
 
     def reduce(self, host: Host, effect: ev.Reduce) -> None:
-        if host.name == self._cluster.spoilt:
-            begin = effect.begin
-            event = ev.ReduceFailed(begin.round, begin.attempt, (), "not a number")
-            self._cluster.after(REDUCE_S, lambda: self._cluster.deliver(host, event))
+        begin, world = effect.begin, self._world
+        gone = begin.kind != INIT and not host.region(
+            begin.fragment
+        )  # its trainer ended before BEGIN came
+        if host.name == world.spoilt or gone:
+            event = ev.ReduceFailed(begin.round, begin.attempt, (), "cannot be read")
+            world.after(world.chunk_s, lambda: world.deliver(host, event))
             return
-        host.reducing = effect.begin
-        if effect.begin not in self._begun:
-            self._begun.add(effect.begin)
-            started_s = self._cluster.now_s
-            self._cluster.after(REDUCE_S, lambda: self._check(effect.begin, started_s, set()))
+        world.checker.contributes(host, begin)
+        host.reducing = begin
+        before = host.jobs.get(begin.round)
+        number = 0 if begin.kind == INIT else host.region(begin.fragment)
+        job = Job(begin, (host.peer, host.life, number))
+        host.jobs[begin.round] = job
+        self._keep(host, job, before)
+        running = self._running.get(begin)
+        if running is None:
+            running = self._running[begin] = Reduction(begin, world.now_s)
+        running.joined[host.peer] = host
+        complete = len(running.joined) == len(begin.participants)
+        self._schedule(running, world.chunk_s if complete else RECHECK_S)
+        self.finish(host, job)
 
-    def _check(self, begin: Begin, started_s: float, told: set[frozenset[bytes]]) -> None:
-        cluster = self._cluster
-        group = [cluster.hosts[p] for p in begin.participants]
-        reducing = [h for h in group if h.alive and h.reducing is not None]
-        reducing = [h for h in reducing if h.reducing == begin]
-        if not reducing:
+    def _keep(self, host: Host, job: Job, before: Job | None) -> None:
+        """Chunks that BEGIN keeps: what we have of them stays, the others are fetched."""
+        for kept in self.kept(host, job.begin):
+            mine = before.finals.get(kept.chunk) if before else None
+            if mine is not None and mine.digest == kept.digest:
+                job.finals[kept.chunk] = mine
+            else:
+                self.copies.fetch_kept(host, job, kept)
+
+    def kept(self, host: Host, begin: Begin) -> Sequence[Kept]:
+        if not begin.kept or host.node.view is None:
+            return ()
+        return parse_kept(begin.kept, len(host.node.view.members), len(begin.origins))
+
+    def _schedule(self, running: Reduction, delay_s: float) -> None:
+        running.serial += 1
+        serial = running.serial
+
+        def step() -> None:
+            if serial == running.serial:
+                self._step(running)
+
+        self._world.after(delay_s, step)
+
+    def takes_part(self, host: Host | None, begin: Begin) -> bool:
+        if host is None or not host.alive or self._world.hosts[host.peer] is not host:
+            return False
+        job = host.jobs.get(begin.round)
+        return job is not None and job.active and job.begin == begin
+
+    def _step(self, running: Reduction) -> None:
+        world, begin = self._world, running.begin
+        group = {p: h for p, h in running.joined.items() if self.takes_part(h, begin)}
+        if not group:
+            del self._running[begin]
             return
-        cut = {
-            frozenset((a.peer, b.peer)) for a in group for b in group if cluster.is_data_cut(a, b)
-        }
-        if len(reducing) == len(group) and not cut and not any(h.paused for h in group):
-            root = hashlib.sha256(repr(begin).encode()).digest()
-            for host in group:
-                self._hold(host, begin, root)
+        moved = self._form(running, group) | self._spread(running, group)
+        going = [h for h in group.values() if self.takes_part(h, begin)]
+        if any(not host.jobs[begin.round].complete for host in going):
+            if not moved:
+                self._report_broken(running, group)
+            slow = max(host.slow for host in group.values())
+            self._schedule(running, world.chunk_s * slow if moved else RECHECK_S)
+
+    def _owner(self, begin: Begin, chunk: int) -> bytes:
+        return begin.participants[chunk % len(begin.participants)]
+
+    def _form(self, running: Reduction, group: dict[bytes, Host]) -> bool:
+        """Each owner forms the next mean of its shard, if everyone's part reaches it."""
+        begin, world = running.begin, self._world
+        if len(group) < len(begin.participants) or any(h.paused for h in group.values()):
+            return False
+        busy: set[bytes] = set()
+        for chunk in range(self.size(begin)):
+            owner = group[self._owner(begin, chunk)]
+            known = chunk in running.formed or chunk in owner.jobs[begin.round].finals
+            if known or owner.peer in busy or self._is_kept(owner, begin, chunk):
+                continue
+            if all(h is owner or world.is_open(h, owner) for h in group.values()):
+                parts = tuple(group[p].jobs[begin.round].contribution for p in begin.participants)
+                assert all(parts)
+                running.formed[chunk] = Mean(parts, begin.weights, chunk)  # type: ignore[arg-type]
+                busy.add(owner.peer)
+        return bool(busy)
+
+    def _is_kept(self, host: Host, begin: Begin, chunk: int) -> bool:
+        return any(kept.chunk == chunk for kept in self.kept(host, begin))
+
+    def _spread(self, running: Reduction, group: dict[bytes, Host]) -> bool:
+        begin, world = running.begin, self._world
+        moved = False
+        for chunk, mean in running.formed.items():
+            owner = group.get(self._owner(begin, chunk))
+            if owner is None or owner.paused:
+                continue
+            for host in group.values():
+                job = host.jobs.get(begin.round)
+                if job is None or job.begin != begin or host.paused or chunk in job.finals:
+                    continue
+                if host is owner or world.is_open(owner, host):
+                    job.finals[chunk] = mean
+                    moved = True
+                    self.progress(host)
+                    self.finish(host, job)
+        return moved
+
+    def progress(self, host: Host) -> None:
+        world = self._world
+        host.moved_bytes += CHUNK_BYTES
+        if world.now_s - host.told_progress_s > PROGRESS_S:
+            host.told_progress_s = world.now_s
+            world.deliver(host, ev.Progressed(host.moved_bytes))
+
+    def finish(self, host: Host, job: Job) -> None:
+        """All chunks are here: say so once."""
+        begin = job.begin
+        if job.complete or len(job.finals) < self.size(begin):
             return
-        if cluster.now_s - started_s > BROKEN_S:
-            for edge in sorted(cut - told, key=sorted):
-                told.add(edge)
-                self._report_broken(begin, edge)
-        cluster.after(RECHECK_S, lambda: self._check(begin, started_s, told))
-
-    def _report_broken(self, begin: Begin, edge: frozenset[bytes]) -> None:
-        for peer in sorted(edge):
-            other = next(iter(edge - {peer}))
-            host = self._cluster.hosts[peer]
-            if host.reducing == begin:
-                event = ev.ReduceFailed(begin.round, begin.attempt, (other,), "broken")
-                self._cluster.deliver(host, event)
-
-    def _hold(self, host: Host, begin: Begin, root: bytes) -> None:
+        job.complete = True
         if host.garbles:
-            root = hashlib.sha256(root + host.peer).digest()
-        host.held[begin.view, begin.round, begin.attempt] = root
-        self._cluster.deliver(host, ev.Reduced(begin.round, begin.attempt, root))
+            first = job.finals[0]
+            job.finals[0] = Mean(first.parts, first.weights, first.chunk, host.peer)
+        job.root = root_of(begin, job.finals, self.kept(host, begin))
+        self._world.deliver(host, ev.Reduced(begin.round, begin.attempt, job.root))
+
+    def _report_broken(self, running: Reduction, group: dict[bytes, Host]) -> None:
+        """A dead process resets its streams at once; a silent edge is noticed later."""
+        world, begin = self._world, running.begin
+        late = world.now_s - running.started_s > BROKEN_S
+        for host in list(group.values()):
+            missing = []
+            for peer in begin.participants:
+                other = world.hosts[peer]
+                if other is host or (host.peer, peer) in running.told:
+                    continue
+                both = world.is_open(host, other) and world.is_open(other, host)
+                reset = not other.alive and not other.off and peer in running.joined
+                if (reset and both) or (late and other.alive and not both):
+                    running.told.add((host.peer, peer))
+                    missing.append(peer)
+            if missing and self.takes_part(host, begin):
+                event = ev.ReduceFailed(begin.round, begin.attempt, tuple(missing), "broken")
+                world.deliver(host, event)
 
     def fetch(self, host: Host, effect: ev.Fetch) -> None:
-        begin = effect.begin
-        holder = self._cluster.hosts[effect.holder]
-        root = holder.held.get((begin.view, begin.round, begin.attempt))
-
-        def arrive() -> None:
-            if root is not None and holder.alive and not self._cluster.is_data_cut(host, holder):
-                self._hold(host, begin, root)
-
-        self._cluster.after(REDUCE_S, arrive)
+        self.copies.fetch(host, effect)
 
     def abort(self, host: Host, effect: ev.Abort) -> None:
-        host.reducing = None
+        if host.reducing is not None and host.reducing.round == effect.round:
+            host.reducing = None
+        job = host.jobs.get(effect.round)
+        if job is not None and job.begin.attempt == effect.attempt:
+            job.active = False
+
+    def list_final(self, host: Host, effect: ev.ListFinal) -> None:
+        """Which chunks of this attempt are final here?"""
+        job = host.jobs.get(effect.round)
+        digests = b""
+        if job is not None and job.begin.attempt == effect.attempt:
+            empty = bytes(32)
+            size = self.size(job.begin)
+            held = [job.finals.get(chunk) for chunk in range(size)]
+            digests = b"".join(mean.digest if mean else empty for mean in held)
+        event = ev.FinalChunks(effect.round, effect.attempt, digests)
+        self._world.after(0.001, lambda: self._world.deliver(host, event))
 
     # ------------------------------------------------------------ the state
 
     def apply(self, host: Host, effect: ev.Apply) -> None:
-        cluster, number = self._cluster, effect.begin.round
-        cluster.checker.committed(effect)
-        cluster.committed = max(cluster.committed, number)
+        world, begin = self._world, effect.begin
+        job = host.jobs.get(begin.round)
+        held = job is not None and job.begin == begin and job.complete
+        assert held, f"invariant 2: {host.name} applies round {begin.round} without its result"
+        assert job is not None
+        first, end = self.span(begin)
+        means = tuple(job.finals[chunk] for chunk in range(end - first))
+        before = host.state
+        which = origin_of(len(means), self.kept(host, begin))
+        entry = Entry(begin, first, means, before.chain, effect.chain, which)
+        world.checker.committed(entry, host.name)
+        world.committed = max(world.committed, begin.round)
         host.reducing = None
-        digest = hashlib.sha256(effect.chain + host.flipped).digest()
-        self._store(host, number, effect.chain, digest)
-        cluster.log(f"{host.name} applied {number}")
-        cluster.after(0.001, lambda: cluster.deliver(host, ev.Applied(number, digest)))
+        for number in [n for n in host.jobs if n <= begin.round]:
+            del host.jobs[number]
+        state = before.after(entry, world.chunks)
+        host.before = before
+        self.enter(host, state.flipped(host.flipped) if host.flipped else state, False)
+        host.log = [*host.log, entry][-world.log_rounds :]
+        world.log("{} applied {}", host.name, begin.round)
+        event = ev.Applied(begin.round, host.state.digest)
+        world.after(0.001, lambda: world.deliver(host, event))
 
-    def _store(self, host: Host, number: int, chain: bytes, digest: bytes) -> None:
-        if not host.flipped:
-            self._cluster.checker.state(number, chain, digest)
-        kept = [*host.state.items(), (number, digest)][-STATES_KEPT:]
-        host.state = dict(kept)
+    def enter(self, host: Host, state: State, doubted: bool) -> None:
+        """``doubted``: memory errors may have come with what it was made of."""
+        checker = self._world.checker
+        host.tainted = (host.tainted or bool(host.flipped) or doubted) and not checker.is_true(
+            state
+        )
+        host.state = state
+        host.digests[state.round] = state.digest
+        if len(host.digests) > 64:
+            del host.digests[min(host.digests)]
+        if not host.tainted:
+            checker.state(host.name, state)
 
-    def load(self, host: Host, effect: ev.LoadState) -> None:
-        learn, cluster = effect.learn, self._cluster
-        donor = cluster.hosts[learn.donor.peer]
-        host.loads += 1
-        order = host.loads
-        digest = donor.state.get(learn.round)
+    def undo(self, host: Host, effect: ev.Undo) -> None:
+        world = self._world
+        before = host.before
+        fits = before is not None and (before.round, before.chain) == (effect.round, effect.chain)
+        assert fits, f"{host.name} cannot take back a commit to reach round {effect.round}"
+        assert before is not None
+        host.state, host.before = before, None
+        host.log = [entry for entry in host.log if entry.round <= before.round]
+        for number in [n for n in host.digests if n > before.round]:
+            del host.digests[number]
+        event = ev.Applied(before.round, before.digest)
+        world.after(0.001, lambda: world.deliver(host, event))
 
-        def arrive() -> None:
-            if order != host.loads or cluster.stuck(host, donor):
-                return  # a newer order has taken its place, or it hangs
-            if donor.alive and digest == learn.digest and not cluster.is_data_cut(host, donor):
-                host.flipped = b""
-                self._store(host, learn.round, learn.chain, digest)
-                cluster.deliver(host, ev.StateLoaded(learn.round, learn.chain, digest))
-            else:
-                cluster.deliver(host, ev.StateFailed("donor gone"))
 
-        cluster.after(cluster.load_s, arrive)
+def root_of(begin: Begin, finals: dict[int, Mean], kept: Sequence[Kept]) -> bytes:
+    digests = [finals[chunk].digest for chunk in range(len(finals))]
+    return entry_root(begin.origins, origin_of(len(finals), kept), digests, begin.blob)
+
+
+def origin_of(size: int, kept: Sequence[Kept]) -> bytes:
+    if not kept:
+        return b""
+    which = bytearray(size)
+    for item in kept:
+        which[item.chunk] = item.origin
+    return bytes(which)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -10,15 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.session import ask
 
+if TYPE_CHECKING:
+    from harness.health import Usage
+    from harness.netns import Net
+
 T = TypeVar("T")
 WAIT_S = 45.0  # these machines are shared: a limit that only a hang exceeds
+NET_PORT = 29600  # atoll's own: a host of a Net has all ports to itself
 TRAINER = Path(__file__).with_name("numpy_trainer.py")
 JOIN_LINE = re.compile(r"^\s*(atoll join (atoll://\S+))$", re.MULTILINE)
 
@@ -67,12 +73,17 @@ class Process:
 class Peer(Process):
     """A daemon with its home."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(
+        self, home: Path, *arguments: str, prefix: Sequence[str] = (), **environment: str
+    ) -> None:
+        """``prefix``: a command that runs another in its place, as ``nsenter`` and ``prlimit``."""
         self.home = home
         self.name = home.name
-        command = [sys.executable, "-m", "atoll.peer.cli", *arguments, "--home", str(home)]
-        lives = len(list(home.parent.glob(f"{home.name}.*.log")))
-        super().__init__(command, home.parent / f"{home.name}.{lives}.log")
+        command = [*prefix, sys.executable, "-m", "atoll.peer.cli", *arguments]
+        logs = home.parent.glob(f"{home.name}.*.log")
+        lives = 1 + max((int(path.suffixes[0][1:]) for path in logs), default=-1)
+        log = home.parent / f"{home.name}.{lives}.log"
+        super().__init__([*command, "--home", str(home)], log, **environment)
 
     @property
     def invite(self) -> str:
@@ -100,19 +111,29 @@ class Peer(Process):
 
         return until(there, f"{self.name} reaches round {round_number}", self)
 
+    def said(self, kind: str) -> int:
+        """How many events of this kind its log has."""
+        return len(re.findall(rf"^[0-9:]{{8}} {re.escape(kind)} ", self.text, re.MULTILINE))
+
     def rss_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Fleet:
-    """Peers a, b, c, ... of one run and their trainers."""
+    """Peers a, b, c, ... of one run and their trainers; with ``net`` each on its own host."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, net: Net | None = None) -> None:
         self.folder = folder
+        self.net = net
+        self.environment: dict[str, str] = {}  # of daemons that start from now on
+        self.base: dict[str, Usage] = {}  # what daemons held before the first fault
+        self.healthy = False  # since the last look of health.assert_healthy
         self.peers: dict[str, Peer] = {}
         self.trainers: dict[str, Process] = {}
         self._ended: list[Process] = []
+        self._trained: dict[str, tuple[float, int, float, str]] = {}
+        self._serial = itertools.count()  # of trainers
         self.invite = ""
 
     def up(self, name: str = "a", *arguments: str) -> Peer:
@@ -123,12 +144,36 @@ class Fleet:
     def join(self, name: str, invite: str = "") -> Peer:
         return self.start(name, "join", invite or self.invite)
 
-    def start(self, name: str, *arguments: str) -> Peer:
+    def start(self, name: str, *arguments: str, port: int | None = None) -> Peer:
         if name in self.peers:
             self._ended.append(self.peers[name])
-        peer = Peer(self.folder / name, *arguments, "--listen", "127.0.0.1:0")
+        host, usual_port, prefix = "127.0.0.1", 0, []
+        if self.net is not None:
+            host, usual_port, prefix = self.net.address(name), NET_PORT, self.net.command(name, ())
+        listen = f"{host}:{usual_port if port is None else port}"
+        arguments = (*arguments, "--listen", listen)
+        peer = Peer(self.folder / name, *arguments, prefix=prefix, **self.environment)
         self.peers[name] = peer
         return peer
+
+    def restart(self, name: str, port: int | None = None) -> Peer:
+        """A daemon that has ended gets another life, and its trainer with it."""
+        peer = self.start(name, "up", "--run", "demo", port=port)
+        if name in self.trainers:
+            self.trainers[name].kill()
+            self.trainers[name].ends()
+            self.train(name, *self._trained[name])
+        return peer
+
+    @property
+    def coordinator(self) -> str:
+        """Who leads the view of the fleet, once one does."""
+
+        def leads() -> str:
+            phases = {name: peer.try_status().get("phase") for name, peer in self.peers.items()}
+            return next((name for name, phase in phases.items() if phase == "coordinator"), "")
+
+        return until(leads, "somebody coordinates", *self.peers.values())
 
     def form(self, names: str) -> None:
         """All in one view."""
@@ -157,9 +202,10 @@ class Fleet:
     ) -> Process:
         if name in self.trainers:
             self._ended.append(self.trainers[name])
+        self._trained[name] = (elements, rounds, inner_s, fault)
         command = [sys.executable, str(TRAINER), str(self.peers[name].home)]
         command += [str(elements), str(rounds), str(inner_s), fault]
-        log = self.folder / f"trainer-{name}.{len(self._ended)}.log"
+        log = self.folder / f"trainer-{name}.{next(self._serial)}.log"
         self.trainers[name] = Process(command, log)
         return self.trainers[name]
 
@@ -180,6 +226,22 @@ class Fleet:
             process.kill()
         for process in everyone:
             process.popen.wait(10)
+        if self.net is not None:
+            self.net.close()
+
+    def forget(self, name: str) -> None:
+        """It is no longer of the fleet; its process is ended at the end, if not before."""
+        self._ended.append(self.peers.pop(name))
+
+    def tidy(self, log_bytes: int) -> None:
+        """For runs of hours: forget processes that have ended, and all but the ends of logs."""
+        for process in [p for p in self._ended if p.popen.poll() is not None]:
+            self._ended.remove(process)
+            process.log.unlink(missing_ok=True)
+        for process in [*self.peers.values(), *self.trainers.values()]:
+            if process.log.stat().st_size > 2 * log_bytes:
+                tail = process.log.read_bytes()[-log_bytes:]
+                process.log.write_bytes(tail)  # its writer appends
 
     def report(self) -> str:
         parts = []
@@ -189,9 +251,9 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
+def fleet(folder: Path, net: Net | None = None) -> Iterator[Fleet]:
     """Ends every process on the way out; prints their logs when the test failed."""
-    made = Fleet(folder)
+    made = Fleet(folder, net)
     try:
         yield made
     except BaseException:

@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from atoll.collectives import (
     Codec,
     ReducePlan,
     Reduction,
+    RoundResult,
     butterfly_plan,
     encoded_layout,
 )
@@ -45,17 +47,29 @@ def all_reduce_in_process(
 
 
 class Group:
-    """Reductions of all participants; ``gate`` is called before each frame of a stream."""
+    """Reductions of all participants; ``gate`` is called before each frame of a stream.
+
+    ``rounds`` are the results that an earlier attempt has left, ``kept`` the digests of those
+    chunks that this one keeps.
+    """
 
     def __init__(
-        self, vectors: list[F32], weights: list[float], codec: Codec, grid: ChunkGrid
+        self,
+        vectors: list[F32],
+        weights: list[float],
+        codec: Codec,
+        grid: ChunkGrid,
+        rounds: list[RoundResult] | None = None,
+        kept: dict[int, bytes] | None = None,
     ) -> None:
         self.everyone = range(len(vectors))
         self.vectors, self.codec, self.grid = vectors, codec, grid
-        self.plan = butterfly_plan([bytes([p]) * 32 for p in self.everyone], weights, grid)
-        size = encoded_layout(grid, codec).total_bytes
-        self.results: list[U8] = [np.zeros(size, np.uint8) for _ in self.everyone]
-        self.done: list[list[bytes]] = [[] for _ in self.everyone]
+        self.kept = kept or {}
+        ids = [bytes([p]) * 32 for p in self.everyone]
+        self.plan = butterfly_plan(ids, weights, grid, self.kept)
+        self.rounds = rounds or [RoundResult(codec, grid, zeros) for _ in self.everyone]
+        self.results: list[U8] = [result.array for result in self.rounds]
+        self.done: list[list[list[bytes]]] = [[] for _ in self.everyone]
         self.failed: list[list[tuple[int, str]]] = [[] for _ in self.everyone]
         self.done_events = [threading.Event() for _ in self.everyone]
         self.any_failed = threading.Event()
@@ -69,8 +83,8 @@ class Group:
             lo, hi = self.grid.bounds(chunk)
             out[:] = self.vectors[me][lo:hi]
 
-        def on_done(digest: bytes) -> None:
-            self.done[me].append(digest)
+        def on_done(digests: list[bytes]) -> None:
+            self.done[me].append(digests)
             self.done_events[me].set()
 
         def on_failed(participant: int, why: str) -> None:
@@ -80,12 +94,11 @@ class Group:
         return Reduction(
             plan=self.plan,
             me=me,
-            codec=self.codec,
-            grid=self.grid,
             source=source,
-            result=self.results[me],
+            result=self.rounds[me],
             on_done=on_done,
             on_failed=on_failed,
+            kept=self.kept,
         )
 
     def start(self, streams: str = "memory") -> None:
@@ -131,13 +144,16 @@ class Group:
         layout = encoded_layout(self.grid, self.codec)
         slices = (layout.slice(chunk) for chunk in range(self.grid.count))
         digests = [hashlib.sha256(want[lo:hi]).digest() for lo, hi in slices]
-        whole = hashlib.sha256(b"".join(digests)).digest()
         for me in self.everyone:
             assert self.results[me].tobytes() == want
-            assert self.reductions[me].chunk_digests == digests
-            assert self.done[me] == [whole]
+            assert self.rounds[me].digests == digests
+            assert self.done[me] == [digests]
             assert self.failed[me] == []
             assert not self.reductions[me].missing()
+
+
+def zeros(nbytes: int) -> U8:
+    return np.zeros(nbytes, np.uint8)
 
 
 class MemoryOutlet:
@@ -185,11 +201,17 @@ def make_group() -> Iterator[Callable[..., Group]]:
     groups: list[Group] = []
 
     def make(
-        codec: Codec, *, weights: list[float], total: int = 5000, chunk_elements: int = 256
+        codec: Codec,
+        *,
+        weights: list[float],
+        total: int = 5000,
+        chunk_elements: int = 256,
+        vectors: list[F32] | None = None,
+        **retry: Any,
     ) -> Group:
         rng = np.random.default_rng(total + len(weights))
-        vectors = [rng.standard_normal(total).astype(np.float32) for _ in weights]
-        groups.append(Group(vectors, weights, codec, ChunkGrid(total, chunk_elements)))
+        vectors = vectors or [rng.standard_normal(total).astype(np.float32) for _ in weights]
+        groups.append(Group(vectors, weights, codec, ChunkGrid(total, chunk_elements), **retry))
         return groups[-1]
 
     yield make

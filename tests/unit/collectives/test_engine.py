@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atoll.collectives import ChunkGrid, RoundResult
 from atoll.collectives.butterfly import WINDOW_CHUNKS
 from atoll.collectives.codecs import CODECS, F32, get_codec
 from atoll.collectives.engine import ENCODERS_MAX
@@ -185,7 +186,7 @@ def test_malformed_result_blames_the_owner_and_is_not_stored(make_group: MakeGro
     assert participant == 1
     assert "result of chunk 1" in why
     assert not group.results[0].any()
-    assert group.reductions[0].chunk_digests[1] == b""
+    assert group.rounds[0].digests[1] == b""
 
 
 def test_nan_in_the_own_source_blames_oneself_once(make_group: MakeGroup) -> None:
@@ -227,14 +228,13 @@ def test_arguments_that_do_not_fit_are_refused(make_group: MakeGroup) -> None:
     arguments = {
         "plan": group.plan,
         "me": 0,
-        "codec": INT8,
-        "grid": group.grid,
         "source": good._source,
-        "result": group.results[0],
+        "result": group.rounds[0],
         "on_done": group.done[0].append,
         "on_failed": lambda participant, why: None,
     }
     type(good)(**arguments)
-    for change in ({"me": 2}, {"me": -1}, {"result": group.results[0][1:]}):
+    other_grid = RoundResult(INT8, ChunkGrid(300, 256))
+    for change in ({"me": 2}, {"me": -1}, {"result": other_grid}, {"kept": {0: b"d" * 32}}):
         with pytest.raises(LocalProtocolError):
             type(good)(**{**arguments, **change})

@@ -75,7 +75,7 @@ def test_survivors_go_on_with_each_other_until_the_abort(make_group: MakeGroup) 
     # Both first: what one lacks may still be in a thread of the other.
     assert all(group.reductions[me].join(WAIT_S) for me in (0, 1))
     assert [group.reductions[me].missing() for me in (0, 1)] == [{2}, {2}]
-    finals = [bool(digest) for digest in group.reductions[0].chunk_digests]
+    finals = [bool(digest) for digest in group.rounds[0].digests]
     assert finals == [owner != 2 for owner in group.plan.owners]
 
 
@@ -136,7 +136,7 @@ def test_abort_and_join_inside_a_callback(make_group: MakeGroup) -> None:
     joined: list[bool] = []
     finished = threading.Event()
 
-    def on_done(digest: bytes) -> None:
+    def on_done(digests: list[bytes]) -> None:
         group.reductions[0].abort()
         joined.append(group.reductions[0].join(WAIT_S))
         finished.set()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.plan import ReducePlan, butterfly_plan
+from atoll.collectives.plan import NOBODY, ReducePlan, butterfly_plan
 
 GOOD: dict[str, Any] = {"participants": (b"a", b"b"), "weights": (1.0, 2.0), "owners": (0, 1, 1)}
 
@@ -58,7 +58,7 @@ def test_equal_weights_give_equal_factors_and_one_weight_gives_one() -> None:
         {"weights": (1.0, math.nan)},
         {"weights": (1e308, 1e308)},
         {"owners": (0, 2)},
-        {"owners": (-1,)},
+        {"owners": (-2,)},
     ],
     ids=str,
 )
@@ -71,3 +71,17 @@ def test_impossible_plans_are_refused(change: dict[str, Any]) -> None:
 def test_as_many_weights_as_participants() -> None:
     with pytest.raises(ConfigError, match="2 participants, but 1 weights"):
         butterfly_plan([b"a", b"b"], [1.0], ChunkGrid(256, 256))
+
+
+@given(peers=st.integers(1, 9), chunks=st.integers(1, 60), data=st.data())
+def test_kept_chunks_have_no_owner_and_the_others_are_shared_out(
+    peers: int, chunks: int, data: st.DataObject
+) -> None:
+    kept = data.draw(st.sets(st.integers(0, chunks - 1)))
+    ids = [bytes([index]) for index in range(peers)]
+    plan = butterfly_plan(ids, [1.0] * peers, ChunkGrid(256 * chunks, 256), kept)
+    assert {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY} == kept
+    owners = [owner for owner in plan.owners if owner != NOBODY]
+    assert owners == sorted(owners)
+    sizes = np.bincount(owners, minlength=peers) if owners else np.zeros(1)
+    assert sizes.max() - sizes.min() <= 1

@@ -9,18 +9,32 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, IncompatibleRunError, RemoteProtocolError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob, check_same, host_bytes, parse_blob
+from atoll.optim.spec import (
+    RunSpec,
+    blob,
+    check_same,
+    host_bytes,
+    log_bytes,
+    log_cap_bytes,
+    parse_blob,
+)
 
 SPEC = RunSpec(sync_every=30, codec="float32")
 MANIFEST = Manifest.of([Parameter("w", (3, 4), "bfloat16"), Parameter("v", (5,))])
 
-specs = st.builds(
-    RunSpec,
-    sync_every=st.integers(1, 10_000),
-    outer_lr=st.floats(0.01, 10.0),
-    outer_momentum=st.floats(0, 0.999),
-    codec=st.sampled_from(["float32", "int8"]),
-    round_deadline_s=st.floats(0.1, 3600.0),
+FRAGMENTED = Manifest.of([Parameter("w", (10, 4096))])  # ten chunks
+
+specs = st.integers(1, 64).flatmap(
+    lambda fragments: st.builds(
+        RunSpec,
+        sync_every=st.integers(1, 10_000),
+        outer_lr=st.floats(0.01, 10.0),
+        outer_momentum=st.floats(0, 0.999),
+        codec=st.sampled_from(["float32", "int8"]),
+        round_deadline_s=st.floats(0.1, 3600.0),
+        fragments=st.just(fragments),
+        rounds_in_flight=st.integers(1, min(4, fragments)),
+    )
 )
 
 
@@ -43,6 +57,11 @@ specs = st.builds(
         ("codec", None),
         ("round_deadline_s", 0.0),
         ("round_deadline_s", 1e9),
+        ("fragments", 0),
+        ("fragments", 65),
+        ("fragments", 2.0),
+        ("rounds_in_flight", 0),
+        ("rounds_in_flight", 2),
     ],
 )
 def test_a_bad_field_is_named(field, value):
@@ -91,9 +110,27 @@ def test_check_same_lists_every_difference_and_the_fix():
     assert "fix:" in text
 
 
+@pytest.mark.parametrize(("fragments", "rounds"), [(64, 5), (3, 4)])
+def test_rounds_in_flight_are_of_different_fragments(fragments, rounds):
+    with pytest.raises(ConfigError, match="rounds_in_flight"):
+        RunSpec(sync_every=1, fragments=fragments, rounds_in_flight=rounds)
+
+
 @given(specs)
 def test_blob_round_trip(spec):
-    assert parse_blob(blob(spec, MANIFEST)) == (spec, MANIFEST)
+    manifest = Manifest.of([Parameter("w", (64, 4096))])
+    assert parse_blob(blob(spec, manifest)) == (spec, manifest)
+
+
+def test_a_model_needs_a_chunk_for_each_fragment():
+    most = RunSpec(sync_every=1, fragments=10)
+    assert parse_blob(blob(most, FRAGMENTED)) == (most, FRAGMENTED)
+    more = RunSpec(sync_every=1, fragments=11)
+    with pytest.raises(ConfigError, match="fragments to at most 10"):
+        blob(more, FRAGMENTED)
+    text = f"{json.dumps(more.to_wire())}\n{FRAGMENTED.to_wire()}"
+    with pytest.raises(RemoteProtocolError, match="10 chunks"):
+        parse_blob(packed(text.encode()))
 
 
 def test_blob_of_a_large_model_fits():
@@ -148,6 +185,31 @@ def test_any_bytes_are_refused(data):
         parse_blob(packed(data))
 
 
-def test_host_bytes():
-    assert host_bytes(SPEC, MANIFEST) == 24 * 17
-    assert host_bytes(RunSpec(sync_every=1), MANIFEST) == 20 * 17 + 17 + 4
+@pytest.mark.parametrize(("codec", "result"), [("float32", 4 * 17), ("int8", 17 + 4)])
+def test_host_bytes_of_a_small_model(codec, result):
+    """State and submission, results with two spares, and a log of 2048 rounds after INIT."""
+    spec = RunSpec(sync_every=1, codec=codec)
+    assert host_bytes(spec, MANIFEST) == 20 * 17 + 3 * result + 4 * 17 + 2048 * result
+
+
+def test_host_bytes_of_a_large_model():
+    """The log holds INIT and a round, though they are more than its cap."""
+    n = 1 << 30
+    manifest = Manifest.of([Parameter("w", (n,))])
+    result = n + n // 64
+    assert log_bytes(RunSpec(sync_every=1), manifest) == 4 * n + result
+    spec = RunSpec(sync_every=1, fragments=4, rounds_in_flight=2)
+    assert host_bytes(spec, manifest) == 20 * n + 4 * (result // 4) + 4 * n + result // 4
+
+
+@pytest.mark.parametrize(
+    ("elements", "cap"),
+    [(1, 1 << 20), (1 << 20, 32 << 20), (1 << 23, 256 << 20), (1 << 30, 256 << 20)],
+)
+def test_the_cap_of_the_log_is_four_states_within_limits(elements, cap):
+    assert log_cap_bytes(Manifest.of([Parameter("w", (elements,))])) == cap
+
+
+def test_the_log_may_be_pinned_to_twice_its_cap():
+    manifest = Manifest.of([Parameter("w", (1 << 20,))])
+    assert log_bytes(RunSpec(sync_every=1), manifest) == 64 << 20

@@ -13,6 +13,7 @@ from atoll.peer import messages as ms
 from atoll.peer.admission import DROPPED_MAX, LEARNERS_MAX
 from atoll.peer.coordinator import OFFERS_MAX, Coordinator
 from atoll.peer.follower import Follower
+from atoll.peer.lineages import STRANGERS_MAX
 from atoll.peer.roster import Roster
 from atoll.peer.timing import Timing
 from atoll.peer.views import Ballot, Member, View
@@ -48,9 +49,9 @@ def lead_of(host: Host) -> Coordinator:
 def test_what_strangers_say_inside_a_view_does_not_count() -> None:
     cluster, host, view = formed()
     lead = lead_of(host)
-    cluster.until(lambda: lead.attempt is not None)
-    assert lead.attempt is not None
-    begin, tag = lead.attempt.begin, (view.lineage, view.number)
+    cluster.until(lambda: bool(lead.attempts))
+    (attempt,) = lead.attempts.values()
+    begin, tag = attempt.begin, (view.lineage, view.number)
     ballot = Ballot(1, STRANGER)
     later = replace(view, number=view.number + 1, members=view.members[:1])
     for message in (
@@ -59,7 +60,11 @@ def test_what_strangers_say_inside_a_view_does_not_count() -> None:
         ms.Accepted(*tag, ballot, later),
         ms.Accept(*tag, ballot, later),
         ms.Prepare(*tag, ballot),
-        ms.Promise(*tag, ballot, ms.Report(begin.round, b"x" * 32)),
+        ms.Promise(*tag, ballot, ms.Report(begin.round, b"x" * 32, True)),
+        ms.Finals(*tag, begin.round, begin.attempt, b"x" * 32),
+        ms.AskFinals(*tag, begin.round, begin.attempt),
+        ms.Notice(*tag, begin.round, begin.attempt, 0, b"x" * 32),
+        ms.Yield(*tag, ms.Meet(b"W" * 32, 99, Member(STRANGER, 1))),
         ms.Offer(*tag, b"blob"),
         ms.Commit(*tag, begin.round, begin.attempt, b"x" * 32),
         ms.Leave(*tag, 1),
@@ -67,8 +72,8 @@ def test_what_strangers_say_inside_a_view_does_not_count() -> None:
         assert hear(host, STRANGER, message) == []
     election = host.node.succession
     assert election is not None
-    assert STRANGER not in lead.attempt.ready
-    assert not lead.attempt.misses
+    assert STRANGER not in attempt.ready
+    assert not attempt.misses
     assert not election.acceptor._votes
     assert election.acceptor.accepted is None
     assert election._highest_ballot == 0
@@ -131,9 +136,9 @@ def test_join_refused_carries_the_stable_code() -> None:
 def test_many_hostile_messages_leave_everything_small() -> None:
     cluster, host, view = formed()
     lead, source, tag = lead_of(host), peer_id("b"), (view.lineage, view.number)
-    cluster.until(lambda: lead.attempt is not None)
-    attempt, election = lead.attempt, host.node.succession
-    assert attempt is not None
+    cluster.until(lambda: bool(lead.attempts))
+    (attempt,) = lead.attempts.values()
+    election = host.node.succession
     assert election is not None
     begin = attempt.begin
     for n in range(MANY):
@@ -143,6 +148,9 @@ def test_many_hostile_messages_leave_everything_small() -> None:
         hear(host, source, ms.Miss(*tag, begin.round, begin.attempt, (stranger,)))
         hear(host, stranger, ms.Ready(*tag, begin.round, begin.attempt, stranger))
         hear(host, stranger, ms.Offer(*tag, b"blob"))
+        hear(host, stranger, ms.Finals(*tag, begin.round, begin.attempt, stranger))
+        hear(host, stranger, ms.Hail(Member(stranger, 1), stranger))
+        hear(host, stranger, ms.Meet(stranger, 0, Member(stranger, 1)))
         hear(host, stranger, ms.Leave(*tag, 1))
         hear(host, stranger, ms.Join(Member(stranger, 1, address=f"h:{n}")))
         host.node.handle(ev.Probed(stranger, "refused"), host.node.now_s)
@@ -155,6 +163,9 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     assert len(lead.admission.learners) <= LEARNERS_MAX
     assert set(lead.roster.beats) <= set(view.peers)
     assert host.node.refused <= set(view.peers)
+    assert not host.node.genesis.hails
+    assert len(host.node.lineages._met) <= STRANGERS_MAX
+    assert len(host.node.lineages._strangers) <= STRANGERS_MAX
 
 
 def test_dropped_joiners_are_remembered_for_a_while_and_not_all() -> None:
@@ -163,14 +174,14 @@ def test_dropped_joiners_are_remembered_for_a_while_and_not_all() -> None:
     for wave in range(0, 2 * DROPPED_MAX, LEARNERS_MAX):
         for n in range(wave, wave + LEARNERS_MAX):
             admission.on_join(Member(some_id(n), 1), 100.0)
-        admission.hold(set(), 102.0)  # nobody was heard since
+        admission.teach(102.0)  # nobody was heard since
     assert not admission.learners
     assert len(admission._not_before_s) == DROPPED_MAX
     admission.on_join(Member(some_id(n), 1), 102.1)  # the latest are held to their pause
     assert not admission.learners
     admission.on_join(Member(some_id(0), 1), 102.1)
     assert len(admission.learners) == 1
-    admission.hold(set(), 300.0)
+    admission.teach(300.0)
     assert len(admission._not_before_s) == 1
     assert len(admission._stalls) <= 1
 
@@ -190,7 +201,7 @@ def test_offers_of_few_are_kept_and_the_dead_make_room() -> None:
     members = tuple(Member(some_id(n), 1) for n in range(3 * OFFERS_MAX))
     view = View(LINEAGE, 1, members, members[0].peer, 0, b"")
     me = members[0].peer
-    lead = Coordinator(view, me, Follower(me, lambda e: None), Timing(), lambda e: None, 0.0)
+    lead = Coordinator(view, me, Follower(members[0], lambda e: None), Timing(), lambda e: None, 0.0)
     for member in members:
         lead.on_offer(member.peer, b"blob", 0.5)
     assert list(lead.offers) == [member.peer for member in members[:OFFERS_MAX]]

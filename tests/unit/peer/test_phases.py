@@ -67,6 +67,7 @@ def test_a_life_in_a_run(seen: set[tuple[Phase, Trigger]]) -> None:
     assert seen == {
         (Phase.OUT, Trigger.LED),
         (Phase.OUT, Trigger.LEARN),
+        (Phase.LEARNER, Trigger.LEARN),
         (Phase.LEARNER, Trigger.FOLLOWED),
         (Phase.MEMBER, Trigger.FOLLOWED),
         (Phase.COORDINATOR, Trigger.LED),

@@ -1,0 +1,66 @@
+"""The result of a round as it grows, over all attempts at the round.
+
+A chunk is *final* when its encoded bytes are complete and checked. An attempt that breaks leaves
+its final chunks here, and the next one may keep them: it names their digests, and whatever else
+was final is forgotten, because it will be reduced again among other peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from atoll.collectives.chunks import ChunkGrid, encoded_layout
+from atoll.collectives.codecs import U8, Codec
+
+__all__ = ["DIGEST_BYTES", "RoundResult"]
+
+DIGEST_BYTES = 32
+
+
+class RoundResult:
+    """``array``, uint8[layout.total_bytes], the encoded chunks of ``grid``.
+
+    Without a lock: one attempt at a time writes, under its own lock. ``digests`` has the SHA-256 of
+    each final chunk, and b"" for the others. ``spare(nbytes)`` gives memory with any contents.
+    """
+
+    def __init__(
+        self, codec: Codec, grid: ChunkGrid, spare: Callable[[int], U8] | None = None
+    ) -> None:
+        self.codec, self.grid = codec, grid
+        self.layout = encoded_layout(grid, codec)
+        total_bytes = self.layout.total_bytes
+        self.array = spare(total_bytes) if spare else np.empty(total_bytes, np.uint8)
+        self.digests = [b""] * grid.count
+
+    def copy(self, spare: Callable[[int], U8] | None = None) -> RoundResult:
+        """The same in other memory."""
+        copied = RoundResult(self.codec, self.grid, spare)
+        np.copyto(copied.array, self.array)
+        copied.digests = list(self.digests)
+        return copied
+
+    def keep(self, kept: Mapping[int, bytes]) -> frozenset[int]:
+        """Forget every final chunk that is not kept with just its digest; the kept chunks that are
+        not here. Nobody may be writing."""
+        self.digests = [
+            digest if digest == kept.get(chunk) else b""
+            for chunk, digest in enumerate(self.digests)
+        ]
+        return frozenset(chunk for chunk in kept if not self.digests[chunk])
+
+    def store(self, chunk: int, data: U8, digest: bytes) -> None:
+        """``data`` is checked, and ``digest`` its SHA-256."""
+        self.view(chunk)[:] = data
+        self.digests[chunk] = digest
+
+    def view(self, chunk: int) -> U8:
+        lo, hi = self.layout.slice(chunk)
+        return self.array[lo:hi]
+
+    @property
+    def packed_digests(self) -> bytes:
+        """32 bytes per chunk; zeros where it is not final."""
+        return b"".join(digest or bytes(DIGEST_BYTES) for digest in self.digests)

@@ -1,0 +1,33 @@
+"""Fragments: the parts of the vector that are reduced in rounds of their own.
+
+A fragment is a contiguous range of the vector's chunks, so that it has a grid, a layout and a
+reduction like a whole vector. With one fragment every round carries everything.
+"""
+
+from __future__ import annotations
+
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.errors import ConfigError
+
+__all__ = ["FRAGMENTS_MAX", "chunk_range", "fragment_grid"]
+
+FRAGMENTS_MAX = 64  # Streaming DiLoCo (arXiv 2501.18512) uses 2 to 24
+
+
+def chunk_range(fragment: int, fragments: int, chunks: int) -> tuple[int, int]:
+    """The chunks [first, end) of a fragment: never none, and sizes differ by one at most.
+
+    ConfigError if there are more fragments than chunks, or no such fragment.
+    """
+    if not 0 <= fragment < fragments <= chunks:
+        raise ConfigError(
+            f"there is no fragment {fragment} of {fragments} in a vector of {chunks} chunks",
+            fix=f"set fragments to at most {chunks}",
+        )
+    return fragment * chunks // fragments, (fragment + 1) * chunks // fragments
+
+
+def fragment_grid(grid: ChunkGrid, fragment: int, fragments: int) -> ChunkGrid:
+    """The fragment as a vector of its own; its chunk 0 is chunk ``first`` of the whole grid."""
+    first, end = chunk_range(fragment, fragments, grid.count)
+    return ChunkGrid(grid.bounds(end - 1)[1] - grid.bounds(first)[0], grid.chunk_elements)

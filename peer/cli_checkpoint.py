@@ -1,0 +1,190 @@
+"""``atoll checkpoint inspect``, ``verify`` and ``export``, and the options of daemons for them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from atoll.peer.checkpoint import Checkpoint
+
+__all__ = ["CASTS", "add_checkpoint_options", "add_checkpoint_verbs", "export_parameters"]
+
+EVERY_DEFAULT = 10  # rounds between two checkpoints of one peer; peers take turns
+PIECE_ELEMENTS = 1 << 18  # of a tensor at a time: 1 MiB of float32
+LISTED_MAX = 20  # parameters that still fit on one screen
+_PATH_HELP = "a checkpoint, or a folder of them: then the latest that is whole"
+
+
+def add_checkpoint_options(daemon: argparse.ArgumentParser) -> None:
+    """``--checkpoint DIR --every N`` of a command that starts a daemon."""
+    daemon.add_argument("--checkpoint", metavar="DIR", help="write checkpoints into this folder")
+    daemon.add_argument(
+        "--every",
+        type=_rounds,
+        default=EVERY_DEFAULT,
+        metavar="N",
+        help=f"rounds between two (default {EVERY_DEFAULT})",
+    )
+
+
+def add_checkpoint_verbs(verbs: Any) -> None:
+    """Add ``checkpoint`` to the sub-commands of ``atoll``."""
+    checkpoint = verbs.add_parser("checkpoint", help="look at, check or export a checkpoint")
+    actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
+
+    inspect = actions.add_parser("inspect", help="say what it is; of one, without reading it all")
+    inspect.set_defaults(command=_inspect)
+
+    verify = actions.add_parser("verify", help="read every byte and say whether it is whole")
+    verify.add_argument("--invite", metavar="INVITE", help="check that it is of this very run")
+    verify.set_defaults(command=_verify)
+
+    export = actions.add_parser("export", help="plain safetensors of the outer parameters")
+    export.add_argument("--out", metavar="FILE", help="default RUN-ROUND.safetensors, here")
+    export.set_defaults(command=_export)
+
+    for action in (inspect, verify, export):
+        action.add_argument("path", metavar="PATH", help=_PATH_HELP)
+
+
+def _rounds(text: str) -> int:
+    number = int(text)  # argparse makes a usage error of ValueError
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a number of rounds")
+    return number
+
+
+# ---------------------------------------------------------------- inspect, verify
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    from atoll.peer.checkpoint import MANIFEST_FILE, open_checkpoint, open_latest
+
+    path = Path(parsed.path)
+    opener = open_checkpoint if (path / MANIFEST_FILE).exists() else open_latest
+    with opener(path) as checkpoint:
+        print(_describe(checkpoint), flush=True)
+    return 0
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from atoll.peer.checkpoint import open_latest
+    from atoll.peer.invite import Invite
+    from atoll.peer.views import short
+
+    invite = Invite.parse(parsed.invite) if parsed.invite else None
+    run, secret = (invite.run, invite.secret) if invite else (None, None)
+    with open_latest(parsed.path, run=run, secret=secret) as checkpoint:
+        manifest = checkpoint.manifest
+        print(
+            f"OK {checkpoint.path.name}: run {manifest.run}, round {manifest.round},"
+            f" {manifest.chunks} chunks, signed by {short(manifest.peer)}"
+        )
+    if invite is None:
+        print("   not checked: whether a member of the run wrote it (--invite checks that)")
+    return 0
+
+
+def _describe(checkpoint: Checkpoint) -> str:
+    from atoll.optim.spec import parse_blob
+    from atoll.peer.views import short
+
+    manifest = checkpoint.manifest
+    spec, parameters = parse_blob(manifest.blob)
+    names = ", ".join(short(peer) for peer in manifest.members)
+    written = datetime.fromtimestamp(manifest.unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    lines = {
+        "checkpoint": checkpoint.path.name,
+        "run": f"{manifest.run} ({spec.method}, sync_every {spec.sync_every}, {spec.codec})",
+        "round": manifest.round,
+        "chain": manifest.chain.hex(),
+        "digest": manifest.digest.hex(),
+        "lineage": manifest.lineage.hex(),
+        "members": f"{len(manifest.members)} in view {manifest.view}: {names}",
+        "writer": f"{short(manifest.peer)}, incarnation {manifest.incarnation}",
+        "time": f"{written}, atoll {manifest.version}",
+        "size": f"{manifest.file_bytes:,} bytes, {manifest.chunks} chunks",
+        "parameters": f"{parameters.elements:,} in {len(parameters.parameters)} tensors",
+    }
+    text = [f"{key:<11} {value}" for key, value in lines.items()]
+    text += [f"{'':<11} {p.name}: {p}" for p in parameters.parameters[:LISTED_MAX]]
+    more = len(parameters.parameters) - LISTED_MAX
+    return "\n".join([*text, *([f"{'':<11} ... and {more} more"] if more > 0 else [])])
+
+
+# ---------------------------------------------------------------- export
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    from atoll.peer.checkpoint import open_latest
+
+    with open_latest(parsed.path) as checkpoint:
+        manifest = checkpoint.manifest
+        out = Path(parsed.out or f"{manifest.run}-{manifest.round}.safetensors")
+        export_parameters(checkpoint, out)
+        print(f"{out}: {checkpoint.layout.grid.total:,} parameters of round {manifest.round}")
+    return 0
+
+
+def export_parameters(checkpoint: Checkpoint, out: Path) -> None:
+    """Write the outer parameters with their own names, shapes and dtypes, as safetensors.
+
+    float32 is rounded to nearest even where the dtype is narrower. ``out`` is replaced when all of
+    it is on the disk. Raises CheckpointError and OSError.
+    """
+    import numpy as np
+
+    from atoll.peer.checkpoint import read_exactly
+    from atoll.peer.tensorfile import export_header, export_order
+
+    layout = checkpoint.layout
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    buffer = np.empty(PIECE_ELEMENTS, np.float32)
+    try:
+        with temporary.open("xb") as file:
+            file.write(export_header(layout.manifest, checkpoint.manifest.round))
+            for parameter in export_order(layout.manifest):
+                lo, hi = layout.manifest.offsets[parameter.name]
+                for start in range(lo, hi, PIECE_ELEMENTS):
+                    piece = buffer[: min(PIECE_ELEMENTS, hi - start)]
+                    read_exactly(checkpoint.fd, piece.data.cast("B"), layout.theta_at(start))
+                    file.write(CASTS[parameter.dtype](piece))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, out)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _bfloat16(values: NDArray[np.float32]) -> bytes:
+    import numpy as np
+
+    from atoll.optim.manifest import round_to_working
+
+    rounded = np.empty_like(values)
+    round_to_working(values, "bfloat16", rounded)
+    return (rounded.view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+def _float16(values: NDArray[np.float32]) -> bytes:
+    import numpy as np
+
+    with np.errstate(over="ignore"):  # becomes Inf, as in torch
+        return values.astype("<f2").tobytes()
+
+
+CASTS: dict[str, Callable[[NDArray[np.float32]], bytes]] = {
+    "bfloat16": _bfloat16,
+    "float16": _float16,
+    "float32": lambda values: values.astype("<f4").tobytes(),
+    "float64": lambda values: values.astype("<f8").tobytes(),
+}

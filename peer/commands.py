@@ -1,0 +1,72 @@
+"""What people and trainers ask of their daemon over the local socket, beside training itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from atoll.collectives.errors import ConfigError, DivergedError, NoQuorumError
+from atoll.peer.events import HandOver
+from atoll.peer.local import Handler
+from atoll.peer.snapshot import snapshot
+from atoll.peer.views import is_quorum, short
+
+if TYPE_CHECKING:
+    from atoll.peer.daemon import Daemon
+
+__all__ = ["Commands"]
+
+
+class Commands:
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "status": self._status,
+            "leave": self._leave,
+            "waiting": self._waiting,
+            "invite": self._invite,
+            "handover": self._hand_over,
+        }
+
+    async def _status(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        return snapshot(self._daemon)
+
+    async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
+        asyncio.get_running_loop().call_soon(self._daemon.leave)
+
+    async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> dict[str, str]:
+        lead = self._daemon.node.coordinator
+        code = ""
+        if lead is not None and lead.halted:
+            code = DivergedError.code
+        elif not self._hears_quorum():
+            code = NoQuorumError.code
+        return {"text": str(snapshot(self._daemon)["waiting"]), "code": code}
+
+    def _hears_quorum(self) -> bool:
+        """A candidate that finds no quorum is in the same position as such a coordinator."""
+        node = self._daemon.node
+        if node.coordinator is not None:
+            return node.coordinator.hears_quorum(node.now_s)
+        linked = {node.me.peer, *self._daemon.host.link_peers()}
+        return node.view is None or is_quorum(node.view, linked)
+
+    async def _invite(self, client: bytes, arguments: dict[str, Any]) -> str:
+        return self._daemon.invite
+
+    async def _hand_over(self, client: bytes, arguments: dict[str, Any]) -> str:
+        """Let another member coordinate; at the next boundary between two rounds."""
+        node = self._daemon.node
+        wanted = str(arguments.get("peer", ""))
+        if node.view is None or node.coordinator is None:
+            lead = short(node.view.coordinator) if node.view else "nobody"
+            raise ConfigError(f"this peer is not the coordinator; {lead} is", fix="ask that one")
+        others = [p for p in node.view.peers if p != node.me.peer]
+        found = [p for p in others if not wanted or short(p).startswith(wanted)]
+        if not found or (wanted and len(found) > 1):
+            names = ", ".join(short(p) for p in others) or "nobody else"
+            raise ConfigError(f"no single member is called {wanted!r}: there is {names}")
+        self._daemon.feed(HandOver(found[0] if wanted else b""))
+        return short(found[0]) if wanted else "the first member that can"

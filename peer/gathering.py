@@ -1,0 +1,189 @@
+"""Getting chunks and entries until every chunk is at the goal. Sans-I/O.
+
+The part of the machine in peer/catchup.py that works once there is memory: which pieces are needed
+(peer/assembly.py), the heads that prove entries (peer/histories.py), and what arrives.
+"""
+
+from __future__ import annotations
+
+from atoll.peer import fetching as ft
+from atoll.peer import learning as ln
+from atoll.peer.assembly import Assembly
+from atoll.peer.events import Goal
+from atoll.peer.histories import Histories
+from atoll.peer.proven import entry_holds, state_of
+from atoll.peer.pull import Ask, Drop, Piece
+from atoll.peer.supply import Supply
+
+__all__ = ["Gathering"]
+
+
+class Gathering:
+    """Lives as long as the machine: what has been received stays from one task to the next."""
+
+    def __init__(self, supply: Supply, out: list[ln.Effect]) -> None:
+        self.assembly: Assembly | None = None
+        self.progress_s = 0.0  # when something useful came last
+        self._supply, self._out = supply, out
+        self._histories = Histories()
+        self._own = ln.Own()
+        self._own_counts = False  # our own state may be on the history of the goal
+        self._stale = False  # what is needed has to be asked for every chunk again
+
+    # ------------------------------------------------------------ the task
+
+    def aim(self, goal: Goal) -> bool:
+        """False if this goal is of another history than what was loaded so far."""
+        self._stale = True
+        return self._histories.aim(goal.round, goal.chain)
+
+    def begin(self, goal: Goal, own: ln.Own, now_s: float) -> None:
+        self._own = own
+        self._own_counts = 0 < own.round <= goal.round and not goal.doubtful
+        self.progress_s = now_s
+        if self.assembly is not None and not self.assembly.store.is_open:
+            self.assembly = None  # a commit has overwritten it
+
+    def prepared(self, store: ln.Store, blob_digest: bytes, now_s: float) -> None:
+        self.assembly = Assembly(store, blob_digest)
+        self._stale = True
+        self.progress_s = now_s
+
+    def release(self) -> None:
+        """Nothing that was asked for is taken any more."""
+        if self.assembly is not None:
+            for chunk in range(self.assembly.count):
+                self._drop(self._supply.pull.forget(chunk))
+            self.assembly.forget_unsettled(self._supply.attestation.agreed)
+
+    def learned(self) -> None:
+        """Donors have said something new, or other digests are agreed than before."""
+        self._stale = True
+        if self.assembly is not None:
+            for peer, number in self.assembly.expose(self._supply.attestation.agreed).items():
+                self._supply.exclude(peer, f"what it sent is not of the state after round {number}")
+
+    def distrust_all(self) -> None:
+        assert self.assembly is not None
+        self.assembly.distrust_all()
+        self._stale = True
+
+    def advance(self, goal: Goal, now_s: float) -> bool:
+        """Ask for what is needed; true when all of the goal's state is here."""
+        assembly, pull = self.assembly, self._supply.pull
+        assert assembly is not None
+        if self._own_counts:
+            self._judge_own(assembly, goal)
+        if self._stale:
+            self._stale = False
+            for chunk in range(assembly.count):
+                self._refresh(assembly, goal, chunk)
+        asks, drops = pull.plan(now_s)
+        self._drop(drops)
+        for ask in asks:
+            self._request(assembly, ask)
+        self._ask_heads(assembly, goal, now_s)
+        agreed = self._supply.attestation.agreed
+        here = not pull.wanted and goal.round in agreed
+        return here and assembly.is_complete(goal.round, agreed)
+
+    # ------------------------------------------------------------ history
+
+    def _judge_own(self, assembly: Assembly, goal: Goal) -> None:
+        """Whether our own state is on the history of the goal: then it needs entries only."""
+        own, heads = self._own, self._histories.valid
+        known = heads.chain_after(own.round) if heads is not None else b""
+        if own.round == goal.round:
+            known = goal.chain
+        if not known and self._supply.pull.reaches_back(own.round + 1):
+            return  # the heads will tell
+        self._own_counts, self._stale = False, True
+        if known == own.chain:
+            assembly.seed(own.round)
+
+    def _ask_heads(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
+        first = assembly.needs_heads_from(goal.round)
+        if self._own_counts and self._own.round < goal.round:
+            first = min(first or goal.round, self._own.round + 1)
+        if first and self._supply.pull.reaches_back(first):
+            donors = self._supply.usable()
+            question = self._histories.ask(first, goal.round, goal.chain, donors, now_s)
+            if question is not None:
+                self._out.append(question)
+
+    def take_heads(self, source: bytes, message: ft.HeadsAre, now_s: float) -> None:
+        histories, old, changes = self._histories, self._histories.heads, self._histories.changes
+        verdict = histories.take(source, message, now_s)
+        if verdict:
+            self._supply.exclude(source, verdict)
+        if histories.changes == changes:
+            return
+        self._stale, self.progress_s = True, now_s
+        new = histories.heads
+        if old is not None and new is not None and new.contradicts(old):
+            self._supply.forgive()
+            lost = self.assembly.change_history(old, new) if self.assembly is not None else 0
+            self._out.append(ln.Say(f"the run's history has changed: {lost} chunks do not hold"))
+
+    # ------------------------------------------------------------ pieces
+
+    def _refresh(self, assembly: Assembly, goal: Goal, chunk: int) -> None:
+        """Want what the chunk needs now, and nothing else of it."""
+        pull = self._supply.pull
+        heads, agreed = self._histories.valid, self._supply.attestation.agreed
+        piece = assembly.next_piece(chunk, goal.round, heads, agreed, pull.reaches_back)
+        if piece is None or self._own_counts:
+            self._drop(pull.forget(chunk))
+        else:
+            self._drop(pull.want(piece, assembly.nbytes(piece)))
+
+    def _request(self, assembly: Assembly, ask: Ask) -> None:
+        chunk, entry = ask.piece
+        have = b"" if entry else assembly.store.leaf(chunk)
+        self._supply.tell(ask.peer, ft.FetchPiece(ask.ticket, chunk, entry, have))
+
+    def _drop(self, drops: list[Drop]) -> None:
+        by_peer: dict[bytes, list[int]] = {}
+        for peer, ticket in drops:
+            by_peer.setdefault(peer, []).append(ticket)
+        for peer, tickets in by_peer.items():  # at most ASKED_MAX each
+            self._supply.tell(peer, ft.DropPieces(tuple(tickets)))
+
+    def take_piece(self, event: ln.Arrived, goal: Goal, now_s: float) -> None:
+        """Verify and store what has arrived, if it is still wanted; leave out who sends rubbish."""
+        piece = self._supply.pull.expects(event.source, event.ticket)
+        assembly = self.assembly
+        if piece is None or assembly is None or not assembly.store.is_open:
+            return
+        wrong = self._store(assembly, piece, event)
+        if wrong:
+            self._supply.exclude(event.source, wrong)
+            return
+        self.progress_s = now_s
+        self._drop(self._supply.pull.arrived(event.source, event.ticket, now_s))
+        self._refresh(assembly, goal, piece.chunk)
+
+    def _store(self, assembly: Assembly, piece: Piece, event: ln.Arrived) -> str:
+        """Empty, or what is wrong with the piece."""
+        store, (chunk, entry), part = assembly.store, piece, event.part
+        if part is None or (not part.same and len(part.data) != assembly.nbytes(piece)):
+            return f"chunk {chunk} cannot be read"
+        if entry:
+            head = self._histories.head(entry)
+            place = store.place(head, chunk) if head is not None else None
+            if head is None or place is None or part.same or not entry_holds(head, *place, part):
+                return f"chunk {chunk} of entry {entry} is not what its root says"
+            store.replay(chunk, head, part.data)
+            assembly.take_entry(chunk, entry)
+            return ""
+        leaf = store.leaf(chunk) if part.same else part.sha
+        digest = state_of(leaf, chunk, assembly.count, part.proof, assembly.blob_digest)
+        agreed = self._supply.attestation.agreed.get(event.number, digest)
+        if not leaf or not digest or agreed != digest:
+            return f"chunk {chunk} is not of the state after round {event.number}"
+        if part.same:
+            store.keep(chunk, event.number)
+        else:
+            store.put(chunk, event.number, part.data)
+        assembly.take_state(chunk, event.number, digest, event.source)
+        return ""

@@ -1,0 +1,88 @@
+"""A binary Merkle tree over 32-byte leaves: one root for many chunks, a short proof for each.
+
+Leaves and inner nodes are hashed with different prefixes, so that no node passes for a leaf
+(RFC 6962). An odd node at the end of a level moves up as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+__all__ = [
+    "LEAF_BYTES",
+    "MerkleTree",
+    "merkle_climb",
+    "merkle_proof",
+    "merkle_root",
+    "merkle_verify",
+]
+
+LEAF_BYTES = 32
+
+
+class MerkleTree:
+    """All nodes over at least one leaf, for many proofs. Never changes."""
+
+    __slots__ = ("_levels", "leaves")
+
+    def __init__(self, leaves: Sequence[bytes]) -> None:
+        self.leaves = tuple(leaves)
+        self._levels = [[_leaf(leaf) for leaf in self.leaves]]
+        while len(self._levels[-1]) > 1:
+            below = self._levels[-1]
+            level = [_node(below[i], below[i + 1]) for i in range(0, len(below) - 1, 2)]
+            self._levels.append(level + below[len(below) & ~1 :])
+
+    @property
+    def root(self) -> bytes:
+        return self._levels[-1][0]
+
+    def proof(self, index: int) -> bytes:
+        """The sibling hashes from leaf ``index`` up to the root, 32 bytes each."""
+        if not 0 <= index < len(self.leaves):
+            raise IndexError(f"leaf {index} of {len(self.leaves)}")
+        siblings = []
+        for level in self._levels[:-1]:
+            siblings += level[index ^ 1 : (index ^ 1) + 1]  # none if the level ends before it
+            index //= 2
+        return b"".join(siblings)
+
+
+def merkle_root(leaves: Sequence[bytes]) -> bytes:
+    """The root over at least one leaf."""
+    return MerkleTree(leaves).root
+
+
+def merkle_proof(leaves: Sequence[bytes], index: int) -> bytes:
+    """One proof; for many make a ``MerkleTree``."""
+    return MerkleTree(leaves).proof(index)
+
+
+def merkle_verify(leaf: bytes, index: int, count: int, proof: bytes, root: bytes) -> bool:
+    """Whether ``leaf`` stands at ``index`` of ``count`` leaves under ``root``."""
+    return merkle_climb(leaf, index, count, proof) == root
+
+
+def merkle_climb(leaf: bytes, index: int, count: int, proof: bytes) -> bytes | None:
+    """The root that ``proof`` leads to; None if it has not the length that this place needs."""
+    if not 0 <= index < count:
+        return None
+    node, taken = _leaf(leaf), 0
+    while count > 1:
+        if (index ^ 1) < count:
+            sibling = proof[taken : taken + LEAF_BYTES]
+            if len(sibling) != LEAF_BYTES:
+                return None
+            taken += LEAF_BYTES
+            node = _node(sibling, node) if index & 1 else _node(node, sibling)
+        index, count = index // 2, (count + 1) // 2
+    return node if taken == len(proof) else None
+
+
+def _leaf(leaf: bytes) -> bytes:
+    return hashlib.sha256(b"\0" + leaf).digest()
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\1" + left + right).digest()

@@ -1,0 +1,59 @@
+"""What a daemon is started with, and the first event that follows from it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.peer.events import Cradle, Found
+from atoll.peer.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
+
+if TYPE_CHECKING:
+    from atoll.peer.checkpoint import Loaded
+
+__all__ = ["DaemonOptions", "first_event"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    run: str
+    secret: bytes
+    listen_host: str
+    listen_port: int
+    advertise: str  # host to tell others, or host:port; the listening port is added if missing
+    found: bool
+    contacts: tuple[str, ...] = ()  # addresses of peers of the run
+    fingerprint: bytes | None = None  # of the peer at contacts[0], from the invite
+    role: str = REPLICA
+    rules: Rules = DEFAULT_RULES
+    expect: int = 0  # founders that wait for each other, this one included
+    resume: Loaded | None = None  # the checkpoint to go on from
+    regenesis: bool = False  # ... together with a majority of the members that it names
+    checkpoint: Path | None = None
+    every: int = 10  # rounds between two checkpoints of this peer
+
+
+def first_event(options: DaemonOptions) -> Found | Cradle | None:
+    """How this daemon comes into a run: founds it, waits for other founders, or (None) joins."""
+    loaded = options.resume
+    if options.expect > 1:
+        return Cradle(count=options.expect, rules=options.rules)
+    if loaded is not None and options.regenesis:
+        return Cradle(
+            voters=loaded.members,
+            lineage=loaded.lineage,
+            ancestors=loaded.ancestors,
+            rules=options.rules,
+        )
+    if not options.found:
+        return None
+    fresh = secrets.token_bytes(32)
+    if loaded is None:
+        return Found(fresh, options.rules)
+    # The position goes on; the lineage is new, so that others who resume or live on are met as
+    # forks and never mixed with.
+    lineage = new_lineage(loaded.lineage, fresh)
+    ancestors = (*loaded.ancestors, loaded.lineage)[-ANCESTORS_MAX:]
+    return Found(lineage, options.rules, ancestors)

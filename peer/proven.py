@@ -1,0 +1,193 @@
+"""What a learner knows for certain: heads that fold to a chain, digests that several peers name,
+pieces that lead to a root. Pure.
+
+Folding proves a whole stretch from its end: who knows the chain after the last entry knows, because
+nobody finds another input with the same hash, every head before it and the chain before the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.entries import EntryHead, entry_chain
+from atoll.peer.merkle import LEAF_BYTES, merkle_climb
+from atoll.peer.views import short
+
+__all__ = [
+    "PART_HEAD_BYTES_MAX",
+    "WITNESSES_MAX",
+    "Attestation",
+    "Heads",
+    "Part",
+    "entry_holds",
+    "entry_leaf",
+    "fold",
+    "open_part",
+    "part_head",
+    "state_of",
+]
+
+WITNESSES_MAX = 2  # beside the coordinator; two wrong ones would have to name the same digest
+_SIBLINGS_MAX = 20  # of 2^20 chunks
+PART_HEAD_BYTES_MAX = 2 + LEAF_BYTES * _SIBLINGS_MAX
+_UNKNOWN = bytes(32)
+
+
+# ---------------------------------------------------------------- pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece as it arrives. ``same``: the learner has these bytes already; then none follow."""
+
+    same: bool
+    proof: bytes
+    data: memoryview
+    sha: bytes  # SHA-256 of ``data``
+
+
+def part_head(proof: bytes, *, same: bool) -> bytes:
+    """What stands before a piece's bytes."""
+    return bytes((same, len(proof) // LEAF_BYTES)) + proof
+
+
+def open_part(payload: memoryview) -> Part:
+    """The inverse, for bytes from anyone. RemoteProtocolError. Hashes: not for the event loop."""
+    if len(payload) < 2:
+        raise RemoteProtocolError(f"a piece of {len(payload)} bytes")
+    same, end = payload[0], 2 + LEAF_BYTES * payload[1]
+    extra = len(payload) - end
+    if same > 1 or payload[1] > _SIBLINGS_MAX or extra < 0 or (same and extra):
+        raise RemoteProtocolError(f"a piece of {len(payload)} bytes with a malformed head")
+    data = payload[end:]
+    return Part(bool(same), bytes(payload[2:end]), data, hashlib.sha256(data).digest())
+
+
+def state_of(leaf: bytes, chunk: int, chunks: int, proof: bytes, blob_digest: bytes) -> bytes:
+    """The state digest that a chunk's proof leads to; empty if it leads nowhere."""
+    root = merkle_climb(leaf, chunk, chunks, proof)
+    return hashlib.sha256(blob_digest + root).digest() if root else b""
+
+
+def entry_leaf(head: EntryHead, index: int, sha: bytes) -> bytes:
+    """The leaf of an entry's chunk (see ``entries.entry_root``)."""
+    origin = head.origins[head.origin_of[index] if index < len(head.origin_of) else 0]
+    return hashlib.sha256(b"atoll-r" + origin.digest() + sha).digest()
+
+
+def entry_holds(head: EntryHead, index: int, count: int, part: Part) -> bool:
+    """Whether these are the bytes of chunk ``index`` of the entry, from the origin it names."""
+    root = merkle_climb(entry_leaf(head, index, part.sha), index, count, part.proof)
+    if root and head.blob:  # INIT
+        root = hashlib.sha256(hashlib.sha256(head.blob).digest() + root).digest()
+    return root == head.root
+
+
+# ---------------------------------------------------------------- history
+
+
+def fold(before: bytes, first: int, heads: Sequence[EntryHead]) -> bytes:
+    """The chain after the last of consecutive heads; empty if they contradict themselves."""
+    chain = before
+    for number, head in enumerate(heads, first):
+        if head.round != number or head.chain != entry_chain(chain, head):
+            return b""
+        chain = head.chain
+    return chain
+
+
+class Heads:
+    """Entries ``first`` to ``last`` of the history that leads to ``tip``."""
+
+    def __init__(self, before: bytes, first: int, heads: Sequence[EntryHead]) -> None:
+        self.before, self.first = before, first
+        self._heads = list(heads)
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self._heads) - 1
+
+    @property
+    def tip(self) -> bytes:
+        return self._heads[-1].chain if self._heads else self.before
+
+    def chain_after(self, number: int) -> bytes:
+        """Empty for a round that is not covered."""
+        if number == self.first - 1:
+            return self.before
+        head = self.head(number)
+        return head.chain if head else b""
+
+    def head(self, number: int) -> EntryHead | None:
+        return self._heads[number - self.first] if self.first <= number <= self.last else None
+
+    def between(self, after: int, last: int) -> list[EntryHead]:
+        return self._heads[max(0, after + 1 - self.first) : max(0, last + 1 - self.first)]
+
+    def extend(self, heads: Sequence[EntryHead]) -> None:
+        self._heads += heads
+
+    def contradicts(self, other: Heads) -> bool:
+        """Whether they are of different histories, as far as both reach."""
+        last = min(self.last, other.last)
+        mine, others = self.chain_after(last), other.chain_after(last)
+        return bool(mine) and bool(others) and mine != others
+
+
+class Attestation:
+    """Who names which digest for the state after which round.
+
+    A digest is agreed when the coordinator names it and as many other members as there are, two at
+    most. Without the coordinator among those that hold the state, three members are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[int, dict[bytes, bytes]] = {}
+        self.agreed: dict[int, bytes] = {}
+
+    def hear(self, peer: bytes, first: int, digests: bytes) -> None:
+        for i in range(len(digests) // 32):
+            digest = digests[32 * i : 32 * i + 32]
+            if digest != _UNKNOWN:
+                self._named.setdefault(first + i, {})[peer] = digest
+
+    def settle(self, coordinator: bytes, members: Collection[bytes]) -> bool:
+        """Count again; whether anything has changed."""
+        before, self.agreed = self.agreed, {}
+        for number, named in self._named.items():
+            voices = {peer: digest for peer, digest in named.items() if peer in members}
+            if coordinator in members:
+                digest = voices.get(coordinator, b"")
+                needed = 1 + min(WITNESSES_MAX, len(members) - 1)
+            else:
+                ranked = Counter(voices.values()).most_common(1)
+                digest = ranked[0][0] if ranked else b""
+                needed = min(1 + WITNESSES_MAX, max(len(members), 1))
+            if digest and sum(named == digest for named in voices.values()) >= needed:
+                self.agreed[number] = digest
+        return self.agreed != before
+
+    def dissenters(self) -> dict[bytes, int]:
+        """Peers that name another digest than the agreed one, each with a round."""
+        found: dict[bytes, int] = {}
+        for number, digest in self.agreed.items():
+            for peer, named in self._named.get(number, {}).items():
+                if named != digest:
+                    found[peer] = number
+        return found
+
+    def forget(self, peer: bytes) -> None:
+        """What it has named; so memory is bounded by one answer of each donor."""
+        for named in self._named.values():
+            named.pop(peer, None)
+        self._named = {number: named for number, named in self._named.items() if named}
+
+    def describe(self, number: int) -> str:
+        """Who says what about a round, for people."""
+        named = self._named.get(number, {})
+        said = ", ".join(f"{short(p)} says {d.hex()[:8]}" for p, d in sorted(named.items()))
+        return said or "nobody names one"

@@ -1,0 +1,118 @@
+"""What a machine runs out of (disk, descriptors), and a wall clock that jumps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.health import assert_healthy, usage
+from harness.processes import Fleet, fleet, until
+from harness.wrong_clock import WrongClock
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+YEAR_S = 365 * DAY_S
+
+
+@contextlib.contextmanager
+def tiny_disk(folder: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; needs root, as namespaces do."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write until nothing more can be written."""
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    assert os.statvfs(folder).f_bavail == 0
+    return ballast
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """It is an event, no end: rounds go on, views change. Only a start cannot do without."""
+    with tiny_disk(tmp_path / "b"), fleet(tmp_path) as run:
+        run.form("abc")
+        for name in "abc":
+            run.train(name)
+        assert_healthy(run)
+        peer = run.peers["b"]
+        ballast = fill(peer.home)
+        run.join("d")
+        run.train("d")
+        assert_healthy(run)  # a view that b cannot write down
+        until(lambda: peer.said("disk"), "b says what it cannot store", peer)
+        peer.kill()
+        peer.ends()
+        refused = run.start("b", "up", "--run", "demo")
+        assert refused.ends() == 2
+        assert "ATOLL-E10" in refused.text
+        assert "No space left" in refused.text
+        ballast.unlink()
+        run.restart("b")
+        assert_healthy(run)
+
+
+def test_no_descriptor_is_left(four: Fleet) -> None:
+    """b cannot open or accept anything: what it has still works. A peer that comes back meanwhile
+    finds no way to it, until there are descriptors again."""
+    peer, leader = four.peers["b"], four.coordinator
+    victim = next(name for name in "acd" if name != leader)
+    soft, hard = resource.prlimit(peer.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(peer.pid, resource.RLIMIT_NOFILE, (usage(peer.pid).descriptors // 2, hard))
+    four.peers[victim].kill()
+    rest = [name for name in "acd" if name != victim]
+    number = max(four.peers[name].status()["round"] for name in rest)
+    for name in rest:
+        four.peers[name].reaches(number + 2)
+    four.trainers[victim].ends()
+    four.restart(victim)
+    for name in rest:
+        four.peers[name].reaches(number + 4)
+    resource.prlimit(peer.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert_healthy(four)
+    assert four.peers["b"] is peer
+
+
+def test_wall_clocks_jump(tmp_path: Path) -> None:
+    """Every daemon's clock lies, each differently, backwards as well: nothing depends on it."""
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(fleet(tmp_path))
+        clocks = {name: WrongClock(tmp_path / f"clock-{name}") for name in "abcd"}
+        for name, clock in clocks.items():
+            stack.callback(clock.close)
+            run.environment = clock.environment
+            if run.invite:
+                run.join(name)
+            else:
+                run.up(name)
+        for name in clocks:
+            run.sees(name, 4)
+            run.train(name)
+        assert_healthy(run)
+        view = run.peers["a"].status()["view"]
+        for jump_s in (HOUR_S, -HOUR_S, 0.0, 30 * YEAR_S, -30 * YEAR_S):
+            for factor, clock in enumerate(clocks.values()):
+                clock.jump(jump_s * factor / 3)
+            assert_healthy(run)
+            committed_s = run.peers["d"].status()["last_commit_unix_s"] - time.time()
+            assert abs(committed_s - jump_s) < HOUR_S / 2  # else this test tests nothing
+        assert run.peers["a"].status()["view"] == view  # nobody was taken for dead
+        # A new life that began decades before its last: certificates and incarnations must do.
+        run.peers["d"].kill()
+        run.trainers["d"].ends()
+        run.environment = clocks["d"].environment
+        run.restart("d")
+        assert_healthy(run)

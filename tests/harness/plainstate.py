@@ -1,0 +1,103 @@
+"""A plain reference for the replicated state: two arrays, no buffers, whole copies."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.collectives import get_codec, grid_for
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec, blob
+from atoll.peer.entries import STEP, EntryHead, Origin
+from atoll.peer.merkle import merkle_climb, merkle_root
+from atoll.peer.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
+from atoll.peer.statebuffers import U8
+
+ELEMENTS = 4 * 4096 + 300  # five chunks, the last one short
+GRID = grid_for(ELEMENTS)
+LR, MU = np.float32(0.7), np.float32(0.9)
+ORIGIN = Origin((b"p" * 32,), (1.0,))
+
+
+def run_blob(fragments: int = 1, codec: str = "int8") -> bytes:
+    spec = RunSpec(sync_every=1, codec=codec, fragments=fragments)
+    return blob(spec, Manifest.of([Parameter("w", (ELEMENTS,))]))
+
+
+def head_of(number: int, fragment: int = 0, kind: str = STEP, packed: bytes = b"") -> EntryHead:
+    return EntryHead(number, kind, fragment, (ORIGIN,), b"", b"r" * 32, b"c" * 32, packed)
+
+
+def vector(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(ELEMENTS, dtype=np.float32)
+
+
+def encode(codec: str, values: np.ndarray, chunks: range) -> U8:
+    """R of these chunks."""
+    parts = []
+    for chunk in chunks:
+        lo, hi = GRID.bounds(chunk)
+        parts.append(np.empty(get_codec(codec).encoded_bytes(hi - lo), np.uint8))
+        get_codec(codec).encode(values[lo:hi], parts[-1])
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A state of the reference."""
+
+    round: int
+    theta: np.ndarray
+    momentum: np.ndarray
+    versions: tuple[int, ...]
+
+    def after(self, codec: str, chunks: range, encoded: U8) -> Plain:
+        theta, momentum = self.theta.copy(), self.momentum.copy()
+        start = 0
+        for chunk in chunks:
+            lo, hi = GRID.bounds(chunk)
+            size = get_codec(codec).encoded_bytes(hi - lo)
+            delta = np.empty(hi - lo, np.float32)
+            get_codec(codec).decode(encoded[start : start + size], delta)
+            momentum[lo:hi] = MU * momentum[lo:hi] + delta
+            theta[lo:hi] -= LR * (delta + MU * momentum[lo:hi])
+            start += size
+        number = self.round + 1
+        versions = tuple(number if c in chunks else v for c, v in enumerate(self.versions))
+        return Plain(number, theta, momentum, versions)
+
+    def chunk(self, chunk: int) -> bytes:
+        lo, hi = GRID.bounds(chunk)
+        return self.theta[lo:hi].tobytes() + self.momentum[lo:hi].tobytes()
+
+    def digest(self, packed: bytes) -> bytes:
+        leaves = [hashlib.sha256(self.chunk(c)).digest() for c in range(GRID.count)]
+        return state_digest(packed, merkle_root(leaves))
+
+
+def check_same(state: ReplicatedState, plain: Plain) -> None:
+    assert state.round == plain.round
+    assert state.theta.tobytes() == plain.theta.tobytes()
+    assert state.momentum.tobytes() == plain.momentum.tobytes()
+    assert state.digest == plain.digest(state.blob)
+    out = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
+    for chunk in range(GRID.count):
+        copy = state.read_chunk(chunk, out)
+        assert copy.round == plain.round
+        assert bytes(out[: copy.nbytes]) == plain.chunk(chunk)
+        check_proof(state.blob, chunk, copy.leaf, copy.proof, state.digest)
+
+
+def check_proof(packed: bytes, chunk: int, leaf: bytes, proof: bytes, digest: bytes) -> None:
+    root = merkle_climb(leaf, chunk, GRID.count, proof)
+    assert root is not None
+    assert state_digest(packed, root) == digest
+
+
+def commit(state: ReplicatedState, fragment: int = 0, seed: int = 1) -> None:
+    chunks = range(*state.chunks_of(fragment))
+    encoded = encode("int8", vector(seed), chunks)
+    assert encoded.nbytes == state.layout(fragment).total_bytes
+    state.apply(head_of(state.round + 1, fragment), encoded)

@@ -1,0 +1,179 @@
+"""Round runners over real TLS links in one process, driven like the membership machine does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from atoll.collectives import get_codec
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec, blob
+from atoll.peer import events as ev
+from atoll.peer.certs import run_tls
+from atoll.peer.fetching import FetchResult
+from atoll.peer.identity import Home
+from atoll.peer.keptcopy import FetchKept
+from atoll.peer.links import LinkHost
+from atoll.peer.messages import STEP, Begin
+from atoll.peer.runner import RoundRunner
+from atoll.peer.state import ReplicatedState
+from atoll.peer.views import Member, View
+
+LINEAGE = b"L" * 32
+PATIENCE_S = 30.0
+
+
+class Site:
+    """A link host with a runner, and the events that the runner fed."""
+
+    def __init__(self, home: Home) -> None:
+        self.fed: list[ev.Event] = []
+        self.logs: list[str] = []
+        self.host = LinkHost(
+            peer_id=home.peer_id,
+            tls=run_tls(home, b"s" * 32),
+            run="demo",
+            inc=lambda: 1,
+            advertise=lambda: self.address,
+            on_message=self._on_message,
+            on_up=lambda peer, address, inc: self.runner.streams.know(peer, address),
+            on_down=lambda peer, why: None,
+            on_data=lambda peer, stream: self.runner.streams.accept(peer, stream),
+            log=self.logs.append,
+        )
+        self.address = ""
+        self.me = home.peer_id
+        self.runner = RoundRunner(
+            me=home.peer_id,
+            host=self.host,
+            feed=self.fed.append,
+            tell_trainer=lambda effect: None,
+            log=self.logs.append,
+        )
+        self.task = asyncio.get_running_loop().create_task(self.runner.run())
+
+    def _on_message(self, peer: bytes, message: object) -> None:
+        if isinstance(message, FetchResult):
+            self.runner.donor.on_message(peer, message)
+        elif isinstance(message, FetchKept):
+            self.runner.reducer.kept_server.on_fetch_kept(peer, message)
+        else:
+            self.runner.reducer.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
+
+    async def close(self) -> None:
+        self.task.cancel()
+        self.runner.close()
+        await self.host.close()
+
+    def reduced(self, attempt: int, number: int | None = None) -> bytes | None:
+        found = (e for e in self.fed if isinstance(e, ev.Reduced) and e.attempt == attempt)
+        return next((e.root for e in found if number in (None, e.round)), None)
+
+    def applied(self, number: int) -> bool:
+        return any(isinstance(e, ev.Applied) and e.round == number for e in self.fed)
+
+    def finals(self, attempt: int) -> bytes | None:
+        found = (e for e in self.fed if isinstance(e, ev.FinalChunks) and e.attempt == attempt)
+        return next((e.digests for e in found), None)
+
+    @property
+    def state(self) -> ReplicatedState:
+        assert self.runner.state is not None
+        return self.runner.state
+
+    @property
+    def inputs(self) -> np.ndarray:
+        assert self.runner.inputs is not None
+        return self.runner.inputs
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for comes from threads
+            await asyncio.sleep(0.002)
+
+
+def scenario(folder: Path, names: str, play: Callable[[list[Site]], object]) -> None:
+    """Linked sites, in order of peer id."""
+
+    async def whole() -> None:
+        homes = [Home.open(folder / name) for name in names]
+        sites = sorted((Site(home) for home in homes), key=lambda site: site.me)
+        try:
+            for site in sites:
+                host, port = await site.host.listen("127.0.0.1", 0)
+                site.address = f"{host}:{port}"
+            for i, site in enumerate(sites):
+                for other in sites[:i]:
+                    await site.host.dial(other.address)
+            members = tuple(Member(site.me, 1, address=site.address) for site in sites)
+            for site in sites:
+                site.runner.installed(view_of(members))
+            await play(sites)  # type: ignore[misc]  # a coroutine function
+        finally:
+            for site in sites:
+                await site.close()
+            for home in homes:
+                home.close()
+
+    asyncio.run(whole())
+
+
+def view_of(members: tuple[Member, ...]) -> View:
+    return View(LINEAGE, 1, members, members[0].peer, 1, b"c" * 32)
+
+
+def run_blob(elements: int, codec: str = "int8", fragments: int = 1) -> bytes:
+    spec = RunSpec(
+        sync_every=1,
+        codec=codec,
+        outer_lr=1.0,
+        outer_momentum=0.0,
+        fragments=fragments,
+        rounds_in_flight=fragments,
+    )
+    return blob(spec, Manifest.of([Parameter("w", (elements,))]))
+
+
+def begin_of(sites: list[Site], attempt: int, number: int = 2) -> Begin:
+    peers = tuple(site.me for site in sites)
+    return Begin(LINEAGE, 1, number, attempt, STEP, peers, (1.0,) * len(peers))
+
+
+def prepare(sites: list[Site], elements: int, codec: str = "int8", fragments: int = 1) -> None:
+    """State of round 1 on all, and a submission of its own on each."""
+    packed = run_blob(elements, codec, fragments)
+    theta = np.linspace(-1, 1, elements, dtype=np.float32)
+    for i, site in enumerate(sites):
+        state = ReplicatedState(packed)
+        state.initialise(theta.view(np.uint8).copy())
+        site.runner.state = state
+        site.runner.inputs = theta + np.float32(i + 1)
+
+
+def by_hand(sites: list[Site], begin: Begin, state: ReplicatedState) -> np.ndarray:
+    expected = state.theta.copy()
+    for chunk in range(state.grid.count):
+        lo, hi = state.grid.bounds(chunk)
+        expected[lo:hi] -= mean_by_hand(sites, begin.weights, chunk)[1]
+    return expected
+
+
+def mean_by_hand(
+    sites: list[Site], weights: tuple[float, ...], chunk: int
+) -> tuple[bytes, np.ndarray]:
+    """The mean of a chunk of the whole vector, encoded and decoded again. ``sites`` by peer id."""
+    state, codec = sites[0].state, get_codec("int8")
+    lo, hi = state.grid.bounds(chunk)
+    total = np.zeros(hi - lo, np.float32)
+    data = np.empty(codec.encoded_bytes(hi - lo), np.uint8)
+    for site, weight in zip(sites, weights, strict=True):
+        if weight > 0:
+            codec.encode(state.theta[lo:hi] - site.inputs[lo:hi], data)
+            codec.decode_add(data, float(np.float32(weight / sum(weights))), total)
+    codec.encode(total, data)
+    codec.decode(data, total)
+    return data.tobytes(), total

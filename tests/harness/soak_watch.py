@@ -1,0 +1,136 @@
+"""What the soak sees: statuses, equal digests, stalls, memory."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.health import Ledger, usage
+from harness.processes import Fleet
+
+__all__ = ["Flatness", "Watch"]
+
+LOOK_S = 0.3  # between two questions to one daemon
+STALL_S = 30.0
+YOUNG_S = 10.0  # a process's first seconds do not count for its memory
+SAMPLE_S = 2.0
+ROUNDS_KEPT = 2000
+GROWTH_MAX = 1.15  # of the median of the last third over that of the first
+GROWTH_DESCRIPTORS_MAX = 16
+
+
+@dataclass
+class Sample:
+    at_s: float
+    rss_bytes: int
+    descriptors: int
+
+
+@dataclass
+class Flatness:
+    """Medians of the first and last third of a series."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+    def medians(self, what: str) -> tuple[float, float]:
+        third = max(1, len(self.samples) // 3)
+        values = [float(getattr(sample, what)) for sample in self.samples]
+        return statistics.median(values[:third]), statistics.median(values[-third:])
+
+    def problem(self) -> str:
+        if len(self.samples) < 9:
+            return ""
+        first, last = self.medians("rss_bytes")
+        if last > first * GROWTH_MAX:
+            return f"memory grew from {first / 2**20:.1f} to {last / 2**20:.1f} MiB"
+        first, last = self.medians("descriptors")
+        if last > first + GROWTH_DESCRIPTORS_MAX:
+            return f"descriptors grew from {first:.0f} to {last:.0f}"
+        return ""
+
+
+class Watch:
+    """One thread per daemon asks for its status; the soak's own loop only looks at the answers."""
+
+    def __init__(self, run: Fleet, names: str, elder: str) -> None:
+        self.run, self.names, self.elder = run, names, elder
+        self.statuses: dict[str, tuple[float, dict[str, Any]]] = {}
+        self.ledger = Ledger()
+        self.locks = {name: threading.Lock() for name in names}  # held while a daemon is asked
+        self.off: set[str] = set()
+        self.distrusted: dict[str, int] = {}  # digests up to this round do not count
+        self.failure = ""
+        self.round = 0
+        self.compared = 0  # rounds that at least two daemons have shown, of those forgotten
+        self.committed_s = time.monotonic()
+        self.worst_stall_s = 0.0
+        self.worst_stall_note = ""
+        self.flat = {name: Flatness() for name in names}
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._look, args=(n,)) for n in names]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def fresh(self, name: str, since_s: float) -> dict[str, Any]:
+        """The last status if it is newer than that moment, else {}."""
+        at_s, status = self.statuses.get(name, (0.0, {}))
+        return status if at_s > since_s else {}
+
+    # ------------------------------------------------------------ in the threads
+
+    def _look(self, name: str) -> None:
+        sampled_s = 0.0
+        while not self._ended.wait(LOOK_S):
+            with self.locks[name]:
+                if name in self.off:
+                    continue
+                asked_s = time.monotonic()
+                peer = self.run.peers[name]
+                status = peer.try_status()
+            if not status:
+                continue
+            with self._lock:
+                self.statuses[name] = (asked_s, status)
+                self._note(name, status)
+            if asked_s - sampled_s > SAMPLE_S and status["uptime_s"] > YOUNG_S:
+                sampled_s = asked_s
+                self._sample(name, peer.pid)
+
+    def _note(self, name: str, status: dict[str, Any]) -> None:
+        if name not in self.distrusted or self.distrusted[name] >= 0:
+            try:
+                self.ledger.note(name, status, self.distrusted.get(name, -1))
+            except AssertionError as error:
+                self.failure = self.failure or f"bits differ: {error}"
+        if len(self.ledger.digests) > ROUNDS_KEPT:
+            self.compared += self.ledger.forget(status["round"] - ROUNDS_KEPT // 2)
+        if status["fork"]:
+            self.failure = self.failure or f"{name} is in a fork"
+        now_s = time.monotonic()
+        if status["round"] > self.round:
+            self.round, self.committed_s = status["round"], now_s
+
+    def _sample(self, name: str, pid: int) -> None:
+        try:
+            found = usage(pid)
+        except OSError:  # it has just been killed
+            return
+        self.flat[name].samples.append(Sample(time.monotonic(), found.rss_bytes, found.descriptors))
+
+    # ------------------------------------------------------------ in the soak's loop
+
+    def stall(self, active: str) -> str:
+        """What is wrong with progress, or ""."""
+        stall_s = time.monotonic() - self.committed_s
+        if stall_s > self.worst_stall_s:
+            self.worst_stall_s, self.worst_stall_note = stall_s, active
+        return f"no commit anywhere for {stall_s:.0f} s" if stall_s > STALL_S else ""

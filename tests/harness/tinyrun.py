@@ -1,0 +1,84 @@
+"""A run of one peer without a network: a real state, a real log, rounds of random updates."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from atoll.collectives import get_codec
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec, blob
+from atoll.peer.entries import INIT, STEP, EntryHead, Origin, entry_chain, entry_root
+from atoll.peer.roundlog import RoundLog
+from atoll.peer.state import ReplicatedState
+from atoll.peer.views import Member, View, genesis_chain
+
+PARAMETERS = (
+    Parameter("blocks.0.weight", (80, 100), "bfloat16"),
+    Parameter("blocks.1.bias", (3,), "float16"),
+    Parameter("head.weight", (50, 41), "float32"),
+    Parameter("head.zero", (0, 4), "float32"),
+    Parameter("scale", (), "float64"),
+)  # 10,054 elements: three chunks, of which the last is shorter
+
+
+class TinyRun:
+    """``theta`` and ``momentum`` after each round are on record, as bytes."""
+
+    def __init__(
+        self,
+        peer: bytes,
+        *,
+        parameters: tuple[Parameter, ...] = PARAMETERS,
+        fragments: int = 1,
+        codec: str = "int8",
+        lineage: bytes = b"L" * 32,
+        log_bytes: int = 1 << 28,
+        seed: int = 0,
+    ) -> None:
+        self.peer, self.lineage = peer, lineage
+        self.spec = RunSpec(sync_every=10, fragments=fragments, codec=codec)
+        self.manifest = Manifest.of(parameters)
+        self.state = ReplicatedState(blob(self.spec, self.manifest))
+        self.log = RoundLog(log_bytes)
+        self.chain = genesis_chain(lineage)
+        self.after: dict[int, tuple[bytes, bytes]] = {}
+        self._random = np.random.default_rng(seed)
+        self.commit()
+
+    @property
+    def view(self) -> View:
+        others = tuple(Member(bytes([n]) * 32, 1) for n in (1, 2))
+        members = (Member(self.peer, 1), *others)
+        return View(self.lineage, 7, members, self.peer, 1, genesis_chain(self.lineage))
+
+    def commit(self) -> int:
+        """One more round: the next fragment's, or INIT. Returns its number."""
+        state, number = self.state, self.state.round + 1
+        init = number == 1
+        fragment = 0 if init else number % self.spec.fragments
+        grid = state.grid if init else state.fragment_grid(fragment)
+        codec = get_codec("float32") if init else state.codec
+        digests, parts = [], []
+        for chunk in range(grid.count):
+            values = self._random.standard_normal(grid.size(chunk)).astype(np.float32)
+            encoded = np.empty(codec.encoded_bytes(values.size), np.uint8)
+            codec.encode(values, encoded)
+            parts.append(encoded)
+            digests.append(hashlib.sha256(encoded).digest())
+        origins = (Origin((self.peer,), (1.0,)),)
+        blob_bytes = state.blob if init else b""
+        root = entry_root(origins, b"", digests, blob_bytes)
+        kind = INIT if init else STEP
+        head = EntryHead(number, kind, fragment, origins, b"", root, b"", blob_bytes)
+        self.chain = entry_chain(self.chain, head)
+        head = EntryHead(number, kind, fragment, origins, b"", root, self.chain, blob_bytes)
+        result = np.concatenate(parts)
+        state.apply(head, result)
+        self.log.append(head, result, state.digest)
+        self.after[number] = (state.theta.tobytes(), state.momentum.tobytes())
+        return number
+
+    def close(self) -> None:
+        self.state.close()

@@ -1,0 +1,401 @@
+"""The machines that ship, under a virtual clock: what scripts (Cluster) and seeds (Arena) share.
+
+A world owns the queue of things to come, the processes, their trainers and their data plane. How
+messages travel is its subclasses' business. Nothing here is random: equal scripts, equal runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.peer import events as ev
+from atoll.peer.membership import Node
+from atoll.peer.messages import Begin, Install, Meet
+from atoll.peer.phases import Phase
+from atoll.peer.timing import Timing
+from atoll.peer.views import REPLICA, Member
+from harness.checks import Checker
+from harness.plane import DataPlane
+from harness.values import Entry, Job, State
+
+__all__ = ["DIAL_AGAIN_S", "LINEAGE", "Host", "World", "brief", "peer_id"]
+
+LINEAGE = b"L" * 32
+DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
+TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
+FOREVER_S = float("inf")
+REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
+
+
+def peer_id(name: str) -> bytes:
+    return name.encode().ljust(32, b".")
+
+
+@dataclass(eq=False)
+class Host:
+    """One process: a machine, its simulated data plane and its trainer."""
+
+    name: str
+    node: Node
+    life: int = 1  # processes of this name so far
+    alive: bool = True
+    paused: bool = False  # SIGSTOP: what arrives waits in the socket
+    off: bool = False  # the whole machine is down: nobody answers, nothing is reset
+    trains: bool = False  # submits whenever it can
+    hangs: bool = False  # the trainer does not come to an end of its inner phase
+    inner_s: float = 0.05
+    phases: dict[int, int] = field(default_factory=dict)  # fragment -> its inner phase
+    weight: float = 1.0
+    slow: float = 1.0  # its data streams take so many times longer
+    submitted: int = 0  # submissions so far, each with its own number
+    regions: dict[int, ev.Submitted] = field(default_factory=dict)  # by its number
+    state: State = field(default_factory=State)
+    before: State | None = None  # what Undo goes back to
+    log: list[Entry] = field(default_factory=list)
+    digests: dict[int, bytes] = field(default_factory=dict)
+    flipped: bytes = b""  # not empty: memory errors have changed this state
+    tainted: bool = False  # ... as far as is known to nobody but the checker
+    garbles: bool = False  # its results come out wrong
+    reducing: Begin | None = None  # the latest attempt in progress
+    jobs: dict[int, Job] = field(default_factory=dict)
+    loads: int = 0
+    moved_bytes: int = 0
+    told_progress_s: float = 0.0
+    told: list[tuple[str, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    backlog: list[ev.Event] = field(default_factory=list)
+    tick_s: float = FOREVER_S
+    rate: float = 1.0  # its clock's seconds per second
+    skew_s: float = 0.0
+    trap: tuple[str, int, str] | None = None  # dies at the n-th effect of a type
+
+    def region(self, fragment: int) -> int:
+        """The submission that the machine would contribute now, 0 for none."""
+        waiting = self.node.follower.submissions.get(fragment)
+        found = [number for number, event in self.regions.items() if event is waiting]
+        return found[-1] if found else 0
+
+    @property
+    def peer(self) -> bytes:
+        return self.node.me.peer
+
+    @property
+    def round(self) -> int:
+        return self.node.follower.round
+
+    @property
+    def leads(self) -> bool:
+        return self.node.phase is Phase.COORDINATOR
+
+
+class World:
+    """Subclasses say how messages, dials and probes travel and what an open data path is."""
+
+    def __init__(self, timing: Timing | None = None) -> None:
+        self.now_s = 0.0
+        self.hosts: dict[bytes, Host] = {}
+        self.tracing = False
+        self.trace: list[str] = []
+        self.committed = 0  # the highest round that anybody has applied
+        self.events = 0
+        self.hold_renewal = False  # the disk hangs: no new incarnation number
+        self.spoilt = ""  # a host whose contribution cannot be read
+        self.load_s = 0.05  # to fetch the whole state from one donor
+        self.chunk_s = 0.0025  # to reduce one chunk
+        self.chunks = 4
+        self.fragments = 1
+        self.log_rounds = 8  # entries that a donor's log keeps
+        self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
+        self.checker = Checker()
+        self.plane = DataPlane(self)
+        self.timing = timing or Timing()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._incs: dict[str, int] = {}
+        self._carry = self._carriers()
+
+    # ------------------------------------------------------------ how things travel
+
+    def send(self, host: Host, peer: bytes, message: object) -> None:
+        raise NotImplementedError
+
+    def dial(self, host: Host, peer: bytes) -> None:
+        raise NotImplementedError
+
+    def probe(self, host: Host, peer: bytes) -> None:
+        raise NotImplementedError
+
+    def is_open(self, source: Host, target: Host) -> bool:
+        """Whether bulk data of a living process passes in this direction now."""
+        raise NotImplementedError
+
+    def hear_of_death(self, host: Host) -> None:
+        """Tell those linked to it, as far as their kernels can know."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ processes
+
+    def add(self, name: str, role: str = REPLICA) -> Host:
+        self._incs[name] = self._incs.get(name, 0) + 1
+        peer = peer_id(name)
+        member = Member(peer, self._incs[name], role, f"{name}:1")
+        before = self.hosts.get(peer)
+        host = Host(name, self.make_node(member))
+        if before is not None:
+            host.life = before.life + 1
+        self.hosts[peer] = host
+        return host
+
+    def make_node(self, member: Member) -> Node:
+        return Node(member, self.timing)
+
+    def host(self, name: str) -> Host:
+        return self.hosts[peer_id(name)]
+
+    def living(self) -> list[Host]:
+        return [host for host in self.hosts.values() if host.alive]
+
+    def kill(self, name: str) -> None:
+        host = self.host(name)
+        host.alive = False
+        self.log("{} killed", name)
+        self.hear_of_death(host)
+
+    def restart(self, name: str) -> Host:
+        """The process is back, with the next incarnation and nothing in memory."""
+        before = self.host(name)
+        assert not before.alive
+        host = self.add(name, before.node.me.role)
+        host.trains, host.inner_s = before.trains, before.inner_s
+        host.weight, host.rate, host.skew_s = before.weight, before.rate, before.skew_s
+        self.log("{} restarted", name)
+        self.deliver(host, ev.Tick())
+        for other in self.living():
+            if other is not host:
+                self.dial(host, other.peer)
+        if host.trains:
+            self.deliver(host, ev.Offered(b"spec"))
+        return host
+
+    def pause(self, name: str) -> None:
+        self.host(name).paused = True
+        self.log("{} stopped", name)
+
+    def resume(self, name: str) -> None:
+        host = self.host(name)
+        host.paused = False
+        self.log("{} goes on", name)
+        backlog, host.backlog = host.backlog, []
+        for event in backlog:
+            self.deliver(host, event)
+
+    def leave(self, name: str) -> None:
+        self.log("{} asked to leave", name)
+        self.give(name, ev.LeaveAsked())
+
+    # ------------------------------------------------------------ trainers
+
+    def train(self, name: str) -> None:
+        host = self.host(name)
+        host.trains = True
+        if host.round == 0:
+            self.give(name, ev.Offered(b"spec"))
+        else:
+            self._attach(host, range(self.fragments))
+
+    def detach(self, name: str) -> None:
+        """The trainer ends."""
+        host = self.host(name)
+        host.trains = False
+        host.phases.clear()
+        self.give(name, ev.Detached())
+
+    def _attach(self, host: Host, fragments: Iterable[int]) -> None:
+        """Go through an inner phase and submit; a new one takes the place of one under way."""
+        if not host.node.follower.attached:
+            self.deliver(host, ev.Attached())
+        for fragment in fragments:
+            self._order += 1
+            host.phases[fragment] = phase = self._order
+            wait_s = host.inner_s * (1 + fragment / self.fragments)
+            self.after(wait_s, lambda f=fragment, p=phase: self._submit(host, f, p))
+
+    def _submit(self, host: Host, fragment: int, phase: int) -> None:
+        if phase != host.phases.get(fragment) or not host.alive:
+            return
+        if host.hangs:
+            self.after(host.inner_s, lambda: self._submit(host, fragment, phase))
+            return
+        own = host.node.follower
+        host.submitted += 1
+        event = ev.Submitted(own.round, own.epoch, host.weight, fragment)
+        host.regions[host.submitted] = event
+        self.checker.submissions[host.peer, host.life, host.submitted] = host.weight
+        self.deliver(host, event)
+
+    def _tell(self, host: Host, effect: ev.TellTrainer) -> None:
+        host.told.append((effect.kind, effect.round))
+        for number in list(host.regions)[:-REGIONS_KEPT]:
+            del host.regions[number]
+        self.log("{} trainer: {} {}", host.name, effect.kind, effect.round)
+        if host.trains:
+            everything = effect.kind == "reload"
+            self._attach(host, range(self.fragments) if everything else (effect.fragment,))
+
+    # ------------------------------------------------------------ time
+
+    def at(self, when_s: float, act: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (when_s, self._order, act))
+
+    def after(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self._order, act))
+
+    def run(self, duration_s: float) -> None:
+        end_s = self.now_s + duration_s
+        self.at(end_s, lambda: None)
+        while self.now_s < end_s:
+            self.advance()
+
+    def advance(self) -> None:
+        """To whatever is due next: a machine's deadline or something in the queue."""
+        due: Host | None = None
+        due_s = self._queue[0][0] if self._queue else FOREVER_S
+        for host in self.hosts.values():
+            if host.tick_s < due_s and host.alive and not host.paused:
+                due, due_s = host, host.tick_s
+        if due is not None:
+            self.now_s = max(self.now_s, due_s)
+            self.deliver(due, _TICK)
+        elif self._queue:
+            when_s, _, act = heapq.heappop(self._queue)
+            self.now_s = max(self.now_s, when_s)
+            act()
+        else:
+            raise AssertionError("nothing will ever happen")
+
+    # ------------------------------------------------------------ events in, effects out
+
+    def give(self, name: str, event: ev.Event) -> None:
+        self.deliver(self.host(name), event)
+
+    def deliver(self, host: Host, event: ev.Event) -> None:
+        """To that very process: what was meant for a former incarnation is lost with it."""
+        if not host.alive or self.hosts[host.peer] is not host:
+            return
+        if host.paused:
+            if type(event) is not ev.Tick:
+                host.backlog.append(event)
+            return
+        self.events += 1
+        node = host.node
+        effects = node.handle(event, host.skew_s + self.now_s * host.rate)
+        deadline_s = node.next_deadline_s()
+        if deadline_s is None:
+            host.tick_s = FOREVER_S
+        else:
+            host.tick_s = max((deadline_s - host.skew_s) / host.rate, self.now_s + TICK_MIN_S)
+        if effects:
+            self.checker.watch(host, event, effects)
+            if host.trap is not None:
+                effects = self._spring(host, effects)
+            for effect in effects:
+                self._carry[type(effect)](host, effect)
+
+    def _spring(self, host: Host, effects: list[ev.Effect]) -> list[ev.Effect]:
+        """A failpoint: the process dies right before or after its n-th effect of a type."""
+        assert host.trap is not None
+        kind, left, side = host.trap
+        for i, effect in enumerate(effects):
+            if effect_name(effect) == kind:
+                left -= 1
+                if left == 0:
+                    host.trap = None
+                    kept = effects[: i + (side == "after")]
+                    self.log("{} dies {} {}", host.name, side, kind)
+                    for last in kept:
+                        self._carry[type(last)](host, last)
+                    if host.alive:
+                        self.kill(host.name)
+                    return []
+        host.trap = (kind, left, side)
+        return effects
+
+    def log(self, text: str, *parts: object) -> None:
+        if self.tracing:
+            self.trace.append(f"{self.now_s:9.4f} {text.format(*parts)}")
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.trace[-lines:])
+
+    def _carriers(self) -> dict[type, Callable[[Host, Any], None]]:
+        plane = self.plane
+        return {
+            ev.Send: lambda host, effect: self.send(host, effect.peer, effect.message),
+            ev.Connect: lambda host, effect: self.dial(host, effect.peer),
+            ev.Probe: lambda host, effect: self.probe(host, effect.peer),
+            ev.Reduce: plane.reduce,
+            ev.Fetch: plane.fetch,
+            ev.Abort: plane.abort,
+            ev.Apply: plane.apply,
+            ev.CatchUp: plane.copies.catch_up,
+            ev.ListFinal: plane.list_final,
+            ev.Undo: plane.undo,
+            ev.TellTrainer: self._tell,
+            ev.Renew: self._renew,
+            ev.Installed: self._installed,
+            ev.Note: self._note,
+            ev.Left: self._left,
+        }
+
+    def _renew(self, host: Host, effect: ev.Renew) -> None:
+        if self.hold_renewal:
+            return
+        self._incs[host.name] += 1
+        inc = self._incs[host.name]
+        self.after(0.0, lambda: self.deliver(host, ev.Incarnated(inc)))
+
+    def _installed(self, host: Host, effect: ev.Installed) -> None:
+        self.checker.installed(effect.view)
+        if self.tracing:
+            self.log("{} installed {}", host.name, effect.view.describe())
+        for peer in effect.view.peers:
+            if peer != host.peer and peer not in host.node.linked:
+                self.dial(host, peer)
+
+    def _note(self, host: Host, effect: ev.Note) -> None:
+        assert effect.kind != "conflict", effect.text  # no identity runs twice here
+        host.notes.append(effect.kind)
+        self.log("{} note {}: {}", host.name, effect.kind, effect.text)
+
+    def _left(self, host: Host, effect: ev.Left) -> None:
+        assert host.node.phase is Phase.LEFT
+        self.log("{} left", host.name)
+        self.kill(host.name)
+
+
+_TICK = ev.Tick()
+
+
+def effect_name(effect: object) -> str:
+    if isinstance(effect, ev.Send):
+        return type(effect.message).__name__
+    return type(effect).__name__
+
+
+def brief(message: object) -> str:
+    """A message in a few words, for traces."""
+    name = type(message).__name__
+    if isinstance(message, Install):
+        return f"Install {message.decided.number}"
+    if isinstance(message, Meet):
+        return f"Meet round {message.round}"
+    if isinstance(message, Begin):
+        names = "".join(chr(p[0]) for p in message.participants)
+        return f"Begin {message.round}.{message.attempt} {message.kind} {names}"
+    number = getattr(message, "round", None)
+    return name if number is None else f"{name} {number}"

@@ -1,0 +1,296 @@
+"""The simulated network of seeds: every directed pair has its own delay, cuts, clogs and luck.
+
+Two truths. *Streams*: as TCP. Messages of one link arrive in order, loss only delays them, a cut
+holds them, and a link that breaks loses what is under way and tells both ends as far as they can
+notice. *Datagrams*: every message may be lost, doubled or late for itself, which the protocol
+claims to bear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+
+from harness.world import DIAL_AGAIN_S, LINEAGE, Host, World, brief
+
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer import events as ev
+from atoll.peer import wire
+from atoll.peer.membership import Node
+from atoll.peer.views import ARCHIVE, REPLICA, WITNESS, Member, Rules
+from simulation.options import Options
+
+__all__ = ["Arena"]
+
+RETRANSMIT_S = 0.2  # what a lost segment costs a stream
+NO_PROGRESS_S = 10.0  # peer/link.py: a link without a byte for so long breaks
+ORDER_S = 1e-6
+NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+
+class Arena(World):
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.options = options
+        self.dice = random.Random(options.seed ^ 0x5EED)
+        self.chunks, self.fragments = options.chunks, options.fragments
+        self.chunk_s, self.load_s = options.chunk_s, options.load_s
+        self.log_rounds = options.log_rounds
+        self.streams = options.network == "streams"
+        self.loss, self.double, self.late = options.loss, options.double, 0.0
+        self.cuts: set[tuple[bytes, bytes]] = set()
+        self.clogs: dict[tuple[bytes, bytes], float] = {}  # until when
+        self.corrupt: set[tuple[bytes, bytes]] = set()  # the next message gets a wrong byte
+        self.unreadable: set[bytes] = set()
+        self._delays: dict[tuple[bytes, bytes], float] = {}
+        self._last_s: dict[tuple[bytes, bytes], float] = {}
+        self._held: dict[tuple[bytes, bytes], list[Callable[[], None]]] = {}
+        self._link: dict[frozenset[Host], int] = {}  # number of the link that is up
+        self._links = 0
+        self._dialling: set[tuple[Host, bytes]] = set()
+
+    def add_host(self, name: str, role: str = "replica") -> Host:
+        host = self.add(name, role)
+        host.inner_s = self.options.inner_s * self.dice.choice((0.8, 1.0, 1.3))
+        host.weight = float(self.dice.choice((1, 2, 5)))
+        host.rate = 1.0 + self.options.clock_drift * self.dice.uniform(-1, 1)
+        host.skew_s = self.dice.choice((0.0, 1000.0))
+        return host
+
+    def make_node(self, member: Member) -> Node:
+        options = self.options
+        signer = _Seal(member.peer) if options.signed else None
+        node = Node(member, self.timing, signer)
+        node.handle(ev.Configured("spec", options.fragments, options.in_flight), 0.0)
+        return node
+
+    # ------------------------------------------------------------ messages
+
+    def delay(self, way: tuple[bytes, bytes]) -> float:
+        base_s = self._delays.get(way)
+        if base_s is None:
+            base_s = self._delays[way] = self.options.delay_s * self.dice.uniform(0.6, 1.6)
+        return base_s * (1 + self.options.jitter * self.dice.uniform(-1, 1))
+
+    def send(self, host: Host, peer: bytes, message: object) -> None:
+        target = self.hosts.get(peer)
+        if target is None:
+            return
+        if self.tracing:
+            self.log("{}->{} {}", host.name, target.name, brief(message))
+        way = (host.peer, peer)
+        if way in self.corrupt:
+            self.corrupt.discard(way)
+            self._send_corrupt(host, target, message)
+            return
+        if self.streams:
+            self._send_stream(host, target, way, ev.Received(host.peer, message))
+        else:
+            self._send_datagram(target, way, ev.Received(host.peer, message))
+
+    def _send_datagram(self, target: Host, way: tuple[bytes, bytes], event: ev.Event) -> None:
+        dice = self.dice
+        if way in self.cuts or dice.random() < self.loss:
+            return
+        for _ in range(1 + (self.double > 0 and dice.random() < self.double)):
+            delay_s = self.delay(way)
+            if self.late and dice.random() < self.late:
+                delay_s += dice.random()
+            when_s = max(self.now_s + delay_s, self.clogs.get(way, 0.0))
+            self.at(when_s, lambda: self.deliver(target, event))
+
+    def _send_stream(
+        self, host: Host, target: Host, way: tuple[bytes, bytes], event: ev.Event
+    ) -> None:
+        pair = frozenset((host, target))
+        number = self._link.get(pair)
+        if number is None:
+            return  # no link: the daemon drops it
+        delay_s = self.delay(way)
+        if self.loss and self.dice.random() < self.loss:
+            delay_s += RETRANSMIT_S
+        when_s = max(self.now_s + delay_s, self.clogs.get(way, 0.0), self._last_s.get(way, 0.0))
+        self._last_s[way] = when_s = when_s + ORDER_S
+
+        def arrive() -> None:
+            if self._link.get(pair) != number:
+                return  # lost with its link
+            if way in self.cuts or way in self._held:
+                self._hold(way, arrive, pair, number)
+            else:
+                self.deliver(target, event)
+
+        self.at(when_s, arrive)
+
+    def _hold(
+        self, way: tuple[bytes, bytes], act: Callable[[], None], pair: frozenset[Host], number: int
+    ) -> None:
+        """In the sender's socket until the cut is mended or the link is given up."""
+        if way not in self._held:
+            self._held[way] = []
+
+            def give_up() -> None:
+                if way in self._held and self._link.get(pair) == number:
+                    self._break(pair, "no progress")
+
+            self.after(NO_PROGRESS_S, give_up)
+        self._held[way].append(act)
+
+    def _send_corrupt(self, host: Host, target: Host, message: object) -> None:
+        """A wrong byte: refused by the stream's cipher; and decoding it must not do harm."""
+        data = bytearray(wire.encode(message))
+        data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)
+        try:
+            wire.decode(bytes(data))
+        except RemoteProtocolError:
+            pass
+        if self.streams:
+            self._break(frozenset((host, target)), "corrupt")
+
+    # ------------------------------------------------------------ links
+
+    def connect(self, a: Host, b: Host) -> None:
+        """A new link takes the place of an old one."""
+        self._links += 1
+        self._link[frozenset((a, b))] = self._links
+        for way in ((a.peer, b.peer), (b.peer, a.peer)):
+            self._held.pop(way, None)
+        srtt_s = self.delay((a.peer, b.peer)) + self.delay((b.peer, a.peer))
+        self.deliver(a, ev.LinkUp(b.peer, f"{b.name}:1", srtt_s))
+        self.deliver(b, ev.LinkUp(a.peer, f"{a.name}:1", srtt_s))
+
+    def is_linked(self, a: Host, b: Host) -> bool:
+        return frozenset((a, b)) in self._link
+
+    def break_link(self, a: Host, b: Host) -> None:
+        self._break(frozenset((a, b)), "reset")
+
+    def _break(self, pair: frozenset[Host], why: str) -> None:
+        number = self._link.pop(pair, None)
+        if number is None:
+            return
+        a, b = sorted(pair, key=lambda host: host.name)
+        for way in ((a.peer, b.peer), (b.peer, a.peer)):
+            self._held.pop(way, None)
+        for here, there in ((a, b), (b, a)):
+            if why == "reset" and (there.peer, here.peer) in self.cuts:
+                wait_s = NO_PROGRESS_S
+            else:
+                wait_s = self.delay((there.peer, here.peer))
+            self.after(wait_s, lambda h=here, t=there: self._notice(h, t, why))
+
+    def _notice(self, here: Host, there: Host, why: str) -> None:
+        if self.is_linked(here, there):
+            return  # there is a new one already
+        current = self.hosts[there.peer]
+        if current is there or not self.is_linked(here, current):
+            self.deliver(here, ev.LinkDown(there.peer, why))
+        self.dial(here, there.peer)
+
+    def dial(self, host: Host, peer: bytes) -> None:
+        """As the shell does: again and again, until it has the link or the process is gone."""
+        if (host, peer) in self._dialling or not self._is_current(host):
+            return
+        self._dialling.add((host, peer))
+
+        def attempt() -> None:
+            target = self.hosts.get(peer)
+            if target is None or not self._is_current(host) or self.is_linked(host, target):
+                self._dialling.discard((host, peer))
+                return
+            way, back = (host.peer, peer), (peer, host.peer)
+            cut = way in self.cuts or back in self.cuts
+            if target.alive and not target.paused and not host.paused and not cut:
+                self._dialling.discard((host, peer))
+                self.connect(host, target)
+            elif target.alive or self.now_s < self.ends_s:
+                self.after(DIAL_AGAIN_S, attempt)
+            else:
+                self._dialling.discard((host, peer))
+
+        self.after(2 * self.delay((host.peer, peer)), attempt)
+
+    ends_s = float("inf")  # the dead do not come back after that
+
+    def _is_current(self, host: Host) -> bool:
+        return host.alive and self.hosts[host.peer] is host
+
+    def probe(self, host: Host, peer: bytes) -> None:
+        way, back = (host.peer, peer), (peer, host.peer)
+        wait_s = self.delay(way) + self.delay(back)
+
+        def answer() -> None:
+            target = self.hosts.get(peer)
+            cut = way in self.cuts or back in self.cuts
+            if target is None or cut or target.off:
+                found = "silent"
+            else:
+                found = "up" if target.alive else "refused"
+            self.deliver(host, ev.Probed(peer, found))
+
+        self.after(wait_s, answer)
+
+    def hear_of_death(self, host: Host) -> None:
+        """The kernel closes its links after what was sent; a dead machine says nothing."""
+        for pair in [pair for pair in self._link if host in pair]:
+            number = self._link[pair]
+            other = next(iter(pair - {host}))
+            way = (host.peer, other.peer)
+            silent = host.off or way in self.cuts
+            wait_s = NO_PROGRESS_S if silent else self.delay(way)
+            when_s = max(self.now_s + wait_s, self._last_s.get(way, 0.0) + ORDER_S)
+
+            def end(
+                pair: frozenset[Host] = pair, number: int = number, other: Host = other
+            ) -> None:
+                if self._link.get(pair) == number:
+                    del self._link[pair]
+                    self._notice(other, host, "eof")
+
+            self.at(when_s, end)
+
+    def is_open(self, source: Host, target: Host) -> bool:
+        way = (source.peer, target.peer)
+        return way not in self.cuts and self.clogs.get(way, 0.0) <= self.now_s
+
+    def mend(self, ways: set[tuple[bytes, bytes]] | None = None) -> None:
+        """What was cut passes again, and what was held goes on in order."""
+        mended = self.cuts if ways is None else self.cuts & ways
+        self.cuts = self.cuts - mended
+        for way in sorted(mended):
+            for act in self._held.pop(way, []):
+                self.after(self.delay(way) * 0 + ORDER_S, act)
+
+    # ------------------------------------------------------------ a beginning
+
+    def begin(self) -> None:
+        """All hosts found, join, attach and reach round 2 while nothing fails."""
+        options = self.options
+        names = NAMES[: options.hosts + options.archives]
+        for i, name in enumerate(names):
+            is_witness = 0 < i <= options.witnesses
+            role = WITNESS if is_witness else REPLICA if i < options.hosts else ARCHIVE
+            self.add_host(name, role)
+        hosts = [self.host(name) for name in names]
+        rules = Rules(options.policy, options.on_lost, options.on_fork)
+        self.deliver(hosts[0], ev.Found(LINEAGE, rules))
+        for i, host in enumerate(hosts):
+            for other in hosts[:i]:
+                self.connect(host, other)
+        for host in hosts:
+            if host.node.me.role == REPLICA:
+                self.train(host.name)
+
+
+class _Seal:
+    """A signer that costs little: everybody could forge it, and nobody here does."""
+
+    def __init__(self, peer: bytes) -> None:
+        self._peer = peer
+
+    def sign(self, text: bytes) -> bytes:
+        return hashlib.sha256(self._peer + text).digest()
+
+    def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool:
+        return hashlib.sha256(peer + text).digest() == signature

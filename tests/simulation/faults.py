@@ -1,0 +1,348 @@
+"""The script of faults that a seed expands to, and how each is done and undone.
+
+A script is drawn up front and does not look at the run, so that a shrinker may take any line out
+of it. A fault that makes no sense when its time comes (killing the dead) does nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.world import Host, peer_id
+
+from atoll.peer import events as ev
+from simulation.arena import NAMES, Arena
+from simulation.options import Options
+
+__all__ = ["FAILPOINTS", "Fault", "Faults", "draw_script"]
+
+# Right before or right after emitting one of these a process may die.
+FAILPOINTS = (
+    "Begin",
+    "Ready",
+    "Commit",
+    "Apply",
+    "Reduce",
+    "Prepare",
+    "Promise",
+    "Accept",
+    "Accepted",
+    "Install",
+    "Installed",
+    "Learn",
+    "Notice",
+    "AskFinals",
+    "Finals",
+    "Meet",
+    "Yield",
+    "CatchUp",
+    "Repair",
+    "Fetch",
+    "Abort",
+    "Join",
+    "Redirect",
+    "Renew",
+    "ListFinal",
+    "Undo",
+    "TellTrainer",
+    "Note",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    at_s: float
+    kind: str
+    who: str = ""  # names of hosts
+    lasts_s: float = 0.0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
+        return f"{self.at_s:7.3f} {self.kind} {self.who}{lasts} {self.detail}".rstrip()
+
+
+def draw_script(options: Options) -> list[Fault]:
+    dice = random.Random(options.seed ^ 0xFA17)
+    names = NAMES[: options.hosts + options.archives]
+    spare = list(NAMES[len(names) :])
+    script: list[Fault] = []
+    at_s = 0.0
+    while True:
+        at_s += dice.expovariate(options.fault_rate)
+        if at_s >= options.faulty_s:
+            return script
+        kind = dice.choice(options.kinds)
+        fault = _draw(dice, options, kind, names, spare, at_s)
+        script.append(fault)
+        names += fault.who if kind in ("join", "mass_join") else ""
+
+
+def _draw(
+    dice: random.Random, options: Options, kind: str, names: str, spare: list[str], at_s: float
+) -> Fault:
+    def some(low: int, high: int) -> str:
+        count = max(1, min(len(names), dice.randint(low, high)))
+        return "".join(dice.sample(names, count))
+
+    lasts_s = round(dice.choice((0.2, 1.0, 2.5, 5.0)) * dice.uniform(0.5, 1.5), 3)
+    who, detail = some(1, 1), ""
+    if kind in ("kill", "off", "failpoint"):
+        lasts_s = round(options.restart_s * dice.uniform(0.3, 2.0), 3)
+        if dice.random() < 0.15:
+            lasts_s = 1e6  # not before the faults end
+    if kind == "failpoint":
+        detail = (
+            f"{dice.choice(FAILPOINTS)} {dice.randint(1, 6)} {dice.choice(('before', 'after'))}"
+        )
+    elif kind in ("cut", "one_way", "clog", "break", "corrupt"):
+        who = some(2, 2)
+    elif kind in ("split", "bridge", "isolate", "swizzle"):
+        who = some(1, max(1, len(names) - 1))
+    elif kind == "mass_leave":
+        who = some(1, max(1, len(names) // 2))
+    elif kind in ("join", "mass_join"):
+        count = 1 if kind == "join" else dice.randint(2, 5)
+        who = "".join(spare.pop(0) for _ in range(min(count, len(spare))))
+    elif kind == "burst":
+        loss, double, late = (dice.choice((0.0, 0.05, 0.15)) for _ in range(3))
+        detail = f"{loss} {double} {late}"
+    return Fault(round(at_s, 3), kind, who, lasts_s, detail)
+
+
+class Faults:
+    """Carries a script out in an arena, and ends all faults at once when asked."""
+
+    def __init__(self, arena: Arena, script: list[Fault]) -> None:
+        self.arena = arena
+        self.left: set[str] = set()  # who was asked to leave: it does not come back
+        self.flips = 0
+        self.over = False
+        self._base_s = arena.now_s
+        for fault in script:
+            arena.at(self._base_s + fault.at_s, self._doing(fault))
+
+    def _doing(self, fault: Fault) -> Callable[[], None]:
+        act = getattr(self, f"_{fault.kind}")
+
+        def do() -> None:
+            if not self.over:
+                if self.arena.tracing:
+                    self.arena.log("FAULT {}", fault)
+                act(fault)
+
+        return do
+
+    def _undo(self, fault: Fault, act: Callable[[], None]) -> None:
+        def unless_over() -> None:
+            if not self.over:
+                act()
+
+        self.arena.after(fault.lasts_s, unless_over)
+
+    def _hosts(self, fault: Fault) -> list[Host]:
+        found = [self.arena.hosts.get(peer_id(name)) for name in fault.who]
+        return [host for host in found if host is not None]
+
+    def heal(self) -> None:
+        """No fault lasts any longer; the dead stay dead until :meth:`revive`."""
+        arena = self.arena
+        self.over = True
+        arena.clogs.clear()
+        arena.corrupt.clear()
+        arena.spoilt = ""
+        arena.loss = arena.double = arena.late = 0.0
+        arena.mend()
+        for host in list(arena.hosts.values()):
+            host.trap = None
+            host.hangs = host.garbles = False
+            host.slow = 1.0
+            if host.alive and host.paused:
+                arena.resume(host.name)
+        for host in arena.living():
+            if not host.trains and host.node.me.role == "replica":
+                arena.train(host.name)
+            for other in arena.living():
+                if other is not host and not arena.is_linked(host, other):
+                    arena.dial(host, other.peer)
+
+    def revive(self) -> None:
+        for host in list(self.arena.hosts.values()):
+            if not host.alive and host.name not in self.left:
+                self._restart(host)
+
+    def _restart(self, host: Host) -> None:
+        arena = self.arena
+        if not host.alive and arena.hosts[host.peer] is host and host.name not in self.left:
+            arena.restart(host.name)
+
+    # ------------------------------------------------------------ processes
+
+    def _can_die(self, host: Host) -> bool:
+        living = [h for h in self.arena.living() if h.node.me.role == "replica"]
+        return host.alive and living != [host]
+
+    def _kill(self, fault: Fault, off: bool = False) -> None:
+        for host in self._hosts(fault):
+            if self._can_die(host):
+                host.off = off
+                self.arena.kill(host.name)
+                self._undo(fault, lambda h=host: self._restart(h))
+
+    def _off(self, fault: Fault) -> None:
+        """The machine loses its power: no kernel answers for it."""
+        self._kill(fault, off=True)
+
+    def _failpoint(self, fault: Fault) -> None:
+        kind, count, side = fault.detail.split()
+        for host in self._hosts(fault):
+            if self._can_die(host):
+                host.trap = (kind, int(count), side)
+
+                def again(host: Host = host) -> None:
+                    host.trap = None
+                    self._restart(host)
+
+                self._undo(fault, again)
+
+    def _pause(self, fault: Fault) -> None:
+        for host in self._hosts(fault):
+            if host.alive and not host.paused:
+                self.arena.pause(host.name)
+                self._undo(fault, lambda h=host: h.paused and h.alive and self.arena.resume(h.name))
+
+    def _leave(self, fault: Fault) -> None:
+        for host in self._hosts(fault):
+            if self._can_die(host) and len(self.arena.living()) > 2:
+                self.left.add(host.name)
+                self.arena.leave(host.name)
+
+    _mass_leave = _leave
+
+    def _join(self, fault: Fault) -> None:
+        arena = self.arena
+        for name in fault.who:
+            host = arena.add_host(name)
+            arena.deliver(host, ev.Tick())
+            for other in arena.living():
+                if other is not host:
+                    arena.dial(host, other.peer)
+            arena.train(name)
+
+    _mass_join = _join
+
+    # ------------------------------------------------------------ the network
+
+    def _cut_ways(self, fault: Fault, ways: set[tuple[bytes, bytes]]) -> None:
+        new = ways - self.arena.cuts
+        self.arena.cuts |= new
+        self._undo(fault, lambda: self.arena.mend(new))
+
+    def _cut(self, fault: Fault) -> None:
+        a, b = peer_id(fault.who[0]), peer_id(fault.who[-1])
+        self._cut_ways(fault, {(a, b), (b, a)} if a != b else set())
+
+    def _one_way(self, fault: Fault) -> None:
+        if len(fault.who) == 2:
+            self._cut_ways(fault, {(peer_id(fault.who[0]), peer_id(fault.who[1]))})
+
+    def _split(self, fault: Fault, bridge: str = "") -> None:
+        """Two groups that do not hear each other, but for the bridge."""
+        inside = set(map(peer_id, fault.who)) - {peer_id(bridge)}
+        outside = self.arena.hosts.keys() - inside - {peer_id(bridge)}
+        self._cut_ways(fault, {w for a in inside for b in outside for w in ((a, b), (b, a))})
+
+    def _bridge(self, fault: Fault) -> None:
+        self._split(fault, bridge=fault.who[0])
+
+    def _isolate(self, fault: Fault) -> None:
+        """Nobody of these hears anybody: three and more parts."""
+        inside = set(map(peer_id, fault.who))
+        everyone = self.arena.hosts.keys()
+        self._cut_ways(
+            fault, {w for a in inside for b in everyone if a != b for w in ((a, b), (b, a))}
+        )
+
+    def _clog(self, fault: Fault) -> None:
+        if len(fault.who) == 2:
+            way = (peer_id(fault.who[0]), peer_id(fault.who[1]))
+            self.arena.clogs[way] = self.arena.now_s + fault.lasts_s
+
+    def _swizzle(self, fault: Fault) -> None:
+        """Clog these one after the other, and let go in another order."""
+        arena = self.arena
+        for i, name in enumerate(fault.who):
+            peer = peer_id(name)
+            start_s = fault.lasts_s * 0.3 * i / len(fault.who)
+            end_s = arena.now_s + fault.lasts_s * (1 - 0.3 * ((i * 7 + 3) % len(fault.who)) / 9)
+
+            def clog(peer: bytes = peer, end_s: float = end_s) -> None:
+                if not self.over:
+                    for other in arena.hosts:
+                        arena.clogs[peer, other] = arena.clogs[other, peer] = end_s
+
+            arena.after(start_s, clog)
+
+    def _break(self, fault: Fault) -> None:
+        hosts = self._hosts(fault)
+        if len(hosts) == 2:
+            self.arena.break_link(*hosts)
+
+    def _burst(self, fault: Fault) -> None:
+        arena, before = self.arena, self.arena.options
+        arena.loss, arena.double, arena.late = map(float, fault.detail.split())
+
+        def calm() -> None:
+            arena.loss, arena.double, arena.late = before.loss, before.double, 0.0
+
+        self._undo(fault, calm)
+
+    def _corrupt(self, fault: Fault) -> None:
+        if len(fault.who) == 2:
+            self.arena.corrupt.add((peer_id(fault.who[0]), peer_id(fault.who[1])))
+
+    # ------------------------------------------------------------ trainers and bytes
+
+    def _hang(self, fault: Fault) -> None:
+        for host in self._hosts(fault):
+            host.hangs = True
+            self._undo(fault, lambda h=host: setattr(h, "hangs", False))
+
+    def _detach(self, fault: Fault) -> None:
+        arena = self.arena
+        for host in self._hosts(fault):
+            if host.alive and host.trains and not host.paused:
+                arena.detach(host.name)
+
+                def again(host: Host = host) -> None:
+                    if host.alive and not host.trains and host.name not in self.left:
+                        arena.train(host.name)
+
+                self._undo(fault, again)
+
+    def _slow(self, fault: Fault) -> None:
+        for host in self._hosts(fault):
+            host.slow = 10.0
+            self._undo(fault, lambda h=host: setattr(h, "slow", 1.0))
+
+    def _flip(self, fault: Fault) -> None:
+        """One memory at a time, and never where there is no majority against it."""
+        hosts = [h for h in self.arena.living() if h.node.view is not None]
+        if len(hosts) >= 3 and not any(h.flipped or h.tainted for h in hosts):
+            for host in self._hosts(fault):
+                if host.alive and host.state.values:
+                    self.flips += 1
+                    host.flipped = bytes([self.flips])
+
+    def _garble(self, fault: Fault) -> None:
+        if len(self.arena.living()) >= 3 and not any(h.garbles for h in self.arena.living()):
+            for host in self._hosts(fault):
+                host.garbles = True
+                self._undo(fault, lambda h=host: setattr(h, "garbles", False))
+
+    def _unreadable(self, fault: Fault) -> None:
+        arena = self.arena
+        arena.spoilt = fault.who[0]
+        self._undo(fault, lambda: setattr(arena, "spoilt", ""))

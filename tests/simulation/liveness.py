@@ -1,0 +1,142 @@
+"""When a run must recover, how long that may take, and when it has.
+
+The oracle is a judgement of its own, made at the moment when the faults stop: a view installed at
+a living peer goes on if it has a living quorum (or a policy that lets fewer go on) and somebody
+holds its base (or the rules let it go back). What a living voter has accepted binds the next
+decision, so it has to be able to go on as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.world import Host
+
+from atoll.peer.election import base_of
+from atoll.peer.membership import Node
+from atoll.peer.views import ARCHIVE, View, is_quorum
+from simulation.arena import Arena
+
+__all__ = ["Outlook", "goal_reached", "outlook", "why_not"]
+
+FORK_S = 12.0  # T_any, drawn from 6 to 10 s, and the election
+LOST_S = 8.0  # waiting for a lost base, and the election
+MEET_S = 6.0  # lineages look for each other every 1.5 s; joining anew
+REMOVE_S = 9.0  # a peer that never comes back is voted out after 8 s
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Whether a commit must follow, and how much longer than usual that may take."""
+
+    verdict: str
+    recovers: bool = False
+    extra_s: float = 0.0
+
+
+def outlook(arena: Arena, left: set[str]) -> Outlook:
+    staying = [h for h in arena.living() if h.name not in left]
+    if any(h.node.coordinator and h.node.coordinator.halted for h in staying):
+        return Outlook("halted, and says so")
+    tips = _tips(arena, staying)
+    if len({view.lineage for view in tips}) > 1 and arena.options.on_fork == "halt":
+        return Outlook("two lineages, and on_fork=halt")
+    found = [_prospect(view, staying) for view in tips]
+    able = [extra_s for extra_s in found if extra_s is not None]
+    if not able:
+        return Outlook("no living quorum that holds the base")
+    several = MEET_S + _gap(staying, arena) if len(tips) > 1 else 0.0
+    if any(_is_poisoned(view, staying) for view in tips):
+        return Outlook("memory errors without a majority against them")
+    return Outlook("recovered", True, min(able) + several)
+
+
+def _tips(arena: Arena, staying: Iterable[Host]) -> list[View]:
+    """The latest view of each lineage that a living peer is in."""
+    latest: dict[bytes, View] = {}
+    for host in staying:
+        view = host.node.view
+        if view is not None and view.number > 0:
+            known = latest.get(view.lineage)
+            if known is None or view.number > known.number:
+                latest[view.lineage] = view
+    newest: dict[bytes, View] = {}
+    for (lineage, _), view in arena.checker.views.items():
+        if lineage not in newest or view.number > newest[lineage].number:
+            newest[lineage] = view
+    # A decided view that only the dead had entered has been taken to their graves.
+    return [view for lineage, view in latest.items() if newest[lineage] == view]
+
+
+def _prospect(view: View, staying: Iterable[Host]) -> float | None:
+    """How much longer than usual this view may take to go on; None if it cannot."""
+    voters = _voters(view, staying)
+    extra_s = 0.0
+    elections = [n.succession for n in voters.values() if n.succession and n.view == view]
+    accepted = [e.acceptor.accepted.proposal for e in elections if e.acceptor.accepted]
+    bound = {proposal for proposal in accepted if not proposal.fork}
+    for each in {view, *bound}:
+        present = _voters(each, staying)
+        if not is_quorum(each, present):
+            able = [n for n in present.values() if not n.follower.unsynced]
+            if not each.may_fork or not able:
+                return None
+            extra_s = FORK_S
+    replicas = [node for node in voters.values() if node.follower.is_replica]
+    if not replicas:
+        return None
+    reports = [node.follower.report() for node in voters.values()]
+    base_round, _, held = base_of(reports)
+    if not held or base_round < view.base_round:
+        rolls_back = view.rules.on_lost == "rollback" and any(r.holds for r in reports)
+        if not rolls_back:
+            return None
+        extra_s += LOST_S
+    return extra_s
+
+
+def _voters(view: View, staying: Iterable[Host]) -> dict[bytes, Node]:
+    found = {}
+    for host in staying:
+        member = view.member(host.peer)
+        if member is not None and member.inc == host.node.me.inc:
+            found[host.peer] = host.node
+    return found
+
+
+def _is_poisoned(view: View, staying: list[Host]) -> bool:
+    replicas = [h for h in staying if h.node.view == view and h.node.follower.is_replica]
+    wrong = sum(bool(h.tainted or h.flipped) for h in replicas)
+    return 2 * wrong >= max(1, len(replicas))
+
+
+def _gap(staying: list[Host], arena: Arena) -> float:
+    """A lineage that is behind gives way at once; one that is ahead but stuck has to be overtaken."""
+    rounds = [host.round for host in staying]
+    options = arena.options
+    round_s = 1.3 * options.inner_s + 8 * options.delay_s + options.chunk_s * options.chunks + 0.2
+    return (max(rounds) - min(rounds)) * round_s
+
+
+def goal_reached(arena: Arena, left: set[str], goal: int) -> bool:
+    """Everyone alive is in one view, archives follow it, and all have got so far."""
+    staying = [h for h in arena.living() if h.name not in left]
+    if any(host.round < goal for host in staying):
+        return False
+    inside = [host for host in staying if host.node.me.role != ARCHIVE]
+    views = {host.node.view for host in inside}
+    view = next(iter(views))
+    return len(views) == 1 and view is not None and set(view.peers) == {h.peer for h in inside}
+
+
+def why_not(arena: Arena) -> str:
+    """Where everybody stands."""
+    lines = []
+    for host in arena.living():
+        view = host.node.view
+        where = f"view {view.number} of {len(view.members)}" if view else "outside"
+        own = host.node.follower
+        state = " unsynced" if own.unsynced else ""
+        lines.append(f"{host.name}: {host.node.phase.value}, {where}, round {own.round}{state}")
+    return "; ".join(lines)

@@ -1,0 +1,121 @@
+"""What one seed is: options drawn once, printed, and never consulted again for luck.
+
+Swarm testing: every seed has its own kinds of faults, sizes and speeds, so that rare combinations
+get a seed of their own instead of drowning in the average.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, fields
+
+__all__ = ["FAULT_KINDS", "Options", "draw"]
+
+# Weighted: what one seed may do to a run. "burst" needs the datagram network.
+FAULT_KINDS = (
+    "kill",
+    "kill",
+    "off",
+    "failpoint",
+    "failpoint",
+    "pause",
+    "cut",
+    "one_way",
+    "split",
+    "bridge",
+    "isolate",
+    "clog",
+    "break",
+    "burst",
+    "corrupt",
+    "hang",
+    "detach",
+    "slow",
+    "leave",
+    "join",
+    "mass_join",
+    "mass_leave",
+    "flip",
+    "garble",
+    "unreadable",
+    "swizzle",
+)
+RARE = {"flip", "garble", "mass_leave", "leave", "mass_join"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    seed: int
+    hosts: int
+    witnesses: int = 0
+    archives: int = 0
+    policy: str = "auto"
+    on_lost: str = "halt"
+    on_fork: str = "auto"
+    signed: bool = False
+    network: str = "streams"  # as TCP: in order until a link breaks; or "datagrams"
+    delay_s: float = 0.02
+    jitter: float = 0.5  # of the delay, either way
+    loss: float = 0.0
+    double: float = 0.0
+    inner_s: float = 0.3
+    chunks: int = 4
+    chunk_s: float = 0.005
+    load_s: float = 0.1
+    fragments: int = 1
+    in_flight: int = 1
+    log_rounds: int = 8
+    clock_drift: float = 0.0  # rates spread over 1 +- this
+    faulty_s: float = 8.0
+    fault_rate: float = 1.0  # faults in a second
+    restart_s: float = 2.0  # a dead process is back after about this time
+    kinds: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        return "\n".join(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def draw(seed: int) -> Options:
+    dice = random.Random(seed)
+    hosts = dice.choice((1, 2, 2, 3, 3, 3, 3, 4, 4, 5, 5, 6, 7, 9))
+    if dice.random() < 0.005:
+        hosts = 16
+    datagrams = dice.random() < 0.4
+    kinds = {kind for kind in FAULT_KINDS if dice.random() < (0.1 if kind in RARE else 0.35)}
+    if not datagrams:
+        kinds.discard("burst")
+    fragments = dice.choice((1, 1, 1, 2, 3))
+    chunks = dice.choice((1, 3, 4)) * fragments
+    slow_bulk = dice.random() < 0.3
+    inner_s, log_rounds = dice.choice((0.2, 0.4, 0.8)), dice.choice((2, 4, 16))
+    load_s = dice.choice((1.0, 2.0)) if slow_bulk else dice.choice((0.02, 0.1, 0.4))
+    return Options(
+        seed=seed,
+        hosts=hosts,
+        witnesses=1 if hosts >= 2 and dice.random() < 0.15 else 0,
+        archives=1 if hosts >= 2 and dice.random() < 0.1 else 0,
+        policy=dice.choice(("majority", "auto", "auto", "any")),
+        on_lost=dice.choice(("halt", "halt", "rollback")),
+        on_fork="halt" if dice.random() < 0.05 else "auto",
+        signed=dice.random() < 0.2,
+        network="datagrams" if datagrams else "streams",
+        delay_s=dice.choice((0.0005, 0.005, 0.02, 0.06, 0.15)),
+        jitter=dice.choice((0.0, 0.2, 0.9)),
+        loss=dice.choice((0.0, 0.0, 0.01, 0.05)) if datagrams else dice.choice((0.0, 0.02)),
+        double=dice.choice((0.0, 0.0, 0.05)) if datagrams else 0.0,
+        inner_s=inner_s,
+        chunks=chunks,
+        chunk_s=dice.choice((0.05, 0.1)) if slow_bulk else dice.choice((0.001, 0.005, 0.02)),
+        load_s=min(load_s, 0.4 * log_rounds * inner_s),  # else nobody could ever catch up
+        fragments=fragments,
+        in_flight=dice.randint(1, fragments),
+        log_rounds=log_rounds,
+        clock_drift=dice.choice((0.0, 0.0, 0.02)),
+        faulty_s=dice.choice((4.0, 6.0, 9.0)),
+        fault_rate=dice.choice((0.5, 1.0, 2.0, 3.0)),
+        restart_s=dice.choice((0.3, 1.5, 3.0)),
+        kinds=tuple(sorted(kinds)) or ("kill",),
+    )

@@ -1,0 +1,124 @@
+"""One seed from beginning to end: form, faults, heal, and everyone has to go on.
+
+``run_seed`` returns an Outcome and never raises for what the machines do: a failure names the
+invariant. Tracing costs a factor of two, so failures are run again with it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from simulation.arena import Arena
+from simulation.faults import Fault, Faults, draw_script
+from simulation.liveness import goal_reached, outlook, why_not
+from simulation.options import Options, draw
+
+__all__ = ["Outcome", "run_script", "run_seed"]
+
+FORM_S = 60.0  # nothing fails meanwhile
+COMMIT_S = 10.0  # I7: a round commits so soon after the faults stop ...
+REJOIN_S = 15.0  # ... and everyone is back in: JOIN, catching up and a view, in several turns
+STEPS_MAX = 400_000
+CHECK_S = 0.1
+DRAIN_S = 0.3  # from the end of the faults to the judgement
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seed: int
+    failure: str = ""  # the invariant and what broke it
+    verdict: str = ""  # "recovered", or why it could not
+    rounds: int = 0
+    views: int = 0
+    events: int = 0
+    virtual_s: float = 0.0
+    trace: str = ""
+
+    @property
+    def invariant(self) -> str:
+        """What a shrinker must keep: the failure without names and numbers."""
+        return self.failure.split(":")[0]
+
+
+def run_seed(seed: int, tracing: bool = False) -> Outcome:
+    options = draw(seed)
+    return run_script(options, draw_script(options), tracing)
+
+
+def run_script(options: Options, script: list[Fault], tracing: bool = False) -> Outcome:
+    arena = Arena(options)
+    arena.tracing = tracing
+    failure = verdict = ""
+    try:
+        verdict = _run(arena, options, script)
+    except AssertionError as error:
+        failure = str(error) or "assertion: " + traceback.format_exc(limit=-2)
+    except Exception as error:  # the machine itself failed: that is a finding, not a crash
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}"
+        failure = f"crash in {where}: {type(error).__name__}: {error}"
+    return Outcome(
+        options.seed,
+        failure,
+        verdict,
+        arena.committed,
+        len(arena.checker.views),
+        arena.events,
+        arena.now_s,
+        arena.tail(100_000) if tracing else "",
+    )
+
+
+def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
+    arena.begin()
+    hosts = arena.living()
+    calm = arena.loss, arena.double
+    arena.loss = arena.double = 0.0
+    _until(arena, lambda: all(host.round >= 2 for host in hosts), FORM_S, "the run never formed")
+    arena.loss, arena.double = calm
+    faults = Faults(arena, script)
+    arena.run(options.faulty_s)
+    arena.checker.bounded(arena)
+    faults.heal()
+    arena.run(DRAIN_S + 5 * options.delay_s)  # what the dead had said still counts
+    found = outlook(arena, faults.left)
+    faults.revive()
+    if not found.recovers:
+        arena.run(2.0)  # safety goes on
+        arena.checker.bounded(arena)
+        return found.verdict
+    transfer_s = 2 * (options.load_s + options.chunk_s * options.chunks * options.hosts)
+    waits_s = found.extra_s + max(3.0 * options.inner_s, 20 * options.delay_s)
+    start = _furthest(arena)
+    end_s = COMMIT_S + transfer_s + waits_s
+    _until(arena, lambda: _furthest(arena) > start, end_s, "invariant 7: no commit")
+    end_s = REJOIN_S + transfer_s + waits_s + 0.5 * len(arena.hosts)
+    goal = start + 2
+    _until(
+        arena,
+        lambda: goal_reached(arena, faults.left, goal),
+        end_s,
+        "invariant 7: not everyone is back",
+    )
+    arena.checker.bounded(arena)
+    return found.verdict
+
+
+def _furthest(arena: Arena) -> int:
+    """Rounds go back in a rollback, and a lineage that gives way may have had more."""
+    return max((host.round for host in arena.living() if host.node.view is not None), default=0)
+
+
+def _until(arena: Arena, condition, limit_s: float, what: str) -> None:  # type: ignore[no-untyped-def]
+    end_s = arena.now_s + limit_s
+    next_s = arena.now_s
+    for _ in range(STEPS_MAX):
+        if arena.now_s >= next_s:
+            next_s = arena.now_s + CHECK_S
+            if condition():
+                return
+            if arena.now_s > end_s:
+                break
+        arena.advance()
+    raise AssertionError(f"{what} in {limit_s:.1f} s: {why_not(arena)}")

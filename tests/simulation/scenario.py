@@ -1,0 +1,197 @@
+"""Scenario transcripts: a few lines of script, and what the machines then say to each other.
+
+The head of a file is the script, one verb per line; below the line of dashes stands the transcript.
+Heartbeats are left out and so is what the trainers do. `make scenarios-rewrite` writes transcripts
+anew: read the difference before you commit it.
+
+    hosts a b c            processes with their trainers; `hosts a b w:witness` gives a role
+    form                   found, join, attach, two rounds (not in the transcript)
+    quiet                  forget the transcript so far
+    run 2s                 let time pass
+    kill|off|pause|resume|restart|leave|detach|train NAME
+    join NAME              a new process that asks to come in
+    cut A B / oneway A B / isolate A B / heal
+    lose KIND [to NAME]    the next message of this kind is lost
+    flip NAME              a memory error in its state
+    when NAME reducing|ready|committing
+    until round N          everyone alive has applied it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.cluster import Cluster, peer_id, short
+from harness.faults import busy_with, lose, when_held
+from harness.world import Host
+
+from atoll.peer import messages as ms
+
+__all__ = ["FOLDER", "Script", "play", "split"]
+
+FOLDER = Path(__file__).parents[1] / "scenarios"
+LINE = "-" * 20
+LEFT_OUT = ("Heartbeat", "CoordinatorBeat", " trainer: ", "ProbeView")
+WAIT_S = 60.0
+INNER_S = 0.5  # few rounds in a transcript
+REPEAT_S = 0.7  # the same message again so soon is left out: BEGIN, votes and JOIN are repeated
+
+
+def split(text: str) -> tuple[str, str]:
+    """Script and transcript of a scenario's file."""
+    head, _, transcript = text.partition(LINE + "\n")
+    return head, transcript
+
+
+def play(head: str) -> str:
+    """The transcript that this script has."""
+    script = Script()
+    for line in head.splitlines():
+        words = line.split("#")[0].split()
+        if words:
+            getattr(script, f"do_{words[0]}")(*words[1:])
+    return script.transcript()
+
+
+class Script:
+    """One method per verb."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster("")
+        self.names = ""
+        self._from = 0
+
+    def transcript(self) -> str:
+        shown = []
+        for line in self.cluster.trace[self._from :]:
+            if not any(left_out in line for left_out in LEFT_OUT):
+                shown.append(line)
+        return "\n".join(_collapsed(shown, self.names)) + "\n"
+
+    def do_hosts(self, *names: str) -> None:
+        for name in names:
+            peer, _, role = name.partition(":")
+            self.cluster.add(peer, role or "replica")
+            self.names += peer
+
+    def do_form(self) -> None:
+        self.cluster.form(self.names)
+        for host in self.cluster.living():
+            host.inner_s = INNER_S
+        number = self.cluster.committed + 1
+        self.cluster.until(lambda: all(h.round == number for h in self.cluster.living()))
+        self.do_quiet()
+
+    def do_quiet(self) -> None:
+        self._from = len(self.cluster.trace)
+
+    def do_run(self, duration: str) -> None:
+        self.cluster.run(float(duration.removesuffix("s")))
+
+    def do_when(self, name: str, what: str) -> None:
+        cluster = self.cluster
+        conditions: dict[str, Callable[[], bool]] = {
+            "reducing": busy_with(cluster, name),
+            "ready": when_held(cluster, name),
+            "committing": lambda: cluster.host(name).round == cluster.committed + 0,
+        }
+        cluster.until(conditions[what], WAIT_S)
+
+    def do_until(self, what: str, number: str) -> None:
+        assert what == "round"
+        goal = int(number)
+        self.cluster.until(lambda: all(self._is_at(h, goal) for h in self.cluster.living()), WAIT_S)
+
+    def _is_at(self, host: Host, goal: int) -> bool:
+        return host.node.view is not None and host.round >= goal
+
+    def do_kill(self, name: str) -> None:
+        self.cluster.kill(name)
+
+    def do_off(self, name: str) -> None:
+        self.cluster.host(name).off = True
+        self.cluster.host(name).alive = False
+
+    def do_pause(self, name: str) -> None:
+        self.cluster.pause(name)
+
+    def do_resume(self, name: str) -> None:
+        self.cluster.resume(name)
+
+    def do_restart(self, name: str) -> None:
+        self.cluster.restart(name)
+
+    def do_leave(self, name: str) -> None:
+        self.cluster.leave(name)
+
+    def do_detach(self, name: str) -> None:
+        self.cluster.detach(name)
+
+    def do_train(self, name: str) -> None:
+        self.cluster.train(name)
+
+    def do_join(self, name: str) -> None:
+        self.cluster.add(name)
+        for host in self.cluster.living():
+            if host.name != name:
+                self.cluster.link(name, host.name)
+        self.cluster.train(name)
+        self.names += name
+
+    def do_cut(self, a: str, b: str) -> None:
+        self.cluster.cut.add(frozenset((peer_id(a), peer_id(b))))
+
+    def do_oneway(self, a: str, b: str) -> None:
+        self.cluster.one_way.add((peer_id(a), peer_id(b)))
+
+    def do_isolate(self, *names: str) -> None:
+        self.cluster.isolate(names)
+
+    def do_heal(self) -> None:
+        self.cluster.heal()
+
+    def do_lose(self, kind: str, to: str = "", name: str = "") -> None:
+        assert to in ("", "to")
+        lose(self.cluster, getattr(ms, kind), name, 1)
+
+    def do_flip(self, name: str) -> None:
+        self.cluster.host(name).flipped = b"one bit"
+
+
+def _collapsed(lines: list[str], names: str) -> list[str]:
+    """Times from the script's first line; one line for a message to several; no repetitions."""
+    if not lines:
+        return []
+    start_s = float(lines[0].split()[0])
+    kept: list[tuple[float, str, str, str]] = []  # time, source, targets, text
+    last_s: dict[tuple[str, str], float] = {}
+    for line in lines:
+        when, what = line.split(maxsplit=1)
+        for name in names:
+            what = what.replace(short(peer_id(name)), name)
+        now_s, (first, _, text) = float(when) - start_s, what.partition(" ")
+        source, arrow, target = first.partition("->")
+        repeats = arrow and now_s - last_s.get((first, text), -REPEAT_S) < REPEAT_S
+        last_s[first, text] = now_s
+        if repeats:
+            continue
+        if arrow and kept and kept[-1][2] and (now_s, source, text) == (*kept[-1][:2], kept[-1][3]):
+            target = kept.pop()[2] + target
+        kept.append((now_s, source, target, text))
+    return [
+        f"{now_s:7.3f} {source}{'->' if target else ''}{target} {text}"
+        for now_s, source, target, text in kept
+    ]
+
+
+def rewrite() -> None:
+    for path in sorted(FOLDER.glob("*.txt")):
+        head, _ = split(path.read_text("utf-8"))
+        path.write_text(head + LINE + "\n" + play(head), "utf-8")
+        print(path.name)
+
+
+if __name__ == "__main__":
+    sys.exit(rewrite())

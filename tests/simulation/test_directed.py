@@ -1,0 +1,92 @@
+"""Directed tests for faults that random seeds seldom show: they cost availability, not safety.
+
+The mutation gate (simulation/mutants.py) runs them with the fault planted; then they must fail.
+"""
+
+from __future__ import annotations
+
+from harness.cluster import Cluster, peer_id
+from harness.faults import lose
+
+from atoll.peer import events as ev
+from atoll.peer import messages as ms
+from atoll.peer.follower import Follower
+from atoll.peer.phases import Phase
+from atoll.peer.views import Member
+
+
+def test_a_replica_does_not_vote_for_what_others_hold() -> None:
+    """Votes without copies let a round commit that one death can lose."""
+    said: list[ev.Effect] = []
+    follower = Follower(Member(peer_id("a"), 1), said.append)
+    notice = ms.Notice(b"L" * 32, 1, 1, 1, 0, b"r" * 32)
+    assert follower.on_notice(notice) is None
+    witness = Follower(Member(peer_id("w"), 1, "witness"), said.append)
+    assert witness.on_notice(notice) is not None
+
+
+def test_a_view_known_only_to_its_dead_proposer_survives() -> None:
+    """Every acceptor tells all voters: the proposer may die when only it could count."""
+    cluster = Cluster("abcd")
+    cluster.form("abcd")
+    cluster.kill("a")
+    standing = {Phase.CANDIDATE, Phase.COORDINATOR}
+    cluster.until(lambda: any(cluster.host(n).node.phase in standing for n in "bcd"))
+    proposer = next(n for n in "bcd" if cluster.host(n).node.phase in standing)
+    lose(cluster, ms.Install)
+    others = "bcd".replace(proposer, "")
+    view = cluster.host(proposer).node.view
+    assert view is not None
+    cluster.until(lambda: cluster.host(proposer).node.view != view)
+    cluster.run(3 * cluster.delay_s)
+    views = {cluster.host(name).node.view for name in others}
+    assert views == {cluster.host(proposer).node.view}
+
+
+def test_one_deaf_member_does_not_end_a_view() -> None:
+    """c hears nobody and stands again and again; the others hear their coordinator."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.one_way |= {(peer_id("a"), peer_id("c"))}
+    cluster.run(5.0)
+    assert cluster.host("a").leads
+    assert not cluster.noted("coordinator-lost").count("b")
+    assert cluster.host("b").node.view == cluster.host("a").node.view
+    assert not cluster.host("b").node.frozen()
+
+
+def test_a_coordinator_without_a_quorum_begins_nothing() -> None:
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.isolate("ab")
+    cluster.run(2.0)
+    before = len(cluster.trace)
+    cluster.run(3.0)
+    said = [line for line in cluster.trace[before:] if "a->" in line]
+    assert not [line for line in said if " Begin " in line]
+    assert "no-quorum" in cluster.host("a").notes
+
+
+def test_a_doubted_member_keeps_what_it_is_ready_for() -> None:
+    """RESYNC must not take READY back: a candidate's report would miss a committed round."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    host = cluster.host("b")
+    cluster.until(lambda: bool(host.node.follower.held))
+    view, own = host.node.view, host.node.follower
+    assert view is not None
+    held = dict(own.held)
+    order = ms.Resync(view.lineage, view.number, own.round, b"d" * 32)
+    cluster.give("b", ev.Received(view.coordinator, order))
+    assert own.held == held
+
+
+def test_a_joiner_far_behind_does_not_enter() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.load_s = 1.0
+    cluster.add("d")
+    for name in "abc":
+        cluster.link(name, "d")
+    cluster.until(lambda: cluster.in_one_view("abcd"), limit_s=20.0)
+    assert cluster.host("d").round >= cluster.host("a").round - 1

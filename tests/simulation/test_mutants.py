@@ -1,0 +1,30 @@
+"""The mutation gate: faults planted in the decision modules must be found.
+
+`make mutants` runs the whole table. Here: every mutant fits its source, and those that are found
+within a few seeds are found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import atoll.peer
+from simulation.mutants import CHEAP, CHEAP_SEEDS, MUTANTS, first_failure
+
+PEER = Path(next(iter(atoll.peer.__path__)))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_the_fault_fits_its_source(mutant) -> None:  # type: ignore[no-untyped-def]
+    assert (PEER / f"{mutant.module}.py").read_text("utf-8").count(mutant.before) == 1
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_cheap_mutant_is_caught(name: str) -> None:
+    assert first_failure(name, 0, CHEAP_SEEDS)
+
+
+def test_there_are_at_least_twelve() -> None:
+    assert len(MUTANTS) >= 12
