@@ -20,6 +20,10 @@ Rule 3.  Let the *base* be the first own chunk that is not final. The contributi
 Rule 4.  A result is never held.
 Rule 5.  A chunk that NOBODY owns is kept from an earlier attempt: no frame carries it, it becomes
          final from outside, and nothing else waits for it.
+Rule 6.  Contributions leave for all owners at the same pace: the i-th for one of them not before
+         the (i - spread)-th for every other, unless its stream broke. On slow links the streams of
+         a peer differ in speed, and a chunk needs everyone's part: without this rule most parts
+         are sent by half of the round, few chunks are final, and an attempt that breaks loses much.
 
 **Memory.** By rule 3 an owner has at most ``window`` contributions of each source and ``window``
 sums at a time, however much faster some sources are than others. Rule 1 adds one frame per source.
@@ -27,11 +31,12 @@ sums at a time, however much faster some sources are than others. Rule 1 adds on
 **No deadlock.** Only two things wait: a contribution outside the window, and a sender with nothing
 to send. Take an owner whose base is b, and a source s whose part of b has not arrived. Nothing
 before it on the stream is held: the results are not (rule 4), and the contributions before it are
-to chunks before b (rule 1), which are inside the window. Its sender does not wait either, because
-it has a contribution to send, which depends on nothing. So the part of b arrives from every source,
-b becomes final, and the window moves. By induction all own chunks of every owner become final, so
-all results are sent, and none is held. This holds for every window of at least 1, and for streams
-without any buffer.
+to chunks before b (rule 1), which are inside the window. Take the owner whose base has the lowest
+index i of all. Every other owner has the parts before its own base, which are at least i, so rule 6
+does not stop s: its sender has a contribution to send, which depends on nothing else. So the part
+of b arrives from every source, b becomes final, and the window moves. By induction all own chunks
+of every owner become final, so all results are sent, and none is held. This holds for every window
+and spread of at least 1, and for streams without any buffer.
 """
 
 from __future__ import annotations
@@ -42,11 +47,13 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule import Admission, Idle, Kind, Send
 
-__all__ = ["WINDOW_BYTES_MAX", "WINDOW_CHUNKS", "Butterfly", "window_chunks"]
+__all__ = ["SPREAD_CHUNKS", "WINDOW_BYTES_MAX", "WINDOW_CHUNKS", "Butterfly", "window_chunks"]
 
 # One chunk that is being added, one that is arriving, and two for the difference in speed between
 # sources. More would only let fast sources run further ahead of the slowest, which sets the pace.
 WINDOW_CHUNKS: Final = 4
+# One chunk in the buffers of a stream, and one for a sender that comes late to its turn.
+SPREAD_CHUNKS: Final = 2
 # What the windows of all sources may hold together. With the buffers of the senders it keeps a
 # reduction near the 64 MiB that a daemon may take beside its state.
 WINDOW_BYTES_MAX: Final = 32 * 2**20
@@ -75,6 +82,7 @@ class Butterfly:
         # sending
         self._contribs_sent = [0 for _ in participants]
         self._results_sent = [0 for _ in participants]
+        self._broken = {me}  # destinations that rule 6 does not wait for
         self._results: list[int] = []  # own chunks in the order in which they became final
         # receiving: by rule 1 a count says which contributions of a source are here
         self._contribs_arrived = [0 for _ in participants]
@@ -94,13 +102,28 @@ class Butterfly:
         if dest != self._me and self._results_sent[dest] < len(self._results):
             self._results_sent[dest] += 1
             return Send(Kind.RESULT, self._results[self._results_sent[dest] - 1])
-        wanted = self._chunks_of[dest]
-        if self._plan.weights[self._me] > 0 and self._contribs_sent[dest] < len(wanted):
+        wanted, sent = self._chunks_of[dest], self._contribs_sent[dest]
+        if self._plan.weights[self._me] > 0 and sent < len(wanted):
+            if dest != self._me and sent >= self._slowest() + SPREAD_CHUNKS:
+                return Idle.PACED
             self._contribs_sent[dest] += 1
-            return Send(Kind.CONTRIB, wanted[self._contribs_sent[dest] - 1])
+            return Send(Kind.CONTRIB, wanted[sent])
         if dest == self._me or len(self._results) == len(self._own):
             return Idle.DONE
         return Idle.WAIT
+
+    def _slowest(self) -> int:
+        """How many contributions the owner has got that has got fewest; one that has all is out."""
+        counts = zip(self._contribs_sent, self._chunks_of, strict=True)
+        behind = (
+            sent
+            for dest, (sent, wanted) in enumerate(counts)
+            if sent < len(wanted) and dest not in self._broken
+        )
+        return min(behind, default=len(self._final))
+
+    def broken(self, dest: int) -> None:
+        self._broken.add(dest)
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
         if not 0 <= src < len(self._chunks_of):

@@ -28,11 +28,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
 
-import numpy as np
-
-from atoll.collectives.buffers import BufferPool
 from atoll.collectives.butterfly import Butterfly, window_chunks
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import (
@@ -45,12 +41,9 @@ from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
 from atoll.collectives.senders import Outlet, Senders, SendFrame
+from atoll.collectives.sums import Sums
 
 __all__ = ["Reduction"]
-
-# Chunks that are filled and encoded at the same time. Each takes a float32 chunk, and this many
-# cores encode more than 100 Gbit/s of float32, so more would take memory and bring nothing.
-ENCODERS_MAX: Final = 4
 
 
 class Reduction:
@@ -94,7 +87,6 @@ class Reduction:
         if unowned != self._kept.keys():
             raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
         self._plan = plan
-        self._factors = plan.factors()
         self._me = me
         self._source = source
         self._result = result
@@ -110,14 +102,13 @@ class Reduction:
         self._changed = threading.Condition()  # guards the schedule and everything below
         self._aborted = False
         self._failed: set[int] = set()
+        self._paced = 0  # senders that wait for a contribution to somebody else
         self._reading: set[int] = set()  # destinations that a result is being sent to
         self._progress_bytes = 0
         self._arriving: dict[tuple[int, int, int], U8] = {}  # (src, kind, chunk)
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
-        self._sums: dict[int, F32] = {}  # only the one thread that folds a chunk touches its sum
-        self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
-        self._encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
-        self._floats = BufferPool(self._grid.size(0), np.float32)
+        self._sums = Sums(result, plan.factors())
+        self._encoded = self._sums.encoded
         self._senders = Senders(
             buffers=self._encoded,
             next_send=self._next_send,
@@ -170,14 +161,15 @@ class Reduction:
 
     @property
     def progress_bytes(self) -> int:
-        """Payload bytes received and sent so far, counted by whole frames; only ever grows."""
+        """Payload bytes received and sent so far, counted by whole frames; only ever grows. With
+        those that go to itself: who contributes alone moves no others for a while."""
         with self._changed:
             return self._progress_bytes
 
     @property
     def buffer_bytes(self) -> int:
         """Memory that the reduction has taken for chunks."""
-        return self._encoded.allocated_bytes + self._floats.allocated_bytes
+        return self._sums.allocated_bytes
 
     def missing(self) -> frozenset[int]:
         """The participants that this one waits for now; see the schedule."""
@@ -211,8 +203,7 @@ class Reduction:
                 raise LocalProtocolError(f"frame {src}/{kind}/{chunk} was not reserved")
             if self._aborted:
                 return
-            if src != self._me:
-                self._progress_bytes += self._layout.size(chunk)
+            self._progress_bytes += self._layout.size(chunk)
             if kind == Kind.CONTRIB:
                 self._waiting[src, chunk] = buffer
                 self._schedule.arrived(src, chunk)
@@ -223,14 +214,14 @@ class Reduction:
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
-        digest = hashlib.sha256(data.data).digest()
-        if len(data) != self._layout.size(chunk) or digest != self._kept[chunk]:
+        right = hashlib.sha256(data.data).digest() == self._kept[chunk]
+        if len(data) != self._layout.size(chunk) or not right:
             return False
         try:
             self._codec.check(data, self._grid.size(chunk))  # who kept it may not have done so
         except CodecError:
             return False
-        self._finish(chunk, data, digest)
+        self._finish(chunk, data)
         return True
 
     def _reserve(
@@ -263,7 +254,6 @@ class Reduction:
 
     def _fold(self, chunk: int) -> None:
         """Add to the sum of an own chunk what is here and has its turn."""
-        size, encoded_bytes = self._grid.size(chunk), self._layout.size(chunk)
         complete = False
         while not complete:
             with self._changed:
@@ -271,33 +261,19 @@ class Reduction:
                 if src is None:
                     return
                 buffer = self._waiting.pop((src, chunk))
-            if chunk not in self._sums:
-                self._sums[chunk] = self._floats.take()
-                self._sums[chunk].fill(0)
-            total = self._sums[chunk][:size]
             try:
-                self._codec.decode_add(buffer[:encoded_bytes], self._factors[src], total)
+                self._sums.add(chunk, src, buffer)
             except CodecError as error:
                 self._fail(src, f"its contribution to chunk {chunk}: {error.what}")
                 return
-            self._encoded.give(buffer)
             with self._changed:
                 complete = self._schedule.folded(chunk)
-        self._finish_own(chunk)
-
-    def _finish_own(self, chunk: int) -> None:
-        """Encode the complete sum of an own chunk, once."""
-        total = self._sums.pop(chunk)
-        encoded = self._encoded.take()
         try:
-            data = encoded[: self._layout.size(chunk)]
-            self._codec.encode(total[: self._grid.size(chunk)], data)
+            encoded = self._sums.finish(chunk)
         except CodecError as error:
-            # Only values next to the largest float32 can do this, since each part was finite.
             self._fail(self._me, f"the mean of chunk {chunk}: {error.what}")
             return
-        self._floats.give(total)
-        self._finish(chunk, data, hashlib.sha256(data.data).digest())
+        self._finish(chunk, encoded[: self._layout.size(chunk)])
         self._encoded.give(encoded)
 
     def _store_result(self, src: int, chunk: int, buffer: U8) -> None:
@@ -308,10 +284,11 @@ class Reduction:
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
             return
-        self._finish(chunk, data, hashlib.sha256(data.data).digest())
+        self._finish(chunk, data)
         self._encoded.give(buffer)
 
-    def _finish(self, chunk: int, data: U8, digest: bytes) -> None:
+    def _finish(self, chunk: int, data: U8) -> None:
+        digest = hashlib.sha256(data.data).digest()
         with self._changed:
             # Under the lock, so that after abort() the result belongs to its owner again.
             if self._aborted or self._result.digests[chunk]:  # a kept one may come from two holders
@@ -336,24 +313,31 @@ class Reduction:
                 if isinstance(send, Send):
                     if send.kind is Kind.RESULT:
                         self._reading.add(dest)
+                    elif self._paced:
+                        self._changed.notify_all()
                     return send
                 if send is Idle.DONE:
                     return None
+                paced = send is Idle.PACED
+                self._paced += paced
                 self._changed.wait()
+                self._paced -= paced
         return None
 
     def _load(self, send: Send, buffer: U8) -> U8:
         if send.kind is Kind.RESULT:
             return self._result.view(send.chunk)
         payload = buffer[: self._layout.size(send.chunk)]
-        self._encode(send.chunk, payload)
+        self._sums.contribution(send.chunk, self._source, payload)
         return payload
 
     def _send_ended(self, dest: int, nbytes: int, why: str, *, ours: bool) -> None:
         with self._changed:
             self._reading.discard(dest)
-            if dest != self._me and not why:
-                self._progress_bytes += nbytes
+            if why and not self._aborted:
+                self._schedule.broken(dest)
+                self._changed.notify_all()
+            self._progress_bytes += nbytes
         if why:
             self._fail(self._me if ours else dest, why)
 
@@ -362,16 +346,6 @@ class Reduction:
         if buffer is not None:
             buffer[:] = payload
             self.received(self._me, kind, chunk)
-
-    def _encode(self, chunk: int, out: U8) -> None:
-        with self._encoders:
-            values = self._floats.take()
-            try:
-                contribution = values[: self._grid.size(chunk)]
-                self._source(chunk, contribution)
-                self._codec.encode(contribution, out)
-            finally:
-                self._floats.give(values)
 
     # ---- failing
 

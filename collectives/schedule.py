@@ -26,6 +26,7 @@ class Send(NamedTuple):
 
 class Idle(Enum):
     WAIT = "nothing to send yet: ask again after the next chunk is final"
+    PACED = "not yet: ask again after the next contribution to another"
     DONE = "nothing left to send"
 
 
@@ -44,6 +45,9 @@ class Schedule(Protocol):
 
     def next_send(self, dest: int) -> Send | Idle:
         """Hand out the next frame for ``dest``, each one once. ``dest`` may be this participant."""
+
+    def broken(self, dest: int) -> None:
+        """Nothing more can be sent there."""
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
         """Judge a frame. ACCEPT expects ``arrived`` (CONTRIB) or ``final`` (RESULT) to follow.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from atoll.peer.events import Effect, Note, Send
 from atoll.peer.follower import Follower
-from atoll.peer.messages import Heartbeat, Learn
+from atoll.peer.messages import ARCHIVES_TOLD_MAX, Heartbeat, Learn
 from atoll.peer.roster import Roster
 from atoll.peer.timing import Timing
 from atoll.peer.views import ARCHIVE, MEMBERS_MAX, WITNESS, Member, View, short, successors
@@ -27,7 +27,8 @@ __all__ = ["BACKOFF_MAX_S", "DROPPED_MAX", "LEARNERS_MAX", "Admission"]
 LEARNERS_MAX = 64  # pending joiners; more are asked to come back (a flood must not fill memory)
 BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling
 DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest
-TRIES_MAX = 3  # states that a peer reaches too late before a boundary is held for it
+TRIES_MAX = 3  # states that a peer reaches too late before a boundary is held for it ...
+MEMBER_TRIES_MAX = 1  # ... with a trainer that could take part
 _BACKOFF_MIN_S = 1.0
 
 
@@ -120,11 +121,16 @@ class Admission:
         for peer, learner in list(self.learners.items()):
             if now_s - learner.heard_s > self._timing.failure_s:
                 self._drop(peer, now_s, _BACKOFF_MIN_S, "silent")
-            elif now_s - learner.progress_s > self._timing.learner_stall_s:
+            elif self._stalls_others(learner, now_s):
                 self._stalls[peer] = stalls = self._stalls.get(peer, 0) + 1
                 self._drop(peer, now_s, _BACKOFF_MIN_S * 2.0 ** min(stalls - 1, 10), "no progress")
             else:
                 self._emit(Send(peer, self._lesson(learner)))
+
+    def _stalls_others(self, learner: Learner, now_s: float) -> bool:
+        """It takes the place of one that gets on. An archive keeps nobody waiting."""
+        idle_s = now_s - learner.progress_s
+        return idle_s > self._timing.learner_stall_s and learner.member.role != ARCHIVE
 
     def _lesson(self, learner: Learner) -> Learn:
         tag, own = (self.view.lineage, self.view.number), self._own
@@ -133,7 +139,20 @@ class Admission:
             goal = (self.view.base_round, self.view.base_chain)
         beat = learner.beat
         knows = beat is not None and (beat.lineage, beat.view) == tag
-        return Learn(*tag, *goal, None if knows else self.view)
+        return Learn(*tag, *goal, None if knows else self.view, self._archives(learner.member))
+
+    def _archives(self, to: Member) -> tuple[Member, ...]:
+        """Those that have the state, or had it a moment ago."""
+        own = self._own
+        near = [
+            x.member
+            for x in self.learners.values()
+            if x.member.role == ARCHIVE
+            and x.beat is not None
+            and x.member != to
+            and (x.beat.round, x.beat.chain) in ((own.round, own.chain), own.previous)
+        ]
+        return tuple(near[:ARCHIVES_TOLD_MAX])
 
     def has_learnt(self, learner: Learner) -> bool:
         """At most one round behind: it may enter."""
@@ -160,7 +179,7 @@ class Admission:
             chase = self._chases.setdefault(peer, Chase(beat.round))
             if beat.round != chase.round:
                 chase.round, chase.tries = beat.round, chase.tries + 1
-            if chase.tries < TRIES_MAX:
+            if chase.tries < (MEMBER_TRIES_MAX if beat.attached else TRIES_MAX):
                 continue
             if chase.held_since_s is None:
                 chase.held_since_s = now_s

@@ -45,8 +45,10 @@ class Attempt:
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     dispute: str = ""  # who holds which result, if they differ
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
+    is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     _noticed_s: float = float("-inf")
+    _whole_s: float | None = None  # since when nothing is lacking but copies of outsiders
     _progress_bytes: int = -1
     _progress_s: float = 0.0
 
@@ -80,9 +82,17 @@ class Attempt:
     # ------------------------------------------------------------ commit
 
     def committable(
-        self, now_s: float, alive: Collection[bytes], unsynced: Collection[bytes]
+        self,
+        now_s: float,
+        alive: Collection[bytes],
+        unsynced: Collection[bytes],
+        training: Collection[bytes] = (),
     ) -> bytes:
-        """The root to commit, or b"". Asks witnesses once the copies are there."""
+        """The root to commit, or b"". Asks witnesses once the copies are there.
+
+        Outsiders that are ``training`` get a moment to fetch R: they want to take part in the next
+        round, and without it they would first have to catch up.
+        """
         copies = self.copies
         roots = set(copies.values())
         root = copies.get(self.me) if self.me in self.view.replicas else next(iter(roots), None)
@@ -94,7 +104,10 @@ class Attempt:
             return b""
         agreeing = {peer for peer, theirs in self.ready.items() if theirs == root}
         if is_quorum(self.view, agreeing):
-            return root
+            self._whole_s = now_s if self._whole_s is None else self._whole_s
+            lacking = [p for p in synced if p in training and p not in copies]
+            patient = now_s - self._whole_s < self.timing.grace_s
+            return b"" if lacking and patient else root
         self._ask_witnesses(now_s, alive, root)
         return b""
 
@@ -143,6 +156,7 @@ class Attempt:
             return tuple(peer for peer in participants if peer in alive)
         if stalled:
             excluded = vertex_cover(self.misses, self.me)
+            self.is_stall = not excluded
             self._note_retry(now_s, excluded, f"no progress for {self.timing.stall_s} s")
             return tuple(peer for peer in participants if peer not in excluded)
         return self._without_broken_edges(now_s)

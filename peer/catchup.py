@@ -24,7 +24,7 @@ from atoll.peer.supply import Supply, digest_of
 
 __all__ = ["AGREE_S", "PROGRESS_S", "TICK_S", "CatchingUp", "Phase"]
 
-TICK_S = 0.25  # polls, limits and thefts need no finer clock
+TICK_S = 0.05  # a laggard should hear soon that donors have applied what it wants
 ANSWER_S = 5.0  # to the question for the specification; then another donor is asked
 AGREE_S = 30.0  # members that name different digests for so long do not agree
 PROGRESS_S = 60.0  # without anything useful: the machine should choose other donors
@@ -67,8 +67,8 @@ class CatchingUp:
             case ln.Cancel():
                 self._stop()
             case ln.Linked():
-                self.supply.set_linked(event.peers)
-                self.gathering.learned()
+                if self.supply.set_linked(event.peers):
+                    self.gathering.learned()
             case ln.Heard():
                 self._on_heard(event.source, event.message)
             case ln.Arrived():
@@ -83,7 +83,10 @@ class CatchingUp:
                 self._on_finished()
             case ln.Unfinished():
                 self._on_unfinished(event)
-        self._advance()
+        if isinstance(event, ln.Arrived):  # a thousand a second: nothing that grows with the state
+            self._pull()
+        else:
+            self._advance()
         out = self._out[:]
         self._out.clear()
         return out
@@ -144,17 +147,19 @@ class CatchingUp:
         if self.phase is Phase.READING:
             self._ask_blob()
         if self.phase is Phase.PULLING:
-            self._pull(self.goal)
+            self.gathering.review(self.goal, self._now_s)
+        self._pull()
         if self.phase in (Phase.LOOKING, Phase.READING, Phase.PULLING):
             self._ask_donors(self.goal)
             self._check_limits(self.goal)
 
-    def _pull(self, goal: Goal) -> None:
-        assembly = self.gathering.assembly
-        assert assembly is not None
+    def _pull(self) -> None:
+        assembly, goal = self.gathering.assembly, self.goal
+        if self.phase is not Phase.PULLING or assembly is None or goal is None:
+            return
         if not assembly.store.is_open:
             self._fail("something else has changed the state meanwhile")
-        elif self.gathering.advance(goal, self._now_s):
+        elif self.gathering.pull(goal, self._now_s):
             digest = self.supply.attestation.agreed[goal.round]
             self.phase = Phase.FINISHING
             self._finishing = (goal, digest)
@@ -185,8 +190,8 @@ class CatchingUp:
             return
         match message:
             case ft.StateIs():
-                self.supply.hear(source, message)
-                self.gathering.learned()
+                if self.supply.hear(source, message):
+                    self.gathering.learned()
             case ft.BlobIs():
                 self._on_blob(source, message.blob)
             case ft.HeadsAre():

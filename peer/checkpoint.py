@@ -234,7 +234,8 @@ def _nothing_passed(path: Path, errors: list[CheckpointError]) -> CheckpointErro
         return errors[0]
     reasons = [error.what for error in errors]
     lines = "\n    ".join([f"none of the {len(errors)} checkpoints in {path} passes:", *reasons])
-    return _refused(lines, fix="use another peer's folder")
+    fixes = {error.fix for error in errors}
+    return _refused(lines, fix=fixes.pop() if len(fixes) == 1 else "use another peer's folder")
 
 
 def _load(checkpoint: Checkpoint) -> ReplicatedState:

@@ -138,7 +138,7 @@ class CheckpointWriter:
         root = merkle_root(copy.leaves)
         digest = state_digest(state.blob, root)
         if not chain or digest != log.digest_after(round_number):
-            raise StateError(f"round {round_number} is not in the log, or was taken back")
+            raise StateError(f"round {round_number} was taken back while it was copied")
         layout = StateLayout.of(state.manifest, round_number, chain)
         write_exactly(fd, layout.prefix, 0)
         write_exactly(fd, b"".join(copy.leaves), layout.leaves_at)

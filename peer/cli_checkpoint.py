@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
     from atoll.peer.checkpoint import Checkpoint
 
-__all__ = ["CASTS", "add_checkpoint_options", "add_checkpoint_verbs", "export_parameters"]
+__all__ = [
+    "CASTS",
+    "EVERY_DEFAULT",
+    "add_checkpoint_options",
+    "add_checkpoint_verbs",
+    "export_parameters",
+]
 
 EVERY_DEFAULT = 10  # rounds between two checkpoints of one peer; peers take turns
 PIECE_ELEMENTS = 1 << 18  # of a tensor at a time: 1 MiB of float32
@@ -29,9 +35,8 @@ def add_checkpoint_options(daemon: argparse.ArgumentParser) -> None:
     daemon.add_argument(
         "--every",
         type=_rounds,
-        default=EVERY_DEFAULT,
         metavar="N",
-        help=f"rounds between two (default {EVERY_DEFAULT})",
+        help=f"rounds between two of this peer's (default {EVERY_DEFAULT}); peers take turns",
     )
 
 

@@ -11,11 +11,12 @@ import secrets
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
-from atoll.peer.cli_checkpoint import add_checkpoint_options
+from atoll.peer.cli_checkpoint import EVERY_DEFAULT, add_checkpoint_options
 from atoll.peer.identity import Home, RunRecord, default_home
 from atoll.peer.invite import (
     SECRET_BYTES,
@@ -24,7 +25,17 @@ from atoll.peer.invite import (
     format_address,
     parse_address,
 )
-from atoll.peer.views import ARCHIVE, ON_FORK, ON_LOST, POLICIES, REPLICA, WITNESS, Rules, short
+from atoll.peer.views import (
+    ARCHIVE,
+    DEFAULT_RULES,
+    ON_FORK,
+    ON_LOST,
+    POLICIES,
+    REPLICA,
+    WITNESS,
+    Rules,
+    short,
+)
 
 if TYPE_CHECKING:
     from atoll.peer.checkpoint import Loaded
@@ -37,22 +48,13 @@ INTERRUPTED = 130
 
 
 def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
-    up = verbs.add_parser("up", help="start this machine's peer; the first one founds the run")
-    up.add_argument("--run", required=True, metavar="NAME", help="name of the run")
-    up.add_argument("--policy", choices=POLICIES, default="auto", help="who may go on (auto)")
-    up.add_argument("--on-lost", choices=ON_LOST, default="halt", help="nobody has the last round")
-    up.add_argument("--on-fork", choices=ON_FORK, default="auto", help="two lineages meet")
-    up.add_argument("--expect", type=int, default=0, metavar="N", help="found it with N peers ...")
-    up.add_argument("--peers", default="", metavar="A,B,...", help="... at these addresses ...")
-    up.add_argument("--secret-file", metavar="FILE", help="... that share this secret")
-    up.add_argument("--resume", metavar="PATH", help="go on from a checkpoint, or a folder's last")
-    up.add_argument(
-        "--force-new-lineage",
-        action="store_true",
-        help="found the run anew although nobody of it answers: its state is lost",
+    up = verbs.add_parser(
+        "up",
+        help="start this machine's peer; the first one founds the run",
+        epilog="The same line starts the peer again later: it finds its way back into the run.",
     )
+    up.add_argument("--run", required=True, metavar="NAME", help="name of the run")
     up.set_defaults(command=_up)
-
     join = verbs.add_parser("join", help="start this machine's peer and join a run by address")
     join.set_defaults(command=_join)
     follow = verbs.add_parser("follow", help="follow a run as an archive: the state, and no vote")
@@ -60,13 +62,41 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
 
     for verb in (join, follow):
         verb.add_argument("address", metavar="ADDRESS", help="the invite that `atoll up` printed")
-    for verb in (up, join):
-        verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
     for verb in (up, join, follow):
         verb.add_argument("--listen", metavar="HOST:PORT", help=f"default 0.0.0.0:{DEFAULT_PORT}")
         verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
         add_checkpoint_options(verb)
+    for verb in (up, join):
+        verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
+    _add_founding_options(up)
     return up, join, follow
+
+
+def _add_founding_options(up: argparse.ArgumentParser) -> None:
+    rules = up.add_argument_group("rules of the run, chosen when it is founded")
+    rules.add_argument(
+        "--policy",
+        choices=POLICIES,
+        help="who goes on when others are silent: a majority, any who are left, or (auto, the"
+        " default) any of two and a majority of more",
+    )
+    rules.add_argument(
+        "--on-lost",
+        choices=ON_LOST,
+        help="if nobody alive has the last round: halt (default), or roll back to the one before",
+    )
+    rules.add_argument(
+        "--on-fork",
+        choices=ON_FORK,
+        help="if two histories meet: the longer one wins (auto, the default), or both halt",
+    )
+    together = up.add_argument_group("founding together, in any order")
+    together.add_argument("--expect", type=int, metavar="N", help="founders, this one included")
+    together.add_argument("--peers", metavar="A,B,...", help="their addresses, HOST:PORT each")
+    together.add_argument("--secret-file", metavar="FILE", help="what `atoll secret` has printed")
+    loss = up.add_argument_group("when nobody of the run is left")
+    loss.add_argument("--resume", metavar="PATH", help="go on from this checkpoint or folder")
+    loss.add_argument("--force-new-lineage", action="store_true", help="begin anew, without state")
 
 
 # ---------------------------------------------------------------- up
@@ -74,6 +104,7 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
 
 def _up(parsed: argparse.Namespace) -> int:
     run = check_run_name(parsed.run)
+    listed = _founders(parsed)
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
         if record is not None and record.run != run:
@@ -82,24 +113,66 @@ def _up(parsed: argparse.Namespace) -> int:
                 fix=f"use `atoll up --run {record.run}`, or another --home",
             )
         secret = _secret(parsed.secret_file, record)
-        listed = tuple(address for address in parsed.peers.split(",") if address)
-        if parsed.expect and not listed:
-            raise ConfigError("--expect needs the founders' addresses", fix="add --peers A,B,...")
+        # The last known address is our own former one, by which a record says "this run exists".
         known = record.known if record is not None else ()
-        fresh = parsed.force_new_lineage or not known
+        others = known[:-1]
         if parsed.resume:
             loaded = _load(parsed.resume, run, secret if record or parsed.secret_file else None)
+            home.save_run(RunRecord(run, secret, known))
+            return _start(home, parsed, run, secret, others, resume=loaded, found=True)
+        if parsed.force_new_lineage or not known:
+            _refuse_to_overlook(parsed, run)
             home.save_run(RunRecord(run, secret, ()))
-            return _start(home, parsed, run, secret, known[:-1], resume=loaded, found=True)
-        if fresh:
-            home.save_run(RunRecord(run, secret, ()))
-            return _start(home, parsed, run, secret, listed, found=not parsed.expect)
+            return _start(home, parsed, run, secret, listed, found=not listed, founders=listed)
         last = _last_checkpoint(parsed.checkpoint, run, secret)
         if last is not None:
             # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
-            return _start(home, parsed, run, secret, known[:-1], resume=last, regenesis=True)
-        # The last known address is our own former one, by which a record says "this run exists".
-        return _start(home, parsed, run, secret, known[:-1], rejoins=True)
+            return _start(home, parsed, run, secret, others, resume=last, regenesis=True)
+        return _start(home, parsed, run, secret, others, rejoins=True)
+
+
+def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
+    """Their addresses; ConfigError for options that contradict each other."""
+    if parsed.resume and (parsed.expect is not None or parsed.peers):
+        fix = "resume on one machine, and let the others `atoll join` it"
+        raise ConfigError("--resume goes on from a checkpoint, --expect begins anew", fix=fix)
+    if parsed.resume and parsed.force_new_lineage:
+        fix = "give --resume alone"
+        raise ConfigError("--force-new-lineage begins without state, --resume with it", fix=fix)
+    if parsed.resume and parsed.witness:
+        raise ConfigError("a witness holds no state to go on from", fix="leave --witness out")
+    if (parsed.expect is None) != (not parsed.peers):
+        fix = "say how many and where: --expect 3 --peers A:29600,B:29600,C:29600"
+        raise ConfigError("--expect and --peers need each other", fix=fix)
+    if parsed.expect is None:
+        return ()
+    listed = tuple(dict.fromkeys(filter(None, parsed.peers.split(","))))
+    for address in listed:
+        parse_address(address)
+    if parsed.expect != len(listed):  # or not all would be of one mind about who they are
+        fix = "name all founders, this one too; others join later"
+        raise ConfigError(f"--expect {parsed.expect}, but --peers has {len(listed)}", fix=fix)
+    if parsed.expect < 2:
+        raise ConfigError("founding together takes two", fix="leave --expect and --peers out")
+    if not parsed.secret_file:
+        fix = "make one with `atoll secret > FILE`, copy it to all, and give --secret-file FILE"
+        raise ConfigError("the founders need one secret in common", fix=fix)
+    return listed
+
+
+def _refuse_to_overlook(parsed: argparse.Namespace, run: str) -> None:
+    """Founding a run of which there are checkpoints is hardly ever meant."""
+    from atoll.peer.checkpoint import candidates
+
+    folder = parsed.checkpoint
+    if parsed.force_new_lineage or folder is None or not Path(folder).is_dir():
+        return
+    found = candidates(Path(folder), run)
+    if found:
+        raise ConfigError(
+            f"run {run} would begin anew, but {folder} has checkpoints of it: {found[0].name}",
+            fix=f"go on from there: --resume {folder}; or begin anew: --force-new-lineage",
+        )
 
 
 def _secret(path: str | None, record: RunRecord | None) -> bytes:
@@ -165,39 +238,44 @@ def _start(
     secret: bytes,
     contacts: tuple[str, ...],
     *,
-    found: bool = False,
-    fingerprint: bytes | None = None,
-    resume: Loaded | None = None,
-    regenesis: bool = False,
     rejoins: bool = False,
+    **how: Any,
 ) -> int:
+    """``how``: the fields of DaemonOptions that say how it comes into the run."""
     from atoll.peer.options import DaemonOptions  # here, so that `atoll status` starts fast
 
-    listen_host, listen_port = _listen_address(parsed.listen)
+    if rejoins and not contacts:
+        raise _lost_run(run)
     role = getattr(parsed, "role", WITNESS if parsed.witness else REPLICA)
-    rules = Rules()
-    if hasattr(parsed, "policy"):
-        rules = Rules(parsed.policy, parsed.on_lost, parsed.on_fork)
+    if parsed.checkpoint is None and parsed.every is not None:
+        raise ConfigError("--every without --checkpoint", fix="add --checkpoint DIR")
+    if parsed.checkpoint is not None and role == WITNESS:
+        raise ConfigError(
+            "a witness holds no state, so it writes no checkpoints",
+            fix="leave --checkpoint out here, and give it to the others",
+        )
+    listen_host, listen_port = _listen_address(parsed.listen)
     options = DaemonOptions(
         run=run,
         secret=secret,
         listen_host=listen_host,
         listen_port=listen_port,
         advertise=parsed.advertise or _advertised_host(listen_host, contacts),
-        found=found,
         contacts=contacts,
-        fingerprint=fingerprint,
         role=role,
-        rules=rules,
-        expect=getattr(parsed, "expect", 0) if not resume and not rejoins else 0,
-        resume=resume,
-        regenesis=regenesis,
+        rules=_rules(parsed, how.get("resume")),
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
-        every=parsed.every,
+        every=parsed.every or EVERY_DEFAULT,
+        **how,
     )
-    if rejoins and not options.contacts:
-        raise _lost_run(run)
     return asyncio.run(_serve(home, options, parsed.home, rejoins))
+
+
+def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:
+    """What is asked for; where nothing is, what the run had."""
+    rules = resume.rules if resume is not None else DEFAULT_RULES
+    asked = {name: getattr(parsed, name, None) for name in ("policy", "on_lost", "on_fork")}
+    return replace(rules, **{name: value for name, value in asked.items() if value is not None})
 
 
 async def _serve(
@@ -239,10 +317,11 @@ async def _serve(
 
 
 def _lost_run(run: str, why: str = "it had no other member") -> ConfigError:
+    again = f"atoll up --run {run}"
     return ConfigError(
         f"this home was in run {run} and nobody of it answers: {why}",
-        fix="start a member first; or found the run anew, without its state: "
-        f"atoll up --run {run} --force-new-lineage (with it: --resume CHECKPOINT)",
+        fix=f"start a member first; or go on from a checkpoint: {again} --resume PATH;"
+        f" or begin anew, without its state: {again} --force-new-lineage",
     )
 
 

@@ -15,17 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 
 from atoll.peer.admission import Admission
 from atoll.peer.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt
+from atoll.peer.barrier import Barrier
 from atoll.peer.comparison import compare_digests
 from atoll.peer.election import Proposer
 from atoll.peer.entries import INIT, STEP, Origin
 from atoll.peer.events import Effect, Note, Send
 from atoll.peer.follower import Follower, fragment_of
 from atoll.peer.keeping import Closing
-from atoll.peer.messages import Begin, Commit, CoordinatorBeat, Finals, Heartbeat, Miss, Ready
+from atoll.peer.messages import (
+    AskFinals,
+    Begin,
+    Commit,
+    CoordinatorBeat,
+    Finals,
+    Heartbeat,
+    Miss,
+    Ready,
+)
 from atoll.peer.roster import Roster
 from atoll.peer.timing import Timing
 from atoll.peer.views import Ballot, View, chain_after, is_quorum, short
@@ -33,7 +42,6 @@ from atoll.peer.views import Ballot, View, chain_after, is_quorum, short
 __all__ = ["OFFERS_MAX", "Coordinator"]
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
-_PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
 
 
 @dataclass(slots=True)
@@ -41,6 +49,7 @@ class Effort:
     """What one round has cost so far."""
 
     tries: int = 0
+    stalls: int = 0  # attempts that came to a stop without a reason
     disputes: int = 0  # attempts with different results that will be tried with the same peers
     distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
 
@@ -78,9 +87,7 @@ class Coordinator:
         self.without_base_since_s: float | None = None
         self._attempts = 0  # numbers rise within the view
         self._efforts: dict[int, Effort] = {}
-        self._first_arrival_s: float | None = None
-        self._boundary_s = now_s
-        self._phases_s: list[float] = []
+        self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
         self._quorum_lost_noted = False
 
     # ------------------------------------------------------------ facts
@@ -97,12 +104,15 @@ class Coordinator:
             self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
             return
         known = {run.round: run for run in beat.runs}
+        for run in beat.runs:
+            if run.round > self._own.round and run.round not in {*self.attempts, *self.closings}:
+                self._emit(Send(source, AskFinals(*self._tag(), run.round, run.attempt)))  # over
         for number, attempt in self.attempts.items():
-            run = known.get(number)
-            if run is None or run.attempt < attempt.begin.attempt:
+            heard = known.get(number)
+            if heard is None or heard.attempt < attempt.begin.attempt:
                 self._emit(Send(source, attempt.begin))  # a lost BEGIN
-            elif run.root and run.attempt == attempt.begin.attempt and not beat.frozen:
-                attempt.ready[source] = run.root  # a lost READY
+            elif heard.root and heard.attempt == attempt.begin.attempt and not beat.frozen:
+                attempt.ready[source] = heard.root  # a lost READY
 
     def on_ready(self, source: bytes, ready: Ready) -> None:
         attempt = self.attempts.get(ready.round)
@@ -164,7 +174,7 @@ class Coordinator:
                 self.halt(reason)
         if self.halted or self._own.unsynced or self.me in self.admission.leaving:
             self.attempts.clear()  # our leave aborts them; the next coordinator begins anew
-            self.closings.clear()
+            self.closings.clear()  # (members hear that they are over in answer to their beats)
         staying = alive - self.admission.leaving
         for number in sorted({*self.attempts, *self.closings}):
             if self._step_round(number, staying, now_s):
@@ -204,7 +214,8 @@ class Coordinator:
         if is_quorum(self.view, alive - given_up - effort.distrusted):
             given_up |= effort.distrusted
         if number == self._own.round + 1:  # in order
-            root = attempt.committable(now_s, alive, given_up)
+            training = self.roster.attached(alive)
+            root = attempt.committable(now_s, alive, given_up, training)
             if root:
                 self._commit(attempt, root, now_s)
                 return True
@@ -230,10 +241,12 @@ class Coordinator:
             tries = self._effort(begin.round).tries
             text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
             self._emit(Note("give-up", text))
+            for peer in self.view.peers:  # nobody's next submission is late for it any more
+                self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
             if begin.kind == INIT:
                 self.offers.pop(begin.participants[0], None)  # the next one's turn
             self._efforts.pop(begin.round)
-            self._open_boundary(now_s)
+            self.barrier.open(now_s)
             return
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
         asked = alive & set(begin.participants) if not attempt.dispute else set[bytes]()
@@ -243,11 +256,14 @@ class Coordinator:
 
     def _begin_again(self, closing: Closing, alive: set[bytes], now_s: float) -> None:
         begin = closing.attempt.begin
-        participants = tuple(p for p in closing.participants if p in alive)
+        effort = self._effort(begin.round)
+        effort.stalls += closing.is_stall
+        again = closing.is_stall and effort.stalls > 1
+        participants = closing.participants(alive, excluding=again)
         if participants:
             self._begin(begin.round, begin.kind, participants, closing, now_s)
         else:
-            self._open_boundary(now_s)
+            self.barrier.open(now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
         """Different results of one attempt: the next one has to differ from it, or to end soon.
@@ -274,11 +290,7 @@ class Coordinator:
         self.last_commit = commit
         for peer in self.view.peers:
             self._emit(Send(peer, commit))
-        self._open_boundary(now_s)
-
-    def _open_boundary(self, now_s: float) -> None:
-        self._boundary_s = now_s
-        self._first_arrival_s = None
+        self.barrier.open(now_s)
 
     def _begin(
         self,
@@ -329,39 +341,18 @@ class Coordinator:
             if offering and not in_flight:
                 self._begin(1, INIT, (offering[0],), None, now_s)
             return
-        self._step_barrier(alive, now_s)
+        number = self._next_round
+        participants = self.barrier.participants(number, alive - self.admission.leaving, now_s)
+        if participants:
+            self._begin(number, STEP, participants, None, now_s)
 
     @property
     def _next_round(self) -> int:
-        return max(self._own.round, *self.attempts, *self.closings, 0) + 1
-
-    def _step_barrier(self, alive: set[bytes], now_s: float) -> None:
-        if self.roster.unheard(alive):
-            return  # in a new view: who has arrived is in their first heartbeats
-        own, number = self._own, self._next_round
-        fragment = fragment_of(number, own.fragments)
-        leaving = self.admission.leaving
-        arrived = self.roster.arrived(alive - leaving, fragment, own.round, own.chain)
-        if not arrived:
-            return
-        if self._first_arrival_s is None:
-            self._first_arrival_s = now_s
-        late = self.roster.attached(alive) - leaving - arrived
-        if late and now_s - self._first_arrival_s < self.straggle_s:
-            return
-        if late:
-            names = ", ".join(short(peer) for peer in sorted(late))
-            text = f"round {number} begins without {names}: {self.straggle_s:.0f} s"
-            self._emit(Note("stragglers", f"{text} have passed since the first arrival"))
-        self._phases_s = [*self._phases_s, now_s - self._boundary_s][-_PHASES_KEPT:]
-        self._begin(number, STEP, tuple(arrived), None, now_s)
-        self._first_arrival_s = None
-
-    @property
-    def straggle_s(self) -> float:
-        """max(30 s, half the median inner phase) after the first arrival."""
-        phase_s = median(self._phases_s) if self._phases_s else 0.0
-        return max(self.timing.straggle_min_s, phase_s / 2)
+        """The first that is not open: one that was given up comes before those after it."""
+        number = self._own.round + 1
+        while number in self.attempts or number in self.closings:
+            number += 1
+        return number
 
     def waiting_for(self, now_s: float) -> tuple[tuple[bytes, ...], float]:
         """Whom the next commit waits for, and since how many seconds; for people who ask."""
@@ -375,11 +366,8 @@ class Coordinator:
             late = {p for p in attempt.begin.participants if p not in attempt.ready}
             return tuple(sorted(late)), now_s - attempt.began_s
         if own.round == 0:
-            return (), now_s - self._boundary_s
-        fragment = fragment_of(own.round + 1, own.fragments)
-        arrived = self.roster.arrived(alive, fragment, own.round, own.chain)
-        late = self.roster.attached(alive) - arrived
-        return tuple(sorted(late)), now_s - self._boundary_s
+            return (), self.barrier.waited_s(now_s)
+        return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
 
     def propose(self, proposal: View, now_s: float) -> None:
         ballot = Ballot(0, self.me)

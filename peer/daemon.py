@@ -34,14 +34,18 @@ from atoll.peer.links import LinkHost
 from atoll.peer.local import LocalDoor
 from atoll.peer.membership import Node
 from atoll.peer.options import DaemonOptions, first_event
+from atoll.peer.phases import Phase
 from atoll.peer.runner import RoundRunner
+from atoll.peer.snapshot import missing_founders
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
-from atoll.peer.views import Member, View, short
+from atoll.peer.views import ARCHIVE, Member, View, short
 
 __all__ = ["Daemon"]
 
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
+MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
+MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 ERROR_KINDS = frozenset(
     {
@@ -104,6 +108,7 @@ class Daemon:
         self.door = LocalDoor(home.socket_path, handlers, self.desk.gone)
         self.desk.door = self.door
         self._carriers = self._effect_carriers()
+        self._archive = options.role == ARCHIVE
         self.checkpointer: Checkpointer | None = None
         if options.checkpoint is not None:
             self.checkpointer = Checkpointer(
@@ -115,6 +120,8 @@ class Daemon:
                 incarnation=lambda: self._inc,
                 note=self.note,
             )
+            if self._archive:  # it may fall behind, so it stands still while it is copied
+                self.runner.catch_up.may_finish = self.checkpointer.idle
 
     # ------------------------------------------------------------ life
 
@@ -128,8 +135,7 @@ class Daemon:
             self._spawn(self.runner.run())
             await self._enter()
             if not self._end.done():
-                gathers = lambda: self.node.genesis.waiting  # noqa: E731
-                self._spawn(self.keeper.run(lambda: self.node.view, self._contacts, gathers))
+                self._spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
                 on_ready()
             await self._end
         finally:
@@ -137,7 +143,7 @@ class Daemon:
 
     async def _enter(self) -> None:
         """Found the run, wait for other founders, or reach a member."""
-        loaded, begins = self.options.resume, first_event(self.options)
+        loaded, begins = self.options.resume, first_event(self.options, self.address)
         if loaded is not None:
             self.runner.restore(loaded)
             self.note("checkpoint", f"going on from round {loaded.round} of {loaded.path.name}")
@@ -149,8 +155,17 @@ class Daemon:
         if self.node.view is not None:
             await self._save_known(self.node.view)  # before anybody can rely on the run
         else:
-            count = self.options.expect or len(loaded.members if loaded else ())
-            self.note("genesis", f"waiting for the other founders, {count} in all")
+            self._spawn(self._say_who_is_missing())
+
+    async def _say_who_is_missing(self) -> None:
+        """While founders gather; less and less often."""
+        pause_s = MISSING_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if not self.node.genesis.waiting:
+                return
+            self.note("genesis", missing_founders(self))
+            pause_s = min(2 * pause_s, MISSING_PAUSE_MAX_S)
 
     async def _listen(self) -> None:
         options = self.options
@@ -227,6 +242,8 @@ class Daemon:
         state, view = self.runner.state, self.node.view or self.node.joining.taught
         if state is None:
             return
+        if self._archive and view is not None:
+            self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
         spec = state.spec
         wire = str(spec.to_wire())
         if wire != self.node.spec:
@@ -235,7 +252,7 @@ class Daemon:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
 
     def _tick(self) -> None:
-        progress_bytes = self.runner.streams.moved_bytes
+        progress_bytes = self.runner.progress_bytes
         if progress_bytes != self.node.beats.progress_bytes:
             self.feed(ev.Progressed(progress_bytes))
         self.feed(ev.Tick())
@@ -259,6 +276,7 @@ class Daemon:
 
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)
+        self.keeper.answered(address, peer)
         self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
 
     def _on_down(self, peer: bytes, why: str) -> None:
@@ -337,9 +355,16 @@ class Daemon:
 
     # ------------------------------------------------------------ links
 
-    def _contacts(self) -> tuple[str, ...]:
+    def contacts(self) -> tuple[str, ...]:
+        """Addresses of the run outside a view."""
         known = self._known or self.options.contacts
-        return tuple(address for address in known if address != self.address)
+        if self._seeks():
+            known = (*known, *self.options.contacts)
+        return tuple(address for address in dict.fromkeys(known) if address != self.address)
+
+    def _seeks(self) -> bool:
+        """Whether there may be others of the run that no view names."""
+        return self.node.genesis.waiting or self.options.resume is not None
 
     def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
         self.last_error = error.what
@@ -347,7 +372,9 @@ class Daemon:
             self.stop(error)
 
     def _check_joined(self) -> None:
-        if self.node.view is None:
+        if self.node.phase is Phase.LEARNER or self.node.genesis.waiting:  # which may take long
+            self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
+        elif self.node.view is None:
             self.stop(
                 ConnectError(
                     f"not admitted to run {self.options.run} within {JOIN_TIMEOUT_S:.0f} s"

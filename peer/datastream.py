@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from typing import NoReturn, cast
@@ -12,14 +13,17 @@ from typing import NoReturn, cast
 from atoll.collectives.errors import ConnectError
 from atoll.peer.tls import READ_BYTES, TlsSocket, reason_of
 
-__all__ = ["BlockingTls"]
+__all__ = ["BlockingTls", "unsent_limit_bytes"]
 
 # A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
 NO_PROGRESS_TIMEOUT_S = 10.0
-# Encrypted bytes handed to the kernel at a time: amortises the call, stays in the cache.
-SEND_BYTES = 256 << 10
-# What may wait in the kernel unsent; an aborted round must not delay the next one behind it.
-UNSENT_BYTES_MAX = 256 << 10
+# What waits in the kernel unsent is lost when a round breaks, and delays the next attempt: no more
+# than the stream sends in this time, which is long enough for its thread to come and add to it.
+UNSENT_S = 0.05
+# One record at least. At most what amortises the calls, stays in the cache, and is soon sent.
+UNSENT_BYTES_MIN, UNSENT_BYTES_MAX = 16 << 10, 256 << 10
+# tcpi_delivery_rate of struct tcp_info (linux/tcp.h): u64 bytes per second, 0 before it is known.
+DELIVERY_RATE = struct.Struct("=160xQ")
 # RFC 8446 5.5: AES-GCM keys wear out after 2^24.5 full records, about 388 GB. `ssl` cannot rekey.
 KEY_BYTES_MAX = 256 << 30
 
@@ -44,12 +48,12 @@ class BlockingTls:
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
         self._sock.settimeout(NO_PROGRESS_TIMEOUT_S)
-        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        self._unsent_bytes_max = 0  # follows the rate, from frame to frame
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        """Nothing can be sent or received any more: closed here, or broken."""
+        return self._closed or self._broken
 
     @property
     def worn(self) -> bool:
@@ -61,6 +65,7 @@ class BlockingTls:
         with self._in_use:
             try:
                 self._check_open()
+                self._limit_unsent()
                 for part in parts:
                     self._send(memoryview(part).cast("B"))
                 self._flush()
@@ -98,10 +103,17 @@ class BlockingTls:
         sent = 0
         while sent < len(data):
             # OpenSSL makes one record (at most 16 KiB) per call.
-            sent += self._tls.write(data[sent : sent + SEND_BYTES])
-            if self._outgoing.pending >= SEND_BYTES:
+            count = self._tls.write(data[sent : sent + self._unsent_bytes_max])
+            sent += count
+            self.sent_bytes += count
+            if self._outgoing.pending >= self._unsent_bytes_max:
                 self._flush()
-        self.sent_bytes += sent
+
+    def _limit_unsent(self) -> None:
+        limit_bytes = unsent_limit_bytes(_rate_bytes_per_s(self._sock))
+        if limit_bytes != self._unsent_bytes_max and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit_bytes)
+        self._unsent_bytes_max = limit_bytes
 
     def _flush(self) -> None:
         # Not sock.sendall: its timeout is for the whole, ours is for progress.
@@ -137,6 +149,7 @@ class BlockingTls:
         self._incoming.write(self._scratch[:count])
 
     def _fail(self, error: OSError, direction: str) -> NoReturn:
+        self._broken = True
         if self._closed:
             what = "closed on this side"
         elif isinstance(error, TimeoutError):
@@ -144,3 +157,18 @@ class BlockingTls:
         else:
             what = reason_of(error)
         raise ConnectError(f"data stream {direction} {self.peer}: {what}") from error
+
+
+def unsent_limit_bytes(rate_bytes_per_s: float) -> int:
+    """What may wait in the kernel unsent on a stream of this rate; 0: it is not known yet."""
+    if not rate_bytes_per_s:
+        return UNSENT_BYTES_MAX
+    return int(min(max(rate_bytes_per_s * UNSENT_S, UNSENT_BYTES_MIN), UNSENT_BYTES_MAX))
+
+
+def _rate_bytes_per_s(sock: socket.socket) -> int:
+    """At which the other side acknowledged what was sent last; 0 where the kernel does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
+    return int(DELIVERY_RATE.unpack(info)[0]) if len(info) == DELIVERY_RATE.size else 0

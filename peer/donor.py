@@ -49,8 +49,8 @@ Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
 class Donor:
     """Answers everything in ``fetching.ASKED_OF_DONORS``. Lives in the event loop.
 
-    ``is_open`` is false while this peer is no donor: it is outside the view and no archive, or its
-    state may be wrong. Results of attempts are served regardless.
+    ``is_open`` is false while this peer is no donor: it is catching up itself, or its state may be
+    wrong. Results of attempts are served regardless.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.peer.events import Effect, Note, Send
-from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Run, Vote
+from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Vote
 from atoll.peer.timing import Timing
 from atoll.peer.views import Ballot, View, chain_after, forked, is_quorum
 
@@ -140,6 +140,8 @@ class Proposer:
         lineage, number = self.view.lineage, self.view.number
         for peer in self.view.peers:
             if self.proposal is not None:
+                if self.proposal.fork and peer not in self.proposal.peers:
+                    continue  # its vote could only block its own coordinator's proposals
                 self.emit(Send(peer, Accept(lineage, number, self.ballot, self.proposal)))
             elif peer not in self.promises:
                 self.emit(Send(peer, Prepare(lineage, number, self.ballot)))
@@ -161,8 +163,8 @@ class Proposer:
     def _choose(self, now_s: float, fork: bool) -> View | None:
         """The accepted value of the highest ballot, else the promisers on the highest base."""
         promises = self.promises
-        voted = [p for p in promises.values() if p.accepted_ballot and p.accepted_view]
-        if voted and not fork:  # a fork is another history: nothing binds it
+        voted = [p for p in promises.values() if p.accepted_view and not p.accepted_view.fork]
+        if voted and not fork:  # a fork is another history: nothing binds it, and it binds nobody
             best = max(voted, key=lambda p: p.accepted_ballot or Ballot())
             return best.accepted_view
         reports = [promise.report for promise in promises.values()]
@@ -203,22 +205,20 @@ def base_of(reports: Iterable[Report]) -> tuple[int, bytes, bool]:
     """
     reports = list(reports)
     base_round, base_chain = max((report.round, report.chain) for report in reports)
-    holders = [r for r in reports if r.holds and (r.round, r.chain) == (base_round, base_chain)]
-    able = [r for r in reports if r.holds]  # who may hold what follows
-    while True:
-        best: Run | None = None
-        for report in reports:
-            for run in report.runs:
-                if run.round == base_round + 1 and (best is None or run.attempt > best.attempt):
-                    best = run
-        if best is None:
-            return base_round, base_chain, bool(holders)
-        holders = [r for r in able if best in r.runs and (r in holders or _leads(r, base_round))]
+    runs = [run for report in reports for run in report.runs]
+    while following := [run for run in runs if run.round == base_round + 1]:
+        best = max(following, key=lambda run: run.attempt)
         base_round = best.round
         base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
+    return base_round, base_chain, any(_reaches(r, base_round, base_chain) for r in reports)
 
 
-def _leads(report: Report, base_round: int) -> bool:
-    """Whether the reporter holds every result between its own position and the base."""
-    numbers = {run.round for run in report.runs}
-    return all(n in numbers for n in range(report.round + 1, base_round + 1))
+def _reaches(report: Report, round_number: int, chain: bytes) -> bool:
+    """Whether the reporter's state and results lead to that position."""
+    runs = {run.round: run for run in report.runs}
+    reached = report.chain
+    for number in range(report.round + 1, round_number + 1):
+        if number not in runs:
+            return False
+        reached = chain_after(reached, number, runs[number].fragment, runs[number].root)
+    return report.holds and reached == chain

@@ -22,6 +22,7 @@ from atoll.peer.views import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
 from atoll.peer.wire import Within, message
 
 __all__ = [
+    "CHUNKS_MAX",
     "FRAGMENTS_MAX",
     "INIT",
     "ORIGINS_MAX",

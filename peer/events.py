@@ -27,6 +27,7 @@ from atoll.peer.effects import (
     TellTrainer,
     Undo,
 )
+from atoll.peer.messages import Cradle
 from atoll.peer.views import DEFAULT_RULES, Rules
 
 __all__ = [
@@ -86,19 +87,6 @@ class Found:
     lineage: bytes
     rules: Rules = DEFAULT_RULES
     ancestors: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cradle:
-    """Wait for other founders: ``count`` peers that are started to found a run together, or a
-    majority of ``voters``, the members of the last view of a run of which only ``lineage`` at
-    ``round`` and ``chain`` is left (from a checkpoint)."""
-
-    count: int = 0
-    voters: tuple[bytes, ...] = ()
-    lineage: bytes = b""
-    ancestors: tuple[bytes, ...] = ()
-    rules: Rules = DEFAULT_RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +197,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """Bytes that data streams have moved since the start, for the stall detectors."""
+    """Bytes that streams and reductions have moved since the start, for the stall detectors."""
 
     total_bytes: int
 
@@ -237,6 +225,7 @@ class FinalChunks:
     round: int
     attempt: int
     digests: bytes
+    missing: tuple[bytes, ...] = ()  # participants whose data was waited for
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ class Follower:
     def _running(self, fragment: int) -> Begin | None:
         """The attempt that a submission of this fragment comes too late for."""
         for begin in self.begins.values():
-            takes = begin.fragment == fragment and begin.round not in self._spoilt
-            if takes and begin.kind != INIT:
+            over = begin.round in self._spoilt or begin.round in self.closed
+            if begin.fragment == fragment and begin.kind != INIT and not over:
                 return begin
         return None
 
@@ -146,7 +146,7 @@ class Follower:
 
     def on_ask_finals(self, ask: AskFinals) -> None:
         """The attempt is over: say what of it is finished, and nothing else about it any more."""
-        if self._current(ask.round, ask.attempt) is not None or ask.round in self.closed:
+        if self._current(ask.round, ask.attempt) is not None:
             self.closed.add(ask.round)
             self._emit(ListFinal(ask.round, ask.attempt))
 
@@ -181,6 +181,7 @@ class Follower:
         known = {
             number: Run(number, begin.attempt, begin.fragment)
             for number, begin in self.begins.items()
+            if number not in self.closed
         }
         known.update((number, held.run) for number, held in self.held.items())
         return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
@@ -214,6 +215,8 @@ class Follower:
 
     def _path_to(self, round_number: int, chain: bytes) -> list[Held] | None:
         """The results held that lead from our position to that one, if they do."""
+        if round_number - self.round > len(self.held):
+            return None
         path = [self.held[n] for n in range(self.round + 1, round_number + 1) if n in self.held]
         reached = self.chain
         for held in path:
@@ -245,16 +248,23 @@ class Follower:
         self.closed.discard(round_number)
         self._spoilt.discard(round_number)
 
+    def drop_passed(self, round_number: int) -> None:
+        """Attempts at rounds that are committed."""
+        for number in sorted({*self.begins, *self.held}):
+            if number <= round_number:
+                self._drop_attempt(number)
+
     def move_to(self, round_number: int, chain: bytes) -> None:
         """As a witness, or in a void run: there is a position, and no state."""
-        for number in [n for n in (*self.begins, *self.held) if n <= round_number]:
-            self._drop_attempt(number)
+        self.drop_passed(round_number)
         self.previous = (self.round, self.chain)
         self.round, self.chain = round_number, chain
         self.unsynced = False
 
     def fell_behind(self, why: str) -> None:
-        self.drop_attempts()
+        """What we hold stays: others may have counted our READY, so it must stay in our report."""
+        for number in sorted(self.begins.keys() - self.held.keys()):
+            self._drop_attempt(number)
         self.unsynced = True
         self._emit(Note("unsynced", f"{why}; catching up from the others"))
 

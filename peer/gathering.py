@@ -68,9 +68,9 @@ class Gathering:
         self.assembly.distrust_all()
         self._stale = True
 
-    def advance(self, goal: Goal, now_s: float) -> bool:
-        """Ask for what is needed; true when all of the goal's state is here."""
-        assembly, pull = self.assembly, self._supply.pull
+    def review(self, goal: Goal, now_s: float) -> None:
+        """Look at every chunk, if anything has been learned that may concern all of them."""
+        assembly = self.assembly
         assert assembly is not None
         if self._own_counts:
             self._judge_own(assembly, goal)
@@ -78,13 +78,18 @@ class Gathering:
             self._stale = False
             for chunk in range(assembly.count):
                 self._refresh(assembly, goal, chunk)
+        self._ask_heads(assembly, goal, now_s)
+
+    def pull(self, goal: Goal, now_s: float) -> bool:
+        """Ask for what is wanted; true when all of the goal's state is here."""
+        assembly, pull = self.assembly, self._supply.pull
+        assert assembly is not None
         asks, drops = pull.plan(now_s)
         self._drop(drops)
         for ask in asks:
             self._request(assembly, ask)
-        self._ask_heads(assembly, goal, now_s)
         agreed = self._supply.attestation.agreed
-        here = not pull.wanted and goal.round in agreed
+        here = not pull.wanted and not self._stale and goal.round in agreed
         return here and assembly.is_complete(goal.round, agreed)
 
     # ------------------------------------------------------------ history

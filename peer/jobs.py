@@ -52,6 +52,10 @@ class Job:
         """Its frames are under way, our own or those that others need from us."""
         return self.reduction is not None and not self.ended
 
+    @property
+    def progress_bytes(self) -> int:
+        return self.reduction.progress_bytes if self.reduction is not None else 0
+
     def end(self) -> None:
         """No thread writes to the result any more; what is final stays so."""
         self.ended = True
@@ -60,10 +64,6 @@ class Job:
         for task in (self.fetching, self.watching):
             if task is not None:
                 task.cancel()
-
-    def forget(self) -> None:
-        """Of an ended job: its buffers go at once, not with the next collection of cycles."""
-        self.reduction = self.copying = None
 
     def root_of(self, digests: list[bytes]) -> bytes:
         begin = self.begin
@@ -96,6 +96,7 @@ class Jobs:
     def __init__(self, spare: Callable[[int], NDArray[np.uint8]]) -> None:
         self._spare = spare
         self._by_round: dict[int, Job] = {}
+        self._progress_before = 0  # of reductions that are gone
 
     def get(self, round_number: int) -> Job | None:
         return self._by_round.get(round_number)
@@ -108,12 +109,17 @@ class Jobs:
     def all(self) -> list[Job]:
         return list(self._by_round.values())
 
+    @property
+    def progress_bytes(self) -> int:
+        """Of all reductions so far; only ever grows."""
+        return self._progress_before + sum(job.progress_bytes for job in self.all)
+
     def drop(self, over: Callable[[int], bool]) -> None:
         """End and forget the jobs of the rounds that are over."""
         for number in [number for number in self._by_round if over(number)]:
             job = self._by_round.pop(number)
             job.end()
-            job.forget()
+            self._forget(job)
 
     def open(self, begin: Begin, state: ReplicatedState | None, members: int) -> Job:
         """The job of a new attempt; the one before at this round has been ended.
@@ -132,9 +138,14 @@ class Jobs:
         else:
             result = before.result
         if before is not None:
-            before.forget()
+            self._forget(before)
         job = self._by_round[begin.round] = Job(begin, kept, result, begun_s)
         return job
+
+    def _forget(self, job: Job) -> None:
+        """Of an ended job: its buffers go at once, not with the next collection of cycles."""
+        self._progress_before += job.progress_bytes
+        job.reduction = job.copying = None
 
 
 def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, ChunkGrid]:

@@ -13,7 +13,7 @@ from atoll.collectives.errors import IncompatibleRunError
 from atoll.peer.events import Connect, Note, Renew, Send
 from atoll.peer.messages import Install, Join, JoinRefused, Learn, Redirect
 from atoll.peer.phases import Phase, Trigger
-from atoll.peer.views import View, follows
+from atoll.peer.views import ARCHIVE, View, follows
 
 if TYPE_CHECKING:
     from atoll.peer.membership import Node
@@ -25,6 +25,7 @@ class Joining:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._next_join_s = 0.0
+        self._taught_s = float("-inf")
         self.teacher = b""  # the coordinator whose LEARN we follow
         self.taught: View | None = None  # its view, whose members are our donors
         self.tag = (b"", 0)  # its lineage and view, for our heartbeats
@@ -38,10 +39,18 @@ class Joining:
         node = self._node
         if node.now_s < self._next_join_s or self.renewing or node.genesis.waiting:
             return
+        if node.me.role == ARCHIVE and self.is_taught:
+            return  # it follows for days: no need to have everybody answer twice a second
         self._next_join_s = node.now_s + node.timing.join_retry_s
         own = node.follower
         for peer in sorted(node.linked):
             node.emit(Send(peer, Join(node.me, own.round, own.chain, node.spec)))
+
+    @property
+    def is_taught(self) -> bool:
+        """Whether a coordinator tells us where the run stands."""
+        silent_s = self._node.now_s - self._taught_s
+        return self.teacher in self._node.linked and silent_s <= self._node.timing.failure_s
 
     def beat(self) -> None:
         """A learner's heartbeat shows its coordinator how far it is."""
@@ -50,6 +59,7 @@ class Joining:
             node.emit(Send(self.teacher, node.beats.heartbeat()))
 
     def on_redirect(self, source: bytes, redirect: Redirect) -> None:
+        self._node.changes.leave_cradle(redirect.decided)
         if self._node.view is None and not self._node.changes.superseded(redirect.decided):
             self._connect(redirect.decided)
             known = self._excluded_by
@@ -70,6 +80,9 @@ class Joining:
     def on_learn(self, source: bytes, learn: Learn) -> None:
         """Catch up with the run; its coordinator lets us in when we have."""
         node, own = self._node, self._node.follower
+        known = self.taught
+        if known is not None and learn.decided is not None and follows(known, learn.decided):
+            return  # a late word of a former coordinator
         if learn.decided is not None:
             self.taught = learn.decided
             self._connect(learn.decided)
@@ -81,7 +94,8 @@ class Joining:
         goal = (learn.round, learn.chain)
         if (own.round, own.chain) != goal and not own.unsynced:
             own.unsynced = True
-        node.syncing.aim(*goal, view, anew=True)
+        self._taught_s = node.now_s
+        node.syncing.aim(*goal, view, anew=True, archives=learn.archives)
 
     def excluded(self, install: Install) -> None:
         """The others went on without this incarnation: come back as a new one.

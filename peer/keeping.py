@@ -7,13 +7,17 @@ weights, are in its mean) and holders; whoever lacks it fetches it, and only the
 reduced again. The result is defined by that BEGIN, READY still means "I hold all of it", and
 attempts are still totally ordered, so the safety argument is unchanged. Whose submission turned out
 to be unusable is not kept: chunks with a part of it are reduced again.
+
+The answers also say whom each participant waited for. When a round stalls a second time and nobody
+has reported a broken link, that tells who is to go on without: a peer that sends and cannot receive
+looks healthy to everyone until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from atoll.peer.attempts import Attempt
+from atoll.peer.attempts import Attempt, vertex_cover
 from atoll.peer.entries import ORIGINS_MAX, Origin
 from atoll.peer.events import Effect, Send
 from atoll.peer.kept import DIGEST_BYTES, HOLDERS_MAX, Kept, pack_kept, parse_kept
@@ -38,9 +42,11 @@ class Closing:
         now_s: float,
     ) -> None:
         self.attempt = attempt
-        self.participants = participants
+        self.is_stall = attempt.is_stall
+        self._participants = participants
         self._asked = set(asked)
         self._finals: dict[bytes, bytes] = {}
+        self._missing: dict[bytes, tuple[bytes, ...]] = {}
         self._until_s = now_s + timing.kept_s
         begin = attempt.begin
         ask = AskFinals(begin.lineage, begin.view, begin.round, begin.attempt)
@@ -51,9 +57,16 @@ class Closing:
         begin = self.attempt.begin
         if source in self._asked and finals.attempt == begin.attempt:
             self._finals[source] = finals.digests
+            self._missing[source] = finals.missing
 
     def is_done(self, now_s: float, alive: Collection[bytes]) -> bool:
         return now_s >= self._until_s or not (self._asked & set(alive)) - self._finals.keys()
+
+    def participants(self, alive: Collection[bytes], *, excluding: bool) -> tuple[bytes, ...]:
+        """Of the next attempt; ``excluding``: without those whom the others waited for."""
+        cover = vertex_cover(self._missing, self.attempt.me) if excluding else set[bytes]()
+        staying = tuple(p for p in self._participants if p in alive and p not in cover)
+        return staying or tuple(p for p in self._participants if p in alive)
 
     def kept(self) -> tuple[tuple[Origin, ...], bytes]:
         """``past`` and ``kept`` of the next BEGIN."""

@@ -71,7 +71,11 @@ class Lineages:
     def _standing(self, view: View) -> Meet:
         node = self._node
         ancestors = view.ancestors[-ANCESTORS_MAX:]
-        return Meet(view.lineage, node.follower.round, node.me, ancestors)
+        return Meet(view.lineage, self._reached(view), node.me, ancestors)
+
+    def _reached(self, view: View) -> int:
+        """Every round that our lineage has committed is at most this one."""
+        return max(self._node.follower.round, view.base_round)
 
     # ------------------------------------------------------------ meeting them
 
@@ -88,7 +92,7 @@ class Lineages:
         elif node.has_coordinator():
             if source == meet.coordinator.peer:  # the decision is our coordinator's
                 node.emit(Send(view.coordinator, meet))
-        elif view.lineage in meet.ancestors or meet.round >= node.follower.round:
+        elif view.lineage in meet.ancestors or meet.round >= self._reached(view):
             node.give_way(meet, "this peer has no quorum")
 
     def _judge(self, view: View, meet: Meet) -> None:
@@ -98,12 +102,12 @@ class Lineages:
             if not lead.halted:
                 lead.halt(f"two lineages live, {view.lineage.hex()[:16]} and {_name(meet)}")
             return
-        if (meet.round, meet.lineage) <= (node.follower.round, view.lineage):
+        if (meet.round, meet.lineage) <= (self._reached(view), view.lineage):
             return
         for peer in view.peers:
             if peer != node.me.peer:
                 node.emit(Send(peer, Yield(view.lineage, view.number, meet)))
-        node.give_way(meet, f"it is at round {meet.round}, ours at {node.follower.round}")
+        node.give_way(meet, f"it is at round {meet.round}, ours at {self._reached(view)}")
 
     def _report(self, view: View, meet: Meet) -> None:
         if meet.lineage in self._met:
@@ -111,7 +115,7 @@ class Lineages:
         self._met[meet.lineage] = None
         if len(self._met) > STRANGERS_MAX:
             del self._met[next(iter(self._met))]
-        ours = f"ours is {view.lineage.hex()[:16]} at round {self._node.follower.round}"
+        ours = f"ours is {view.lineage.hex()[:16]} at round {self._reached(view)}"
         text = f"met lineage {_name(meet)} of {short(meet.coordinator.peer)}; {ours}"
         self._node.emit(Note("fork", text, meet.coordinator.peer))
 

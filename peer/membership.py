@@ -176,6 +176,7 @@ class Node:
         self.srtt_s[event.peer] = event.srtt_s
         self.beats.soon()
         self.joining.soon()
+        self.genesis.soon()
 
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self.linked.discard(event.peer)
@@ -337,7 +338,7 @@ class Node:
         if self.leave_by_s is not None and (now_s >= self.leave_by_s or self._alone()):
             self.leave()
             return
-        if self.view is None:
+        if self.view is None or self.view.number == 0:
             self.genesis.step()
         if self.view is None:
             self.joining.step()

@@ -23,6 +23,7 @@ from atoll.peer.entries import (
 from atoll.peer.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.views import (
     ANCESTORS_MAX,
+    DEFAULT_RULES,
     MEMBERS_MAX,
     Attempts,
     Ballots,
@@ -32,7 +33,9 @@ from atoll.peer.views import (
     Member,
     PeerId,
     Rounds,
+    Rules,
     View,
+    Views,
 )
 from atoll.peer.votes import (
     Accept,
@@ -51,6 +54,7 @@ from atoll.peer.votes import (
 from atoll.peer.wire import Within, message
 
 __all__ = [
+    "ARCHIVES_TOLD_MAX",
     "INIT",
     "MEMBERSHIP",
     "STEP",
@@ -61,6 +65,7 @@ __all__ = [
     "Begin",
     "Commit",
     "CoordinatorBeat",
+    "Cradle",
     "Finals",
     "Hail",
     "Heartbeat",
@@ -87,6 +92,10 @@ __all__ = [
     "Vote",
     "Yield",
 ]
+
+ARCHIVES_TOLD_MAX = 16  # donors that a learner is told of beside the members
+
+ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
 
 Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
 Spec = Annotated[str, Within(0, SPEC_BYTES_MAX)]
@@ -218,6 +227,7 @@ class Finals(InView):
     round: Rounds
     attempt: Attempts
     digests: Annotated[bytes, Within(0, DIGEST_BYTES * KEPT_MAX)]
+    missing: Peers = ()  # participants whose data was waited for
 
 
 @message
@@ -274,11 +284,13 @@ class JoinRefused:
 @message
 @dataclass(frozen=True, slots=True)
 class Learn(InView):
-    """Coordinator to learner: the last commit, and the view (its donors) if you lack it."""
+    """Coordinator to learner: the last commit, the view (its donors) if you lack it, and archives,
+    which are donors too."""
 
     round: Rounds
     chain: Digest
     decided: View | None = None
+    archives: Annotated[tuple[Member, ...], Within(0, ARCHIVES_TOLD_MAX)] = ()
 
 
 @message
@@ -302,11 +314,25 @@ class Yield(InView):
 
 @message
 @dataclass(frozen=True, slots=True)
+class Cradle:
+    """What founders wait for: all ``founders`` (addresses), where a run begins; or a majority of
+    ``voters``, the members of view ``number`` of ``lineage``, where only checkpoints are left."""
+
+    founders: Annotated[tuple[str, ...], Within(0, MEMBERS_MAX)] = ()
+    voters: Peers = ()
+    lineage: Digest = b""
+    number: Views = 0
+    ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+    rules: Rules = DEFAULT_RULES
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Hail:
     """A peer that waits for others to found or resume a run with: who it is, what it holds."""
 
     member: Member
-    cradle: Digest  # identifies the voters that the founding view is to be decided by
+    cradle: Cradle
     round: Rounds = 0
     chain: Digest = b""
 

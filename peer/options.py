@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.peer.events import Cradle, Found
+from atoll.collectives.errors import ConfigError
+from atoll.peer.events import Found
+from atoll.peer.messages import Cradle
 from atoll.peer.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
 
 if TYPE_CHECKING:
@@ -23,27 +25,36 @@ class DaemonOptions:
     listen_host: str
     listen_port: int
     advertise: str  # host to tell others, or host:port; the listening port is added if missing
-    found: bool
+    found: bool = False
     contacts: tuple[str, ...] = ()  # addresses of peers of the run
     fingerprint: bytes | None = None  # of the peer at contacts[0], from the invite
     role: str = REPLICA
     rules: Rules = DEFAULT_RULES
-    expect: int = 0  # founders that wait for each other, this one included
+    founders: tuple[str, ...] = ()  # addresses, this one's too: they wait for each other
     resume: Loaded | None = None  # the checkpoint to go on from
     regenesis: bool = False  # ... together with a majority of the members that it names
     checkpoint: Path | None = None
     every: int = 10  # rounds between two checkpoints of this peer
 
 
-def first_event(options: DaemonOptions) -> Found | Cradle | None:
-    """How this daemon comes into a run: founds it, waits for other founders, or (None) joins."""
+def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:
+    """How this daemon comes into a run: founds it, waits for other founders, or (None) joins.
+
+    ConfigError if others are to know this peer, at ``address``, as a founder, and could not.
+    """
     loaded = options.resume
-    if options.expect > 1:
-        return Cradle(count=options.expect, rules=options.rules)
+    if options.founders:
+        if address not in options.founders:
+            raise ConfigError(
+                f"this peer's address is {address}, and --peers has {','.join(options.founders)}",
+                fix="give it with --advertise as it stands there; or `atoll join` them later",
+            )
+        return Cradle(founders=options.founders, rules=options.rules)
     if loaded is not None and options.regenesis:
         return Cradle(
             voters=loaded.members,
             lineage=loaded.lineage,
+            number=loaded.view_number,
             ancestors=loaded.ancestors,
             rules=options.rules,
         )

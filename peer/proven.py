@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.collectives.errors import RemoteProtocolError
@@ -141,8 +141,9 @@ class Heads:
 class Attestation:
     """Who names which digest for the state after which round.
 
-    A digest is agreed when the coordinator names it and as many other members as there are, two at
-    most. Without the coordinator among those that hold the state, three members are asked for.
+    A digest is agreed when the coordinator names it and as many other members as can, two at most.
+    Without the coordinator among those that hold the state, three members are asked for. A member
+    that has gone past a round without knowing its digest (it has joined since) cannot name it.
     """
 
     def __init__(self) -> None:
@@ -155,18 +156,19 @@ class Attestation:
             if digest != _UNKNOWN:
                 self._named.setdefault(first + i, {})[peer] = digest
 
-    def settle(self, coordinator: bytes, members: Collection[bytes]) -> bool:
-        """Count again; whether anything has changed."""
+    def settle(self, coordinator: bytes, members: Mapping[bytes, int]) -> bool:
+        """Count again; whether anything has changed. ``members``: each with the round it is at."""
         before, self.agreed = self.agreed, {}
         for number, named in self._named.items():
             voices = {peer: digest for peer, digest in named.items() if peer in members}
+            able = sum(peer in voices or at < number for peer, at in members.items())
             if coordinator in members:
                 digest = voices.get(coordinator, b"")
-                needed = 1 + min(WITNESSES_MAX, len(members) - 1)
+                needed = min(1 + WITNESSES_MAX, able)
             else:
                 ranked = Counter(voices.values()).most_common(1)
                 digest = ranked[0][0] if ranked else b""
-                needed = min(1 + WITNESSES_MAX, max(len(members), 1))
+                needed = min(1 + WITNESSES_MAX, max(able, 1))
             if digest and sum(named == digest for named in voices.values()) >= needed:
                 self.agreed[number] = digest
         return self.agreed != before

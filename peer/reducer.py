@@ -102,7 +102,11 @@ class Reducer:
         self.abort(round_number, attempt)
         job = self.jobs.at(round_number, attempt)
         digests = job.result.packed_digests if job is not None else b""
-        return ev.FinalChunks(round_number, attempt, digests)
+        missing: tuple[bytes, ...] = ()
+        if job is not None and job.reduction is not None:
+            late = sorted(job.reduction.missing())
+            missing = tuple(job.begin.participants[index] for index in late)
+        return ev.FinalChunks(round_number, attempt, digests, missing)
 
     def settle(self, round_number: int) -> None:
         """The state is the one after this round, whatever way it came about."""

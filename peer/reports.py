@@ -86,7 +86,7 @@ class Reports:
         begin = node.follower.begins.get(event.round)
         if begin is not None and begin.attempt == event.attempt and node.view is not None:
             tag = (begin.lineage, begin.view)
-            finals = Finals(*tag, event.round, event.attempt, event.digests)
+            finals = Finals(*tag, event.round, event.attempt, event.digests, event.missing)
             node.emit(ev.Send(node.view.coordinator, finals))
 
     def _on_applied(self, event: ev.Applied) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.optim.spec import log_cap_bytes
 from atoll.peer import events as ev
 from atoll.peer.checkpoint import Loaded
 from atoll.peer.donor import Donor
@@ -108,9 +109,18 @@ class RoundRunner:
     def inputs(self, inputs: NDArray[np.float32] | None) -> None:
         self.replica.inputs = inputs
 
+    @property
+    def progress_bytes(self) -> int:
+        """For stall detectors. With local work: who contributes alone may send nothing for long."""
+        return self.streams.moved_bytes + self.reducer.jobs.progress_bytes
+
     def installed(self, view: View) -> None:
         """BEGIN names the holders of kept chunks by their positions in it."""
-        self.replica.view = view
+        before, self.replica.view = self.replica.view, view
+        if before is not None and before.lineage not in (view.lineage, *view.ancestors):
+            self.digests.clear()  # of a history that was given up
+            if self.state is not None:
+                self.digests[self.state.round] = self.state.digest.hex()
 
     def restore(self, loaded: Loaded) -> None:
         """Begin with the state of a checkpoint."""
@@ -209,15 +219,20 @@ class RoundRunner:
         """In its turn, because what was committed before is to be applied first."""
         goal, self._goal = self._goal, None
         assert goal is not None
+        self.donor.is_open = False  # what others attest must not wait for whoever is behind itself
         self.catch_up.aim(goal)
 
     def _adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
         """The catch-up has brought the state there, and the log with it."""
+        if self.replica.view is None:
+            self.digests.clear()  # a checkpoint's may be of another history than the run's
         self._moved_to(state)
         self._feed(ev.CaughtUp(round_number, chain, state.digest))
 
     def _moved_to(self, state: ReplicatedState) -> None:
         self.state = state
+        self.donor.is_open = not self.catch_up.is_working
+        self.replica.log.cap_bytes = log_cap_bytes(state.manifest)
         self.reducer.settle(state.round)
         self.digests[state.round] = state.digest.hex()
         while len(self.digests) > DIGESTS_KEPT:

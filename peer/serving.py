@@ -14,6 +14,9 @@ __all__ = ["BUSY_SHARE", "Pace", "Queue"]
 BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
 PACE_TIMEOUT_S = 60.0  # a piece that may not be sent for so long is refused: others may have time
 PACE_STEP_S = 0.02  # how often bytes are counted while waiting
+# A reduction that sends nothing for so long leaves the link to pieces: it may wait for the vote of
+# the very peer that they are for.
+IDLE_S = 0.25
 
 
 class Queue:
@@ -57,11 +60,14 @@ class Pace:
         self._busy = self._closed = False
         self._since_bytes = 0  # sent when the reduction began
         self._pieces_bytes = 0  # of that, pieces
+        self._reduced_bytes = 0  # of that, the reduction's, when they were last counted ...
+        self._moved_s = 0.0  # ... and when that has last grown
 
     def busy(self, reducing: bool) -> None:
         with self._changed:
             if reducing and not self._busy:
                 self._since_bytes, self._pieces_bytes = self._sent_bytes(), 0
+                self._reduced_bytes, self._moved_s = 0, self._clock()
             self._busy = reducing
             self._changed.notify_all()
 
@@ -83,5 +89,9 @@ class Pace:
             self._pieces_bytes += nbytes
 
     def _may(self, nbytes: int) -> bool:
-        reduced = self._sent_bytes() - self._since_bytes - self._pieces_bytes
-        return self._pieces_bytes + nbytes <= BUSY_SHARE * reduced
+        reduced_bytes = self._sent_bytes() - self._since_bytes - self._pieces_bytes
+        if reduced_bytes > self._reduced_bytes:
+            self._reduced_bytes, self._moved_s = reduced_bytes, self._clock()
+        if self._clock() - self._moved_s >= IDLE_S:
+            return True
+        return self._pieces_bytes + nbytes <= BUSY_SHARE * reduced_bytes

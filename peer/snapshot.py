@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from atoll.peer.views import Member, View, short
+from atoll.peer.phases import Phase
+from atoll.peer.views import ARCHIVE, WITNESS, Member, View, short
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon
 
-__all__ = ["render", "snapshot"]
+__all__ = ["missing_founders", "render", "snapshot"]
 
 
 def snapshot(daemon: Daemon) -> dict[str, Any]:
     """Plain types only: this travels over the local socket and is `atoll status --json`."""
     node, runner, host = daemon.node, daemon.runner, daemon.host
-    view, own, state = node.view, node.follower, runner.state
+    own, state, role = node.follower, runner.state, node.me.role
+    view = node.view or (node.joining.taught if role == ARCHIVE else None)
     trainer = daemon.desk.trainer
     streams = runner.streams
     return {
@@ -35,10 +37,11 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "digest": own.digest.hex() if own.digest_round == own.round else "",
         "digests": {str(number): digest for number, digest in runner.digests.items()},
         "synced": not own.unsynced,
-        "role": node.me.role,
+        "role": role,
         "checkpoint": _checkpoint(daemon),
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
         "members": [_member(daemon, member) for member in view.members] if view else [],
+        "learners": _learners(daemon),
         "spec": state.spec.to_wire() if state else None,
         "parameters": state.manifest.elements if state else 0,
         "trainer": (
@@ -59,6 +62,21 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "events": list(daemon.events)[-20:],
         "uptime_s": time.monotonic() - daemon.started_s,
     }
+
+
+def _learners(daemon: Daemon) -> list[dict[str, Any]]:
+    """As the coordinator knows them: joiners that catch up, and archives."""
+    lead = daemon.node.coordinator
+    return [
+        {
+            "peer": short(peer),
+            "address": learner.member.address,
+            "role": learner.member.role,
+            "round": learner.beat.round if learner.beat else 0,
+            "synced": learner.beat is not None and not learner.beat.unsynced,
+        }
+        for peer, learner in (lead.admission.learners.items() if lead else ())
+    ]
 
 
 def _checkpoint(daemon: Daemon) -> str:
@@ -110,7 +128,7 @@ def _waiting(daemon: Daemon) -> str:
     node = daemon.node
     view, own = node.view, node.follower
     if view is None:
-        return f"this peer is {node.phase.value}: not in a view yet"
+        return _outside(daemon)
     if node.coordinator is not None and node.coordinator.halted:
         return node.coordinator.halted
     if own.unsynced:
@@ -132,6 +150,31 @@ def _waiting(daemon: Daemon) -> str:
     return f"round {own.round + 1} has waited {waited_s:.0f} s for {names}{tail}"
 
 
+def missing_founders(daemon: Daemon) -> str:
+    """Who is here, whom the others wait for, and how to go on without them."""
+    text = daemon.node.genesis.describe()
+    silent = daemon.keeper.unanswered(daemon.contacts())
+    if silent:
+        text += f"; no answer from {', '.join(silent)}"
+    if daemon.options.resume is not None:
+        text += f"; without them: atoll up --run {daemon.options.run} --resume CHECKPOINT"
+    return text
+
+
+def _outside(daemon: Daemon) -> str:
+    """What a peer does that is in no view."""
+    node = daemon.node
+    run, behind = daemon.options.run, node.syncing.rounds_behind
+    if node.genesis.waiting:
+        return missing_founders(daemon)
+    if node.phase is not Phase.LEARNER or not node.joining.is_taught:
+        return f"this peer is {node.phase.value}: no coordinator of run {run} has answered yet"
+    late = f"{behind} round{'s' if behind > 1 else ''} behind" if behind else "up to date"
+    if node.me.role == ARCHIVE:
+        return f"following run {run} as an archive, round {node.follower.round}, {late}"
+    return f"joining run {run}: loading the state, {late}"
+
+
 def render(status: dict[str, Any]) -> str:
     """The text of `atoll status`."""
     lines = [
@@ -143,16 +186,22 @@ def render(status: dict[str, Any]) -> str:
     ]
     for member in status["members"]:
         marks = [member["state"]]
+        marks += [member["role"]] if member["role"] == WITNESS else []
         marks += ["coordinator"] if member["coordinator"] else []
         marks += ["this peer"] if member["you"] else []
         marks += [f"round {member['round']}"] if "round" in member else []
         marks += ["trainer attached"] if member.get("attached") else []
         marks += [f"rtt {member['rtt_ms']} ms"] if member["rtt_ms"] else []
         lines.append(f"  {member['peer']}  {member['address']:<24} {', '.join(marks)}")
+    for learner in status["learners"]:
+        doing = "archive" if learner["role"] == ARCHIVE else "joining"
+        late = "" if learner["synced"] else ", catching up"
+        text = f"{doing}, round {learner['round']}{late}"
+        lines.append(f"  {learner['peer']}  {learner['address']:<24} {text}")
     if status["trainer"]:
         figures = "  ".join(f"{k} {v:.6g}" for k, v in status["trainer"]["metrics"].items())
         lines.append(f"trainer pid {status['trainer']['pid']}  {figures}")
-    else:
+    elif status["role"] not in (ARCHIVE, WITNESS):
         lines.append("no trainer attached")
     moved = status["bytes"]
     for way in ("sent", "received"):

@@ -134,7 +134,7 @@ class Succession:
         elif node.now_s >= self.candidate.retry_at_s:
             self.stand()
         else:
-            self.candidate.step(node.now_s, node.refused, self.may_fork())
+            self.candidate.step(node.now_s, self._gone(), self.may_fork())
             self._note_quorum(self.candidate)
 
     def _note_quorum(self, candidate: Proposer) -> None:
@@ -198,8 +198,13 @@ class Succession:
         if before is not None:  # one wait for a lost base, however many ballots it takes
             self.candidate.started_s = before.started_s
             self.candidate.base_lost_noted = before.base_lost_noted
-        self.candidate.step(node.now_s, node.refused, self.may_fork())
+        self.candidate.step(node.now_s, self._gone(), self.may_fork())
         self.probe_missing(set(self.candidate.promises))
+
+    def _gone(self) -> set[bytes]:
+        """Whose promise is not waited for: those whose processes have ended, and the coordinator
+        that we have lost, if there is a quorum without it. Nobody has led a cradle."""
+        return self._node.refused | (set() if self._cradle else {self.view.coordinator})
 
     def probe_missing(self, heard: set[bytes]) -> None:
         """Without a quorum, keep looking whether the missing voters' hosts say that they are gone:

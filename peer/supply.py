@@ -19,7 +19,7 @@ __all__ = ["DONORS_MAX", "Supply", "digest_of"]
 
 DONORS_MAX = 16  # each costs a stream with a thread and a chunk of memory; three fill most links
 POLL_S = 1.0  # how old knowledge about donors may be
-SOON_S = 0.25  # ... while there is nothing to do without it
+SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commit within moments
 DIAL_S = 2.0  # between two attempts to reach a donor
 GATHER_S = 3.0  # members that have no link by then are not waited for in an attestation
 
@@ -84,27 +84,33 @@ class Supply:
 
     # ------------------------------------------------------------ what donors say
 
-    def set_linked(self, peers: frozenset[bytes]) -> None:
+    def set_linked(self, peers: frozenset[bytes]) -> bool:
+        """Whether that is news."""
+        changed = peers != self._linked
         for peer in self._linked - peers:
             self.pull.lose(peer)
             self.attestation.forget(peer)
             if peer in self._donors:
                 self._donors[peer] = _Donor(self._donors[peer].member)
         self._linked = peers
+        return changed
 
     def knows(self, peer: bytes) -> bool:
         return peer in self._donors and peer not in self.excluded
 
-    def hear(self, source: bytes, has: ft.StateIs) -> None:
+    def hear(self, source: bytes, has: ft.StateIs) -> bool:
+        """Whether the donor has something else than before."""
         donor = self._donors[source]
+        before = donor.has
         donor.empty, donor.has = has.round < 0, has if has.round >= 0 else None
         self.attestation.forget(source)
         if donor.empty:
             self.pull.lose(source)
-            return
+            return before is not None
         self.attestation.hear(source, has.first, has.digests)
         self.attestation.hear(source, has.round, digest_of(has))
         self.pull.offer(source, has.log_first, has.round)
+        return before is None or (before.log_first, before.round) != (has.log_first, has.round)
 
     def settle(self, now_s: float) -> bool:
         """Count who names what and leave out whoever is alone with it; whether that is news."""
@@ -133,16 +139,16 @@ class Supply:
     def newest(self) -> int:
         return max((has.round for _, has in self.usable()), default=-1)
 
-    def _members(self, now_s: float) -> frozenset[bytes]:
-        """Whose word on digests is waited for."""
-        return frozenset(
-            peer
+    def _members(self, now_s: float) -> dict[bytes, int]:
+        """Whose word on digests is waited for, and at which round they are (-1: not known)."""
+        return {
+            peer: donor.has.round if donor.has is not None else -1
             for peer, donor in self._donors.items()
             if donor.member.role != ARCHIVE
             and peer not in self.excluded
             and not donor.empty
             and (now_s < self._gathers_until_s or peer in self._linked)
-        )
+        }
 
     # ------------------------------------------------------------ asking
 

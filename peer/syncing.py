@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.peer.events import CatchUp, CaughtUp, Goal, Note
-from atoll.peer.views import REPLICA, View
+from atoll.peer.views import REPLICA, Member, View
 
 if TYPE_CHECKING:
     from atoll.peer.membership import Node
@@ -28,18 +28,31 @@ class Syncing:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._target = (0, b"")
-        self._donors: View | None = None  # whose replicas hold it
+        self._donors: View | None = None  # whose replicas hold it ...
+        self._archives: tuple[Member, ...] = ()  # ... and who else does
         self._asked: Goal | None = None
         self._ask_again_s = 0.0
         self._foreign = True  # our state may belong to another history than the target
 
     # ------------------------------------------------------------ where to go
 
-    def aim(self, round_number: int, chain: bytes, donors: View, *, anew: bool = False) -> None:
+    def aim(
+        self,
+        round_number: int,
+        chain: bytes,
+        donors: View,
+        *,
+        anew: bool = False,
+        archives: tuple[Member, ...] = (),
+    ) -> None:
         """The group stands there. ``anew``: this view's word counts, even if it goes back."""
         if anew or round_number >= self._target[0]:
             self._target = (round_number, chain)
-            self._donors = donors
+            self._donors, self._archives = donors, archives
+
+    @property
+    def rounds_behind(self) -> int:
+        return max(0, self._target[0] - self._node.follower.round)
 
     def excluded(self) -> None:
         """What comes next may be another history."""
@@ -60,7 +73,8 @@ class Syncing:
             return
         lead = view.member(view.coordinator)
         attests = lead is not None and lead.role == REPLICA and lead.peer != node.me.peer
-        donors = tuple(m for m in view.members if m.role == REPLICA and m.peer != node.me.peer)
+        able = (m for m in view.members if m.role == REPLICA and m.peer != node.me.peer)
+        donors = (*able, *self._archives)
         coordinator = view.coordinator if attests else b""
         goal = Goal(*self._target, coordinator, donors, own.doubtful)
         if goal != self._asked or node.now_s >= self._ask_again_s > 0:
@@ -77,6 +91,7 @@ class Syncing:
         if steps != 0 or event.chain != own.chain:
             own.previous = (own.round, own.chain) if steps == 1 else (0, b"")
         stale = self._foreign or own.doubtful or steps != 1 or own.round == 0
+        own.drop_passed(event.round)
         own.round, own.chain = event.round, event.chain
         own.digest, own.digest_round = event.digest, event.round
         own.doubtful = own.astray = False
@@ -90,7 +105,9 @@ class Syncing:
 
     def on_failed(self, why: str) -> None:
         """The order has ended without success; it is repeated after a pause."""
-        node = self._node
-        if node.follower.unsynced:
+        node, own = self._node, self._node.follower
+        if own.digest_round < 0 < own.round and not own.unsynced:  # a commit cannot be undone here
+            own.unsynced = own.doubtful = True
+        if own.unsynced:
             node.emit(Note("load-failed", f"catching up failed: {why}"))
             self._ask_again_s = node.now_s + node.timing.repair_s

@@ -25,8 +25,12 @@ class Timing:
     remove_eager_s: float = 2.5  # ... but sooner when one more loss would cost the quorum
     lost_s: float = 5.0  # nobody alive holds the base: how long to hope
     join_retry_s: float = 0.5  # a joiner repeats JOIN: views and coordinators change under it
-    learner_stall_s: float = 10.0  # a learner without a byte of progress makes room for others
+    learner_stall_s: float = 60.0  # a learner without progress makes room: a donor that reduces may
+    # send it a chunk at 5 % of a slow link
     hold_s: float = 10.0  # a boundary waits at most so long for somebody who cannot quite keep up
+    grace_s: float = (
+        0.5  # a commit waits so long for trainers that have missed the round to copy it
+    )
     kept_s: float = 0.25  # for the lists of finished chunks, before an attempt is begun again
     fork_min_s: float = 6.0  # without a quorum: then who is left may go on, where the policy ...
     fork_max_s: float = 10.0  # ... says so; spread, so that not everybody does at once
@@ -47,5 +51,6 @@ class Timing:
             stagger_s=max(self.stagger_s, srtt_s),
             repeat_s=max(self.repeat_s, srtt_s),
             kept_s=max(self.kept_s, 2 * srtt_s),
+            ballot_retry_s=max(self.ballot_retry_s, 8 * srtt_s),
             repair_s=max(self.repair_s, 4 * srtt_s),
         )

@@ -38,6 +38,7 @@ class LinkKeeper:
         self._spawn = spawn
         self._on_error = on_error
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
+        self._answered: dict[str, bytes] = {}  # address -> who was there last
 
     def reach_any(
         self, addresses: Sequence[str], fingerprint: bytes | None
@@ -80,10 +81,10 @@ class LinkKeeper:
         self,
         view: Callable[[], View | None],
         contacts: Callable[[], tuple[str, ...]],
-        gathers: Callable[[], bool],
+        seeks: Callable[[], bool],
     ) -> None:
         """Have a control link to every member; outside a view, to any known address, or, while
-        founders gather, to all of them."""
+        this peer seeks others to found a run with or to meet again, to all of them."""
         while True:
             members = view()
             linked = self._host.link_peers()
@@ -91,10 +92,20 @@ class LinkKeeper:
                 for member in members.members:
                     if member.peer != self._host.peer_id and member.peer not in linked:
                         self.dial(member.peer, member.address)
-            elif not linked or gathers():
-                for address in contacts():
+            if seeks() or (members is None and not linked):
+                for address in self.unanswered(contacts()):
                     self.dial(None, address)
             await asyncio.sleep(REDIAL_S)
+
+    def answered(self, address: str, peer: bytes) -> None:
+        if len(self._answered) >= ADDRESSES_MAX:
+            self._answered.clear()
+        self._answered[address] = peer
+
+    def unanswered(self, contacts: Sequence[str]) -> list[str]:
+        """Those of which nobody that we have a link to has answered."""
+        linked = self._host.link_peers()
+        return [address for address in contacts if self._answered.get(address) not in linked]
 
     def dial(self, peer: bytes | None, address: str) -> None:
         """Dial in the background, with a growing pause while nobody answers."""
@@ -110,10 +121,11 @@ class LinkKeeper:
 
     async def _dial(self, peer: bytes | None, address: str) -> None:
         try:
-            await self._host.dial(address, expect_peer=peer)
+            found = await self._host.dial(address, expect_peer=peer)
         except (ConnectError, IdentityInUseError) as error:
             self._on_error(error)
             return
+        self.answered(address, found)
         self._pauses.pop(address, None)
         if peer is not None:
             self._streams.warm(peer)

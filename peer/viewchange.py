@@ -117,7 +117,7 @@ class ViewChange:
             node.coordinator.admission.take_over(led.admission)
         for peer in node.refused:
             node.coordinator.roster.refused(peer)
-        for peer in set(decided.peers) | set(old.peers if old else ()):
+        for peer in sorted({*decided.peers, *(old.peers if old else ())}):
             node.tell_view(peer)
         if node.leave_by_s is not None:
             node.coordinator.admission.leaving.add(node.me.peer)
@@ -133,6 +133,12 @@ class ViewChange:
             if member.peer not in node.linked and member.peer != node.me.peer:
                 node.emit(Connect(member.peer, member.address))
         node.succession = Succession(node, cradle, cradle=True)
+
+    def leave_cradle(self, found: View) -> None:
+        """Others have founded the run meanwhile, from another cradle."""
+        view = self._node.view
+        if view is not None and view.number == 0 and found.lineage != view.lineage:
+            self._out_of_view("the run has been founded by others; joining them", "genesis")
 
     def _excluded(self, install: Install) -> None:
         """The others go on without this incarnation: come back as a new one, or be gone."""
@@ -156,6 +162,7 @@ class ViewChange:
             node.leave()
             return False
         node.emit(Note(kind, text))
+        node.genesis.stop()  # there is a run: never found it again
         node.go(Trigger.EXCLUDED)
         node.follower.on_excluded()
         node.syncing.excluded()

@@ -31,6 +31,8 @@ NAMES = "abcd"
 FAR_DELAY_S = 0.075  # a link, one way: two links and both ways are 300 ms
 STOPPED_S = 4.0  # longer than any detection
 INNER_S = 0.05
+# (median, worst) seconds that the issue asks for; where it names one, both are that one.
+NEAR, FAR, STOP, BACK = ((bar_s, bar_s) for bar_s in (0.8, 3.0, 2.5, 5.0))
 
 
 def main() -> None:
@@ -41,14 +43,16 @@ def main() -> None:
     parser.add_argument("--far-mib", type=float, default=0.25, help="float32 parameters, far")
     chosen = parser.parse_args()
     print(
-        f"{'from the fault to the next commit of all others':<58} median  worst    bar", flush=True
+        f"{'from the fault to the next commit of all others':<58} median  worst   bars: both",
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
         form(run, chosen.mib)
         what = f"{chosen.mib:g} MiB, loopback"
-        measure(f"SIGKILL of one of four, {what}", chosen.first_times, 0.6, run, "member", kill)
-        measure(f"SIGKILL of the coordinator, {what}", chosen.times, 0.8, run, "coordinator", kill)
-        measure(f"SIGKILL of the first peer, {what}", chosen.times, 0.8, run, "first", kill)
+        bars_s = (0.25, 0.6)
+        measure(f"SIGKILL of one of four, {what}", chosen.first_times, bars_s, run, "member", kill)
+        measure(f"SIGKILL of the coordinator, {what}", chosen.times, NEAR, run, "coordinator", kill)
+        measure(f"SIGKILL of the first peer, {what}", chosen.times, NEAR, run, "first", kill)
         back_s: list[float] = []
 
         def stop(run: Fleet, victim: str) -> float:
@@ -56,14 +60,14 @@ def main() -> None:
             back_s.append(resumed_s)
             return took_s
 
-        measure(f"SIGSTOP of one of four, {what}", chosen.times, 2.5, run, "member", stop)
-        row("... from SIGCONT until it contributes again", back_s, 5.0)
+        measure(f"SIGSTOP of one of four, {what}", chosen.times, STOP, run, "member", stop)
+        row("... from SIGCONT until it contributes again", back_s, BACK)
     net = Net(NAMES, delay_s=FAR_DELAY_S)
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), net) as run:
         form(run, chosen.far_mib)
         what = f"host silent, 300 ms, {chosen.far_mib:g} MiB"
         for who in ("member", "coordinator", "first"):
-            measure(f"death of the {who}, {what}", chosen.times, 3.0, run, who, die)
+            measure(f"death of the {who}, {what}", chosen.times, FAR, run, who, die)
 
 
 def form(run: Fleet, mib: float) -> None:
@@ -75,17 +79,19 @@ def form(run: Fleet, mib: float) -> None:
 
 
 Fault = Callable[[Fleet, str], float]
+Bars = tuple[float, float]
 
 
-def measure(what: str, times: int, bar_s: float, run: Fleet, who: str, fault: Fault) -> None:
-    row(what, [one(run, who, fault) for _ in range(times)], bar_s)
+def measure(what: str, times: int, bars_s: Bars, run: Fleet, who: str, fault: Fault) -> None:
+    row(what, [one(run, who, fault) for _ in range(times)], bars_s)
 
 
-def row(what: str, took_s: list[float], bar_s: float) -> None:
+def row(what: str, took_s: list[float], bars_s: Bars) -> None:
     median_s, worst_s = statistics.median(took_s), max(took_s)
-    verdict = "" if worst_s < bar_s else "  MISSED"
-    figures = f"{median_s:6.3f} {worst_s:6.3f}  {bar_s:5.2f}  n={len(took_s)}"
-    print(f"{what:<58} {figures}{verdict}", flush=True)
+    met = median_s < bars_s[0] and worst_s < bars_s[1]
+    bars = f"{bars_s[0]:5.2f} {bars_s[1]:5.2f}"
+    figures = f"{median_s:6.3f} {worst_s:6.3f}  {bars}  n={len(took_s)}{'' if met else '  MISSED'}"
+    print(f"{what:<58} {figures}", flush=True)
 
 
 def one(run: Fleet, who: str, fault: Fault) -> float:

@@ -309,6 +309,8 @@ def main() -> int:
         if failure:
             print("the last faults:", *soak.story, sep="\n")
             print(f"FAILED with seed {arguments.seed}: {failure[:4000]}\nlogs: {folder}")
+        else:
+            print(f"passed with seed {arguments.seed}")
         soak.close()
     return 1 if failure else 0
 

@@ -17,7 +17,8 @@ from harness.bounds import held_items
 from harness.values import Contribution, Entry, State, chunk_after
 
 if TYPE_CHECKING:
-    from harness.world import Host, World
+    from harness.host import Host
+    from harness.world import World
 
 __all__ = ["Checker"]
 
@@ -78,6 +79,9 @@ class Checker:
     def contributes(self, host: Host, begin: Begin) -> None:
         """A peer takes part in an attempt: it must be one of S, with everyone's state."""
         assert host.peer in begin.participants, f"invariant 4: {host.name} is not in {begin}"
+        if begin.kind != INIT:
+            true = host.tainted or bool(host.flipped) or self.is_true(host.state)
+            assert true, f"invariant 6: {host.name} takes part in {begin.round} with a wrong state"
 
     def committed(self, entry: Entry, name: str) -> None:
         begin, chain = entry.begin, entry.chain
@@ -100,7 +104,7 @@ class Checker:
 
     def _first_commit(self, entry: Entry) -> None:
         """I4 and the weights, chunk by chunk; and what the state must be from now on."""
-        counted = set()
+        counted: set[Contribution] = set()
         begin = entry.begin
         for mean, origin in zip(entry.means, entry.origins, strict=True):
             names = tuple(part[0] for part in mean.parts)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 
 from atoll.peer import events as ev
 from atoll.peer.timing import Timing
-from atoll.peer.views import DEFAULT_RULES, short
-from harness.world import DIAL_AGAIN_S, LINEAGE, Host, World, brief, peer_id
+from atoll.peer.views import DEFAULT_RULES, REPLICA, short
+from harness.host import Host
+from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 
 __all__ = ["LINEAGE", "Cluster", "Host", "peer_id", "short"]
 
@@ -23,9 +24,7 @@ class Cluster(World):
         self.delay_s = delay_s
         self.rules = DEFAULT_RULES  # of runs that are founded from now on
         self.cut: set[frozenset[bytes]] = set()
-        self.one_way: set[tuple[bytes, bytes]] = (
-            set()
-        )  # nothing passes from the first to the second
+        self.one_way: set[tuple[bytes, bytes]] = set()  # nothing passes from first to second
         self.data_cut: set[frozenset[bytes]] = set()  # data links only
         self.hold: Callable[[bytes, bytes, object], bool] = lambda source, peer, message: False
         self.copies: Callable[[object], int] = lambda message: 1
@@ -73,7 +72,8 @@ class Cluster(World):
                 self.link(name, other)
         self.until(lambda: self.in_one_view(names))
         for name in names:
-            self.train(name)
+            if self.host(name).node.me.role == REPLICA:
+                self.train(name)
         self.until(lambda: all(self.host(n).round >= rounds for n in names))
 
     # ------------------------------------------------------------ running

@@ -6,15 +6,19 @@ item at a time from each donor, so that a slow or dying donor delays only what i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll.peer import events as ev
-from harness.values import Entry, Job, State, chunk_after
+from atoll.peer.kept import Kept
+from atoll.peer.messages import Begin
+from harness.values import Entry, Job, Mean, State, chunk_after
 
 if TYPE_CHECKING:
+    from harness.host import Host
     from harness.plane import DataPlane
-    from harness.world import Host, World
+    from harness.world import World
 
 __all__ = ["Copies", "Task"]
 
@@ -65,7 +69,7 @@ class Copies:
 
         world.after(delay_s, arrive)
 
-    def _result(self, holder: Host, begin: Any) -> dict[int, Any] | None:
+    def _result(self, holder: Host, begin: Begin) -> dict[int, Mean] | None:
         job = holder.jobs.get(begin.round)
         if job is not None and job.begin == begin and job.complete:
             return job.finals
@@ -74,11 +78,12 @@ class Copies:
                 return dict(enumerate(entry.means))
         return None
 
-    def fetch_kept(self, host: Host, job: Job, kept: Any, turn: int = 0) -> None:
+    def fetch_kept(
+        self, host: Host, job: Job, kept: Kept, holders: Sequence[bytes], turn: int = 0
+    ) -> None:
         """One chunk that an earlier attempt has finished: from its holders in turn."""
-        world, view = self._world, host.node.view
-        assert view is not None
-        holder = world.hosts[view.peers[kept.holders[turn % len(kept.holders)]]]
+        world = self._world
+        holder = world.hosts[holders[turn % len(holders)]]
 
         def arrive() -> None:
             if not self._plane.takes_part(host, job.begin) or kept.chunk in job.finals:
@@ -90,8 +95,8 @@ class Copies:
                 job.finals[kept.chunk] = mean
                 self._plane.progress(host)
                 self._plane.finish(host, job)
-            elif turn < 2 * len(kept.holders):
-                self.fetch_kept(host, job, kept, turn + 1)
+            elif turn < 2 * len(holders):
+                self.fetch_kept(host, job, kept, holders, turn + 1)
             else:
                 event = ev.ReduceFailed(
                     job.begin.round, job.begin.attempt, (holder.peer,), "kept chunk gone"
@@ -130,6 +135,12 @@ class Copies:
         world.after(0.5, lambda: self._watch(host, task))
 
     def _step(self, host: Host, task: Task) -> None:
+        state = host.state
+        if task.over:
+            return
+        if (state.round, state.chain) == (task.round, task.chain) and not task.doubtful:
+            self._end(host, task, state, "")  # it is here already
+            return
         for peer in task.donors:
             if task.over:
                 return
@@ -258,8 +269,9 @@ class Copies:
         return max(said, key=said.count, default=b"")
 
     def _end(self, host: Host, task: Task, state: State | None, why: str) -> None:
+        """The machine hears of it later: it may be in the middle of asking."""
         task.over = True
-        if state is None:
-            self._world.deliver(host, ev.CatchUpFailed(why))
-        else:
-            self._world.deliver(host, ev.CaughtUp(state.round, state.chain, state.digest))
+        event: ev.Event = ev.CatchUpFailed(why)
+        if state is not None:
+            event = ev.CaughtUp(state.round, state.chain, state.digest)
+        self._world.after(0.0, lambda: self._world.deliver(host, event))

@@ -153,6 +153,8 @@ class Donor:
     def answer(self, message: object) -> object | None:
         history, number = self.history, self.round
         match message:
+            case ft.AskState() if self.lie == "empty":
+                return ft.StateIs(-1)
             case ft.AskState():
                 first = max(1, min(message.first, number))
                 digests = [history.digest(n) for n in range(first, number + 1)]
@@ -239,6 +241,12 @@ class World:
                 ticking += 0.25
                 self.feed(ln.Linked(frozenset(self._linked)))
                 self.feed(ln.Tick())
+
+    def stands_at(self, history: History) -> bool:
+        """The last goal that was reached is the end of this history."""
+        number = history.last
+        goal = ln.Done(number, history.chain(number), history.digest(number))
+        return bool(self.done) and self.done[-1] == goal
 
     # ------------------------------------------------------------ faults
 

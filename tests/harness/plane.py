@@ -1,4 +1,4 @@
-"""The data plane of a simulated world: reductions chunk by chunk, and what becomes of their results.
+"""The data plane of a simulated world: reductions chunk by chunk, and what becomes of results.
 
 Every chunk has an owner among the participants, as in the butterfly: the owner needs everyone's
 part, everyone needs the owner's mean. So deaths, pauses and cuts in the middle leave some chunks
@@ -20,7 +20,8 @@ from harness.copies import Copies
 from harness.values import Entry, Job, Mean, State
 
 if TYPE_CHECKING:
-    from harness.world import Host, World
+    from harness.host import Host
+    from harness.world import World
 
 __all__ = ["DataPlane", "root_of"]
 
@@ -46,6 +47,7 @@ class DataPlane:
     def __init__(self, world: World) -> None:
         self._world = world
         self._running: dict[Begin, Reduction] = {}
+        self._kept: dict[Begin, tuple[Kept, ...]] = {}
         self.copies = Copies(world, self)
 
     def span(self, begin: Begin) -> tuple[int, int]:
@@ -93,12 +95,21 @@ class DataPlane:
             if mine is not None and mine.digest == kept.digest:
                 job.finals[kept.chunk] = mine
             else:
-                self.copies.fetch_kept(host, job, kept)
+                assert host.node.view is not None
+                peers = host.node.view.peers
+                self.copies.fetch_kept(host, job, kept, [peers[i] for i in kept.holders])
 
     def kept(self, host: Host, begin: Begin) -> Sequence[Kept]:
-        if not begin.kept or host.node.view is None:
-            return ()
-        return parse_kept(begin.kept, len(host.node.view.members), len(begin.origins))
+        """Read while the view that BEGIN speaks of is in force; it is asked for later too."""
+        known = self._kept.get(begin)
+        if known is None and begin.kept:
+            view = host.node.view
+            assert view is not None
+            assert view.number == begin.view
+            known = self._kept[begin] = parse_kept(
+                begin.kept, len(view.members), len(begin.origins)
+            )
+        return known or ()
 
     def _schedule(self, running: Reduction, delay_s: float) -> None:
         running.serial += 1
@@ -243,6 +254,8 @@ class DataPlane:
         first, end = self.span(begin)
         means = tuple(job.finals[chunk] for chunk in range(end - first))
         before = host.state
+        in_order = begin.round == before.round + 1
+        assert in_order, f"invariant 2: {host.name} applies {begin.round} after {before.round}"
         which = origin_of(len(means), self.kept(host, begin))
         entry = Entry(begin, first, means, before.chain, effect.chain, which)
         world.checker.committed(entry, host.name)

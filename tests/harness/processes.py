@@ -111,6 +111,10 @@ class Peer(Process):
 
         return until(there, f"{self.name} reaches round {round_number}", self)
 
+    @property
+    def port(self) -> int:
+        return int(self.status()["address"].rpartition(":")[2])
+
     def said(self, kind: str) -> int:
         """How many events of this kind its log has."""
         return len(re.findall(rf"^[0-9:]{{8}} {re.escape(kind)} ", self.text, re.MULTILINE))
@@ -164,6 +168,17 @@ class Fleet:
             self.trainers[name].ends()
             self.train(name, *self._trained[name])
         return peer
+
+    def power_cut(self, names: str) -> dict[str, int]:
+        """Every daemon and trainer of these dies at once; the daemons' ports."""
+        ports = {name: self.peers[name].port for name in names}
+        everyone = [self.peers[name] for name in names]
+        everyone += [self.trainers[name] for name in names if name in self.trainers]
+        for process in everyone:
+            process.kill()
+        for process in everyone:
+            process.ends()
+        return ports
 
     @property
     def coordinator(self) -> str:

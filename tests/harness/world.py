@@ -7,8 +7,8 @@ messages travel is its subclasses' business. Nothing here is random: equal scrip
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.peer import events as ev
@@ -18,15 +18,14 @@ from atoll.peer.phases import Phase
 from atoll.peer.timing import Timing
 from atoll.peer.views import REPLICA, Member
 from harness.checks import Checker
+from harness.host import FOREVER_S, Host
 from harness.plane import DataPlane
-from harness.values import Entry, Job, State
 
-__all__ = ["DIAL_AGAIN_S", "LINEAGE", "Host", "World", "brief", "peer_id"]
+__all__ = ["DIAL_AGAIN_S", "LINEAGE", "World", "brief", "peer_id"]
 
 LINEAGE = b"L" * 32
 DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
 TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
-FOREVER_S = float("inf")
 REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
 
 
@@ -34,64 +33,7 @@ def peer_id(name: str) -> bytes:
     return name.encode().ljust(32, b".")
 
 
-@dataclass(eq=False)
-class Host:
-    """One process: a machine, its simulated data plane and its trainer."""
-
-    name: str
-    node: Node
-    life: int = 1  # processes of this name so far
-    alive: bool = True
-    paused: bool = False  # SIGSTOP: what arrives waits in the socket
-    off: bool = False  # the whole machine is down: nobody answers, nothing is reset
-    trains: bool = False  # submits whenever it can
-    hangs: bool = False  # the trainer does not come to an end of its inner phase
-    inner_s: float = 0.05
-    phases: dict[int, int] = field(default_factory=dict)  # fragment -> its inner phase
-    weight: float = 1.0
-    slow: float = 1.0  # its data streams take so many times longer
-    submitted: int = 0  # submissions so far, each with its own number
-    regions: dict[int, ev.Submitted] = field(default_factory=dict)  # by its number
-    state: State = field(default_factory=State)
-    before: State | None = None  # what Undo goes back to
-    log: list[Entry] = field(default_factory=list)
-    digests: dict[int, bytes] = field(default_factory=dict)
-    flipped: bytes = b""  # not empty: memory errors have changed this state
-    tainted: bool = False  # ... as far as is known to nobody but the checker
-    garbles: bool = False  # its results come out wrong
-    reducing: Begin | None = None  # the latest attempt in progress
-    jobs: dict[int, Job] = field(default_factory=dict)
-    loads: int = 0
-    moved_bytes: int = 0
-    told_progress_s: float = 0.0
-    told: list[tuple[str, int]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    backlog: list[ev.Event] = field(default_factory=list)
-    tick_s: float = FOREVER_S
-    rate: float = 1.0  # its clock's seconds per second
-    skew_s: float = 0.0
-    trap: tuple[str, int, str] | None = None  # dies at the n-th effect of a type
-
-    def region(self, fragment: int) -> int:
-        """The submission that the machine would contribute now, 0 for none."""
-        waiting = self.node.follower.submissions.get(fragment)
-        found = [number for number, event in self.regions.items() if event is waiting]
-        return found[-1] if found else 0
-
-    @property
-    def peer(self) -> bytes:
-        return self.node.me.peer
-
-    @property
-    def round(self) -> int:
-        return self.node.follower.round
-
-    @property
-    def leads(self) -> bool:
-        return self.node.phase is Phase.COORDINATOR
-
-
-class World:
+class World(ABC):
     """Subclasses say how messages, dials and probes travel and what an open data path is."""
 
     def __init__(self, timing: Timing | None = None) -> None:
@@ -119,22 +61,25 @@ class World:
 
     # ------------------------------------------------------------ how things travel
 
+    @abstractmethod
     def send(self, host: Host, peer: bytes, message: object) -> None:
-        raise NotImplementedError
+        """To whoever listens at that peer's address."""
 
+    @abstractmethod
     def dial(self, host: Host, peer: bytes) -> None:
-        raise NotImplementedError
+        """Until it has the link, as the shell does."""
 
+    @abstractmethod
     def probe(self, host: Host, peer: bytes) -> None:
-        raise NotImplementedError
+        """Up, refused or silent, after a round trip."""
 
+    @abstractmethod
     def is_open(self, source: Host, target: Host) -> bool:
         """Whether bulk data of a living process passes in this direction now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hear_of_death(self, host: Host) -> None:
         """Tell those linked to it, as far as their kernels can know."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------ processes
 

@@ -1,1 +1,1 @@
-"""Seeds through the machines that ship: `python -m simulation --help`, with tests/ in PYTHONPATH."""
+"""Seeds through the machines that ship: `python -m simulation --help`, with tests/ in its path."""

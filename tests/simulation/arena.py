@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
-from harness.world import DIAL_AGAIN_S, LINEAGE, Host, World, brief
+from harness.host import Host
+from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer import events as ev
@@ -141,10 +143,8 @@ class Arena(World):
         """A wrong byte: refused by the stream's cipher; and decoding it must not do harm."""
         data = bytearray(wire.encode(message))
         data[self.dice.randrange(len(data))] ^= 1 << self.dice.randrange(8)
-        try:
+        with suppress(RemoteProtocolError):
             wire.decode(bytes(data))
-        except RemoteProtocolError:
-            pass
         if self.streams:
             self._break(frozenset((host, target)), "corrupt")
 
@@ -274,7 +274,12 @@ class Arena(World):
             self.add_host(name, role)
         hosts = [self.host(name) for name in names]
         rules = Rules(options.policy, options.on_lost, options.on_fork)
-        self.deliver(hosts[0], ev.Found(LINEAGE, rules))
+        if options.genesis == "found":
+            self.deliver(hosts[0], ev.Found(LINEAGE, rules))
+        else:
+            founders = tuple(host.node.me.address for host in hosts[: options.hosts])
+            for host in hosts[: options.hosts]:
+                self.deliver(host, ev.Cradle(founders, rules=rules))
         for i, host in enumerate(hosts):
             for other in hosts[:i]:
                 self.connect(host, other)

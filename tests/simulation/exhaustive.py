@@ -13,25 +13,20 @@ the ends: whoever lives has got to the last round.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.cluster import Cluster
 from harness.plane import root_of
 from harness.values import Mean
 
-from atoll.peer import effects as ef
-from atoll.peer import entries, views, votes
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
+from atoll.peer import views
 from atoll.peer.kept import Kept, parse_kept
-from atoll.peer.membership import Node
-from atoll.peer.orders import Orders
+from simulation.snapshots import clone, machine_mark, teach_copy
 
 __all__ = ["Found", "search"]
 
@@ -67,7 +62,7 @@ class Found:
 
 class Search:
     def __init__(self, rounds: int, crashes: int, states_max: int) -> None:
-        _teach_copy()
+        teach_copy()
         cluster = Cluster("abc")
         cluster.form("abc")
         for host in cluster.living():
@@ -77,6 +72,7 @@ class Search:
         self.goal = cluster.committed + rounds
         self.states_max = states_max
         view = nodes[0][1].view
+        assert view is not None
         facts = frozenset({("view", view.lineage, view.number, view)})
         self.start = Point(
             nodes, (), frozenset(), frozenset(), frozenset(), (), facts, crashes, cluster.now_s
@@ -189,7 +185,7 @@ class Search:
 
     # ------------------------------------------------------------ a machine takes an event
 
-    def _handle(self, point: Point, peer: bytes, event: object) -> Point:
+    def _handle(self, point: Point, peer: bytes, event: Any) -> Point:
         nodes = dict(point.nodes)
         node = nodes[peer] = clone(nodes[peer])
         effects = node.handle(event, point.now_s)
@@ -314,86 +310,9 @@ def _packed(
     return tuple(sorted((way, queue) for way, queue in links.items() if queue))  # type: ignore[type-var]
 
 
-# ---------------------------------------------------------------- copies and fingerprints
-
-
-def clone(node: Node) -> Node:
-    """A copy that changes apart from its original; what is frozen is shared."""
-    rebuilt = {id(table): {} for table in (node._handlers, node._messages)}
-    twin = copy.deepcopy(node, rebuilt)
-    twin._orders = Orders(twin)
-    twin._handlers = twin._event_handlers()
-    twin._messages = twin._message_handlers()
-    return twin
-
-
-def _teach_copy() -> None:
-    """Frozen messages, events and views need no copies."""
-    for module in (ms, ev, ef, views, votes, entries):
-        for kind in vars(module).values():
-            if isinstance(kind, type) and is_dataclass(kind):
-                copy._deepcopy_dispatch[kind] = _same  # type: ignore[attr-defined]
-
-
-def _same(thing: object, _memo: object) -> object:
-    return thing
-
-
 def fingerprint(point: Point) -> int:
     """Of all that decides what may happen next. 64 bits: a collision would hide a state."""
-    machines = tuple((peer, _mark(node, point.now_s)) for peer, node in point.nodes)
+    machines = tuple((peer, machine_mark(node, point.now_s)) for peer, node in point.nodes)
     return hash(
         (machines, point.links, point.joined, point.held, point.fetches, point.facts, point.crashes)
     )
-
-
-def _mark(node: Node, now_s: float) -> int:
-    """Machines are shared between states, so most have been looked at before."""
-    known = _MARKS.get(id(node))
-    if known is None or known[0] is not node or known[1] != now_s:
-        known = _MARKS[id(node)] = (node, now_s, hash(_shape(node, now_s)))
-        if len(_MARKS) > MARKS_MAX:
-            del _MARKS[next(iter(_MARKS))]
-    return known[2]
-
-
-MARKS_MAX = 20_000
-_MARKS: dict[int, tuple[Node, float, int]] = {}
-_SKIPPED = (FunctionType, BuiltinFunctionType, MethodType)
-
-
-def _shape(root: object, now_s: float) -> object:
-    seen: dict[int, int] = {}
-
-    def of(thing: object, name: str = "") -> object:
-        if isinstance(thing, float):
-            return round(max(thing - now_s, -99.0), 3) if name.endswith("_s") else thing
-        if isinstance(thing, bytes | str | int | type(None) | Enum):
-            return thing
-        if isinstance(thing, _SKIPPED):
-            return None
-        if isinstance(thing, tuple):
-            return tuple(of(item, name) for item in thing)
-        if is_dataclass(thing) and thing.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            return thing
-        if id(thing) in seen:
-            return seen[id(thing)]
-        seen[id(thing)] = len(seen)
-        if isinstance(thing, dict):
-            return tuple((str(key), of(value, name)) for key, value in thing.items())
-        if isinstance(thing, set | frozenset):
-            return frozenset(thing)
-        if isinstance(thing, list | deque):
-            return tuple(of(item, name) for item in thing)
-        return tuple((key, of(value, key)) for key, value in _attributes(thing))
-
-    return of(root)
-
-
-def _attributes(thing: object) -> Iterator[tuple[str, object]]:
-    if is_dataclass(thing):
-        for item in fields(thing):
-            yield item.name, getattr(thing, item.name)
-    for key, value in getattr(thing, "__dict__", {}).items():
-        if key not in ("_handlers", "_messages", "handlers", "now_s", "_due_s", "timing"):
-            yield key, value

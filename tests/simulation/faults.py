@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.world import Host, peer_id
+from harness.host import Host
+from harness.world import peer_id
 
 from atoll.peer import events as ev
 from simulation.arena import NAMES, Arena
@@ -211,7 +212,12 @@ class Faults:
         for host in self._hosts(fault):
             if host.alive and not host.paused:
                 self.arena.pause(host.name)
-                self._undo(fault, lambda h=host: h.paused and h.alive and self.arena.resume(h.name))
+
+                def again(host: Host = host) -> None:
+                    if host.alive and host.paused:
+                        self.arena.resume(host.name)
+
+                self._undo(fault, again)
 
     def _leave(self, fault: Fault) -> None:
         for host in self._hosts(fault):
@@ -220,6 +226,13 @@ class Faults:
                 self.arena.leave(host.name)
 
     _mass_leave = _leave
+
+    def _hand_over(self, fault: Fault) -> None:
+        """To the one named, or, if that coordinates already, to whoever can."""
+        for host in self.arena.living():
+            if host.leads and not host.paused:
+                peer = peer_id(fault.who)
+                self.arena.deliver(host, ev.HandOver(b"" if peer == host.peer else peer))
 
     def _join(self, fault: Fault) -> None:
         arena = self.arena

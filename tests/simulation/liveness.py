@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.world import Host
+from harness.host import Host
 
 from atoll.peer.election import base_of
 from atoll.peer.membership import Node
@@ -112,7 +112,7 @@ def _is_poisoned(view: View, staying: list[Host]) -> bool:
 
 
 def _gap(staying: list[Host], arena: Arena) -> float:
-    """A lineage that is behind gives way at once; one that is ahead but stuck has to be overtaken."""
+    """A lineage that is behind gives way at once; one ahead but stuck has to be overtaken."""
     rounds = [host.round for host in staying]
     options = arena.options
     round_s = 1.3 * options.inner_s + 8 * options.delay_s + options.chunk_s * options.chunks + 0.2

@@ -42,15 +42,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "commit before quorum",
         "attempts",
-        "        if is_quorum(self.view, agreeing):\n",
-        "        if agreeing:\n",
+        "        synced = [p for p in self.view.replicas if p in alive and p not in unsynced]\n",
+        "        return root\n        synced: list[bytes] = []\n",
     ),
-    Mutant("commit with one copy", "attempts", "< min(2, len(synced)):", "< 1:"),
     Mutant(
-        "commit without the participants",
+        "commit with one copy",
         "attempts",
-        "if waiting or sum(",
-        "if sum(",
+        "< min(2, len(synced)):",
+        "< 1:",
+        test="simulation/test_directed.py::test_a_round_is_not_committed_with_one_copy",
     ),
     Mutant(
         "minimum base",
@@ -61,10 +61,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "base of the oldest attempt",
         "election",
-        "run.attempt > best.attempt",
-        "run.attempt < best.attempt",
+        "best = max(following, key=lambda run: run.attempt)",
+        "best = min(following, key=lambda run: run.attempt)",
     ),
-    Mutant("base without READY", "election", "for run in report.runs:", "for run in ():"),
+    Mutant(
+        "base without READY",
+        "election",
+        "for run in report.runs]",
+        "for run in ()]",
+    ),
     Mutant("ignore accepted value", "election", "if voted and not fork:", "if False:"),
     Mutant("half quorum", "views", "return 2 * present > len", "return 2 * present >= len"),
     Mutant("third quorum", "views", "return 2 * present > len", "return 3 * present >= len"),
@@ -252,7 +257,7 @@ def _caught(mutant: Mutant) -> tuple[Mutant, str]:
         assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
         return mutant, f"test {mutant.test}" if done.returncode == 1 else ""
     first = 0
-    for end in STEPS:
+    for end in STEPS:  # the cheap ones are found soon
         found = first_failure(mutant.name, first, end)
         if found:
             return mutant, f"seed {found}"

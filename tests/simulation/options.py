@@ -7,7 +7,7 @@ get a seed of their own instead of drowning in the average.
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 __all__ = ["FAULT_KINDS", "Options", "draw"]
 
@@ -32,6 +32,7 @@ FAULT_KINDS = (
     "detach",
     "slow",
     "leave",
+    "hand_over",
     "join",
     "mass_join",
     "mass_leave",
@@ -49,6 +50,7 @@ class Options:
     hosts: int
     witnesses: int = 0
     archives: int = 0
+    genesis: str = "found"  # by one; or "cradle": by all of a listed number together
     policy: str = "auto"
     on_lost: str = "halt"
     on_fork: str = "auto"
@@ -74,9 +76,6 @@ class Options:
     def text(self) -> str:
         return "\n".join(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def draw(seed: int) -> Options:
     dice = random.Random(seed)
@@ -96,6 +95,7 @@ def draw(seed: int) -> Options:
         seed=seed,
         hosts=hosts,
         witnesses=1 if hosts >= 2 and dice.random() < 0.15 else 0,
+        genesis="cradle" if hosts >= 2 and dice.random() < 0.15 else "found",
         archives=1 if hosts >= 2 and dice.random() < 0.1 else 0,
         policy=dice.choice(("majority", "auto", "auto", "any")),
         on_lost=dice.choice(("halt", "halt", "rollback")),

@@ -5,6 +5,7 @@ Heartbeats are left out and so is what the trainers do. `make scenarios-rewrite`
 anew: read the difference before you commit it.
 
     hosts a b c            processes with their trainers; `hosts a b w:witness` gives a role
+    rules POLICY ON_LOST ON_FORK
     form                   found, join, attach, two rounds (not in the transcript)
     quiet                  forget the transcript so far
     run 2s                 let time pass
@@ -13,27 +14,28 @@ anew: read the difference before you commit it.
     cut A B / oneway A B / isolate A B / heal
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
-    when NAME reducing|ready|committing
+    when NAME reducing|ready
     until round N          everyone alive has applied it
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from harness.cluster import Cluster, peer_id, short
 from harness.faults import busy_with, lose, when_held
-from harness.world import Host
+from harness.host import Host
 
 from atoll.peer import messages as ms
+from atoll.peer.views import Rules
 
 __all__ = ["FOLDER", "Script", "play", "split"]
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
 LINE = "-" * 20
-LEFT_OUT = ("Heartbeat", "CoordinatorBeat", " trainer: ", "ProbeView")
+# A view shows as "installed".
+LEFT_OUT = ("Heartbeat", "CoordinatorBeat", " trainer: ", "ProbeView", " note view: ")
 WAIT_S = 60.0
 INNER_S = 0.5  # few rounds in a transcript
 REPEAT_S = 0.7  # the same message again so soon is left out: BEGIN, votes and JOIN are repeated
@@ -76,6 +78,9 @@ class Script:
             self.cluster.add(peer, role or "replica")
             self.names += peer
 
+    def do_rules(self, policy: str, on_lost: str = "halt", on_fork: str = "auto") -> None:
+        self.cluster.rules = Rules(policy, on_lost, on_fork)
+
     def do_form(self) -> None:
         self.cluster.form(self.names)
         for host in self.cluster.living():
@@ -95,7 +100,6 @@ class Script:
         conditions: dict[str, Callable[[], bool]] = {
             "reducing": busy_with(cluster, name),
             "ready": when_held(cluster, name),
-            "committing": lambda: cluster.host(name).round == cluster.committed + 0,
         }
         cluster.until(conditions[what], WAIT_S)
 
@@ -194,4 +198,4 @@ def rewrite() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(rewrite())
+    rewrite()

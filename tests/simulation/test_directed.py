@@ -25,6 +25,26 @@ def test_a_replica_does_not_vote_for_what_others_hold() -> None:
     assert witness.on_notice(notice) is not None
 
 
+def test_a_round_is_not_committed_with_one_copy() -> None:
+    """A witness makes the quorum, but the only copy would die with its holder."""
+    cluster = Cluster("ab")
+    cluster.add("w", "witness")
+    cluster.form("abw")
+    cluster.detach("b")
+    lose(cluster, ms.Repair)
+    alone = (peer_id("a"),)
+    lead = cluster.host("a").node
+
+    def only_a_takes_part() -> bool:
+        begins = lead.follower.begins.values()
+        return any(begin.participants == alone for begin in begins)
+
+    cluster.until(only_a_takes_part)
+    before = cluster.committed
+    cluster.run(1.0)
+    assert cluster.committed == before
+
+
 def test_a_view_known_only_to_its_dead_proposer_survives() -> None:
     """Every acceptor tells all voters: the proposer may die when only it could count."""
     cluster = Cluster("abcd")
@@ -90,3 +110,28 @@ def test_a_joiner_far_behind_does_not_enter() -> None:
         cluster.link(name, "d")
     cluster.until(lambda: cluster.in_one_view("abcd"), limit_s=20.0)
     assert cluster.host("d").round >= cluster.host("a").round - 1
+
+
+def test_a_late_lesson_of_an_older_view_does_not_stick() -> None:
+    """LEARN of the former coordinator comes after that of its heir: the joiner must not go back
+    to a view in which nobody answers it any more."""
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    cluster.load_s = 3.0
+    lessons: list[tuple[bytes, ms.Learn]] = []
+
+    def remember(source: bytes, peer: bytes, message: object) -> bool:
+        if isinstance(message, ms.Learn) and message.decided is not None:
+            lessons.append((source, message))
+        return False
+
+    cluster.hold = remember
+    cluster.add("d")
+    cluster.link("a", "d")
+    cluster.link("b", "d")
+    cluster.until(lambda: bool(lessons))
+    cluster.leave("a")
+    cluster.until(lambda: cluster.host("b").leads)
+    cluster.run(1.0)
+    cluster.give("d", ev.Received(*lessons[0]))
+    cluster.until(lambda: cluster.in_one_view("bd"), limit_s=15.0)

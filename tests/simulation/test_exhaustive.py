@@ -4,7 +4,8 @@ What these searches cover: three peers in one view, links that keep their order,
 every end of a reduction or fetch interleaved in every way, crashes at every state. What they do
 not: lost messages on living links, restarts, joins, more than one chunk, and timeouts that fire
 while something else could still happen. A state counts once; 64-bit fingerprints are compared.
-Measured: 2 rounds without a crash 186 states; 1 round with 1 crash about 1,400.
+Measured, complete: 2 rounds without a crash have 186 states, 1 round with 1 crash 1,416, 2 rounds
+with 1 crash 5,198, 2 rounds with 2 crashes 10,354 (12 s of a core).
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.peer import events as ev
-from simulation.exhaustive import Search, clone, fingerprint, search
-
-STATES_MAX = 9_000  # of the bounded search in the normal suite
+from simulation.exhaustive import Search, fingerprint, search
+from simulation.snapshots import clone
 
 
 def test_two_rounds_without_faults_are_complete() -> None:
@@ -30,17 +30,17 @@ def test_one_round_with_a_crash_anywhere_is_complete() -> None:
     assert found.ends > 50
 
 
-@pytest.mark.timeout(400)
-def test_two_rounds_and_two_crashes_as_far_as_the_bound_goes() -> None:
-    """Not complete: the first STATES_MAX states of the search, deepest first."""
-    found = search(rounds=2, crashes=2, states_max=STATES_MAX)
-    assert found.states == STATES_MAX or found.complete
+@pytest.mark.timeout(300)
+def test_two_rounds_and_two_crashes_anywhere_are_complete() -> None:
+    found = search(rounds=2, crashes=2, states_max=50_000)
+    assert found.complete
+    assert found.ends > 1_000
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_two_rounds_and_two_crashes_deeper() -> None:
-    found = search(rounds=2, crashes=2, states_max=300_000)
+def test_three_rounds_and_two_crashes_as_far_as_the_bound_goes() -> None:
+    found = search(rounds=3, crashes=2, states_max=200_000)
     assert found.ends > 1_000
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.butterfly import (
+    SPREAD_CHUNKS,
     WINDOW_BYTES_MAX,
     WINDOW_CHUNKS,
     Butterfly,
@@ -175,6 +176,20 @@ def test_sender_waits_only_for_its_own_chunks() -> None:
     for chunk in (0, 1):
         assert without_chunks.next_send(0) == Send(Kind.CONTRIB, chunk)
     assert without_chunks.next_send(0) is Idle.DONE
+
+
+def test_contributions_leave_for_all_owners_at_the_same_pace() -> None:
+    schedule = Butterfly(plan_of([1, 1, 1, 1], [0] + [1] * 5 + [2] * 5 + [3]), 0)
+    for _ in range(SPREAD_CHUNKS):
+        assert isinstance(schedule.next_send(1), Send)
+    assert schedule.next_send(1) is Idle.PACED  # 2 and 3 have none yet
+    assert schedule.next_send(2) == Send(Kind.CONTRIB, 6)
+    assert schedule.next_send(1) is Idle.PACED
+    assert schedule.next_send(3) == Send(Kind.CONTRIB, 11)  # that was all for 3
+    assert schedule.next_send(1) == Send(Kind.CONTRIB, 3)
+    assert schedule.next_send(1) is Idle.PACED
+    schedule.broken(2)
+    assert schedule.next_send(1) == Send(Kind.CONTRIB, 4)
 
 
 def test_repetitions_are_dropped() -> None:

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from atoll.peer.attempts import REPAIRS_MAX, Attempt, vertex_cover
 from atoll.peer.events import Effect, Send
-from atoll.peer.messages import STEP, Begin, Commit, Miss, Ready, Repair
+from atoll.peer.messages import STEP, Begin, Miss, Notice, Ready, Repair
 from atoll.peer.timing import Timing
 from atoll.peer.views import WITNESS, Member, View, short
 
 TIMING = Timing()
 A, B, C, D, E = (name.encode() * 32 for name in "abcde")
-CHAIN, OTHER = b"1" * 32, b"2" * 32
+ROOT, OTHER = b"1" * 32, b"2" * 32
 EVERYONE = (A, B, C, D, E)
 
 
@@ -30,9 +30,9 @@ class Round:
         self.attempt = Attempt(self.view, A, begin, TIMING, self.sent.append, 0.0)
         self.sent.clear()
 
-    def ready(self, *peers: bytes, chain: bytes = CHAIN) -> None:
+    def ready(self, *peers: bytes, root: bytes = ROOT) -> None:
         for peer in peers:
-            self.attempt.on_ready(peer, Ready(b"L" * 32, 3, 5, 2, chain))
+            self.attempt.on_ready(peer, Ready(b"L" * 32, 3, 5, 2, root))
 
     def miss(self, source: bytes, *peers: bytes) -> None:
         self.attempt.on_miss(source, Miss(b"L" * 32, 3, 5, 2, peers))
@@ -47,10 +47,8 @@ class Round:
         alive = [p for p in EVERYONE if p not in dead]
         return self.attempt.step(now_s, alive, unsynced, progress_bytes)
 
-    def committed(
-        self, dead: tuple[bytes, ...] = (), unsynced: tuple[bytes, ...] = ()
-    ) -> Commit | None:
-        return self.attempt.committed([p for p in EVERYONE if p not in dead], unsynced)
+    def committed(self, dead: tuple[bytes, ...] = (), unsynced: tuple[bytes, ...] = ()) -> bytes:
+        return self.attempt.committable(1.0, [p for p in EVERYONE if p not in dead], unsynced)
 
     def repaired(self) -> list[tuple[bytes, bytes]]:
         sends = [e for e in self.sent if isinstance(e, Send)]
@@ -69,54 +67,116 @@ def test_begin_goes_to_everyone_in_the_view() -> None:
     assert [e.peer for e in sent if isinstance(e, Send)] == list(EVERYONE)
 
 
-def test_commit_when_all_living_replicas_are_ready() -> None:
+def test_commit_when_all_living_participants_are_ready() -> None:
     round_ = Round(*EVERYONE)
     round_.ready(A, B, C, D)
-    assert round_.committed() is None  # E lives and is not ready
+    assert round_.committed() == b""  # E lives and is not ready
     round_.ready(E)
-    assert round_.committed() == Commit(b"L" * 32, 3, 5, 2, CHAIN)
+    assert round_.committed() == ROOT
 
 
 def test_no_commit_before_the_coordinator_holds_the_result() -> None:
     round_ = Round(B, C, D)
     round_.ready(B, C, D, E)
-    assert round_.committed() is None
+    assert round_.committed() == b""
     round_.ready(A)
-    assert round_.committed() is not None
+    assert round_.committed() == ROOT
 
 
 def test_no_commit_without_a_quorum_of_all_voters_however_many_live() -> None:
     round_ = Round(A, B)
     round_.ready(A, B)
-    assert round_.committed(dead=(C, D, E)) is None
+    assert round_.committed(dead=(C, D, E)) == b""
     round_.ready(C)
-    assert round_.committed(dead=(D, E)) is not None
+    assert round_.committed(dead=(D, E)) == ROOT
 
 
 def test_a_vote_of_one_that_died_since_still_counts_for_the_quorum() -> None:
     """Its promise can no longer contradict it: an incarnation votes once."""
     round_ = Round(A, B, C)
     round_.ready(A, B, C)
-    assert round_.committed(dead=(C, D, E)) is not None
+    assert round_.committed(dead=(C, D, E)) == ROOT
 
 
-def test_no_commit_while_a_living_replica_outside_could_still_fetch() -> None:
+def test_replicas_outside_are_waited_for_only_if_the_quorum_needs_them() -> None:
     round_ = Round(A, B, C)
     round_.ready(A, B, C)
-    assert round_.committed() is None
-    assert round_.committed(unsynced=(D, E)) is not None
+    assert round_.committed() == ROOT  # D and E live and follow by the log
+    round_ = Round(A, B)
+    round_.ready(A, B)
+    assert round_.committed() == b""
+    round_.ready(D)
+    assert round_.committed() == ROOT
 
 
-def test_votes_for_another_chain_do_not_count() -> None:
+def test_no_commit_with_the_only_copy_while_another_replica_lives() -> None:
+    """Witnesses alone would make it a quorum."""
+    round_ = Round(A, witnesses=(C, D, E))
+    round_.ready(A, C, D, E)
+    assert round_.committed() == b""
+    assert round_.committed(unsynced=(B,)) == ROOT  # nobody else can hold it
+    assert round_.committed(dead=(B,)) == ROOT
+    round_.ready(B)
+    assert round_.committed() == ROOT
+
+
+def test_a_participant_that_fell_behind_is_not_waited_for() -> None:
+    round_ = Round(A, B, C, D)
+    round_.ready(A, B, C)
+    assert round_.committed() == b""
+    assert round_.committed(unsynced=(D,)) == ROOT
+
+
+def test_copies_of_the_dead_and_the_unsynced_are_no_living_copies() -> None:
+    round_ = Round(A, B, C)
+    round_.ready(A, B, C)
+    assert round_.committed(dead=(B, C), unsynced=()) == b""  # D or E has to fetch it first
+    round_.ready(E)
+    assert round_.committed(dead=(B, C)) == ROOT
+
+
+def test_witnesses_are_asked_once_enough_copies_are_there_and_again_later() -> None:
+    round_ = Round(A, B, witnesses=(D, E))
+
+    def noticed() -> list[bytes]:
+        sends = [e for e in round_.sent if isinstance(e, Send)]
+        round_.sent.clear()
+        return [s.peer for s in sends if isinstance(s.message, Notice) and s.message.root == ROOT]
+
+    round_.ready(A)
+    assert round_.committed() == b""
+    assert noticed() == []  # one copy: a single death could take it
+    round_.ready(B)
+    assert round_.committed() == b""
+    assert noticed() == [D, E]
+    assert round_.attempt.committable(1.5, EVERYONE, ()) == b""
+    assert noticed() == []
+    assert round_.attempt.committable(1.0 + TIMING.repair_s, EVERYONE, ()) == b""
+    assert noticed() == [D, E]  # the first was lost
+    round_.ready(D)
+    assert round_.committed() == ROOT
+
+
+def test_what_witnesses_attest_does_not_make_a_dispute() -> None:
+    """They repeat what they were told, perhaps by an older NOTICE."""
+    round_ = Round(A, B, witnesses=(E,))
+    round_.ready(A, B, C)
+    round_.ready(E, root=OTHER)
+    assert round_.step(0.1, progress_bytes=1) is None
+    assert not round_.attempt.dispute
+    assert round_.committed() == ROOT
+
+
+def test_votes_for_another_root_do_not_count() -> None:
     round_ = Round(*EVERYONE)
     round_.ready(A, B)
-    round_.ready(C, D, E, chain=OTHER)
-    assert round_.committed() is None
+    round_.ready(C, D, E, root=OTHER)
+    assert round_.committed() == b""
 
 
 def test_votes_of_another_attempt_are_ignored() -> None:
     round_ = Round(A, B, C)
-    round_.attempt.on_ready(B, Ready(b"L" * 32, 3, 5, 1, CHAIN))
+    round_.attempt.on_ready(B, Ready(b"L" * 32, 3, 5, 1, ROOT))
     round_.attempt.on_miss(B, Miss(b"L" * 32, 3, 5, 1, (C,)))
     assert not round_.attempt.ready
     assert not round_.attempt.misses
@@ -129,7 +189,7 @@ def test_votes_of_another_attempt_are_ignored() -> None:
 def test_the_minority_is_excluded_even_if_it_is_the_coordinator(wrong: tuple[bytes, ...]) -> None:
     round_ = Round(*EVERYONE)
     round_.ready(*(p for p in EVERYONE if p not in wrong))
-    round_.ready(*wrong, chain=OTHER)
+    round_.ready(*wrong, root=OTHER)
     assert round_.step(0.1) == tuple(p for p in EVERYONE if p not in wrong)
     assert round_.attempt.minority == set(wrong)
 
@@ -137,16 +197,16 @@ def test_the_minority_is_excluded_even_if_it_is_the_coordinator(wrong: tuple[byt
 def test_the_first_to_speak_do_not_pass_for_all() -> None:
     round_ = Round(A, B, C)
     round_.ready(A)
-    round_.ready(B, chain=OTHER)
+    round_.ready(B, root=OTHER)
     assert round_.step(0.1, progress_bytes=1) is None
-    round_.ready(C, chain=OTHER)
+    round_.ready(C, root=OTHER)
     assert round_.step(0.2, progress_bytes=1) == (B, C)
 
 
 def test_who_never_speaks_is_not_waited_for() -> None:
     round_ = Round(A, B, C)
     round_.ready(A)
-    round_.ready(B, chain=OTHER)
+    round_.ready(B, root=OTHER)
     assert round_.step(0.1, dead=(C,), progress_bytes=1) == (A, B)
     assert round_.step(TIMING.stall_s + 0.2, progress_bytes=1) == (A, B, C)
     assert not round_.attempt.minority
@@ -155,17 +215,17 @@ def test_who_never_speaks_is_not_waited_for() -> None:
 def test_without_a_majority_the_same_again_and_it_is_said_who_holds_what() -> None:
     round_ = Round(A, B)
     round_.ready(A)
-    round_.ready(B, chain=OTHER)
+    round_.ready(B, root=OTHER)
     assert round_.step(0.1) == (A, B)
     assert round_.attempt.dispute == (
-        f"{CHAIN.hex()[:16]} on {short(A)}; {OTHER.hex()[:16]} on {short(B)}"
+        f"{ROOT.hex()[:16]} on {short(A)}; {OTHER.hex()[:16]} on {short(B)}"
     )
 
 
 def test_outsiders_copies_are_no_votes() -> None:
     round_ = Round(A, B)
     round_.ready(A, B)
-    round_.ready(C, D, E, chain=OTHER)
+    round_.ready(C, D, E, root=OTHER)
     assert round_.step(0.1) == (A, B)
     assert round_.attempt.minority == {C, D, E}
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer import datastream
-from atoll.peer.datastream import BlockingTls
+from atoll.peer.datastream import (
+    UNSENT_BYTES_MAX,
+    UNSENT_BYTES_MIN,
+    BlockingTls,
+    unsent_limit_bytes,
+)
 from atoll.peer.links import STREAMS_PER_PEER_MAX
 
 if TYPE_CHECKING:
@@ -67,6 +73,34 @@ def test_bytes_sent_before_the_receiver_looks_are_kept(net: Net) -> None:
         sender.sendall(b"at once, behind the hello")
         await a.until(lambda: a.streams)
         assert await asyncio.to_thread(receive, a.streams[0], 25) == b"at once, behind the hello"
+
+    net.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("rate_bytes_per_s", "limit_bytes"),
+    [
+        (0, UNSENT_BYTES_MAX),  # not known
+        (1, UNSENT_BYTES_MIN),
+        (1_000_000, 50_000),
+        (5_000_000, 250_000),
+        (10_000_000_000, UNSENT_BYTES_MAX),
+    ],
+)
+def test_50_ms_may_wait_in_the_kernel(rate_bytes_per_s: int, limit_bytes: int) -> None:
+    assert unsent_limit_bytes(rate_bytes_per_s) == limit_bytes
+
+
+def test_the_kernel_is_told_the_limit(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datastream, "unsent_limit_bytes", lambda rate: 20_000 + (rate > 0))
+
+    async def scenario() -> None:
+        sender, receiver = await streams(net)
+        for _ in range(2):  # the rate is known when something has arrived
+            await asyncio.to_thread(sender.sendall, PATTERN[:100_000])
+            await asyncio.to_thread(receive, receiver, 100_000)
+        option = socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT
+        assert sender._sock.getsockopt(*option) == 20_001
 
     net.run(scenario())
 

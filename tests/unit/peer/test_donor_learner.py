@@ -300,7 +300,7 @@ def test_a_pace_gives_pieces_a_small_share_and_everything_when_idle() -> None:
     sent, now = [0], [0.0]
 
     def clock() -> float:
-        now[0] += 1.0
+        now[0] += 20.0
         return now[0]
 
     pace = Pace(lambda: sent[0], clock)

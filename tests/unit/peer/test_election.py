@@ -10,13 +10,24 @@ from hypothesis import strategies as st
 
 from atoll.peer.election import Acceptor, Proposer
 from atoll.peer.events import Effect, Note, Send
-from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Report
+from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Run
 from atoll.peer.timing import Timing
-from atoll.peer.views import ANCESTORS_MAX, Ballot, Member, View, follows, forked, is_quorum
+from atoll.peer.views import (
+    ANCESTORS_MAX,
+    Ballot,
+    Member,
+    Rules,
+    View,
+    chain_after,
+    follows,
+    forked,
+    is_quorum,
+)
 
 A, B, C, D, E = (name.encode() * 32 for name in "abcde")
 LINEAGE = b"L" * 32
 CHAIN, OTHER = b"1" * 32, b"2" * 32
+R, Q = b"R" * 32, b"Q" * 32  # roots of results
 TIMING = Timing()
 
 
@@ -63,7 +74,7 @@ class Voter:
 
     def prepare(self, ballot: Ballot) -> Promise | None:
         self.effects.clear()
-        self.acceptor.on_prepare(ballot.peer, ballot, Report(4, CHAIN))
+        self.acceptor.on_prepare(ballot.peer, ballot, Report(4, CHAIN, True))
         answers = sent(self.effects, Promise)
         return answers[0][1] if answers else None  # type: ignore[return-value]
 
@@ -103,6 +114,16 @@ def vote(proposal: View, ballot: Ballot) -> Accepted:
     return Accepted(LINEAGE, 3, ballot, proposal)
 
 
+def decided(outcome: tuple[View, Proof] | None) -> View | None:
+    """The decided view, if its proof names enough voters for it."""
+    if outcome is None:
+        return None
+    view, proof = outcome
+    assert (proof.lineage, proof.view) == (LINEAGE, 3)
+    assert proof.votes
+    return view
+
+
 def test_a_quorum_of_equal_votes_at_one_ballot_decides() -> None:
     acceptor = Voter().acceptor
     assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, B))) is None
@@ -110,7 +131,7 @@ def test_a_quorum_of_equal_votes_at_one_ballot_decides() -> None:
     assert acceptor.on_accepted(B, vote(NEXT, Ballot(2, C))) is None  # another ballot
     other = replace(NEXT, base_round=9)
     assert acceptor.on_accepted(C, vote(other, Ballot(1, B))) is None  # another value
-    assert acceptor.on_accepted(C, vote(NEXT, Ballot(1, B))) == NEXT
+    assert decided(acceptor.on_accepted(C, vote(NEXT, Ballot(1, B)))) == NEXT
 
 
 def test_only_the_latest_vote_of_each_voter_is_kept() -> None:
@@ -121,18 +142,19 @@ def test_only_the_latest_vote_of_each_voter_is_kept() -> None:
     assert len(acceptor._votes) == 1
     assert acceptor.on_accepted(C, vote(NEXT, Ballot(1, B))) is None  # it has voted higher since
     assert acceptor.on_accepted(B, vote(NEXT, Ballot(1, B))) is None
-    assert acceptor.on_accepted(B, vote(NEXT, Ballot(2, C))) == NEXT
+    assert decided(acceptor.on_accepted(B, vote(NEXT, Ballot(2, C)))) == NEXT
 
 
 def test_a_fork_needs_the_votes_of_all_that_are_in_it() -> None:
     acceptor = Voter(view_of(A, B)).acceptor
     alone = forked(replace(NEXT, members=NEXT.members[:1]), Ballot(1, B))
-    assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, A))) == NEXT  # the tie-breaker
-    assert acceptor.on_accepted(B, vote(alone, Ballot(1, B))) == alone
+    assert decided(acceptor.on_accepted(A, vote(NEXT, Ballot(1, A)))) == NEXT  # the tie-breaker
+    assert decided(acceptor.on_accepted(B, vote(alone, Ballot(1, B)))) == alone
     pair = forked(NEXT, Ballot(2, B))
-    three = Voter(view_of(A, B, C, D, E)).acceptor
+    view = replace(view_of(A, B, C, D, E), rules=Rules(policy="any"))
+    three = Voter(view).acceptor
     assert three.on_accepted(B, vote(pair, Ballot(2, B))) is None
-    assert three.on_accepted(C, vote(pair, Ballot(2, B))) == pair
+    assert decided(three.on_accepted(C, vote(pair, Ballot(2, B)))) == pair
 
 
 # ---------------------------------------------------------------- proposers
@@ -157,9 +179,15 @@ class Candidate:
         return self.proposer.proposal
 
 
-def held(number: int, attempt: int, chain: bytes) -> Report:
-    """Committed up to the round before, READY for that attempt."""
-    return Report(number - 1, CHAIN, number, attempt, chain)
+def held(round_number: int, *runs: tuple[int, int, bytes], holds: bool = True) -> Report:
+    """Committed up to ``round_number``, READY for these (round, attempt, root)."""
+    return Report(round_number, CHAIN, holds, tuple(Run(n, a, 0, root) for n, a, root in runs))
+
+
+def after(chain: bytes, *steps: tuple[int, bytes]) -> bytes:
+    for number, root in steps:
+        chain = chain_after(chain, number, 0, root)
+    return chain
 
 
 def test_prepare_goes_to_all_and_is_repeated_to_those_who_have_not_answered() -> None:
@@ -167,7 +195,7 @@ def test_prepare_goes_to_all_and_is_repeated_to_those_who_have_not_answered() ->
     candidate.proposer.step(0.0, set(), lone_ok=False)
     assert [peer for peer, _ in sent(candidate.effects, Prepare)] == [A, B, C]
     candidate.effects.clear()
-    candidate.promise(B, Report(4, CHAIN))
+    candidate.promise(B, Report(4, CHAIN, True))
     candidate.proposer.step(TIMING.repeat_s / 2, set(), lone_ok=False)
     assert not candidate.effects
     candidate.proposer.step(TIMING.repeat_s, set(), lone_ok=False)
@@ -176,9 +204,9 @@ def test_prepare_goes_to_all_and_is_repeated_to_those_who_have_not_answered() ->
 
 def test_no_value_without_a_quorum_of_promises() -> None:
     candidate = Candidate()
-    candidate.promise(B, Report(4, CHAIN))
+    candidate.promise(B, Report(4, CHAIN, True))
     assert candidate.chosen() is None
-    candidate.promise(C, Report(4, CHAIN))
+    candidate.promise(C, Report(4, CHAIN, True))
     view = candidate.chosen(2.0)
     assert view is not None
     assert (view.peers, view.coordinator, view.number) == ((B, C), B, 4)
@@ -186,22 +214,29 @@ def test_no_value_without_a_quorum_of_promises() -> None:
 
 def test_promises_for_another_ballot_or_of_strangers_are_ignored() -> None:
     candidate = Candidate()
-    late = Promise(LINEAGE, 3, Ballot(1, B), Report(4, CHAIN))
+    late = Promise(LINEAGE, 3, Ballot(1, B), Report(4, CHAIN, True))
     candidate.proposer.on_promise(C, late)
-    candidate.promise(E, Report(4, CHAIN))
+    candidate.promise(E, Report(4, CHAIN, True))
     assert not candidate.proposer.promises
 
 
 @pytest.mark.parametrize(
     ("reports", "base"),
     [
-        ([Report(4, CHAIN), Report(4, CHAIN)], (4, CHAIN)),
-        ([Report(5, OTHER), Report(4, CHAIN)], (5, OTHER)),  # one lost a COMMIT
-        ([held(5, 1, OTHER), Report(4, CHAIN)], (5, OTHER)),  # perhaps committed: keep it
-        ([held(5, 1, CHAIN), held(5, 2, OTHER)], (5, OTHER)),  # the higher attempt
-        ([held(5, 2, OTHER), held(5, 1, CHAIN)], (5, OTHER)),
-        ([held(5, 9, CHAIN), Report(5, OTHER)], (5, OTHER)),  # committed beats any attempt
-        ([held(6, 1, OTHER), held(5, 7, CHAIN)], (6, OTHER)),  # the higher round
+        ([Report(4, CHAIN, True), Report(4, CHAIN, True)], (4, CHAIN)),
+        ([Report(5, OTHER, True), Report(4, CHAIN, True)], (5, OTHER)),  # one lost a COMMIT
+        # Perhaps committed: keep it.
+        ([held(4, (5, 1, R)), Report(4, CHAIN, True)], (5, after(CHAIN, (5, R)))),
+        # The higher attempt.
+        ([held(4, (5, 1, Q)), held(4, (5, 2, R))], (5, after(CHAIN, (5, R)))),
+        ([held(4, (5, 2, R)), held(4, (5, 1, Q))], (5, after(CHAIN, (5, R)))),
+        # Committed beats any attempt.
+        ([held(4, (5, 9, Q)), Report(5, OTHER, True)], (5, OTHER)),
+        # Several in flight: the last up to which every round stands in some report.
+        ([held(4, (5, 1, Q), (6, 2, R)), held(4)], (6, after(CHAIN, (5, Q), (6, R)))),
+        ([held(4, (6, 2, R)), held(4)], (4, CHAIN)),  # 6 is not committed without 5
+        ([held(4, (5, 1, R), (7, 3, Q)), held(4)], (5, after(CHAIN, (5, R)))),
+        ([held(5, (6, 2, R)), Report(5, CHAIN, False)], (6, after(CHAIN, (6, R)))),
     ],
 )
 def test_base_is_the_highest_that_may_have_been_committed(
@@ -218,24 +253,89 @@ def test_base_is_the_highest_that_may_have_been_committed(
 def test_the_accepted_value_of_the_highest_ballot_binds() -> None:
     other = replace(NEXT, coordinator=C)
     candidate = Candidate()
-    candidate.promise(B, Report(9, OTHER), vote(NEXT, Ballot(0, A)))
-    candidate.promise(C, Report(4, CHAIN), vote(other, Ballot(1, C)))
+    candidate.promise(B, Report(9, OTHER, True), vote(NEXT, Ballot(0, A)))
+    candidate.promise(C, Report(4, CHAIN, True), vote(other, Ballot(1, C)))
     assert candidate.chosen() == other
+
+
+def test_a_result_on_top_of_another_attempt_does_not_hold_the_base() -> None:
+    """6 may have been committed on top of 5.3; who holds 6 has 5.1 only, who holds 5.3 has no 6."""
+    candidate = Candidate()
+    candidate.promise(B, held(4, (5, 1, R), (6, 2, Q)))
+    candidate.promise(C, held(4, (5, 3, Q)))
+    assert candidate.chosen() is None
+    candidate.promise(A, held(4, (5, 3, Q), (6, 2, Q)))
+    view = candidate.chosen(2.0)
+    assert view is not None
+    assert (view.base_round, view.base_chain) == (6, after(CHAIN, (5, Q), (6, Q)))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_only_who_has_the_state_before_a_result_holds_the_one_after_it(holds: bool) -> None:
+    candidate = Candidate()
+    candidate.promise(B, held(4, (5, 1, R), holds=holds))
+    candidate.promise(C, Report(4, CHAIN, False))
+    assert (candidate.chosen() is not None) is holds
+
+
+def test_a_fork_that_somebody_has_accepted_binds_nobody_else() -> None:
+    """It is another history; adopted by a quorum it would leave the quorum without a view."""
+    pair = view_of(A, B, C, D, E)
+    alone = forked(replace(NEXT, members=(Member(E, 1),), coordinator=E), Ballot(3, E))
+    candidate = Candidate(pair)
+    candidate.promise(B, Report(4, CHAIN, True))
+    candidate.promise(C, Report(4, CHAIN, True))
+    candidate.promise(D, Report(4, CHAIN, True), vote(alone, Ballot(1, E)))
+    view = candidate.chosen()
+    assert view is not None
+    assert (view.peers, view.lineage, view.fork) == ((B, C, D), LINEAGE, False)
+
+
+def test_a_fork_is_proposed_to_nobody_whom_it_leaves_out() -> None:
+    """Their votes could decide nothing and would block their own coordinator's proposals."""
+    candidate = Candidate(view_of(A, B))
+    candidate.promise(B, Report(4, CHAIN, True))
+    view = candidate.chosen(lone_ok=True)
+    assert view is not None
+    assert view.fork
+    assert [peer for peer, _ in sent(candidate.effects, Accept)] == [B]
+
+
+def test_going_back_is_a_choice_of_the_founder_and_flagged() -> None:
+    view = replace(view_of(A, B, C, base=7), rules=Rules(on_lost="rollback"))
+    candidate = Candidate(view)
+    candidate.promise(B, Report(4, CHAIN, True))
+    candidate.promise(C, Report(6, OTHER, True))
+    assert candidate.chosen(TIMING.lost_s - 1) is None  # a holder may be back
+    decided = candidate.chosen(TIMING.lost_s + 1)
+    assert decided is not None
+    assert decided.rollback
+    assert (decided.base_round, decided.base_chain) == (6, OTHER)
+    (note,) = [e for e in candidate.effects if isinstance(e, Note)]
+    assert "round 7" in note.text
+    assert "back to round 6" in note.text
+
+
+def test_nothing_to_go_back_to_halts_whatever_the_founder_chose() -> None:
+    candidate = Candidate(replace(VIEW, rules=Rules(on_lost="rollback")))
+    candidate.promise(B, Report(4, CHAIN, False))
+    candidate.promise(C, Report(4, CHAIN, False))
+    assert candidate.chosen(TIMING.lost_s + 1) is None
 
 
 def test_a_lost_base_is_noted_and_halts() -> None:
     candidate = Candidate(view_of(A, B, C, base=7))
-    candidate.promise(B, Report(4, CHAIN))
-    candidate.promise(C, Report(6, CHAIN))
+    candidate.promise(B, Report(4, CHAIN, True))
+    candidate.promise(C, Report(6, CHAIN, True))
     assert candidate.chosen(TIMING.lost_s + 1) is None
     assert [e.kind for e in candidate.effects if isinstance(e, Note)] == ["base-lost"]
-    candidate.promise(A, Report(7, CHAIN))
+    candidate.promise(A, Report(7, CHAIN, True))
     assert candidate.chosen(TIMING.lost_s + 2) is not None
 
 
 def test_lone_survivor_forks_whatever_it_has_accepted() -> None:
     candidate = Candidate(view_of(A, B))
-    candidate.promise(B, Report(4, CHAIN), vote(NEXT, Ballot(0, A)))
+    candidate.promise(B, Report(4, CHAIN, True), vote(NEXT, Ballot(0, A)))
     assert candidate.chosen() is None
     view = candidate.chosen(2.0, lone_ok=True)
     assert view is not None
@@ -243,7 +343,7 @@ def test_lone_survivor_forks_whatever_it_has_accepted() -> None:
     assert view.peers == (B,)
     assert view.lineage != LINEAGE
     assert view.ancestors == (LINEAGE,)
-    assert follows(view, VIEW)
+    assert not follows(view, VIEW)  # another history
     assert not follows(VIEW, view)
 
 

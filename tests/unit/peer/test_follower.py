@@ -6,11 +6,12 @@ from typing import TypeVar
 
 import pytest
 
-from atoll.peer.events import Abort, Apply, Effect, Fetch, LoadState, Note, Reduce, Submitted
+from atoll.peer.entries import ROUNDS_IN_FLIGHT_MAX
+from atoll.peer.events import Abort, Apply, Effect, Fetch, ListFinal, Note, Reduce, Submitted, Undo
 from atoll.peer.events import TellTrainer as Tell
 from atoll.peer.follower import Follower
-from atoll.peer.messages import INIT, STEP, Begin, Commit, Learn, Ready, Repair
-from atoll.peer.views import Member, View, chain_after, genesis_chain
+from atoll.peer.messages import INIT, STEP, AskFinals, Begin, Ready, Repair, Run
+from atoll.peer.views import WITNESS, Member, View, chain_after, genesis_chain
 
 ME, OTHER = b"m" * 32, b"o" * 32
 LINEAGE, ROOT = b"L" * 32, b"r" * 32
@@ -23,8 +24,9 @@ class Bench:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        self.own = Follower(ME, self.effects.append)
+        self.own = Follower(Member(ME, 1), self.effects.append)
         self.own.round, self.own.chain = 3, b"3" * 32
+        self.own._last_of = {0: 3}
 
     def took(self, kind: type[T]) -> list[T]:
         found = [effect for effect in self.effects if isinstance(effect, kind)]
@@ -42,16 +44,24 @@ class Bench:
         assert ready is not None
         return ready
 
+    def run(self, number: int, attempt: int, root: bytes = ROOT) -> Run:
+        """READY for this round too."""
+        self.begin(number, attempt)
+        assert self.own.on_reduced(number, attempt, root) is not None
+        return Run(number, attempt, 0, root)
+
     def submit(self, base_round: int = 3, epoch: int = 1) -> None:
         self.own.submitted(Submitted(base_round, epoch, 1.0))
 
 
-def learn(number: int, donor: bytes = OTHER) -> Learn:
-    return Learn(LINEAGE, 2, number, bytes([number]) * 32, b"d" * 32, Member(donor, 1))
+def after(chain: bytes, *numbers: int) -> bytes:
+    for number in numbers:
+        chain = chain_after(chain, number, 0, ROOT)
+    return chain
 
 
-def view(base_round: int, base_chain: bytes) -> View:
-    return View(LINEAGE, 3, (Member(ME, 1),), ME, base_round, base_chain)
+def view(base_round: int, base_chain: bytes, *, rollback: bool = False) -> View:
+    return View(LINEAGE, 3, (Member(ME, 1),), ME, base_round, base_chain, rollback=rollback)
 
 
 # ---------------------------------------------------------------- attempts and commits
@@ -63,14 +73,14 @@ def test_begin_reduce_ready_commit_apply() -> None:
     begin = bench.begin()
     assert bench.took(Reduce) == [Reduce(begin)]
     ready = bench.own.on_reduced(4, 1, ROOT)
-    chain = chain_after(b"3" * 32, 4, (ME,), (1.0,), ROOT)
-    assert ready == Ready(LINEAGE, 2, 4, 1, chain)
-    bench.own.on_commit(Commit(LINEAGE, 2, 4, 1, chain))
+    chain = after(b"3" * 32, 4)
+    assert ready == Ready(LINEAGE, 2, 4, 1, ROOT)
+    bench.own.committed(4, chain)
     assert [type(e) for e in bench.effects] == [Apply, Tell]
     assert (bench.own.round, bench.own.chain) == (4, chain)
-    assert not bench.own.arrived
+    assert not bench.own.submissions
     bench.took(Apply)
-    bench.own.on_commit(Commit(LINEAGE, 2, 4, 1, chain))  # again
+    bench.own.committed(4, chain)  # again
     assert not bench.effects
 
 
@@ -110,12 +120,80 @@ def test_a_commit_without_our_copy_makes_us_unsynced() -> None:
 def test_a_begin_of_a_later_round_does_not_take_back_our_ready() -> None:
     """COMMIT was lost: round 4 may rest on our vote, so its result must stay in our report."""
     bench = Bench()
-    ready = bench.ready()
+    bench.ready()
     bench.begin(number=5, attempt=2)
-    assert bench.own.report().ready_chain == ready.chain
+    assert bench.own.report().runs == (Run(4, 1, 0, ROOT),)
     assert not bench.own.unsynced
-    bench.own.committed(4, ready.chain)  # the coordinator's beat
+    bench.own.committed(4, after(b"3" * 32, 4))  # the coordinator's beat
     assert bench.own.round == 4
+
+
+def test_a_commit_applies_all_that_lead_to_it_in_order() -> None:
+    bench = Bench()
+    for number in (6, 4, 5):
+        bench.run(number, attempt=number)
+    bench.effects.clear()
+    bench.own.committed(6, after(b"3" * 32, 4, 5, 6))
+    assert [apply.begin.round for apply in bench.took(Apply)] == [4, 5, 6]
+    assert bench.own.previous == (5, after(b"3" * 32, 4, 5))
+    assert bench.own.chain == after(b"3" * 32, 4, 5, 6)
+
+
+def test_results_that_lead_elsewhere_are_not_applied() -> None:
+    """Of an attempt that was given up: another was committed."""
+    bench = Bench()
+    bench.run(4, 1, b"q" * 32)
+    bench.run(5, 2)
+    bench.effects.clear()
+    bench.own.committed(5, after(b"3" * 32, 4, 5))
+    assert bench.took(Apply) == []
+    assert bench.own.unsynced
+    assert bench.own.round == 3
+
+
+def test_a_gap_is_not_jumped_over() -> None:
+    bench = Bench()
+    bench.run(5, 2)
+    bench.own.committed(5, after(b"3" * 32, 5))
+    assert bench.own.round == 3
+    assert bench.own.unsynced
+
+
+def test_a_commit_that_is_far_ahead_costs_no_time() -> None:
+    bench = Bench()
+    bench.own.committed((1 << 62) - 1, b"x" * 32)
+    assert bench.own.unsynced
+
+
+def test_what_is_held_stays_in_the_report_of_one_that_fell_behind() -> None:
+    """The coordinator may have counted it: taken back, a committed round could be lost."""
+    bench = Bench()
+    run = bench.run(5, 2)
+    bench.own.committed(4, b"x" * 32)
+    assert bench.own.unsynced
+    assert bench.own.report().runs == (run,)
+
+
+def test_an_ended_attempt_lists_its_chunks_and_says_nothing_more() -> None:
+    bench = Bench()
+    bench.begin()
+    bench.effects.clear()
+    bench.own.on_ask_finals(AskFinals(LINEAGE, 2, 4, 9))
+    assert not bench.effects  # another attempt
+    bench.own.on_ask_finals(AskFinals(LINEAGE, 2, 4, 1))
+    assert bench.effects == [ListFinal(4, 1)]
+    assert bench.own.on_reduced(4, 1, ROOT) is None  # too late: it will not be committed
+    bench.own.on_repair(Repair(LINEAGE, 2, 4, 1, OTHER))
+    assert bench.took(Fetch) == []
+    bench.begin(attempt=2)
+    assert bench.own.on_reduced(4, 2, ROOT) is not None
+
+
+def test_rounds_far_ahead_are_not_begun() -> None:
+    bench = Bench()
+    for number in (3 + ROUNDS_IN_FLIGHT_MAX, 4 + ROUNDS_IN_FLIGHT_MAX):
+        bench.begin(number=number)
+    assert set(bench.own.begins) == {3 + ROUNDS_IN_FLIGHT_MAX}
 
 
 def test_begin_of_a_past_round_is_ignored() -> None:
@@ -146,15 +224,16 @@ def test_submissions(base_round: int, epoch: int, begun: bool, told: Tell | None
     bench.effects.clear()
     bench.submit(base_round, epoch)
     assert bench.took(Tell) == ([told] if told else [])
-    assert bench.own.arrived is (told is None)
+    assert bool(bench.own.submissions) is (told is None)
 
 
 def test_submission_during_the_initial_round_waits() -> None:
     bench = Bench()
     bench.own.round = 0
+    bench.own._last_of.clear()
     bench.own.on_begin(Begin(LINEAGE, 2, 1, 1, INIT, (OTHER,), (1.0,), b"blob"))
     bench.submit(0)
-    assert bench.own.arrived
+    assert bench.own.submissions
 
 
 def test_trainer_of_a_peer_outside_the_attempt_is_told_that_it_missed() -> None:
@@ -164,7 +243,7 @@ def test_trainer_of_a_peer_outside_the_attempt_is_told_that_it_missed() -> None:
     ready = bench.own.on_reduced(4, 1, ROOT)
     assert ready is not None
     bench.took(Tell)
-    bench.own.committed(4, ready.chain)
+    bench.own.committed(4, after(b"3" * 32, 4))
     assert bench.took(Tell) == [Tell("missed", 4, 1)]
 
 
@@ -173,80 +252,25 @@ def test_detached_trainer_takes_its_submission_along_unless_it_is_being_read() -
     bench.own.attached = True
     bench.submit()
     bench.own.detached()
-    assert not bench.own.arrived
+    assert not bench.own.submissions
     bench.submit()
     bench.begin()
     bench.own.detached()
-    assert bench.own.arrived
+    assert bench.own.submissions
 
 
 def test_spoilt_contribution_makes_room_for_the_next_submission() -> None:
     bench = Bench()
     bench.submit()
     bench.begin()
-    bench.own.spoilt()
+    bench.own.spoilt(4)
     assert bench.took(Tell) == [Tell("missed", 4, 1)]
     bench.submit(4)
-    assert bench.own.arrived  # for the attempt after this one
+    assert bench.own.submissions  # for the attempt after this one
     bench.begin(attempt=2)
     bench.took(Tell)
     bench.submit(4)
     assert bench.took(Tell) == [Tell("missed", 4, 1)]  # the new attempt is under way
-
-
-# ---------------------------------------------------------------- loading the state
-
-
-def test_learn_loads_once_per_order_and_only_when_behind() -> None:
-    bench = Bench()
-    bench.own.on_learn(learn(5), in_view=True)
-    assert bench.took(LoadState) == []  # synced: a late order
-    bench.own.committed(5, bytes([5]) * 32)
-    bench.own.on_learn(learn(5), in_view=True)
-    bench.own.on_learn(learn(5), in_view=True)
-    assert bench.took(LoadState) == [LoadState(learn(5))]
-    other = learn(5, donor=ME)
-    bench.own.on_learn(other, in_view=True)
-    assert bench.took(LoadState) == [LoadState(other)]  # another donor
-    bench.own.on_learn(learn(4), in_view=True)
-    assert bench.took(LoadState) == []  # overtaken
-
-
-def test_outcomes_of_older_loads_do_not_count() -> None:
-    bench = Bench()
-    bench.own.on_loaded(2, b"2" * 32, b"d" * 32)
-    assert bench.own.round == 3
-    bench.own.committed(5, bytes([5]) * 32)
-    bench.own.on_learn(learn(5), in_view=True)
-    bench.own.on_loaded(4, bytes([4]) * 32, b"d" * 32)
-    assert bench.own.unsynced
-    bench.own.on_loaded(5, bytes([5]) * 32, b"d" * 32)
-    assert (bench.own.round, bench.own.unsynced, bench.own.epoch) == (5, False, 2)
-    assert bench.took(Tell)[-1] == Tell("reload", 5, 2)
-
-
-def test_joiner_that_holds_the_state_loads_nothing() -> None:
-    bench = Bench()
-    same = Learn(LINEAGE, 2, 3, b"3" * 32, b"d" * 32, Member(OTHER, 1))
-    bench.own.on_learn(same, in_view=False)
-    assert not bench.effects
-    bench.own.on_learn(learn(2), in_view=False)  # another history, of which ours is no part
-    assert bench.took(LoadState) == [LoadState(learn(2))]
-
-
-def test_resync_loads_the_same_round_again_but_never_takes_back_a_ready() -> None:
-    bench = Bench()
-    same = Learn(LINEAGE, 2, 3, b"3" * 32, b"d" * 32, Member(OTHER, 1))
-    bench.ready()
-    bench.own.resync("digest")
-    assert not bench.own.unsynced
-    bench = Bench()
-    bench.own.resync("digest")
-    assert bench.own.unsynced
-    bench.own.on_learn(same, in_view=True)
-    assert bench.took(LoadState) == [LoadState(same)]
-    bench.own.on_loaded(3, b"3" * 32, b"d" * 32)
-    assert not bench.own.doubtful
 
 
 # ---------------------------------------------------------------- views
@@ -254,9 +278,9 @@ def test_resync_loads_the_same_round_again_but_never_takes_back_a_ready() -> Non
 
 def test_install_applies_what_is_the_new_base() -> None:
     bench = Bench()
-    ready = bench.ready()
+    bench.ready()
     bench.effects.clear()
-    bench.own.on_install(view(4, ready.chain))
+    bench.own.on_install(view(4, after(b"3" * 32, 4)))
     assert bench.own.round == 4
     assert len(bench.took(Apply)) == 1
 
@@ -265,7 +289,7 @@ def test_install_on_the_old_base_drops_the_attempt() -> None:
     bench = Bench()
     bench.ready()
     bench.own.on_install(view(3, b"3" * 32))
-    assert (bench.own.round, bench.own.ready, bench.own.begin) == (3, None, None)
+    assert (bench.own.round, bench.own.held, bench.own.begins) == (3, {}, {})
     assert not bench.own.unsynced
 
 
@@ -279,6 +303,46 @@ def test_install_on_a_base_that_we_lack(base: tuple[int, bytes]) -> None:
 
 def test_first_view_of_a_void_run() -> None:
     effects: list[Effect] = []
-    own = Follower(ME, effects.append)
+    own = Follower(Member(ME, 1), effects.append)
     own.on_install(view(0, GENESIS))
     assert (own.round, own.chain, own.unsynced) == (0, GENESIS, False)
+
+
+def test_a_flagged_rollback_undoes_the_last_round() -> None:
+    bench = Bench()
+    bench.ready()
+    bench.own.committed(4, after(b"3" * 32, 4))
+    epoch = bench.own.epoch
+    bench.effects.clear()
+    bench.own.on_install(view(3, b"3" * 32, rollback=True))
+    assert bench.took(Undo) == [Undo(3, b"3" * 32)]
+    assert (bench.own.round, bench.own.chain, bench.own.unsynced) == (3, b"3" * 32, False)
+    assert bench.own.epoch == epoch + 1  # the trainer has to take the state anew
+    assert bench.own.previous == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("base", "rollback"), [((3, b"3" * 32), False), ((3, b"z" * 32), True), ((2, b"2" * 32), True)]
+)
+def test_no_other_way_back_is_taken_by_oneself(base: tuple[int, bytes], rollback: bool) -> None:
+    bench = Bench()
+    bench.ready()
+    bench.own.committed(4, after(b"3" * 32, 4))
+    bench.effects.clear()
+    bench.own.on_install(view(*base, rollback=rollback))
+    assert bench.took(Undo) == []
+    assert bench.own.unsynced
+    assert bench.own.astray
+    assert not bench.own.report().holds
+
+
+def test_a_witness_moves_on_without_holding_anything() -> None:
+    effects: list[Effect] = []
+    own = Follower(Member(ME, 1, WITNESS), effects.append)
+    own.on_install(view(3, b"3" * 32))
+    own.committed(9, b"9" * 32)
+    assert (own.round, own.chain, own.unsynced) == (9, b"9" * 32, False)
+    own.on_install(view(5, b"5" * 32))
+    assert (own.round, own.unsynced) == (5, False)
+    assert effects == []
+    assert not own.report().holds

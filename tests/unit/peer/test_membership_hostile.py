@@ -149,7 +149,7 @@ def test_many_hostile_messages_leave_everything_small() -> None:
         hear(host, stranger, ms.Ready(*tag, begin.round, begin.attempt, stranger))
         hear(host, stranger, ms.Offer(*tag, b"blob"))
         hear(host, stranger, ms.Finals(*tag, begin.round, begin.attempt, stranger))
-        hear(host, stranger, ms.Hail(Member(stranger, 1), stranger))
+        hear(host, stranger, ms.Hail(Member(stranger, 1), ms.Cradle()))
         hear(host, stranger, ms.Meet(stranger, 0, Member(stranger, 1)))
         hear(host, stranger, ms.Leave(*tag, 1))
         hear(host, stranger, ms.Join(Member(stranger, 1, address=f"h:{n}")))
@@ -201,7 +201,9 @@ def test_offers_of_few_are_kept_and_the_dead_make_room() -> None:
     members = tuple(Member(some_id(n), 1) for n in range(3 * OFFERS_MAX))
     view = View(LINEAGE, 1, members, members[0].peer, 0, b"")
     me = members[0].peer
-    lead = Coordinator(view, me, Follower(members[0], lambda e: None), Timing(), lambda e: None, 0.0)
+    lead = Coordinator(
+        view, me, Follower(members[0], lambda e: None), Timing(), lambda e: None, 0.0
+    )
     for member in members:
         lead.on_offer(member.peer, b"blob", 0.5)
     assert list(lead.offers) == [member.peer for member in members[:OFFERS_MAX]]

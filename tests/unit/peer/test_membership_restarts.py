@@ -10,6 +10,7 @@ from atoll.peer import events as ev
 from atoll.peer import messages as ms
 from atoll.peer.membership import Node
 from atoll.peer.phases import Phase
+from atoll.peer.timing import Timing
 from atoll.peer.views import Member
 
 
@@ -158,18 +159,21 @@ def test_learner_that_dies_holds_the_boundary_no_longer_than_a_member() -> None:
 
 
 def test_stalled_learner_is_dropped_and_comes_back_after_growing_pauses() -> None:
-    cluster = Cluster("abc")
+    cluster = Cluster("abc", Timing(learner_stall_s=5.0))
     cluster.form("abc")
+    for name in "abc":
+        cluster.host(name).inner_s = 0.5
     cluster.stuck = lambda host, donor: host.name == "d"
     joining(cluster, "d")
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
     dropped = []
-    for _ in range(3):
-        count = len(dropped) + 1
-        cluster.until(lambda count=count: cluster.tail(99_999).count("dropped") == count)
+    for count in (1, 2, 3):
+        cluster.until(lambda count=count: lead.admission._stalls.get(peer_id("d")) == count)
         dropped.append(cluster.now_s)
         cluster.until_round("abc", 1)  # training goes on meanwhile
     first, second = dropped[1] - dropped[0], dropped[2] - dropped[1]
-    assert 11.0 < first < second - 0.5  # ten seconds of patience, then a pause that doubles
+    assert 6.0 < first < second - 0.5  # five seconds of patience, then a pause that doubles
     cluster.stuck = lambda host, donor: False
     cluster.until(lambda: cluster.in_one_view("abcd"))
 

@@ -38,6 +38,8 @@ def test_init_is_reduced_by_one_and_copied_by_the_others(tmp_path: Path) -> None
         first.runner.inputs = np.arange(elements, dtype=np.float32)
         first.runner.carry_out(ev.Reduce(begin))
         await eventually(lambda: first.reduced(1))
+        assert first.runner.streams.moved_bytes == 0
+        assert first.runner.progress_bytes >= 4 * elements  # or it would count as stalled
         second.runner.carry_out(ev.Fetch(begin, first.me))
         await eventually(lambda: second.reduced(1))
         assert first.reduced(1) == second.reduced(1)

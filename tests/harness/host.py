@@ -1,0 +1,72 @@
+"""One simulated process: a machine, its data plane, its trainer, and what may be wrong with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.peer import events as ev
+from atoll.peer.membership import Node
+from atoll.peer.messages import Begin
+from atoll.peer.phases import Phase
+from harness.values import Entry, Job, State
+
+__all__ = ["FOREVER_S", "Host"]
+
+FOREVER_S = float("inf")
+
+
+@dataclass(eq=False)
+class Host:
+    """One process: a machine, its simulated data plane and its trainer."""
+
+    name: str
+    node: Node
+    life: int = 1  # processes of this name so far
+    alive: bool = True
+    paused: bool = False  # SIGSTOP: what arrives waits in the socket
+    off: bool = False  # the whole machine is down: nobody answers, nothing is reset
+    trains: bool = False  # submits whenever it can
+    hangs: bool = False  # the trainer does not come to an end of its inner phase
+    inner_s: float = 0.05
+    phases: dict[int, int] = field(default_factory=dict)  # fragment -> its inner phase
+    weight: float = 1.0
+    slow: float = 1.0  # its data streams take so many times longer
+    submitted: int = 0  # submissions so far, each with its own number
+    regions: dict[int, ev.Submitted] = field(default_factory=dict)  # by its number
+    state: State = field(default_factory=State)
+    before: State | None = None  # what Undo goes back to
+    log: list[Entry] = field(default_factory=list)
+    digests: dict[int, bytes] = field(default_factory=dict)
+    flipped: bytes = b""  # not empty: memory errors have changed this state
+    tainted: bool = False  # ... as far as is known to nobody but the checker
+    garbles: bool = False  # its results come out wrong
+    reducing: Begin | None = None  # the latest attempt in progress
+    jobs: dict[int, Job] = field(default_factory=dict)
+    loads: int = 0
+    moved_bytes: int = 0
+    told_progress_s: float = 0.0
+    told: list[tuple[str, int]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    backlog: list[ev.Event] = field(default_factory=list)
+    tick_s: float = FOREVER_S
+    rate: float = 1.0  # its clock's seconds per second
+    skew_s: float = 0.0
+    trap: tuple[str, int, str] | None = None  # dies at the n-th effect of a type
+
+    def region(self, fragment: int) -> int:
+        """The submission that the machine would contribute now, 0 for none."""
+        waiting = self.node.follower.submissions.get(fragment)
+        found = [number for number, event in self.regions.items() if event is waiting]
+        return found[-1] if found else 0
+
+    @property
+    def peer(self) -> bytes:
+        return self.node.me.peer
+
+    @property
+    def round(self) -> int:
+        return self.node.follower.round
+
+    @property
+    def leads(self) -> bool:
+        return self.node.phase is Phase.COORDINATOR

@@ -1,0 +1,168 @@
+"""`atoll up`, `join` and `follow`: what contradicts itself is refused before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.peer import cli, cli_daemon
+from atoll.peer.identity import Home, RunRecord
+from atoll.peer.options import DaemonOptions
+from atoll.peer.views import ARCHIVE, DEFAULT_RULES, REPLICA, WITNESS, Rules
+
+A, B, C = "10.0.0.1:29600", "10.0.0.2:29600", "10.0.0.3:29600"
+SECRET = bytes(range(32))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]:
+    """The daemons that would have been started, each with "it goes back into its run"."""
+    found: list[tuple[DaemonOptions, bool]] = []
+
+    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool) -> int:
+        found.append((options, rejoins))
+        return 0
+
+    monkeypatch.setattr(cli_daemon, "_serve", serve)
+    return found
+
+
+def start(home: Path, *arguments: str) -> int:
+    return cli.main([*arguments, "--home", str(home), "--listen", "127.0.0.1:0"])
+
+
+def secret_file(folder: Path) -> str:
+    (folder / "secret").write_text(SECRET.hex() + "\n")
+    return str(folder / "secret")
+
+
+# ---------------------------------------------------------------- contradictions
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--resume D --expect 2 --peers A,B", "--resume goes on from a checkpoint, --expect"),
+        ("--resume D --peers A,B", "--resume goes on from a checkpoint, --expect"),
+        ("--resume D --force-new-lineage", "begins without state, --resume with it"),
+        ("--resume D --witness", "a witness holds no state to go on from"),
+        ("--expect 2", "--expect and --peers need each other"),
+        ("--peers A,B", "--expect and --peers need each other"),
+        ("--expect 3 --peers A,B", "--expect 3, but --peers has 2"),
+        ("--expect 2 --peers A,A", "--expect 2, but --peers has 1"),
+        ("--expect 1 --peers A", "founding together takes two"),
+        ("--expect 2 --peers A,B", "the founders need one secret in common"),
+        ("--expect 2 --peers A,nowhere", "nowhere"),
+        ("--witness --checkpoint D", "a witness holds no state, so it writes no checkpoints"),
+        ("--every 5", "--every without --checkpoint"),
+        ("--resume D", "cannot be read: No such file"),
+        ("--secret-file D", "No such file"),
+    ],
+)
+def test_contradictions_are_refused(
+    line: str,
+    says: str,
+    tmp_path: Path,
+    started: list[Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = {"A": A, "A,B": f"{A},{B}", "A,A": f"{A},{A}", "A,nowhere": f"{A},nowhere"}
+    values["D"] = str(tmp_path / "nothing")
+    arguments = [values.get(word, word) for word in line.split()]
+    assert start(tmp_path / "home", "up", "--run", "demo", *arguments) in (2, 26)
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert "Traceback" not in printed
+    assert not started
+
+
+@pytest.mark.parametrize("every", ["0", "-3", "often"])
+def test_every_is_a_number_of_rounds(every: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        start(tmp_path, "up", "--run", "demo", "--checkpoint", str(tmp_path), "--every", every)
+
+
+# ---------------------------------------------------------------- what is started
+
+
+def test_rules_are_the_users_then_the_runs_then_the_default() -> None:
+    class Resumed:
+        rules = Rules("any", "rollback", "halt")
+
+    def rules(resume: Any = None, **asked: str) -> Rules:
+        return cli_daemon._rules(argparse.Namespace(**asked), resume)
+
+    assert rules() == DEFAULT_RULES
+    assert rules(policy="majority") == Rules("majority")
+    assert rules(Resumed()) == Resumed.rules
+    assert rules(Resumed(), on_lost="halt") == Rules("any", "halt", "halt")
+
+
+def test_founders_share_a_secret_and_come_back_with_the_same_line(
+    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+) -> None:
+    founding = ("--expect", "2", "--peers", f"{A},{B}", "--secret-file", secret_file(tmp_path))
+    line = ("up", "--run", "demo", *founding)
+    assert start(tmp_path / "home", *line) == 0
+    options, rejoins = started.pop()
+    assert options.founders == options.contacts == (A, B)
+    assert (options.secret, options.found, rejoins) == (SECRET, False, False)
+    with Home.open(tmp_path / "home") as home:
+        home.save_run(RunRecord("demo", SECRET, (B, A)))  # as its daemon does, its own at the end
+    assert start(tmp_path / "home", *line) == 0
+    options, rejoins = started.pop()
+    assert (options.founders, options.contacts, rejoins) == ((), (B,), True)
+
+
+def test_roles(tmp_path: Path, started: list[tuple[DaemonOptions, bool]]) -> None:
+    start(tmp_path / "a", "up", "--run", "demo")
+    start(tmp_path / "w", "up", "--run", "demo", "--witness")
+    assert [options.role for options, _ in started] == [REPLICA, WITNESS]
+    invite = f"atoll://{A}/demo#" + _token()
+    start(tmp_path / "b", "join", invite)
+    start(tmp_path / "v", "join", invite, "--witness")
+    start(tmp_path / "f", "follow", invite, "--checkpoint", str(tmp_path / "kept"), "--every", "7")
+    assert [options.role for options, _ in started[2:]] == [REPLICA, WITNESS, ARCHIVE]
+    assert (started[-1][0].checkpoint, started[-1][0].every) == (tmp_path / "kept", 7)
+    assert [options.found for options, _ in started] == [True, True, False, False, False]
+
+
+def test_a_run_with_checkpoints_is_not_founded_anew_by_mistake(
+    tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kept" / f"demo-{8:012d}-0123abcd").mkdir(parents=True)
+    keeps = ("--checkpoint", str(tmp_path / "kept"))
+    assert start(tmp_path / "home", "up", "--run", "demo", *keeps) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert start(tmp_path / "home", "up", "--run", "another", *keeps) == 0
+    assert start(tmp_path / "h", "up", "--run", "demo", *keeps, "--force-new-lineage") == 0
+    assert len(started) == 2
+
+
+def test_a_home_whose_run_is_gone_says_what_can_be_done(
+    tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Home.open(tmp_path / "home") as home:
+        home.save_run(RunRecord("demo", SECRET, (A,)))  # it was the only member
+    assert start(tmp_path / "home", "up", "--run", "demo") == 2
+    printed = capsys.readouterr().err
+    assert "--resume PATH" in printed
+    assert "--force-new-lineage" in printed
+    assert not started
+
+
+def test_help_explains_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["up", "--help"])
+    printed = capsys.readouterr().out
+    for part in ("rules of the run", "founding together", "when nobody of the run is left"):
+        assert part in printed
+
+
+def _token() -> str:
+    from atoll.peer.invite import Invite, fingerprint_of
+
+    return str(Invite("10.0.0.1", 29600, "demo", fingerprint_of(b"p" * 32), SECRET)).split("#")[1]
