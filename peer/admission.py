@@ -195,7 +195,7 @@ class Admission:
             learner.progress_s += pause_s
 
     def _drop(self, peer: bytes, now_s: float, pause_s: float, why: str) -> None:
-        del self.learners[peer]
+        role = self.learners.pop(peer).member.role
         pause_s = min(pause_s, BACKOFF_MAX_S)
         self._not_before_s.pop(peer, None)
         self._not_before_s[peer] = now_s + pause_s  # the latest last
@@ -203,7 +203,8 @@ class Admission:
         for old in past or list(self._not_before_s)[:-DROPPED_MAX]:  # forgotten: this stays small
             del self._not_before_s[old]
             self._stalls.pop(old, None)
-        text = f"{short(peer)} dropped as a joiner: {why}; it may ask again in {pause_s:.0f} s"
+        what = "archive" if role == ARCHIVE else "joiner"
+        text = f"{short(peer)} is no {what} any more: {why}; it may ask again in {pause_s:.0f} s"
         self._emit(Note("join", text, peer))
 
     # ------------------------------------------------------------ the next view

@@ -48,6 +48,7 @@ class Attempt:
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     _noticed_s: float = float("-inf")
+    _missed_s: float | None = None  # when the first report of a broken edge was looked at
     _whole_s: float | None = None  # since when nothing is lacking but copies of outsiders
     _progress_bytes: int = -1
     _progress_s: float = 0.0
@@ -60,6 +61,10 @@ class Attempt:
     def forgive(self, pause_s: float) -> None:
         """The coordinator itself was stopped for that long."""
         self._progress_s += pause_s
+
+    def wait_turn(self, now_s: float) -> None:
+        """An earlier round is not committed yet: what is READY there says so here only then."""
+        self._progress_s = now_s
 
     # ------------------------------------------------------------ what comes back
 
@@ -190,8 +195,9 @@ class Attempt:
         Who reports itself cannot contribute: that needs no waiting.
         """
         own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
-        waited_s = now_s - self.began_s
-        patient = waited_s < self.timing.repair_s
+        if self.misses and self._missed_s is None:
+            self._missed_s = now_s
+        patient = self._missed_s is None or now_s - self._missed_s < self.timing.repair_s
         excluded = own if patient else vertex_cover(self.misses, self.me)
         if not excluded & set(self.begin.participants):
             return None

@@ -62,7 +62,7 @@ class Commands:
         wanted = str(arguments.get("peer", ""))
         if node.view is None or node.coordinator is None:
             lead = short(node.view.coordinator) if node.view else "nobody"
-            raise ConfigError(f"this peer is not the coordinator; {lead} is", fix="ask that one")
+            raise ConfigError(f"not the coordinator of a view: {lead} is", fix="ask that one")
         others = [p for p in node.view.peers if p != node.me.peer]
         found = [p for p in others if not wanted or short(p).startswith(wanted)]
         if not found or (wanted and len(found) > 1):

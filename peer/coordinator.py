@@ -219,6 +219,8 @@ class Coordinator:
             if root:
                 self._commit(attempt, root, now_s)
                 return True
+        else:
+            attempt.wait_turn(now_s)
         usable = alive - given_up
         participants = attempt.step(now_s, usable, given_up, self.roster.progress_bytes())
         if participants is not None:
@@ -261,7 +263,7 @@ class Coordinator:
         again = closing.is_stall and effort.stalls > 1
         participants = closing.participants(alive, excluding=again)
         if participants:
-            self._begin(begin.round, begin.kind, participants, closing, now_s)
+            self._begin(begin.round, begin.kind, participants, closing, alive, now_s)
         else:
             self.barrier.open(now_s)
 
@@ -298,10 +300,14 @@ class Coordinator:
         kind: str,
         participants: tuple[bytes, ...],
         last: Closing | None,
+        alive: set[bytes],
         now_s: float,
     ) -> None:
         self._attempts += 1
         self._effort(number).tries += 1
+        for later, attempt in self.attempts.items():
+            if later > number:
+                attempt.ready.clear()  # said by peers that held another result of this round
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
         weights = tuple(1.0 if kind == INIT else self.roster.weight(p, fragment) for p in chosen)
@@ -311,7 +317,7 @@ class Coordinator:
             before = last.attempt.begin
             known = dict(zip(before.participants, before.weights, strict=True))
             weights = tuple(known[peer] for peer in chosen)
-            past, kept = last.kept()
+            past, kept = last.kept(alive)
         if not any(weights):
             weights = (1.0,) * len(chosen)  # nobody counted anything: all alike
         blob = self.offers.get(chosen[0], b"") if kind == INIT else b""
@@ -339,12 +345,12 @@ class Coordinator:
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
             if offering and not in_flight:
-                self._begin(1, INIT, (offering[0],), None, now_s)
+                self._begin(1, INIT, (offering[0],), None, alive, now_s)
             return
         number = self._next_round
         participants = self.barrier.participants(number, alive - self.admission.leaving, now_s)
         if participants:
-            self._begin(number, STEP, participants, None, now_s)
+            self._begin(number, STEP, participants, None, alive, now_s)
 
     @property
     def _next_round(self) -> int:

@@ -47,6 +47,7 @@ class BlockingTls:
         self._scratch = memoryview(b"")  # made when the first bytes are awaited: senders need none
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
+        self._broken = False
         self._sock.settimeout(NO_PROGRESS_TIMEOUT_S)
         self._unsent_bytes_max = 0  # follows the rate, from frame to frame
 

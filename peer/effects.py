@@ -112,7 +112,7 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Take back the last commit: the view builds on the round before (a flagged rollback)."""
+    """Take back the last commit: the view builds on the round before. Answered like CatchUp."""
 
     round: int  # the one to go back to
     chain: bytes

@@ -30,7 +30,6 @@ from atoll.peer.events import (
     Reduce,
     Submitted,
     TellTrainer,
-    Undo,
 )
 from atoll.peer.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
 from atoll.peer.views import WITNESS, Member, View, chain_after, genesis_chain
@@ -151,13 +150,32 @@ class Follower:
             self._emit(ListFinal(ask.round, ask.attempt))
 
     def on_reduced(self, round_number: int, attempt: int, root: bytes) -> Ready | None:
-        """We hold the whole result: the READY to send, if the attempt is still the current one."""
+        """We hold the whole result: the READY to send, if the attempt is still the current one.
+
+        READY says that we can go there, so it waits for the results of the rounds before.
+        """
         begin = self._current(round_number, attempt)
         if begin is None or round_number in self.held:
             return None
         run = Run(round_number, attempt, begin.fragment, root)
         self.held[round_number] = Held(run, begin)
-        return Ready(begin.lineage, begin.view, round_number, attempt, root)
+        return next(iter(self.readies_from(round_number)), None)
+
+    def readies_from(self, round_number: int) -> list[Ready]:
+        """What we can say about this round and later ones, if the rounds before are held."""
+        found = [self.held[number] for number in self._reachable() if number >= round_number]
+        return [
+            Ready(x.begin.lineage, x.begin.view, x.run.round, x.run.attempt, x.run.root)
+            for x in found
+            if x.begin is not None
+        ]
+
+    def _reachable(self) -> list[int]:
+        """The rounds whose results, one after the other, lead on from our position."""
+        numbers: list[int] = []
+        while self.round + len(numbers) + 1 in self.held:
+            numbers.append(self.round + len(numbers) + 1)
+        return numbers
 
     def on_notice(self, notice: Notice) -> Ready | None:
         """As a witness: others hold this result; vote for it, and for no older attempt."""
@@ -177,13 +195,13 @@ class Follower:
         return None if over else begin
 
     def runs(self) -> tuple[Run, ...]:
-        """The attempts at hand, with the roots of those whose result is held."""
+        """The attempts at hand, with the roots of those that we are READY for."""
         known = {
             number: Run(number, begin.attempt, begin.fragment)
             for number, begin in self.begins.items()
             if number not in self.closed
         }
-        known.update((number, held.run) for number, held in self.held.items())
+        known.update((number, self.held[number].run) for number in self._reachable())
         return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
 
     def _drop_attempt(self, round_number: int) -> None:
@@ -283,21 +301,11 @@ class Follower:
             return
         if not self.is_replica or view.base_round == 0:
             self.move_to(*base)
-        elif view.rollback and self.previous == base and not self.unsynced:
-            self._undo(*base)
         else:
             self.astray = self.round >= view.base_round
             if not self.unsynced:
                 what = f"the view builds on round {view.base_round}, which is not held here"
                 self.fell_behind(what)
-
-    def _undo(self, round_number: int, chain: bytes) -> None:
-        self._emit(Undo(round_number, chain))
-        self._emit(Note("rollback", f"round {self.round} is taken back: nobody else alive has it"))
-        self.round, self.chain = round_number, chain
-        self.previous = (0, b"")
-        self.digest_round = -1  # the shell reports it again
-        self.reload()
 
     def on_excluded(self) -> None:
         """Out of the view; the state stays, it may still be the group's when we are back."""

@@ -68,8 +68,8 @@ class Closing:
         staying = tuple(p for p in self._participants if p in alive and p not in cover)
         return staying or tuple(p for p in self._participants if p in alive)
 
-    def kept(self) -> tuple[tuple[Origin, ...], bytes]:
-        """``past`` and ``kept`` of the next BEGIN."""
+    def kept(self, alive: Collection[bytes]) -> tuple[tuple[Origin, ...], bytes]:
+        """``past`` and ``kept`` of the next BEGIN; only the living can hand anything out."""
         begin = self.attempt.begin
         view = self.attempt.view
         before = {
@@ -80,7 +80,7 @@ class Closing:
         usable = [not unusable & set(origin.participants) for origin in begin.origins]
         position = {peer: index for index, peer in enumerate(view.peers)}
         found: list[Kept] = []
-        for chunk, holders in sorted(self._holders().items()):
+        for chunk, holders in sorted(self._holders(alive).items()):
             origin = before.get(chunk, 0)
             if len(holders) == 1 and usable[origin]:  # of one digest: else it is reduced again
                 digest, peers = next(iter(holders.items()))
@@ -92,12 +92,13 @@ class Closing:
         named_kept = [x._replace(origin=renumbered[x.origin]) for x in found if x.origin in used]
         return past, pack_kept(named_kept)
 
-    def _holders(self) -> dict[int, dict[bytes, list[bytes]]]:
+    def _holders(self, alive: Collection[bytes]) -> dict[int, dict[bytes, list[bytes]]]:
         """chunk -> digest -> who holds it final. Lists of different lengths are not of one grid."""
         lengths = [len(digests) for digests in self._finals.values() if digests]
         found: dict[int, dict[bytes, list[bytes]]] = {}
         for peer, digests in sorted(self._finals.items()):
-            if len(digests) % DIGEST_BYTES or len(digests) != max(lengths, default=0):
+            whole = len(digests) % DIGEST_BYTES == 0 and len(digests) == max(lengths, default=0)
+            if peer not in alive or not whole:
                 continue
             for chunk in range(len(digests) // DIGEST_BYTES):
                 digest = digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES]

@@ -93,8 +93,6 @@ __all__ = [
     "Yield",
 ]
 
-ARCHIVES_TOLD_MAX = 16  # donors that a learner is told of beside the members
-
 ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
 
 Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]

@@ -87,6 +87,7 @@ class Reducer:
     def want(self, begin: Begin) -> None:
         """An order about this attempt is on its way; orders about older ones are void."""
         self._wanted[begin.round] = begin
+        self._router.promise_attempt(begin)
 
     def abort(self, round_number: int, attempt: int) -> None:
         """Its frames no longer count, and nothing more becomes final. Its threads end by
@@ -94,6 +95,7 @@ class Reducer:
         wanted = self._wanted.get(round_number)
         if wanted is not None and wanted.attempt == attempt:
             del self._wanted[round_number]
+        self._router.end_attempt(round_number, attempt)
         job = self.jobs.at(round_number, attempt)
         if job is not None:
             self._end(job)

@@ -61,8 +61,10 @@ class Reports:
     def _on_reduced(self, event: ev.Reduced) -> None:
         node = self._node
         ready = node.follower.on_reduced(event.round, event.attempt, event.root)
-        if ready is not None and node.view is not None and not node.frozen():
-            node.emit(ev.Send(node.view.coordinator, ready))
+        if ready is None or node.view is None or node.frozen():
+            return
+        for known in node.follower.readies_from(event.round):  # later ones have waited for it
+            node.emit(ev.Send(node.view.coordinator, known))
 
     def _on_reduce_failed(self, event: ev.ReduceFailed) -> None:
         node = self._node

@@ -2,7 +2,7 @@
 
 Several rounds may be under way, one attempt at each. Frames of older attempts, views and rounds are
 drained and dropped. A frame of an attempt that this peer has not begun yet (its BEGIN is still on
-the control link) pauses its stream for a bounded time.
+the control link) pauses its stream for a bounded time; once BEGIN is here, until its turn comes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from atoll.peer.views import short
 __all__ = ["Router"]
 
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
-WINDOW_TIMEOUT_S = 60.0  # a frame ahead of the window; the coordinator ends a stall far sooner
+# A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
+WINDOW_TIMEOUT_S = 60.0
 OF_ATTEMPTS = (Kind.CONTRIB, Kind.RESULT, KEPT)
 
 
@@ -44,11 +45,19 @@ class Router:
         self._changed = threading.Condition()
         self._attempts: dict[int, _Attempt] = {}  # by round
         self._newest: dict[int, tuple[int, int]] = {}  # round -> (view, attempt)
+        self._promised: dict[int, tuple[int, int]] = {}  # the same, of orders that wait in a queue
         self._view = 0  # the newest that an attempt was begun in
         self._settled = 0  # rounds up to this one are over
         self._closed = False
 
     # ------------------------------------------------------------ steering
+
+    def promise_attempt(self, begin: Begin) -> None:
+        """It is expected later, or ended: its frames wait for the commits before it. A frame that
+        is dropped cannot be had again, and the attempt would stall."""
+        with self._changed:
+            self._promised[begin.round] = (begin.view, begin.attempt)
+            self._changed.notify_all()
 
     def expect_attempt(self, begin: Begin, reduction: Reduction, kept: KeptCopy) -> None:
         """Frames of this attempt are wanted; those of older ones, or of older views, are not."""
@@ -64,6 +73,9 @@ class Router:
             current = self._attempts.get(round_number)
             if current is not None and current.begin.attempt == attempt:
                 del self._attempts[round_number]
+            if self._promised.get(round_number, (0, 0))[1] == attempt:
+                del self._promised[round_number]
+                self._changed.notify_all()
 
     def settle(self, round_number: int) -> None:
         """The state is the one after this round: no frame of it or of an earlier one is wanted.
@@ -72,6 +84,7 @@ class Router:
             self._settled = round_number
             self._attempts = {r: a for r, a in self._attempts.items() if r > round_number}
             self._newest = {r: n for r, n in self._newest.items() if r > round_number}
+            self._promised = {r: n for r, n in self._promised.items() if r > round_number}
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -115,12 +128,15 @@ class Router:
         self._on_broken(source, why)
 
     def _attempt_of(self, header: DataHeader) -> _Attempt | None:
-        deadline_s = time.monotonic() + AHEAD_TIMEOUT_S
+        begun_s = time.monotonic()
         with self._changed:
             while self._is_ahead(header):
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
+                promised = self._promised.get(header.round) == (header.view, header.attempt)
+                timeout_s = WINDOW_TIMEOUT_S if promised else AHEAD_TIMEOUT_S
+                left_s = begun_s + timeout_s - time.monotonic()
+                if left_s <= 0:
                     return None
+                self._changed.wait(left_s)
             current = self._attempts.get(header.round)
         if current is None:
             return None

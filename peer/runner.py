@@ -211,7 +211,7 @@ class RoundRunner:
             self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
             self._moved_to(state)
         if state is not None and state.round == effect.round:
-            self._feed(ev.Applied(effect.round, state.digest))
+            self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))
         else:
             self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
 

@@ -168,7 +168,8 @@ def _outside(daemon: Daemon) -> str:
     if node.genesis.waiting:
         return missing_founders(daemon)
     if node.phase is not Phase.LEARNER or not node.joining.is_taught:
-        return f"this peer is {node.phase.value}: no coordinator of run {run} has answered yet"
+        has = f", which has the state of round {node.follower.round}" if daemon.runner.state else ""
+        return f"no coordinator of run {run} answers this {node.me.role}{has}"
     late = f"{behind} round{'s' if behind > 1 else ''} behind" if behind else "up to date"
     if node.me.role == ARCHIVE:
         return f"following run {run} as an archive, round {node.follower.round}, {late}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.peer.events import CatchUp, CaughtUp, Goal, Note
+from atoll.peer.events import CatchUp, CaughtUp, Goal, Note, Undo
 from atoll.peer.views import REPLICA, Member, View
 
 if TYPE_CHECKING:
@@ -79,7 +79,11 @@ class Syncing:
         goal = Goal(*self._target, coordinator, donors, own.doubtful)
         if goal != self._asked or node.now_s >= self._ask_again_s > 0:
             self._asked, self._ask_again_s = goal, 0.0
-            node.emit(CatchUp(goal))
+            if self._target == own.previous and not own.doubtful:
+                own.previous = (0, b"")  # once; if it cannot be undone any more, it is fetched
+                node.emit(Undo(*self._target))
+            else:
+                node.emit(CatchUp(goal))
 
     # ------------------------------------------------------------ where we are
 
@@ -106,8 +110,6 @@ class Syncing:
     def on_failed(self, why: str) -> None:
         """The order has ended without success; it is repeated after a pause."""
         node, own = self._node, self._node.follower
-        if own.digest_round < 0 < own.round and not own.unsynced:  # a commit cannot be undone here
-            own.unsynced = own.doubtful = True
         if own.unsynced:
             node.emit(Note("load-failed", f"catching up failed: {why}"))
             self._ask_again_s = node.now_s + node.timing.repair_s

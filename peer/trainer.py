@@ -103,7 +103,7 @@ class TrainerDesk:
             raise TrainerRefusedError("this daemon is leaving the run", fix="start it again")
         if self._node.me.role != REPLICA:
             raise TrainerRefusedError(
-                f"this daemon is a {self._node.me.role}, which takes no trainer",
+                f"this daemon's role is {self._node.me.role}, and that takes no trainer",
                 fix="start one on this machine with `atoll join` and another --home",
             )
         if trainer is None:

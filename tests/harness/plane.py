@@ -288,13 +288,15 @@ class DataPlane:
         world = self._world
         before = host.before
         fits = before is not None and (before.round, before.chain) == (effect.round, effect.chain)
-        assert fits, f"{host.name} cannot take back a commit to reach round {effect.round}"
-        assert before is not None
+        if not fits or before is None:
+            failed = ev.CatchUpFailed(f"the state after round {effect.round} is not here")
+            world.after(0.001, lambda: world.deliver(host, failed))
+            return
         host.state, host.before = before, None
         host.log = [entry for entry in host.log if entry.round <= before.round]
         for number in [n for n in host.digests if n > before.round]:
             del host.digests[number]
-        event = ev.Applied(before.round, before.digest)
+        event = ev.CaughtUp(before.round, before.chain, before.digest)
         world.after(0.001, lambda: world.deliver(host, event))
 
 

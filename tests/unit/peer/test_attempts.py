@@ -302,12 +302,15 @@ def test_the_coordinators_own_pause_is_no_stall() -> None:
     assert round_.step(20.5, progress_bytes=1) is None
 
 
-def test_a_broken_edge_is_given_a_moment_to_show_as_a_death() -> None:
+@pytest.mark.parametrize("broken_s", [0.1, 60.0], ids=["early", "at half of a long round"])
+def test_a_broken_edge_is_given_a_moment_to_show_as_a_death(broken_s: float) -> None:
     round_ = Round(A, B, C)
+    assert round_.step(broken_s - 0.1, progress_bytes=0) is None
     round_.miss(B, C)
     round_.miss(C, B)
-    assert round_.step(0.1, progress_bytes=1) is None
-    kept = round_.step(TIMING.repair_s + 0.1, progress_bytes=2)
+    assert round_.step(broken_s, progress_bytes=1) is None
+    assert round_.step(broken_s + TIMING.repair_s / 2, progress_bytes=2) is None
+    kept = round_.step(broken_s + TIMING.repair_s + 0.1, progress_bytes=3)
     assert kept is not None
     assert len(kept) == 2
     assert A in kept

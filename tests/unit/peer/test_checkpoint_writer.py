@@ -72,6 +72,14 @@ def test_rounds_that_commit_meanwhile_are_brought_to_one(
     run.close()
 
 
+def test_a_state_that_was_loaded_needs_no_entries(home: Home, run: TinyRun, folder: Path) -> None:
+    run.commit()
+    run.log.restart(2, run.state.digest, run.chain)  # as after a catch-up, or from a checkpoint
+    path = write(writer_for(folder, home), run)
+    check_is(path, run, 2)
+    assert read_manifest(path).chain == run.chain
+
+
 def test_a_round_that_is_taken_back_meanwhile_is_noticed(
     home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

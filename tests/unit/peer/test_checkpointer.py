@@ -76,6 +76,22 @@ def test_who_missed_a_turn_does_not_miss_two() -> None:
     assert is_due(14, 4, 0, 1, last=6)
 
 
+@given(
+    every=st.integers(1, 20),
+    members=st.integers(1, 5),
+    jumps=st.lists(st.integers(1, 7), min_size=1, max_size=30),
+)
+def test_who_moves_in_jumps_writes_as_often(every: int, members: int, jumps: list[int]) -> None:
+    rank, number, last, written = members - 1, 0, 0, 0
+    for jump in jumps:
+        number += jump
+        if is_due(number, every, rank, members, last, jump):
+            last, written = number, written + 1
+    turns = sum(is_due(n, every, rank, members, last=n) for n in range(1, number + 1))
+    assert written <= turns
+    assert written >= turns // max(1, -(-max(jumps) // every)) - 1
+
+
 # ---------------------------------------------------------------- in the daemon
 
 

@@ -10,7 +10,7 @@ from atoll.peer.entries import ROUNDS_IN_FLIGHT_MAX
 from atoll.peer.events import Abort, Apply, Effect, Fetch, ListFinal, Note, Reduce, Submitted, Undo
 from atoll.peer.events import TellTrainer as Tell
 from atoll.peer.follower import Follower
-from atoll.peer.messages import INIT, STEP, AskFinals, Begin, Ready, Repair, Run
+from atoll.peer.messages import INIT, STEP, AskFinals, Begin, Ready, Repair, Report, Run
 from atoll.peer.views import WITNESS, Member, View, chain_after, genesis_chain
 
 ME, OTHER = b"m" * 32, b"o" * 32
@@ -45,9 +45,10 @@ class Bench:
         return ready
 
     def run(self, number: int, attempt: int, root: bytes = ROOT) -> Run:
-        """READY for this round too."""
+        """Hold the result of this round too."""
         self.begin(number, attempt)
-        assert self.own.on_reduced(number, attempt, root) is not None
+        self.own.on_reduced(number, attempt, root)
+        assert number in self.own.held
         return Run(number, attempt, 0, root)
 
     def submit(self, base_round: int = 3, epoch: int = 1) -> None:
@@ -149,6 +150,16 @@ def test_results_that_lead_elsewhere_are_not_applied() -> None:
     assert bench.took(Apply) == []
     assert bench.own.unsynced
     assert bench.own.round == 3
+
+
+def test_ready_waits_for_the_rounds_before() -> None:
+    bench = Bench()
+    bench.begin(5, 2)
+    assert bench.own.on_reduced(5, 2, ROOT) is None
+    assert [run.root for run in bench.own.runs()] == [b""]
+    bench.begin(4, 3)
+    assert bench.own.on_reduced(4, 3, ROOT) is not None
+    assert [run.root for run in bench.own.runs()] == [ROOT, ROOT]  # the heartbeat says both
 
 
 def test_a_gap_is_not_jumped_over() -> None:
@@ -308,17 +319,14 @@ def test_first_view_of_a_void_run() -> None:
     assert (own.round, own.chain, own.unsynced) == (0, GENESIS, False)
 
 
-def test_a_flagged_rollback_undoes_the_last_round() -> None:
+def test_a_rollback_leaves_us_astray_until_we_have_gone_back() -> None:
     bench = Bench()
     bench.ready()
     bench.own.committed(4, after(b"3" * 32, 4))
-    epoch = bench.own.epoch
-    bench.effects.clear()
     bench.own.on_install(view(3, b"3" * 32, rollback=True))
-    assert bench.took(Undo) == [Undo(3, b"3" * 32)]
-    assert (bench.own.round, bench.own.chain, bench.own.unsynced) == (3, b"3" * 32, False)
-    assert bench.own.epoch == epoch + 1  # the trainer has to take the state anew
-    assert bench.own.previous == (0, b"")
+    assert bench.own.unsynced
+    assert bench.own.previous == (3, b"3" * 32)
+    assert bench.own.report() == Report(0, b"", holds=False)  # ours is another history now
 
 
 @pytest.mark.parametrize(

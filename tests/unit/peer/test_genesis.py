@@ -167,6 +167,7 @@ def test_whoever_finds_the_run_alive_joins_it() -> None:
 def test_a_cradle_that_others_have_outrun_is_left() -> None:
     """Two of four have founded the run; two others, in a cradle of their own, hear of it."""
     cluster = Cluster("abcde")
+    cluster.kill("e")
     for name in "cd":
         cluster.give(name, voters("cde", number=9, lineage=b"C" * 32))
 

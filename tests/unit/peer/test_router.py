@@ -107,6 +107,32 @@ def test_a_frame_that_is_ahead_waits_for_its_begin(
     assert taken.wait(WAIT_S)
 
 
+def test_once_begin_is_here_a_frame_waits_for_its_turn(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_S", 0.0)  # without the promise it would be dropped
+    found: list[bool] = []
+
+    def take(number: int) -> threading.Thread:
+        def run() -> None:
+            found.append(router.reserve(B, header(number, 1)) is not None)
+
+        router.promise_attempt(begin(number, 1))
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    assert router.reserve(B, header(3, 1)) is None
+    waiter = take(3)
+    expect(router, begin(3, 1))
+    waiter.join(WAIT_S)
+    assert found == [True]
+    waiter = take(4)
+    router.end_attempt(4, 1)  # aborted before its turn
+    waiter.join(WAIT_S)
+    assert found == [True, False]
+
+
 def test_after_a_rollback_the_same_round_counts_again(router: Router) -> None:
     router.settle(5)
     router.settle(4)
