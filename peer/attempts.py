@@ -192,18 +192,26 @@ class Attempt:
     def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
         """Reports of broken edges between living peers: wait a moment for the death of one end.
 
-        Who reports itself cannot contribute: that needs no waiting.
+        Who reports itself cannot contribute: that needs no waiting. Nor does it when two others
+        name one peer: on full links its death may show a second later, and all that is sent in
+        between is lost.
         """
         own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
         if self.misses and self._missed_s is None:
             self._missed_s = now_s
         patient = self._missed_s is None or now_s - self._missed_s < self.timing.repair_s
-        excluded = own if patient else vertex_cover(self.misses, self.me)
+        cover = vertex_cover(self.misses, self.me)
+        excluded = own if patient and not self._is_clear(cover) else cover
         if not excluded & set(self.begin.participants):
             return None
         why = "its submission cannot be used" if excluded == own else "data links broken"
         self._note_retry(now_s, sorted(excluded), why)
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
+
+    def _is_clear(self, cover: Collection[bytes]) -> bool:
+        """Whether two others name each of them: of one broken edge, either end may be to blame."""
+        named = [peer for missing in self.misses.values() for peer in missing]
+        return all(named.count(peer) >= 2 or peer in self.misses.get(peer, ()) for peer in cover)
 
     def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:
         for position, peer in enumerate(peers):

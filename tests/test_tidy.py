@@ -36,8 +36,15 @@ SOURCES.append(MODULES["atoll"])
 
 # What a room may import beside the standard library and itself.
 COLLECTIVES_MAY = {"numpy"}
-OPTIM_PURE = {"atoll.optim.manifest", "atoll.optim.outer", "atoll.optim.spec", "atoll.optim.text"}
-OPTIM_PURE_MAY = {"numpy", "atoll.collectives.codecs", "atoll.collectives.errors"} | OPTIM_PURE
+OPTIM_PURE = {
+    f"atoll.optim.{name}" for name in ("fragments", "manifest", "outer", "spec", "text")
+}
+OPTIM_PURE_MAY = {
+    "numpy",
+    "atoll.collectives.chunks",
+    "atoll.collectives.codecs",
+    "atoll.collectives.errors",
+} | OPTIM_PURE
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
@@ -55,27 +62,52 @@ DECISIONS = (
         f"atoll.peer.{name}"
         for name in (
             "admission",
+            "assembly",
             "attempts",
+            "barrier",
             "beats",
+            "catchup",
+            "checkpoint_manifest",
+            "comparison",
             "coordinator",
             "dataframes",
             "demo_figures",
             "demo_summary",
+            "effects",
             "election",
+            "entries",
             "events",
+            "fetching",
             "follower",
             "gate",
+            "gathering",
+            "genesis",
             "hello",
+            "histories",
             "invite",
             "joining",
+            "keeping",
+            "kept",
+            "learning",
+            "lineages",
             "membership",
+            "merkle",
             "messages",
+            "orders",
             "phases",
+            "proven",
+            "pull",
             "reports",
             "roster",
+            "signing",
             "succession",
+            "supply",
+            "syncing",
+            "tensorfile",
             "timing",
+            "viewchange",
             "views",
+            "votes",
             "wire",
         )
     }

@@ -316,6 +316,14 @@ def test_a_broken_edge_is_given_a_moment_to_show_as_a_death(broken_s: float) -> 
     assert A in kept
 
 
+def test_whom_two_others_name_is_not_waited_for() -> None:
+    round_ = Round(A, B, C, D)
+    round_.miss(B, C)
+    assert round_.step(60.0, progress_bytes=1) is None  # either may be to blame
+    round_.miss(D, C)
+    assert round_.step(60.1, progress_bytes=2) == (A, B, D)
+
+
 # ---------------------------------------------------------------- vertex cover
 
 
