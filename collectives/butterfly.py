@@ -24,6 +24,8 @@ Rule 6.  Contributions leave for all owners at the same pace: the i-th for one o
          the (i - spread)-th for every other, unless its stream broke. On slow links the streams of
          a peer differ in speed, and a chunk needs everyone's part: without this rule most parts
          are sent by half of the round, few chunks are final, and an attempt that breaks loses much.
+Rule 7.  The i-th contribution for an owner leaves when its (i - lead)-th result is here: for the
+         same reason. What rule 3 holds would pile up in the buffers of the stream.
 
 **Memory.** By rule 3 an owner has at most ``window`` contributions of each source and ``window``
 sums at a time, however much faster some sources are than others. Rule 1 adds one frame per source.
@@ -49,11 +51,15 @@ from atoll.collectives.schedule import Admission, Idle, Kind, Send
 
 __all__ = ["SPREAD_CHUNKS", "WINDOW_BYTES_MAX", "WINDOW_CHUNKS", "Butterfly", "window_chunks"]
 
-# One chunk that is being added, one that is arriving, and two for the difference in speed between
-# sources. More would only let fast sources run further ahead of the slowest, which sets the pace.
-WINDOW_CHUNKS: Final = 4
-# One chunk in the buffers of a stream, and one for a sender that comes late to its turn.
-SPREAD_CHUNKS: Final = 2
+# One chunk that is being added and one that is arriving. More would only let fast sources run
+# further ahead of the slowest, which sets the pace, and all that is lost when an attempt breaks.
+WINDOW_CHUNKS: Final = 2
+# In step but for the chunk that is being sent, for the same reason.
+SPREAD_CHUNKS: Final = 1
+# Ahead of an owner's results: two chunks keep its stream busy, a quarter of its chunks costs no more
+# than four round trips in a round, on fast and long links too.
+LEAD_CHUNKS_MIN: Final = 2
+LEAD_PART: Final = 4
 # What the windows of all sources may hold together. With the buffers of the senders it keeps a
 # reduction near the 64 MiB that a daemon may take beside its state.
 WINDOW_BYTES_MAX: Final = 32 * 2**20
@@ -106,6 +112,9 @@ class Butterfly:
         if self._plan.weights[self._me] > 0 and sent < len(wanted):
             if dest != self._me and sent >= self._slowest() + SPREAD_CHUNKS:
                 return Idle.PACED
+            lead = max(LEAD_CHUNKS_MIN, len(wanted) // LEAD_PART)
+            if dest != self._me and sent >= lead and not self._final[wanted[sent - lead]]:
+                return Idle.WAIT
             self._contribs_sent[dest] += 1
             return Send(Kind.CONTRIB, wanted[sent])
         if dest == self._me or len(self._results) == len(self._own):

@@ -214,7 +214,8 @@ class Coordinator:
         if is_quorum(self.view, alive - given_up - effort.distrusted):
             given_up |= effort.distrusted
         if number == self._own.round + 1:  # in order
-            training = self.roster.attached(alive)
+            is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
+            training = alive if is_init else self.roster.attached(alive)
             root = attempt.committable(now_s, alive, given_up, training)
             if root:
                 self._commit(attempt, root, now_s)

@@ -14,8 +14,8 @@ __all__ = ["BUSY_SHARE", "Pace", "Queue"]
 BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
 PACE_TIMEOUT_S = 60.0  # a piece that may not be sent for so long is refused: others may have time
 PACE_STEP_S = 0.02  # how often bytes are counted while waiting
-# A reduction that sends nothing for so long leaves the link to pieces: it may wait for the vote of
-# the very peer that they are for.
+# Reductions that send nothing for so long leave the link to pieces: they may be those of a peer that
+# is alone, or wait for the vote of the very peer that the pieces are for.
 IDLE_S = 0.25
 
 
@@ -61,13 +61,13 @@ class Pace:
         self._since_bytes = 0  # sent when the reduction began
         self._pieces_bytes = 0  # of that, pieces
         self._reduced_bytes = 0  # of that, the reduction's, when they were last counted ...
-        self._moved_s = 0.0  # ... and when that has last grown
+        self._moved_s = float("-inf")  # ... and when that has last grown, in this one or before
 
     def busy(self, reducing: bool) -> None:
         with self._changed:
             if reducing and not self._busy:
                 self._since_bytes, self._pieces_bytes = self._sent_bytes(), 0
-                self._reduced_bytes, self._moved_s = 0, self._clock()
+                self._reduced_bytes = 0
             self._busy = reducing
             self._changed.notify_all()
 

@@ -100,19 +100,33 @@ class _Dealer:
         self._number = 0
 
     def ask(
-        self, command: str, arguments: dict[str, Any], lifeline: socket.socket | None = None
+        self,
+        command: str,
+        arguments: dict[str, Any],
+        lifeline: socket.socket | None = None,
+        patience_s: float = COMMAND_TIMEOUT_S,
     ) -> Any:
+        """The daemon's answer. NoDaemonError after ``patience_s``.
+
+        Who has a lifeline to it can be patient: a daemon that was stopped (a suspended laptop, a
+        debugger) goes on where it was, and one that has ended is noticed at once.
+        """
         self._number += 1
         self.socket.send(msgpack.packb([self._number, command, arguments]))
-        deadline_s = time.monotonic() + COMMAND_TIMEOUT_S
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            self.receive(min(left_s, 1.0), lifeline)
+        asked_s = said_s = time.monotonic()
+        while (waited_s := time.monotonic() - asked_s) < patience_s:
+            self.receive(min(patience_s - waited_s, 1.0), lifeline)
             for position, (kind, value) in enumerate(self.events):
                 if kind == f"#{self._number}":
                     del self.events[position]
                     return _unwrap(value)
+            if time.monotonic() - said_s > PROGRESS_S:
+                said_s = time.monotonic()
+                _say(
+                    f"waited {said_s - asked_s:.0f} s for the daemon at {self.home}: is it stopped?"
+                )
         raise NoDaemonError(
-            f"the daemon at {self.home} has not answered `{command}` for {COMMAND_TIMEOUT_S:.0f} s",
+            f"the daemon at {self.home} has not answered `{command}` for {patience_s:.0f} s",
             fix="look at its terminal; end it and start it again if it hangs",
         )
 
@@ -282,7 +296,7 @@ class Session:
         self._check_process()
         if self._lifeline is None:
             raise SessionError("this session is closed", fix="call atoll.connect() again")
-        return self._dealer.ask(command, arguments, self._lifeline)
+        return self._dealer.ask(command, arguments, self._lifeline, self._deadline_s)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -18,14 +18,16 @@ def test_three_peers_train_and_agree_after_every_round(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")
         for name in "abc":
-            run.train(name, rounds=12)
-        for name in "abc":
-            assert run.trainers[name].ends() == 0
-            run.peers[name].reaches(12)
-        # The first trainer's parameters are round 1, so everybody has all of them.
-        assert run.agree("abc") == 12
-        kinds = {line["kind"] for name in "abc" for line in run.trainers[name].lines[1:]}
-        assert "committed" in kinds
+            run.train(name)
+        for trainer in run.trainers.values():
+            until(
+                lambda trainer=trainer: (
+                    sum(line.get("kind") == "committed" for line in trainer.lines) >= 10
+                ),
+                "everybody contributes",
+                trainer,
+            )
+        assert run.agree("abc") >= 10
 
 
 def test_a_joiner_in_mid_run_gets_the_state_and_takes_part(tmp_path: Path) -> None:

@@ -186,10 +186,11 @@ def test_contributions_leave_for_all_owners_at_the_same_pace() -> None:
     assert schedule.next_send(2) == Send(Kind.CONTRIB, 6)
     assert schedule.next_send(1) is Idle.PACED
     assert schedule.next_send(3) == Send(Kind.CONTRIB, 11)  # that was all for 3
-    assert schedule.next_send(1) == Send(Kind.CONTRIB, 3)
+    assert schedule.next_send(1) == Send(Kind.CONTRIB, 1 + SPREAD_CHUNKS)
     assert schedule.next_send(1) is Idle.PACED
     schedule.broken(2)
-    assert schedule.next_send(1) == Send(Kind.CONTRIB, 4)
+    schedule.final(1)
+    assert schedule.next_send(1) == Send(Kind.CONTRIB, 2 + SPREAD_CHUNKS)
 
 
 def test_repetitions_are_dropped() -> None:

@@ -297,16 +297,18 @@ def test_an_init_entry_holds_only_with_its_blob() -> None:
 
 
 def test_a_pace_gives_pieces_a_small_share_and_everything_when_idle() -> None:
-    sent, now = [0], [0.0]
+    sent, now, moves = [0], [0.0], [True]
 
     def clock() -> float:
         now[0] += 20.0
+        sent[0] += moves[0]  # the reduction sends: little, but it does
         return now[0]
 
     pace = Pace(lambda: sent[0], clock)
     pace.wait(10**9)  # no reduction: at once
     sent[0] += 10**9
     pace.busy(True)
+    sent[0] += 1
     with pytest.raises(StateError, match="needs its link"):
         pace.wait(1000)
     sent[0] += int(1000 / BUSY_SHARE)
@@ -314,6 +316,9 @@ def test_a_pace_gives_pieces_a_small_share_and_everything_when_idle() -> None:
     sent[0] += 1000
     with pytest.raises(StateError, match="needs its link"):
         pace.wait(1000)
+    moves[0] = False  # it waits for others: perhaps for the very peer that wants the pieces
+    pace.wait(1000)
+    moves[0] = True
     pace.busy(False)
     pace.wait(1000)
     pace.close()
