@@ -24,8 +24,9 @@ Rule 6.  Contributions leave for all owners at the same pace: the i-th for one o
          the (i - spread)-th for every other, unless its stream broke. On slow links the streams of
          a peer differ in speed, and a chunk needs everyone's part: without this rule most parts
          are sent by half of the round, few chunks are final, and an attempt that breaks loses much.
-Rule 7.  The i-th contribution for an owner leaves when its (i - lead)-th result is here: for the
-         same reason. What rule 3 holds would pile up in the buffers of the stream.
+Rule 7.  If no shard is longer than a few windows, the i-th contribution for an owner leaves when
+         its (i - lead)-th result is here, and the lead is within the window: for the same reason.
+         What rule 3 holds would be lost in the buffers of the stream.
 
 **Memory.** By rule 3 an owner has at most ``window`` contributions of each source and ``window``
 sums at a time, however much faster some sources are than others. Rule 1 adds one frame per source.
@@ -35,7 +36,8 @@ to send. Take an owner whose base is b, and a source s whose part of b has not a
 before it on the stream is held: the results are not (rule 4), and the contributions before it are
 to chunks before b (rule 1), which are inside the window. Take the owner whose base has the lowest
 index i of all. Every other owner has the parts before its own base, which are at least i, so rule 6
-does not stop s: its sender has a contribution to send, which depends on nothing else. So the part
+does not stop s, nor does rule 7: either it is not in force, or nothing is ever held and all results
+before b have arrived. Its sender has a contribution to send, which depends on nothing else. So the part
 of b arrives from every source, b becomes final, and the window moves. By induction all own chunks
 of every owner become final, so all results are sent, and none is held. This holds for every window
 and spread of at least 1, and for streams without any buffer.
@@ -51,13 +53,13 @@ from atoll.collectives.schedule import Admission, Idle, Kind, Send
 
 __all__ = ["SPREAD_CHUNKS", "WINDOW_BYTES_MAX", "WINDOW_CHUNKS", "Butterfly", "window_chunks"]
 
-# One chunk that is being added and one that is arriving. More would only let fast sources run
-# further ahead of the slowest, which sets the pace, and all that is lost when an attempt breaks.
-WINDOW_CHUNKS: Final = 2
-# In step but for the chunk that is being sent, for the same reason.
+# One chunk that is being added, one that is arriving, and two for the difference in speed between
+# sources. More would only let fast sources run further ahead of the slowest, which sets the pace.
+WINDOW_CHUNKS: Final = 4
+# In step but for the chunk that is being sent: what is further ahead is lost when an attempt breaks.
 SPREAD_CHUNKS: Final = 1
-# Ahead of an owner's results: two chunks keep its stream busy, a quarter of its chunks costs no more
-# than four round trips in a round, on fast and long links too.
+# Ahead of an owner's results: two chunks keep its stream busy, and with a quarter of its chunks a
+# round does not take more than four or five round trips on long links.
 LEAD_CHUNKS_MIN: Final = 2
 LEAD_PART: Final = 4
 # What the windows of all sources may hold together. With the buffers of the senders it keeps a
@@ -84,6 +86,8 @@ class Butterfly:
             if owner != NOBODY:
                 self._chunks_of[owner].append(chunk)
         self._own = self._chunks_of[me]
+        lead = max(LEAD_CHUNKS_MIN, max(map(len, self._chunks_of)) // LEAD_PART)
+        self._lead = lead if lead <= window else len(plan.owners)
         self._own_index = {chunk: index for index, chunk in enumerate(self._own)}
         # sending
         self._contribs_sent = [0 for _ in participants]
@@ -112,9 +116,9 @@ class Butterfly:
         if self._plan.weights[self._me] > 0 and sent < len(wanted):
             if dest != self._me and sent >= self._slowest() + SPREAD_CHUNKS:
                 return Idle.PACED
-            lead = max(LEAD_CHUNKS_MIN, len(wanted) // LEAD_PART)
-            if dest != self._me and sent >= lead and not self._final[wanted[sent - lead]]:
-                return Idle.WAIT
+            if dest != self._me and sent >= self._lead:
+                if not self._final[wanted[sent - self._lead]]:
+                    return Idle.WAIT
             self._contribs_sent[dest] += 1
             return Send(Kind.CONTRIB, wanted[sent])
         if dest == self._me or len(self._results) == len(self._own):

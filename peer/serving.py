@@ -90,8 +90,9 @@ class Pace:
 
     def _may(self, nbytes: int) -> bool:
         reduced_bytes = self._sent_bytes() - self._since_bytes - self._pieces_bytes
+        now_s = self._clock()
         if reduced_bytes > self._reduced_bytes:
-            self._reduced_bytes, self._moved_s = reduced_bytes, self._clock()
-        if self._clock() - self._moved_s >= IDLE_S:
+            self._reduced_bytes, self._moved_s = reduced_bytes, now_s
+        if now_s - self._moved_s >= IDLE_S:
             return True
         return self._pieces_bytes + nbytes <= BUSY_SHARE * reduced_bytes
