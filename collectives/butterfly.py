@@ -36,11 +36,12 @@ to send. Take an owner whose base is b, and a source s whose part of b has not a
 before it on the stream is held: the results are not (rule 4), and the contributions before it are
 to chunks before b (rule 1), which are inside the window. Take the owner whose base has the lowest
 index i of all. Every other owner has the parts before its own base, which are at least i, so rule 6
-does not stop s, nor does rule 7: either it is not in force, or nothing is ever held and all results
-before b have arrived. Its sender has a contribution to send, which depends on nothing else. So the part
+does not stop s, nor does rule 7: if it is in force, nothing is ever held, and all results before b
+arrive. So the sender of s has a contribution to send, which depends on nothing else, and the part
 of b arrives from every source, b becomes final, and the window moves. By induction all own chunks
 of every owner become final, so all results are sent, and none is held. This holds for every window
-and spread of at least 1, and for streams without any buffer.
+and spread of at least 1, and for streams without any buffer. (A lead beyond the window could close
+a circle: a result waits behind a contribution that is held.)
 """
 
 from __future__ import annotations
@@ -51,13 +52,21 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule import Admission, Idle, Kind, Send
 
-__all__ = ["SPREAD_CHUNKS", "WINDOW_BYTES_MAX", "WINDOW_CHUNKS", "Butterfly", "window_chunks"]
+__all__ = [
+    "LEAD_CHUNKS_MIN",
+    "LEAD_PART",
+    "SPREAD_CHUNKS",
+    "WINDOW_BYTES_MAX",
+    "WINDOW_CHUNKS",
+    "Butterfly",
+    "window_chunks",
+]
 
 # One chunk that is being added, one that is arriving, and two for the difference in speed between
 # sources. More would only let fast sources run further ahead of the slowest, which sets the pace.
 WINDOW_CHUNKS: Final = 4
-# In step but for the chunk that is being sent: what is further ahead is lost when an attempt breaks.
-SPREAD_CHUNKS: Final = 1
+# One chunk in the buffers of a stream, and one for a sender that comes late to its turn.
+SPREAD_CHUNKS: Final = 2
 # Ahead of an owner's results: two chunks keep its stream busy, and with a quarter of its chunks a
 # round does not take more than four or five round trips on long links.
 LEAD_CHUNKS_MIN: Final = 2
@@ -116,9 +125,9 @@ class Butterfly:
         if self._plan.weights[self._me] > 0 and sent < len(wanted):
             if dest != self._me and sent >= self._slowest() + SPREAD_CHUNKS:
                 return Idle.PACED
-            if dest != self._me and sent >= self._lead:
-                if not self._final[wanted[sent - self._lead]]:
-                    return Idle.WAIT
+            ahead = dest != self._me and sent >= self._lead
+            if ahead and not self._final[wanted[sent - self._lead]]:
+                return Idle.WAIT
             self._contribs_sent[dest] += 1
             return Send(Kind.CONTRIB, wanted[sent])
         if dest == self._me or len(self._results) == len(self._own):

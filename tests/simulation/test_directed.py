@@ -118,6 +118,8 @@ def test_a_late_lesson_of_an_older_view_does_not_stick() -> None:
     cluster = Cluster("ab")
     cluster.form("ab")
     cluster.load_s = 3.0
+    for name in "ab":
+        cluster.host(name).inner_s = 1.0
     lessons: list[tuple[bytes, ms.Learn]] = []
 
     def remember(source: bytes, peer: bytes, message: object) -> bool:

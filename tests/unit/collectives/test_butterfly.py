@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.butterfly import (
+    LEAD_CHUNKS_MIN,
+    LEAD_PART,
     SPREAD_CHUNKS,
     WINDOW_BYTES_MAX,
     WINDOW_CHUNKS,
@@ -119,7 +121,7 @@ def test_every_order_of_events_ends_with_the_full_sum_everywhere(data: st.DataOb
     weights = data.draw(
         st.lists(st.sampled_from([0.0, 1.0, 3.0]), min_size=count, max_size=count).filter(any)
     )
-    owners = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=24))
+    owners = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=60))
     window = data.draw(st.integers(1, WINDOW_CHUNKS), label="window")
     world = World(plan_of(weights, owners), window, data.draw(st.integers(1, 3), label="capacity"))
     run(world, random.Random(data.draw(st.integers(0, 2**32), label="seed")))
@@ -180,6 +182,8 @@ def test_sender_waits_only_for_its_own_chunks() -> None:
 
 def test_contributions_leave_for_all_owners_at_the_same_pace() -> None:
     schedule = Butterfly(plan_of([1, 1, 1, 1], [0] + [1] * 5 + [2] * 5 + [3]), 0)
+    for chunk in range(1, 6):
+        schedule.final(chunk)  # so that only the pace is in the way
     for _ in range(SPREAD_CHUNKS):
         assert isinstance(schedule.next_send(1), Send)
     assert schedule.next_send(1) is Idle.PACED  # 2 and 3 have none yet
@@ -189,8 +193,24 @@ def test_contributions_leave_for_all_owners_at_the_same_pace() -> None:
     assert schedule.next_send(1) == Send(Kind.CONTRIB, 1 + SPREAD_CHUNKS)
     assert schedule.next_send(1) is Idle.PACED
     schedule.broken(2)
-    schedule.final(1)
     assert schedule.next_send(1) == Send(Kind.CONTRIB, 2 + SPREAD_CHUNKS)
+
+
+def test_contributions_stay_near_the_results_of_their_owner() -> None:
+    schedule = Butterfly(plan_of([1, 1], [0] + [1] * 8), 0)
+    for chunk in range(1, 1 + LEAD_CHUNKS_MIN):
+        assert schedule.next_send(1) == Send(Kind.CONTRIB, chunk)
+    assert schedule.next_send(1) is Idle.WAIT
+    schedule.final(1)
+    assert schedule.next_send(1) == Send(Kind.CONTRIB, 1 + LEAD_CHUNKS_MIN)
+    assert schedule.next_send(1) is Idle.WAIT
+
+
+def test_a_lead_beyond_the_window_is_none() -> None:
+    chunks = LEAD_PART * (WINDOW_CHUNKS + 1)
+    schedule = Butterfly(plan_of([1, 1], [0] + [1] * chunks), 0)
+    sent = [schedule.next_send(1) for _ in range(chunks)]
+    assert sent == [Send(Kind.CONTRIB, chunk) for chunk in range(1, 1 + chunks)]
 
 
 def test_repetitions_are_dropped() -> None:

@@ -28,7 +28,7 @@ def agreed(named: dict[bytes, bytes], members: set[bytes], lead: bytes = LEAD) -
     attestation = Attestation()
     for peer, digest in named.items():
         attestation.hear(peer, 7, digest)
-    attestation.settle(lead, members)
+    attestation.settle(lead, dict.fromkeys(members, 6))  # who has not named it may still do so
     return attestation.agreed.get(7, b"")
 
 
@@ -46,6 +46,16 @@ def test_with_fewer_members_all_must_agree() -> None:
     assert agreed({LEAD: GOOD, ONE: GOOD}, {LEAD, ONE}) == GOOD
 
 
+def test_who_has_gone_past_a_round_without_its_digest_is_not_waited_for() -> None:
+    attestation = Attestation()
+    for peer in (LEAD, ONE):
+        attestation.hear(peer, 7, GOOD)
+    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 6})
+    assert not attestation.agreed  # THREE will know it
+    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 9})
+    assert attestation.agreed == {7: GOOD}  # these two have joined since
+
+
 def test_strangers_and_zeros_do_not_count() -> None:
     assert agreed({LEAD: GOOD, ONE: GOOD, THREE: GOOD}, {LEAD, ONE, TWO}) == b""
     assert agreed({LEAD: bytes(32)}, {LEAD}) == b""
@@ -60,15 +70,16 @@ def test_without_a_coordinator_that_holds_the_state_three_are_enough() -> None:
 
 def test_who_dissents_is_named_and_what_is_taken_back_is_forgotten() -> None:
     attestation = Attestation()
+    four = dict.fromkeys((LEAD, ONE, TWO, THREE), 5)
     for peer, digest in ((LEAD, GOOD), (ONE, GOOD), (TWO, GOOD), (THREE, BAD)):
         attestation.hear(peer, 6, LATER + digest)
-    assert attestation.settle(LEAD, {LEAD, ONE, TWO, THREE})
-    assert not attestation.settle(LEAD, {LEAD, ONE, TWO, THREE})
+    assert attestation.settle(LEAD, four)
+    assert not attestation.settle(LEAD, four)
     assert attestation.dissenters() == {THREE: 7}
     assert BAD.hex()[:8] in attestation.describe(7)
     attestation.forget(ONE)
     attestation.forget(TWO)
-    assert attestation.settle(LEAD, {LEAD, ONE, TWO, THREE})
+    assert attestation.settle(LEAD, four)
     assert attestation.agreed == {}
 
 

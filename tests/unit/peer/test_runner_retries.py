@@ -304,7 +304,7 @@ def test_the_last_commit_can_be_undone_once(tmp_path: Path) -> None:
         for number in (1, 0):
             site.runner.carry_out(ev.Undo(number, CHAIN))
         await eventually(lambda: isinstance(site.fed[-1], ev.CatchUpFailed))
-        assert site.fed[-2] == ev.Applied(1, digest)
+        assert site.fed[-2] == ev.CaughtUp(1, b"c" * 32, digest)
         assert (site.state.round, site.state.digest) == (1, digest)
         assert site.runner.replica.log.head(2) is None
         site.runner.carry_out(ev.Reduce(begin_of(sites, 2)))
