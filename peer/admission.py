@@ -24,7 +24,7 @@ from atoll.peer.views import ARCHIVE, MEMBERS_MAX, WITNESS, Member, View, short,
 
 __all__ = ["BACKOFF_MAX_S", "DROPPED_MAX", "LEARNERS_MAX", "Admission"]
 
-LEARNERS_MAX = 64  # pending joiners; more are asked to come back (a flood must not fill memory)
+LEARNERS_MAX = 64  # pending joiners, and as many archives (a flood must not fill memory)
 BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling
 DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest
 TRIES_MAX = 3  # states that a peer reaches too late before a boundary is held for it ...
@@ -79,14 +79,15 @@ class Admission:
 
     def on_join(self, member: Member, now_s: float) -> None:
         """Note who asks; a peer of the view that asks with a newer incarnation has died."""
-        known = self.learners.get(member.peer)
+        known, is_archive = self.learners.get(member.peer), member.role == ARCHIVE
         if known is not None and known.member.inc >= member.inc:
             known.heard_s = now_s
             return
         banned = now_s < self._not_before_s.get(member.peer, now_s)
-        if banned or (known is None and len(self.learners) >= LEARNERS_MAX):
-            return
         in_view = self.view.member(member.peer)
+        alike = [x for x in self.learners.values() if (x.member.role == ARCHIVE) == is_archive]
+        if banned or (known is None and in_view is None and len(alike) >= LEARNERS_MAX):
+            return
         if in_view is not None:
             if in_view.inc >= member.inc:
                 return
@@ -113,6 +114,7 @@ class Admission:
         entered = set(self.view.peers)
         self._not_before_s = {p: t for p, t in before._not_before_s.items() if p not in entered}
         self._stalls = {p: n for p, n in before._stalls.items() if p not in entered}
+        self.heir = before.heir if not before.heir or before.heir in entered else None
 
     # ------------------------------------------------------------ learners
 
@@ -229,13 +231,29 @@ class Admission:
             return None
         if members == self.view.members and coordinator == self.me:
             return None
+        return self._next(members, coordinator, (self._own.round, self._own.chain))
+
+    def to_synced(self, alive: set[bytes]) -> View | None:
+        """We lack the last commit and others have it: the run must not wait for our transfer."""
+        own, view = self._own, self.view
+        base = max((own.round, own.chain), (view.base_round, view.base_chain))
+        able = [peer for peer in self._roster.has_synced(*base) if peer in alive]
+        if not able:
+            return None
+        text = f"this peer lacks round {base[0]}; {short(able[0])} has it and takes over"
+        self._emit(Note("hand-over", text))
+        return self._next(view.members, able[0], base)
+
+    def _next(
+        self, members: tuple[Member, ...], coordinator: bytes, base: tuple[int, bytes]
+    ) -> View:
         return replace(
             self.view,
             number=self.view.number + 1,
             members=members,
             coordinator=coordinator,
-            base_round=self._own.round,
-            base_chain=self._own.chain,
+            base_round=base[0],
+            base_chain=base[1],
             fork=False,
             rollback=False,
         )

@@ -32,6 +32,7 @@ class Assembly:
     def __init__(self, store: Store, blob_digest: bytes) -> None:
         self.store, self.blob_digest = store, blob_digest
         self._chunks = [_Chunk() for _ in range(store.chunks)]
+        self._written: set[int] = set()  # chunks whose bytes here are not our own state's any more
 
     @property
     def count(self) -> int:
@@ -91,18 +92,26 @@ class Assembly:
 
     def take_state(self, chunk: int, number: int, digest: bytes, source: bytes) -> None:
         self._chunks[chunk] = _Chunk(number, number, digest, source)
+        self._written.add(chunk)
 
     def take_entry(self, chunk: int, number: int) -> None:
         self._chunks[chunk].at = number
+        self._written.add(chunk)
 
     def seed(self, number: int) -> None:
         """Our own state after this round is on the history of the goal."""
         for index, chunk in enumerate(self._chunks):
-            if chunk.at < 0:
+            if chunk.at < 0 and index not in self._written:
                 self.store.keep(index, number)
                 self._chunks[index] = _Chunk(number, number)
 
     # ------------------------------------------------------------ what turns out to be wrong
+
+    def go_back(self, goal: int) -> None:
+        """The goal is before what was wanted: chunks beyond it are wanted again."""
+        for index, chunk in enumerate(self._chunks):
+            if chunk.at > goal:
+                self._chunks[index] = _Chunk()
 
     def distrust_all(self) -> None:
         """Only what a donor confirms counts from now on."""

@@ -80,4 +80,6 @@ class Beats:
             progress_bytes=self.progress_bytes,
             runs=own.runs(),
             epoch=own.epoch,
+            fragments=own.fragments,
+            in_flight=node.rounds_in_flight,
         )

@@ -100,6 +100,9 @@ class Coordinator:
             return
         if not self.roster.heard(source, beat, now_s) or beat.unsynced:
             return
+        if not self._own.is_replica:  # a witness has no specification: the replicas tell it
+            self._own.fragments = max(self._own.fragments, beat.fragments)
+            self._in_flight_max = max(self._in_flight_max, beat.in_flight)
         if beat.round < self._own.round:
             self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
             return
@@ -116,7 +119,7 @@ class Coordinator:
 
     def on_ready(self, source: bytes, ready: Ready) -> None:
         attempt = self.attempts.get(ready.round)
-        if attempt is not None:
+        if attempt is not None and ready.round == self._own.round + 1:
             attempt.on_ready(source, ready)
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
@@ -306,9 +309,6 @@ class Coordinator:
     ) -> None:
         self._attempts += 1
         self._effort(number).tries += 1
-        for later, attempt in self.attempts.items():
-            if later > number:
-                attempt.ready.clear()  # said by peers that held another result of this round
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
         weights = tuple(1.0 if kind == INIT else self.roster.weight(p, fragment) for p in chosen)
@@ -333,6 +333,9 @@ class Coordinator:
         if self._own.unsynced:
             if self.without_base_since_s is None:
                 self.without_base_since_s = now_s
+            proposal = self.admission.to_synced(alive)
+            if proposal is not None:
+                self.propose(proposal, now_s)
             return
         self.without_base_since_s = None
         proposal = self.admission.next_view(alive, now_s, admit=not self.halted)
@@ -340,6 +343,8 @@ class Coordinator:
             if not self.busy:
                 self.propose(proposal, now_s)
             return  # and if rounds are open, no further one is begun
+        if self.me in self.admission.leaving:
+            return  # nobody can take over yet
         in_flight = len(self.attempts) + len(self.closings)
         if self.halted or in_flight >= self._in_flight_max or self.admission.hold(alive, now_s):
             return

@@ -28,7 +28,7 @@ from typing import Any
 from atoll.peer.events import Effect, Note, Send
 from atoll.peer.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Vote
 from atoll.peer.timing import Timing
-from atoll.peer.views import Ballot, View, chain_after, forked, is_quorum
+from atoll.peer.views import Ballot, View, chain_after, forked, founded, is_quorum
 
 __all__ = ["Acceptor", "Proposer", "base_of"]
 
@@ -66,6 +66,10 @@ class Acceptor:
 
     def on_accept(self, accept: Accept) -> None:
         if accept.ballot < self.promised:
+            return
+        known = self.accepted
+        if known is not None and (known.ballot, known.proposal) == (accept.ballot, accept.proposal):
+            self._emit(Send(accept.ballot.peer, known))  # repeated: only the proposer may lack it
             return
         self.promised = accept.ballot
         vote = Accepted(self.view.lineage, self.view.number, accept.ballot, accept.proposal)
@@ -190,6 +194,8 @@ class Proposer:
             fork=False,
             rollback=lost,
         )
+        if self.view.number == 0:
+            return founded(proposal)
         return forked(proposal, self.ballot) if fork else proposal
 
     def _note_lost(self, text: str) -> None:
@@ -207,7 +213,8 @@ def base_of(reports: Iterable[Report]) -> tuple[int, bytes, bool]:
     base_round, base_chain = max((report.round, report.chain) for report in reports)
     runs = [run for report in reports for run in report.runs]
     while following := [run for run in runs if run.round == base_round + 1]:
-        best = max(following, key=lambda run: run.attempt)
+        # Of one attempt there may be two results, if somebody's memory is bad: what most say.
+        best = max(following, key=lambda run: (run.attempt, runs.count(run), run.root))
         base_round = best.round
         base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
     return base_round, base_chain, any(_reaches(r, base_round, base_chain) for r in reports)

@@ -3,9 +3,10 @@
 Theory. A member at round k knows of attempts at rounds k+1, k+2, ... (more than one only where the
 method keeps rounds of different fragments in flight). About each it is in one of three situations:
 it takes part or waits (``begins``), it has been told that the attempt is over (``closed``), or it
-holds that attempt's whole result (``held``) and has said READY. A newer attempt replaces an older
-one, a commit or a new view ends it. Rounds are applied in order: a commit of round n is applied if
-the results held for k+1 ... n lead from the own chain to the committed one. A member that cannot do
+holds that attempt's whole result (``held``). It says READY for round k+1 only, so that a READY is
+always said from the position that the round builds on. A newer attempt replaces an older one, a
+commit or a new view ends it. Rounds are applied in order: a commit of round n is applied if the
+results held for k+1 ... n lead from the own chain to the committed one. A member that cannot do
 that is *unsynced*: it neither contributes nor counts as a copy until it has caught up
 (peer/syncing.py). A *frozen* member has promised a candidate to answer no more READY in this view
 (that is what makes the candidate's report complete), but may still apply a COMMIT.
@@ -130,9 +131,11 @@ class Follower:
         """Start or restart. The caller has checked that we are in the view and not frozen."""
         if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
             return  # one that missed a commit learns of it from the coordinator's next beat
-        known = self.begins.get(begin.round)
+        known, held = self.begins.get(begin.round), self.held.get(begin.round)
         if known is not None and begin.attempt <= known.attempt:
             return
+        if held is not None and begin.attempt <= held.run.attempt:
+            return  # a witness has voted for it already: NOTICE was faster
         self._drop_attempt(begin.round)
         self.begins[begin.round] = begin
         if self.me in begin.participants:
@@ -152,30 +155,23 @@ class Follower:
     def on_reduced(self, round_number: int, attempt: int, root: bytes) -> Ready | None:
         """We hold the whole result: the READY to send, if the attempt is still the current one.
 
-        READY says that we can go there, so it waits for the results of the rounds before.
+        READY is said about the next round only, by who stands before it: a result of a later one is
+        kept, and its turn comes with the commit.
         """
         begin = self._current(round_number, attempt)
         if begin is None or round_number in self.held:
             return None
         run = Run(round_number, attempt, begin.fragment, root)
         self.held[round_number] = Held(run, begin)
-        return next(iter(self.readies_from(round_number)), None)
+        return self.ready() if round_number == self.round + 1 else None
 
-    def readies_from(self, round_number: int) -> list[Ready]:
-        """What we can say about this round and later ones, if the rounds before are held."""
-        found = [self.held[number] for number in self._reachable() if number >= round_number]
-        return [
-            Ready(x.begin.lineage, x.begin.view, x.run.round, x.run.attempt, x.run.root)
-            for x in found
-            if x.begin is not None
-        ]
-
-    def _reachable(self) -> list[int]:
-        """The rounds whose results, one after the other, lead on from our position."""
-        numbers: list[int] = []
-        while self.round + len(numbers) + 1 in self.held:
-            numbers.append(self.round + len(numbers) + 1)
-        return numbers
+    def ready(self) -> Ready | None:
+        """What we can say about the next round."""
+        held = self.held.get(self.round + 1)
+        if held is None or held.begin is None or self.unsynced:
+            return None
+        run, begin = held.run, held.begin
+        return Ready(begin.lineage, begin.view, run.round, run.attempt, run.root)
 
     def on_notice(self, notice: Notice) -> Ready | None:
         """As a witness: others hold this result; vote for it, and for no older attempt."""
@@ -195,13 +191,15 @@ class Follower:
         return None if over else begin
 
     def runs(self) -> tuple[Run, ...]:
-        """The attempts at hand, with the roots of those that we are READY for."""
+        """The attempts at hand, with the root of the one that we are READY for."""
         known = {
             number: Run(number, begin.attempt, begin.fragment)
             for number, begin in self.begins.items()
             if number not in self.closed
         }
-        known.update((number, self.held[number].run) for number in self._reachable())
+        held = self.held.get(self.round + 1)
+        if held is not None:
+            known[held.run.round] = held.run
         return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
 
     def _drop_attempt(self, round_number: int) -> None:
@@ -333,5 +331,6 @@ class Follower:
         """What a candidate must know before it may choose the base of the next view."""
         if self.astray:
             return Report(0, b"", holds=False)
-        runs = tuple(self.held[number].run for number in sorted(self.held))
+        held = self.held.get(self.round + 1)  # of later ones we have never said READY
+        runs = (held.run,) if held is not None else ()
         return Report(self.round, self.chain, self.holds, runs)

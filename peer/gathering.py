@@ -17,6 +17,9 @@ from atoll.peer.supply import Supply
 
 __all__ = ["Gathering"]
 
+OWN_S = 5.0  # for heads that say whether our own state counts; then chunks are asked for as well
+REVIEW_CHUNKS = 2000  # at a time: 15 ms, with the learner's lock held, of a model of any size
+
 
 class Gathering:
     """Lives as long as the machine: what has been received stays from one task to the next."""
@@ -28,25 +31,36 @@ class Gathering:
         self._histories = Histories()
         self._own = ln.Own()
         self._own_counts = False  # our own state may be on the history of the goal
-        self._stale = False  # what is needed has to be asked for every chunk again
+        self._own_until_s = 0.0  # ... and nothing is asked for until then, or until that is known
+        self._goal = 0  # its round
+        self._due = 0  # chunks of which what they need has to be looked at again ...
+        self._next = 0  # ... beginning with this one
+        self._refuted: set[int] = set()  # chunks whose bytes here are not what they should be
 
     # ------------------------------------------------------------ the task
 
     def aim(self, goal: Goal) -> bool:
         """False if this goal is of another history than what was loaded so far."""
-        self._stale = True
-        return self._histories.aim(goal.round, goal.chain)
+        before, self._goal = self._goal, goal.round
+        if self.assembly is not None and goal.round < before:
+            self.assembly.go_back(goal.round)
+        same = self._histories.aim(goal.round, goal.chain)
+        self._look_again(at_once=not same)
+        return same
 
     def begin(self, goal: Goal, own: ln.Own, now_s: float) -> None:
         self._own = own
         self._own_counts = 0 < own.round <= goal.round and not goal.doubtful
+        self._own_until_s = float("inf")
+        self._histories.begin()
         self.progress_s = now_s
         if self.assembly is not None and not self.assembly.store.is_open:
             self.assembly = None  # a commit has overwritten it
 
     def prepared(self, store: ln.Store, blob_digest: bytes, now_s: float) -> None:
         self.assembly = Assembly(store, blob_digest)
-        self._stale = True
+        self._refuted.clear()
+        self._look_again()
         self.progress_s = now_s
 
     def release(self) -> None:
@@ -57,8 +71,12 @@ class Gathering:
             self.assembly.forget_unsettled(self._supply.attestation.agreed)
 
     def learned(self) -> None:
-        """Donors have said something new, or other digests are agreed than before."""
-        self._stale = True
+        """Donors have said something new."""
+        self._look_again()
+
+    def agreed(self) -> None:
+        """Other digests are agreed than before."""
+        self._look_again()
         if self.assembly is not None:
             for peer, number in self.assembly.expose(self._supply.attestation.agreed).items():
                 self._supply.exclude(peer, f"what it sent is not of the state after round {number}")
@@ -66,18 +84,15 @@ class Gathering:
     def distrust_all(self) -> None:
         assert self.assembly is not None
         self.assembly.distrust_all()
-        self._stale = True
+        self._look_again()
 
     def review(self, goal: Goal, now_s: float) -> None:
-        """Look at every chunk, if anything has been learned that may concern all of them."""
+        """Look at some chunks, if anything has been learned that may concern all of them."""
         assembly = self.assembly
         assert assembly is not None
         if self._own_counts:
-            self._judge_own(assembly, goal)
-        if self._stale:
-            self._stale = False
-            for chunk in range(assembly.count):
-                self._refresh(assembly, goal, chunk)
+            self._judge_own(assembly, goal, now_s)
+        self._look(assembly, goal, REVIEW_CHUNKS)
         self._ask_heads(assembly, goal, now_s)
 
     def pull(self, goal: Goal, now_s: float) -> bool:
@@ -89,20 +104,40 @@ class Gathering:
         for ask in asks:
             self._request(assembly, ask)
         agreed = self._supply.attestation.agreed
-        here = not pull.wanted and not self._stale and goal.round in agreed
+        here = not pull.wanted and not self._due and goal.round in agreed
         return here and assembly.is_complete(goal.round, agreed)
 
     # ------------------------------------------------------------ history
 
-    def _judge_own(self, assembly: Assembly, goal: Goal) -> None:
+    def _look_again(self, *, at_once: bool = False) -> None:
+        """Anything may be needed now. ``at_once``: pieces under way must not be taken any more."""
+        assembly = self.assembly
+        if assembly is None:
+            return
+        self._due = assembly.count
+        if at_once and self._supply.pull.wanted:
+            for chunk in range(assembly.count):
+                self._drop(self._supply.pull.forget(chunk))
+
+    def _look(self, assembly: Assembly, goal: Goal, most: int) -> None:
+        for _ in range(min(self._due, most)):
+            self._next = (self._next + 1) % assembly.count
+            self._due -= 1
+            self._refresh(assembly, goal, self._next)
+
+    def _judge_own(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
         """Whether our own state is on the history of the goal: then it needs entries only."""
         own, heads = self._own, self._histories.valid
         known = heads.chain_after(own.round) if heads is not None else b""
         if own.round == goal.round:
             known = goal.chain
         if not known and self._supply.pull.reaches_back(own.round + 1):
+            if now_s >= self._own_until_s:
+                self._look_again()
+            self._own_until_s = min(self._own_until_s, now_s + OWN_S)
             return  # the heads will tell
-        self._own_counts, self._stale = False, True
+        self._own_counts = False
+        self._look_again()
         if known == own.chain:
             assembly.seed(own.round)
 
@@ -110,6 +145,8 @@ class Gathering:
         first = assembly.needs_heads_from(goal.round)
         if self._own_counts and self._own.round < goal.round:
             first = min(first or goal.round, self._own.round + 1)
+        for peer in self._histories.barren:
+            self._supply.has_no_log(peer)
         if first and self._supply.pull.reaches_back(first):
             donors = self._supply.usable()
             question = self._histories.ask(first, goal.round, goal.chain, donors, now_s)
@@ -123,8 +160,9 @@ class Gathering:
             self._supply.exclude(source, verdict)
         if histories.changes == changes:
             return
-        self._stale, self.progress_s = True, now_s
+        self.progress_s = now_s
         new = histories.heads
+        self._look_again(at_once=histories.valid is None)
         if old is not None and new is not None and new.contradicts(old):
             self._supply.forgive()
             lost = self.assembly.change_history(old, new) if self.assembly is not None else 0

@@ -83,6 +83,11 @@ class Joining:
         known = self.taught
         if known is not None and learn.decided is not None and follows(known, learn.decided):
             return  # a late word of a former coordinator
+        other = known is not None and learn.lineage != known.lineage
+        if other and self.is_taught and self.tag[0] != learn.lineage:
+            decided = learn.decided
+            if decided is None or (known is not None and known.lineage not in decided.ancestors):
+                return  # two lineages live: one at a time
         if learn.decided is not None:
             self.taught = learn.decided
             self._connect(learn.decided)

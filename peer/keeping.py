@@ -15,17 +15,26 @@ looks healthy to everyone until then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from atoll.peer.attempts import Attempt, vertex_cover
 from atoll.peer.entries import ORIGINS_MAX, Origin
 from atoll.peer.events import Effect, Send
-from atoll.peer.kept import DIGEST_BYTES, HOLDERS_MAX, Kept, pack_kept, parse_kept
+from atoll.peer.kept import (
+    DIGEST_BYTES,
+    HOLDERS_MAX,
+    KEPT_BYTES_MAX,
+    RECORD_BYTES,
+    Kept,
+    pack_kept,
+    parse_kept,
+)
 from atoll.peer.messages import AskFinals, Finals
 from atoll.peer.timing import Timing
 
 __all__ = ["Closing"]
 
+_NAMED_BYTES = 48  # a participant with its weight, packed
 _NOT_FINAL = bytes(DIGEST_BYTES)
 
 
@@ -90,7 +99,7 @@ class Closing:
         renumbered = {origin: index + 1 for index, origin in enumerate(used)}
         past = tuple(begin.origins[origin] for origin in used)
         named_kept = [x._replace(origin=renumbered[x.origin]) for x in found if x.origin in used]
-        return past, pack_kept(named_kept)
+        return past, pack_kept(named_kept[: _room(begin.origins, past)])
 
     def _holders(self, alive: Collection[bytes]) -> dict[int, dict[bytes, list[bytes]]]:
         """chunk -> digest -> who holds it final. Lists of different lengths are not of one grid."""
@@ -105,3 +114,9 @@ class Closing:
                 if digest != _NOT_FINAL:
                     found.setdefault(chunk, {}).setdefault(digest, []).append(peer)
         return found
+
+
+def _room(origins: Sequence[Origin], past: Sequence[Origin]) -> int:
+    """How many records fit into BEGIN beside the participants of its attempt and of the past."""
+    named = sum(len(origin.participants) for origin in (*origins[:1], *past))
+    return max(0, KEPT_BYTES_MAX - _NAMED_BYTES * named) // RECORD_BYTES

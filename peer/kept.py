@@ -17,6 +17,7 @@ __all__ = [
     "HOLDERS_MAX",
     "KEPT_BYTES_MAX",
     "KEPT_MAX",
+    "RECORD_BYTES",
     "Kept",
     "pack_kept",
     "parse_kept",
@@ -29,7 +30,8 @@ _NOBODY = 0xFFFF
 _RECORD = np.dtype(
     [("chunk", ">u4"), ("origin", "u1"), ("holders", ">u2", (HOLDERS_MAX,)), ("digest", "V32")]
 )
-KEPT_BYTES_MAX = KEPT_MAX * _RECORD.itemsize
+RECORD_BYTES = _RECORD.itemsize
+KEPT_BYTES_MAX = KEPT_MAX * RECORD_BYTES
 
 
 class Kept(NamedTuple):

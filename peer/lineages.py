@@ -47,7 +47,7 @@ class Lineages:
             self._strangers.pop(peer, None)
         for peer in list(self._strangers)[:-STRANGERS_MAX]:
             del self._strangers[peer]
-        if before is not None and before.lineage != view.lineage:
+        if before is not None and before.number > 0 and before.lineage != view.lineage:
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
             self._node.emit(Note("fork", f"{text}: {view.describe()}"))
         elif before is not None and view.rollback:

@@ -136,7 +136,7 @@ class Node:
         """Limits follow the slowest round trip to a member of the view."""
         members = self.view.peers if self.view else ()
         slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
-        self.timing = self._unpaced.paced(slowest_s)
+        self.timing = self._unpaced.paced(slowest_s, len(members))
 
     # ------------------------------------------------------------ events
 
@@ -365,7 +365,8 @@ class Node:
             return
         election.has_quorum()
         since_s = lead.without_base_since_s
-        if lead.roster.frozen() > 0:
-            election.outbid(lead.roster.frozen())
+        frozen = lead.roster.frozen(lead.roster.alive(self.now_s))
+        if frozen > 0:
+            election.outbid(frozen)
         elif since_s is not None and self.now_s - since_s > self.timing.lost_s:
-            election.stand()  # nobody alive has the base: let an election find what is left
+            election.stand()  # nobody that we hear has the base: let an election find what is left

@@ -14,6 +14,7 @@ from atoll.peer.entries import (
     FRAGMENTS_MAX,
     INIT,
     ORIGINS_MAX,
+    ROUNDS_IN_FLIGHT_MAX,
     STEP,
     WEIGHT_MAX,
     Blob,
@@ -120,6 +121,8 @@ class Heartbeat(InView):
     progress_bytes: Bytes
     runs: Runs = ()  # repeats READY
     epoch: Rounds = 0
+    fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1  # of the run's specification ...
+    in_flight: Annotated[int, Within(1, ROUNDS_IN_FLIGHT_MAX)] = 1  # ... for a witness that leads
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):

@@ -43,6 +43,9 @@ class Orders:
         if commit.round > node.follower.round and node.signatures.genuine(source, commit):
             node.follower.committed(commit.round, commit.chain)
             self._aim(commit.round, commit.chain)
+            ready = None if node.frozen() else node.follower.ready()  # the next round's turn
+            if ready is not None and node.view is not None:
+                node.emit(Send(node.view.coordinator, ready))
 
     def _aim(self, round_number: int, chain: bytes) -> None:
         if self._node.view is not None:

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 WITNESSES_MAX = 2  # beside the coordinator; two wrong ones would have to name the same digest
+DISSENT_S = 3.0  # one voice against the coordinator's and another's: it may just be late
 _SIBLINGS_MAX = 20  # of 2^20 chunks
 PART_HEAD_BYTES_MAX = 2 + LEAF_BYTES * _SIBLINGS_MAX
 _UNKNOWN = bytes(32)
@@ -143,12 +144,14 @@ class Attestation:
 
     A digest is agreed when the coordinator names it and as many other members as can, two at most.
     Without the coordinator among those that hold the state, three members are asked for. A member
-    that has gone past a round without knowing its digest (it has joined since) cannot name it.
+    that has gone past a round without knowing its digest (it has joined since) cannot name it. A
+    single one that contradicts the coordinator and somebody else is outvoted after DISSENT_S.
     """
 
     def __init__(self) -> None:
         self._named: dict[int, dict[bytes, bytes]] = {}
         self.agreed: dict[int, bytes] = {}
+        self._disputed_s = float("inf")  # since when there is such a single one
 
     def hear(self, peer: bytes, first: int, digests: bytes) -> None:
         for i in range(len(digests) // 32):
@@ -156,9 +159,10 @@ class Attestation:
             if digest != _UNKNOWN:
                 self._named.setdefault(first + i, {})[peer] = digest
 
-    def settle(self, coordinator: bytes, members: Mapping[bytes, int]) -> bool:
+    def settle(self, coordinator: bytes, members: Mapping[bytes, int], now_s: float) -> bool:
         """Count again; whether anything has changed. ``members``: each with the round it is at."""
         before, self.agreed = self.agreed, {}
+        disputed = False
         for number, named in self._named.items():
             voices = {peer: digest for peer, digest in named.items() if peer in members}
             able = sum(peer in voices or at < number for peer, at in members.items())
@@ -169,8 +173,17 @@ class Attestation:
                 ranked = Counter(voices.values()).most_common(1)
                 digest = ranked[0][0] if ranked else b""
                 needed = min(1 + WITNESSES_MAX, max(able, 1))
-            if digest and sum(named == digest for named in voices.values()) >= needed:
+            agree = sum(named == digest for named in voices.values())
+            if digest and agree >= needed:
                 self.agreed[number] = digest
+            elif coordinator in members and agree >= 2 and len(voices) == agree + 1:
+                disputed = True
+                if now_s >= self._disputed_s + DISSENT_S:
+                    self.agreed[number] = digest
+        if disputed:
+            self._disputed_s = min(self._disputed_s, now_s)
+        elif max(self._named, default=-1) in self.agreed:
+            self._disputed_s = float("inf")
         return self.agreed != before
 
     def dissenters(self) -> dict[bytes, int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.peer import events as ev
+from atoll.peer.kept import DIGEST_BYTES, KEPT_MAX
 from atoll.peer.messages import Finals, Miss
 from atoll.peer.views import short
 
@@ -63,8 +64,7 @@ class Reports:
         ready = node.follower.on_reduced(event.round, event.attempt, event.root)
         if ready is None or node.view is None or node.frozen():
             return
-        for known in node.follower.readies_from(event.round):  # later ones have waited for it
-            node.emit(ev.Send(node.view.coordinator, known))
+        node.emit(ev.Send(node.view.coordinator, ready))
 
     def _on_reduce_failed(self, event: ev.ReduceFailed) -> None:
         node = self._node
@@ -88,7 +88,8 @@ class Reports:
         begin = node.follower.begins.get(event.round)
         if begin is not None and begin.attempt == event.attempt and node.view is not None:
             tag = (begin.lineage, begin.view)
-            finals = Finals(*tag, event.round, event.attempt, event.digests, event.missing)
+            digests = event.digests[: DIGEST_BYTES * KEPT_MAX]
+            finals = Finals(*tag, event.round, event.attempt, digests, event.missing)
             node.emit(ev.Send(node.view.coordinator, finals))
 
     def _on_applied(self, event: ev.Applied) -> None:

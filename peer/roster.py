@@ -135,6 +135,7 @@ class Roster:
     def progress_bytes(self) -> int:
         return sum(beat.progress_bytes for beat in self.beats.values())
 
-    def frozen(self) -> int:
+    def frozen(self, alive: set[bytes]) -> int:
         """The highest ballot number that a living member has promised elsewhere, 0 if none."""
-        return max((b.promised for b in self.beats.values() if b.frozen), default=0)
+        beats = self.beats.items()
+        return max((b.promised for p, b in beats if b.frozen and p in alive), default=0)

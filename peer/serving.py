@@ -14,7 +14,7 @@ __all__ = ["BUSY_SHARE", "Pace", "Queue"]
 BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
 PACE_TIMEOUT_S = 60.0  # a piece that may not be sent for so long is refused: others may have time
 PACE_STEP_S = 0.02  # how often bytes are counted while waiting
-# Reductions that send nothing for so long leave the link to pieces: they may be those of a peer that
+# Reductions that send nothing for so long leave the link to pieces: they may be of a peer that
 # is alone, or wait for the vote of the very peer that the pieces are for.
 IDLE_S = 0.25
 

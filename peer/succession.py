@@ -165,6 +165,8 @@ class Succession:
             self._lost(self.heard_coordinator_s)
         order = successors(self.view)
         rank = order.index(node.me.peer) if node.me.peer in order else len(order)
+        if node.follower.unsynced:
+            rank += len(order)  # it would first have to catch up: after those who need not
         if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
             how = "refuses connections" if refused else f"silent for {silent_s:.1f} s"
             text = f"coordinator {short(coordinator)} {how}; standing for election"

@@ -6,7 +6,7 @@ Sans-I/O; a part of the machine in peer/catchup.py, whose effects it appends to 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.peer import fetching as ft
 from atoll.peer import learning as ln
@@ -22,6 +22,10 @@ POLL_S = 1.0  # how old knowledge about donors may be
 SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commit within moments
 DIAL_S = 2.0  # between two attempts to reach a donor
 GATHER_S = 3.0  # members that have no link by then are not waited for in an attestation
+VOICE_S = (
+    1.5  # ... nor those that leave a question open for so long, but the coordinator: they hang
+)
+_SILENT = 1 << 62  # as the round of a member: of what it has not named yet it will name nothing
 
 
 def digest_of(has: ft.StateIs) -> bytes:
@@ -34,6 +38,7 @@ class _Donor:
     member: Member
     dialled_s: float = float("-inf")
     polled_s: float = float("-inf")
+    open_s: float = float("inf")  # when the first question after its last answer was asked
     has: ft.StateIs | None = None
     empty: bool = False  # it said that it has no state to give
 
@@ -43,6 +48,7 @@ class Supply:
         self.pull = Pull()
         self.attestation = Attestation()
         self.excluded: dict[bytes, str] = {}
+        self._barren: set[bytes] = set()  # they have no log, whatever they say
         self._out = out
         self._coordinator = b""
         self._gathers_until_s = 0.0
@@ -52,6 +58,9 @@ class Supply:
     def begin(self, now_s: float) -> None:
         """A new task: members that have no link yet are waited for again."""
         self._gathers_until_s = now_s + GATHER_S
+        for donor in self._donors.values():
+            donor.open_s = float("inf")
+        self._barren.clear()
 
     def set_goal(self, goal: Goal) -> None:
         """Who may give; the coordinator first, if there are more than enough."""
@@ -102,6 +111,9 @@ class Supply:
         """Whether the donor has something else than before."""
         donor = self._donors[source]
         before = donor.has
+        if source in self._barren:
+            has = replace(has, log_first=max(0, has.round + 1))
+        donor.open_s = float("inf")
         donor.empty, donor.has = has.round < 0, has if has.round >= 0 else None
         self.attestation.forget(source)
         if donor.empty:
@@ -114,7 +126,7 @@ class Supply:
 
     def settle(self, now_s: float) -> bool:
         """Count who names what and leave out whoever is alone with it; whether that is news."""
-        if not self.attestation.settle(self._coordinator, self._members(now_s)):
+        if not self.attestation.settle(self._coordinator, self._members(now_s), now_s):
             return False
         for peer, number in self.attestation.dissenters().items():
             said = self.attestation.describe(number)
@@ -129,6 +141,15 @@ class Supply:
         self.attestation.forget(peer)
         self._out.append(ln.Say(f"donor {short(peer)} is left out: {why}"))
 
+    def has_no_log(self, peer: bytes) -> None:
+        """It gives no entries, whatever it says; it may still give chunks."""
+        donor = self._donors.get(peer)
+        if peer in self._barren or donor is None or donor.has is None:
+            return
+        self._barren.add(peer)
+        self.hear(peer, donor.has)
+        self._out.append(ln.Say(f"donor {short(peer)} does not give the log that it says it has"))
+
     def usable(self) -> list[tuple[bytes, ft.StateIs]]:
         return [
             (peer, donor.has)
@@ -142,7 +163,11 @@ class Supply:
     def _members(self, now_s: float) -> dict[bytes, int]:
         """Whose word on digests is waited for, and at which round they are (-1: not known)."""
         return {
-            peer: donor.has.round if donor.has is not None else -1
+            peer: _SILENT
+            if now_s > donor.open_s + VOICE_S
+            else donor.has.round
+            if donor.has
+            else -1
             for peer, donor in self._donors.items()
             if donor.member.role != ARCHIVE
             and peer not in self.excluded
@@ -163,6 +188,7 @@ class Supply:
                     self._out.append(ln.Dial(donor.member))
             elif now_s >= donor.polled_s + (SOON_S if soon else POLL_S):
                 donor.polled_s = now_s
+                donor.open_s = min(donor.open_s, now_s)
                 self._out.append(ln.Tell(peer, ft.AskState(first)))
 
     def tell(self, peer: bytes, message: object) -> None:

@@ -98,13 +98,13 @@ class Syncing:
         own.drop_passed(event.round)
         own.round, own.chain = event.round, event.chain
         own.digest, own.digest_round = event.digest, event.round
-        own.doubtful = own.astray = False
+        own.doubtful = False
         if stale:
             own.reload()
         else:
             own.missed()  # like any round that began without us
         if (event.round, event.chain) == self._target:
-            own.unsynced = self._foreign = False
+            own.unsynced = own.astray = self._foreign = False
             self._asked = None
 
     def on_failed(self, why: str) -> None:

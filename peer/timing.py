@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 __all__ = ["Timing"]
 
 
+MEMBERS_BEAT_FAST = 64  # in larger views a coordinator hears each member half as often
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     heartbeat_s: float = 0.25  # four chances inside the failure detector's shortest limit
@@ -41,11 +44,14 @@ class Timing:
     leave_s: float = 4.0  # a leaver goes then, whether or not the others have agreed
     step_s: float = 0.025  # while something is pending the machine looks again this soon
 
-    def paced(self, srtt_s: float) -> Timing:
-        """For links whose slowest round trip is ``srtt_s``: the limits that have to follow it."""
-        failure_s = min(3.0, max(self.failure_s, 4 * self.heartbeat_s + 2 * srtt_s))
+    def paced(self, srtt_s: float, members: int = 1) -> Timing:
+        """For links whose slowest round trip is ``srtt_s`` and a view of so many members: the
+        limits that have to follow them."""
+        heartbeat_s = self.heartbeat_s if members <= MEMBERS_BEAT_FAST else 2 * self.heartbeat_s
+        failure_s = min(3.0, max(self.failure_s, 4 * heartbeat_s + 2 * srtt_s))
         return replace(
             self,
+            heartbeat_s=heartbeat_s,
             failure_s=failure_s,
             gather_s=max(self.gather_s, 1.5 * srtt_s),
             stagger_s=max(self.stagger_s, srtt_s),

@@ -71,7 +71,8 @@ class ViewChange:
         node = self._node
         accepted = node.succession.acceptor.accepted if node.succession else None
         ours = accepted is not None and accepted.proposal == decided
-        return view.lineage in decided.ancestors and (ours or node.phase is Phase.CANDIDATE)
+        yields = ours or node.phase is Phase.CANDIDATE or view.number == 0
+        return yields and view.lineage in decided.ancestors
 
     def on_decided(self, decided: View, proof: Proof) -> None:
         """The votes that we have heard ourselves decide it. A fork binds only those who made it:

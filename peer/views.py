@@ -40,6 +40,7 @@ __all__ = [
     "chain_after",
     "follows",
     "forked",
+    "founded",
     "genesis_chain",
     "is_quorum",
     "new_lineage",
@@ -220,6 +221,15 @@ def forked(view: View, ballot: Ballot) -> View:
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
     lineage = new_lineage(view.lineage, mark)
     return replace(view, lineage=lineage, ancestors=ancestors, fork=True)
+
+
+def founded(view: View) -> View:
+    """The first view of a run that several have founded together: a lineage of its own for these
+    very incarnations. A founder that is started again has forgotten its vote, so two first views
+    may come to be decided; they are two lineages then, which are met as such."""
+    mark = b"".join(m.peer + m.inc.to_bytes(8, "big") for m in view.members)
+    ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
+    return replace(view, lineage=new_lineage(view.lineage, mark), ancestors=ancestors)
 
 
 def chain_after(chain: bytes, round_number: int, fragment: int, root: bytes) -> bytes:

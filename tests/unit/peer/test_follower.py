@@ -10,7 +10,7 @@ from atoll.peer.entries import ROUNDS_IN_FLIGHT_MAX
 from atoll.peer.events import Abort, Apply, Effect, Fetch, ListFinal, Note, Reduce, Submitted, Undo
 from atoll.peer.events import TellTrainer as Tell
 from atoll.peer.follower import Follower
-from atoll.peer.messages import INIT, STEP, AskFinals, Begin, Ready, Repair, Report, Run
+from atoll.peer.messages import INIT, STEP, AskFinals, Begin, Notice, Ready, Repair, Report, Run
 from atoll.peer.views import WITNESS, Member, View, chain_after, genesis_chain
 
 ME, OTHER = b"m" * 32, b"o" * 32
@@ -152,14 +152,18 @@ def test_results_that_lead_elsewhere_are_not_applied() -> None:
     assert bench.own.round == 3
 
 
-def test_ready_waits_for_the_rounds_before() -> None:
+def test_ready_is_said_about_the_next_round_only() -> None:
     bench = Bench()
     bench.begin(5, 2)
     assert bench.own.on_reduced(5, 2, ROOT) is None
-    assert [run.root for run in bench.own.runs()] == [b""]
+    assert bench.own.report().runs == ()
     bench.begin(4, 3)
     assert bench.own.on_reduced(4, 3, ROOT) is not None
-    assert [run.root for run in bench.own.runs()] == [ROOT, ROOT]  # the heartbeat says both
+    assert [run.root for run in bench.own.runs()] == [ROOT, b""]
+    assert bench.own.report().runs == (Run(4, 3, 0, ROOT),)
+    bench.own.committed(4, after(b"3" * 32, 4))
+    assert bench.own.ready() == Ready(LINEAGE, 2, 5, 2, ROOT)  # its turn has come
+    assert [run.root for run in bench.own.runs()] == [ROOT]
 
 
 def test_a_gap_is_not_jumped_over() -> None:
@@ -179,10 +183,21 @@ def test_a_commit_that_is_far_ahead_costs_no_time() -> None:
 def test_what_is_held_stays_in_the_report_of_one_that_fell_behind() -> None:
     """The coordinator may have counted it: taken back, a committed round could be lost."""
     bench = Bench()
-    run = bench.run(5, 2)
-    bench.own.committed(4, b"x" * 32)
+    run = bench.run(4, 1)
+    bench.own.committed(5, b"x" * 32)  # the COMMIT of 4 was lost
     assert bench.own.unsynced
     assert bench.own.report().runs == (run,)
+
+
+def test_a_witness_keeps_its_vote_when_begin_comes_after_notice() -> None:
+    effects: list[Effect] = []
+    own = Follower(Member(ME, 1, WITNESS), effects.append)
+    own.round, own.chain = 3, b"3" * 32
+    assert own.on_notice(Notice(LINEAGE, 2, 4, 5, 0, ROOT)) is not None
+    own.on_begin(Begin(LINEAGE, 2, 4, 5, STEP, (OTHER,), (1.0,)))
+    assert own.report().runs == (Run(4, 5, 0, ROOT),)
+    own.on_begin(Begin(LINEAGE, 2, 4, 6, STEP, (OTHER,), (1.0,)))
+    assert own.report().runs == ()  # that attempt is given up
 
 
 def test_an_ended_attempt_lists_its_chunks_and_says_nothing_more() -> None:

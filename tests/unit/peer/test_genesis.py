@@ -58,7 +58,7 @@ def test_all_founders_are_in_the_first_view(order: str) -> None:
     assert cluster.in_one_view("abc")
     view = cluster.host("a").node.view
     assert view is not None
-    assert (view.number, view.rules, view.ancestors) == (1, RULES, ())
+    assert (view.number, view.rules, len(view.ancestors)) == (1, RULES, 1)  # the cradle
     assert not any(cluster.host(n).node.genesis.waiting for n in "abc")
 
 
@@ -110,7 +110,7 @@ def test_a_majority_goes_on_from_the_highest_position_and_a_minority_waits() -> 
     view = cluster.host("a").node.view
     assert view is not None
     assert (view.base_round, view.base_chain) == (7, b"7" * 32)
-    assert (view.ancestors, view.rules) == ((OLD,), RULES)
+    assert (view.ancestors[0], view.rules) == (OLD, RULES)
     assert view.lineage != OLD
 
 
@@ -185,3 +185,28 @@ def test_a_cradle_that_others_have_outrun_is_left() -> None:
         for b in "cd":
             cluster.link(a, b)
     cluster.until(lambda: cluster.in_one_view("abcd"))
+
+
+def test_a_founder_that_has_forgotten_its_vote_makes_another_lineage() -> None:
+    """b votes with a, is started again, and votes with c: two first views, of two lineages."""
+    cluster = Cluster("abc")
+    cluster.isolate("c")
+    for name in "abc":
+        cluster.give(name, voters("abc"))
+        restore(cluster, name, 5, b"5" * 32)
+    cluster.link("a", "b")
+    cluster.until(lambda: cluster.in_one_view("ab"))
+    first = cluster.host("a").node.view
+    assert first is not None
+    cluster.kill("b")
+    cluster.cut.clear()
+    cluster.isolate("a")
+    cluster.restart("b")
+    restore(cluster, "b", 5, b"5" * 32)
+    cluster.give("b", voters("abc"))
+    cluster.link("b", "c")
+    cluster.until(lambda: cluster.in_one_view("bc"))
+    second = cluster.host("b").node.view
+    assert second is not None
+    assert second.number == 1
+    assert second.lineage != first.lineage
