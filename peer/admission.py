@@ -174,7 +174,9 @@ class Admission:
         behind = {p: b for p, b in self._roster.beats.items() if p in alive and b.unsynced}
         for peer, learner in self.learners.items():
             beat = learner.beat
-            if beat is not None and beat.unsynced and learner.member.role != ARCHIVE:
+            if beat is None or learner.member.role == ARCHIVE or self.has_learnt(learner):
+                continue
+            if beat.digest_round == beat.round > 0:  # it has a state, of an earlier round
                 behind[peer] = beat
         self._chases = {p: chase for p, chase in self._chases.items() if p in behind}
         for peer, beat in behind.items():

@@ -28,6 +28,7 @@ TICK_S = 0.05  # a laggard should hear soon that donors have applied what it wan
 ANSWER_S = 5.0  # to the question for the specification; then another donor is asked
 AGREE_S = 30.0  # members that name different digests for so long do not agree
 PROGRESS_S = 60.0  # without anything useful: the machine should choose other donors
+USUAL_S = 3.0  # one round takes no longer, and is not worth a line
 MISMATCHES_MAX = 2  # whole states with a wrong digest: from what was here, then from donors alone
 
 
@@ -55,6 +56,7 @@ class CatchingUp:
         self._unagreed_s: dict[int, float] = {}  # since when a round's digest is wanted
         self._finishing: tuple[Goal, bytes] | None = None  # what, and the digest it must have
         self._mismatches = 0
+        self._say_s = float("inf")  # when to tell people what is under way
         self._now_s = 0.0
 
     # ------------------------------------------------------------ in and out
@@ -108,24 +110,29 @@ class CatchingUp:
         if not self.gathering.aim(goal):
             self._say(f"round {goal.round} is of another history than what was loaded so far")
             self.supply.forgive()
+        back = _is_at(own, goal) and self._finishing is None
+        if back and self.phase is not Phase.IDLE:
+            self._stop()  # the group is back where we are
         if self.phase is Phase.IDLE:
             self._begin(goal, own)
 
     def _begin(self, goal: Goal, own: ln.Own) -> None:
         self._own = own
         self._mismatches = 0
-        if (own.round, own.chain) == (goal.round, goal.chain) and own.digest and not goal.doubtful:
+        if _is_at(own, goal):
             self._out.append(ln.Done(own.round, own.chain, own.digest))
             return
         self.phase = Phase.LOOKING
         self.supply.begin(self._now_s)
         self.gathering.begin(goal, own, self._now_s)
         self._unagreed_s = {}
-        self._say(f"loading the state of round {goal.round}; own is round {own.round}")
+        is_usual = goal.round - own.round == 1 and not goal.doubtful  # archives do it every round
+        self._say_s = self._now_s + USUAL_S if is_usual else self._now_s
 
     def _stop(self) -> None:
         """Nothing is under way any more. What is here stays."""
         self.phase = Phase.IDLE
+        self._say_s = float("inf")
         self.gathering.release()
         self.supply.release()
 
@@ -140,8 +147,10 @@ class CatchingUp:
             return
         if self._finishing is not None:
             return  # the store is being hashed, perhaps for a task that was cancelled meanwhile
+        if self._now_s >= self._say_s:
+            self._say_loading(self.goal)
         if self.supply.settle(self._now_s):
-            self.gathering.learned()
+            self.gathering.agreed()
         if self.phase is Phase.LOOKING:
             self._find_blob()
         if self.phase is Phase.READING:
@@ -202,6 +211,10 @@ class CatchingUp:
     def _on_arrived(self, event: ln.Arrived) -> None:
         if self.phase is Phase.PULLING and self.goal is not None:
             self.gathering.take_piece(event, self.goal, self._now_s)
+
+    def _say_loading(self, goal: Goal) -> None:
+        self._say_s = float("inf")
+        self._say(f"loading the state of round {goal.round}; own is round {self._own.round}")
 
     def _say(self, text: str) -> None:
         self._out.append(ln.Say(text))
@@ -276,3 +289,9 @@ class CatchingUp:
         self._say(f"{event.why}; every chunk has to be confirmed by a donor")
         self.gathering.distrust_all()
         self.phase = Phase.PULLING
+
+
+def _is_at(own: ln.Own, goal: Goal) -> bool:
+    """There is nothing to do."""
+    here = (own.round, own.chain) == (goal.round, goal.chain)
+    return here and bool(own.digest) and not goal.doubtful

@@ -17,8 +17,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -50,13 +50,14 @@ __all__ = [
     "open_latest",
     "read_exactly",
     "read_manifest",
+    "readable",
     "verify_checkpoint",
 ]
 
 T = TypeVar("T")
 STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"
-CANDIDATES_MAX = 64  # checkpoints of one folder that are tried, the newest first
+CANDIDATES_MAX = 64  # checkpoints of one folder that are tried, the latest first
 HASH_BYTES = 1 << 20  # of a file at a time
 _NAME = re.compile(r"([A-Za-z0-9._-]{1,64})-(\d{12,19})-([0-9a-f]{8})")
 _OTHER_FIX = "name another checkpoint; `atoll checkpoint verify` says which ones are whole"
@@ -108,7 +109,7 @@ class Checkpoint:
 class Loaded:
     """What a daemon needs to go on from a checkpoint. ``state`` is the caller's to close.
 
-    ``passed_over`` has a sentence for each newer checkpoint of the folder that was refused.
+    ``passed_over`` has a sentence for each later checkpoint of the folder that was refused.
     """
 
     path: Path
@@ -189,7 +190,7 @@ def open_latest(
 
 
 def candidates(folder: Path, run: str | None = None) -> list[Path]:
-    """The checkpoints in a folder by their names, the latest round first. None is opened."""
+    """The checkpoints in a folder by their names, the highest round first. None is opened."""
     found = []
     for name in os.listdir(folder):
         match = _NAME.fullmatch(name)
@@ -208,7 +209,7 @@ def _first_whole(
     """The latest checkpoint at ``path`` that ``use`` takes, closed; what that gave; and why the
     later ones were refused."""
     errors: list[CheckpointError] = []
-    for each in _choices(path.absolute(), run):
+    for each in _choices(path.absolute(), run, secret):
         try:
             with open_checkpoint(each, run=run, secret=secret) as checkpoint:
                 return checkpoint, use(checkpoint), tuple(error.what for error in errors)
@@ -217,16 +218,30 @@ def _first_whole(
     raise _nothing_passed(path, errors)
 
 
-def _choices(path: Path, run: str | None) -> list[Path]:
+def _choices(path: Path, run: str | None, secret: bytes | None) -> list[Path]:
     try:
         if (path / MANIFEST_FILE).exists():
             return [path]
         # Another run's are opened only to say that they are another's.
-        return (candidates(path, run) or candidates(path))[:CANDIDATES_MAX] or [path]
+        found = candidates(path, run) or candidates(path)
+        return _latest_first(found, run, secret)[:CANDIDATES_MAX] or [path]
     except NotADirectoryError:
         return [path]  # which will be refused
     except OSError as error:
         raise _refused(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _latest_first(paths: list[Path], run: str | None, secret: bytes | None) -> list[Path]:
+    """What cannot be read stays where its name, by which ``paths`` are in order, puts it."""
+    manifests = readable(paths, run=run, secret=secret)
+    ordered = checkpoint_manifest.latest_first(manifests)
+    latest = paths.index(ordered[0]) if ordered else 0
+    before, after = paths[:latest], paths[latest:]
+    return [
+        *(path for path in before if path not in manifests),
+        *ordered,
+        *(path for path in after if path not in manifests),
+    ]
 
 
 def _nothing_passed(path: Path, errors: list[CheckpointError]) -> CheckpointError:
@@ -295,6 +310,17 @@ def read_manifest(
     finally:
         os.close(fd)
     return checkpoint_manifest.parse(bytes(raw), path.name, run=run, secret=secret)
+
+
+def readable(
+    paths: Iterable[Path], *, run: str | None = None, secret: bytes | None = None
+) -> dict[Path, CheckpointManifest]:
+    """The manifests of those whose manifest is right."""
+    found = {}
+    for path in paths:
+        with suppress(CheckpointError):
+            found[path] = read_manifest(path, run=run, secret=secret)
+    return found
 
 
 def _layout_of(manifest: CheckpointManifest, path: Path) -> StateLayout:

@@ -12,9 +12,9 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -23,8 +23,16 @@ from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.peer.invite import check_run_name
 from atoll.peer.views import ANCESTORS_MAX, MEMBERS_MAX, Rules, short
 
-__all__ = ["FORMAT_VERSION", "MANIFEST_BYTES_MAX", "CheckpointManifest", "parse", "render"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_BYTES_MAX",
+    "CheckpointManifest",
+    "latest_first",
+    "parse",
+    "render",
+]
 
+K = TypeVar("K")
 FORMAT = "atoll-checkpoint"
 FORMAT_VERSION = 1
 # A blob of 512 KiB as base64 and 1024 members of 70 characters come to 0.8 MiB.
@@ -134,6 +142,35 @@ def parse(
             fix="resume it in a home of its own, or name a checkpoint of this run",
         )
     return manifest
+
+
+def latest_first(manifests: Mapping[K, CheckpointManifest]) -> list[K]:
+    """The keys, beginning with the one to go on from.
+
+    A lineage that another one continues comes after it, however high its rounds: they were given
+    up. Of lineages that have nothing to do with each other, the one written to last comes first.
+    """
+    lineages: dict[bytes, list[K]] = {}
+    for key, manifest in manifests.items():
+        lineages.setdefault(manifest.lineage, []).append(key)
+
+    def written(lineage: bytes) -> int:
+        return max(manifests[key].unix_s for key in lineages[lineage])
+
+    ordered: list[K] = []
+    rest = sorted(lineages, key=lambda lineage: (written(lineage), lineage), reverse=True)
+    while rest:
+        continued = {
+            ancestor
+            for lineage in rest
+            for key in lineages[lineage]
+            for ancestor in manifests[key].ancestors
+            if ancestor != lineage
+        }
+        newest = next((lineage for lineage in rest if lineage not in continued), rest[0])
+        rest.remove(newest)
+        ordered += sorted(lineages[newest], key=lambda key: manifests[key].round, reverse=True)
+    return ordered
 
 
 # ---------------------------------------------------------------- text

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
-from atoll.peer.checkpoint import candidates, open_checkpoint, read_manifest
+from atoll.peer.checkpoint import candidates, open_checkpoint, readable
+from atoll.peer.checkpoint_manifest import latest_first
 from atoll.peer.checkpoint_writer import CheckpointWriter, Written
 from atoll.peer.identity import Home
 from atoll.peer.roundlog import RoundLog
@@ -174,25 +175,23 @@ class Shelf:
         self._whole: set[str] = set()  # names of those that this process has verified
 
     def prune(self, newest: Path) -> None:
-        """Delete what is older than the last KEPT whole ones of this lineage; ``newest`` is one."""
+        """Delete what is before the last KEPT whole ones of this lineage; ``newest`` is one.
+
+        Lineages that it does not continue lose what has lower rounds, lest a mistake costs all.
+        """
         self._whole.add(newest.name)
-        lineage = self._lineage(newest)
-        ordered = candidates(newest.parent, self._writer.run)
-        kept = 1
+        run, secret = self._writer.run, self._writer.secret
+        manifests = readable(candidates(newest.parent, run), run=run, secret=secret)
+        if newest not in manifests:
+            return  # somebody has taken it away
+        mine, ordered, kept = manifests[newest], latest_first(manifests), 1
         for path in ordered[ordered.index(newest) + 1 :]:
-            found = self._lineage(path)
+            found = manifests[path]
             if kept < KEPT:
-                kept += found == lineage and self._is_whole(path)
-            elif found is not None:
+                kept += found.lineage == mine.lineage and self._is_whole(path)
+            elif found.lineage in (mine.lineage, *mine.ancestors) or found.round < mine.round:
                 self._writer.remove(path)
                 self._whole.discard(path.name)
-
-    def _lineage(self, path: Path) -> bytes | None:
-        """None for another run's, even one of the same name, and for what cannot be read."""
-        try:
-            return read_manifest(path, run=self._writer.run, secret=self._writer.secret).lineage
-        except CheckpointError:
-            return None
 
     def _is_whole(self, path: Path) -> bool:
         if path.name not in self._whole:

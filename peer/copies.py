@@ -13,8 +13,10 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+
 from atoll.collectives import RoundResult
-from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.errors import CodecError, RemoteProtocolError
 from atoll.peer.dataframes import DataHeader
 from atoll.peer.messages import Begin
 
@@ -132,7 +134,8 @@ class ResultCopy:
 
     What is final in ``result`` stays: it is of the same attempt, so the holder's is the same.
     Frames land in a buffer of their own and move on under a lock, so that after ``close`` no reader
-    thread writes where the next attempt writes.
+    thread writes where the next attempt writes. What does not decode is refused: committed, it
+    would end every peer.
     """
 
     kind = int(TransferKind.RESULT_COPY)
@@ -151,7 +154,7 @@ class ResultCopy:
         self._result = result
         self._digests = list(result.digests)
         self._on_done = on_done
-        self._buffer = memoryview(bytearray(result.layout.chunk_bytes))
+        self._arriving = threading.local()  # each stream of the source has a thread of its own
         self._lock = threading.Lock()
         self._closed = False
 
@@ -162,15 +165,23 @@ class ResultCopy:
         if header.length != size:
             raise RemoteProtocolError(f"{header.length} bytes for a chunk of {size}")
         self.received_bytes += size
-        return None if self._digests[header.chunk] else self._buffer[:size]
+        if self._digests[header.chunk]:
+            return None
+        self._arriving.data = np.empty(size, np.uint8)
+        return memoryview(self._arriving.data)
 
     def received(self, header: DataHeader) -> None:
-        data = self._buffer[: header.length]
+        result, chunk, data = self._result, header.chunk, self._arriving.data
+        try:
+            result.codec.check(data, result.grid.size(chunk))
+        except CodecError as error:
+            raise RemoteProtocolError(f"chunk {chunk} of its result: {error.what}") from error
         with self._lock:
-            if self._closed:
+            if self._closed or self._digests[chunk]:
                 return
-            self._result.view(header.chunk).data[:] = data
-            self._digests[header.chunk] = hashlib.sha256(data).digest()
+            stored = result.view(chunk)
+            stored[:] = data
+            self._digests[chunk] = hashlib.sha256(stored.data).digest()
             done = all(self._digests)
         if done:
             self._on_done(self._digests)

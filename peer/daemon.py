@@ -14,7 +14,6 @@ from typing import Any
 
 from atoll.collectives.errors import (
     AtollError,
-    ConfigError,
     ConnectError,
     IdentityInUseError,
     IncompatibleRunError,
@@ -46,6 +45,7 @@ __all__ = ["Daemon"]
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
 MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
+RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 ERROR_KINDS = frozenset(
     {
@@ -182,8 +182,7 @@ class Daemon:
         contacts = self.options.contacts
         if not contacts:
             raise ConnectError(
-                f"no known address of run {self.options.run}",
-                fix="join with an invite: atoll join",
+                f"no known address of run {self.options.run}", fix="join with an invite: atoll join"
             )
         reached = self.keeper.reach_any(contacts, self.options.fingerprint)
         await asyncio.wait((reached, self._end), return_when=asyncio.FIRST_COMPLETED)
@@ -319,12 +318,13 @@ class Daemon:
         self.feed(ev.Probed(peer, await self.keeper.probe(peer, address)))
 
     async def _renew(self) -> None:
-        try:
-            self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
-        except OSError as error:
-            what = f"cannot store a new incarnation in {self.home.path}: {error.strerror}"
-            self.stop(ConfigError(what, fix="make room there and start again: atoll up"))
-            return
+        before = self._inc
+        while self._inc == before:
+            try:
+                self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
+            except OSError as error:  # a full disk must not end the training
+                self.note("disk", f"cannot store a new incarnation in {self.home.path}: {error}")
+                await asyncio.sleep(RENEW_PAUSE_S)
         for peer in self.host.link_peers():
             self.host.drop(peer, "joining again as a new incarnation")
         self.feed(ev.Incarnated(self._inc))

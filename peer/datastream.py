@@ -70,7 +70,7 @@ class BlockingTls:
                 for part in parts:
                     self._send(memoryview(part).cast("B"))
                 self._flush()
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._fail(error, "to")
 
     def recv_into(self, view: memoryview, *, idle: bool = False) -> None:
@@ -83,7 +83,7 @@ class BlockingTls:
             try:
                 self._check_open()
                 self._receive(view.cast("B"), idle)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._fail(error, "from")
 
     def close(self) -> None:
@@ -97,8 +97,8 @@ class BlockingTls:
             self._sock.close()
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise OSError("closed on this side")
+        if self.closed:  # a frame that broke off must not be followed by another
+            raise OSError("closed on this side" if self._closed else "it broke before")
 
     def _send(self, data: memoryview) -> None:
         sent = 0
@@ -149,7 +149,7 @@ class BlockingTls:
         self.moved_bytes += count
         self._incoming.write(self._scratch[:count])
 
-    def _fail(self, error: OSError, direction: str) -> NoReturn:
+    def _fail(self, error: OSError | MemoryError, direction: str) -> NoReturn:
         self._broken = True
         if self._closed:
             what = "closed on this side"

@@ -12,7 +12,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,13 +26,14 @@ from atoll.peer.copies import TransferKind
 from atoll.peer.dataframes import DataHeader
 from atoll.peer.datastream import BlockingTls
 from atoll.peer.entries import INIT, EntryHead
+from atoll.peer.keptcopy import parse_chunks
 from atoll.peer.links import LinkHost
 from atoll.peer.merkle import MerkleTree
 from atoll.peer.proven import entry_leaf, part_head
 from atoll.peer.roundlog import RoundLog
 from atoll.peer.serving import Pace, Queue
 from atoll.peer.state import CHUNK_COPY_BYTES_MAX, ReplicatedState
-from atoll.peer.streams import FrameOutlet, Streams
+from atoll.peer.streams import FrameOutlet, Streams, reason_of
 from atoll.peer.views import short
 from atoll.peer.wire import encode
 
@@ -164,10 +165,10 @@ class Donor:
         try:
             stream = await self._streams.to(source)
             await self._loop.run_in_executor(self._threads, self._send_all, source, queue, stream)
-        except AtollError as error:
-            self._log(f"serving {short(source)} ended early: {error.what}")
+        except (AtollError, MemoryError) as error:
+            self._log(f"serving {short(source)} ended early: {reason_of(error)}")
             for message in queue.rest():
-                self._refuse(source, message.ticket, error.what)
+                self._refuse(source, message.ticket, reason_of(error))
         finally:
             del self._queues[source]
         for message in queue.rest():  # came while the thread ended
@@ -180,8 +181,9 @@ class Donor:
             try:
                 kind, number, parts = self._piece(message, buffer)
                 self.pace.wait(sum(len(part) for part in parts))
-            except StateError as error:
-                self._loop.call_soon_threadsafe(self._refuse, source, message.ticket, error.what)
+            except (StateError, MemoryError) as error:
+                why = reason_of(error)
+                self._loop.call_soon_threadsafe(self._refuse, source, message.ticket, why)
                 continue
             ticket, chunk = message.ticket, message.chunk
             header = DataHeader(int(kind), 0, 0, 0, bytes(8), 0, number, ticket, chunk)
@@ -232,28 +234,34 @@ class Donor:
     def _on_fetch_result(self, source: bytes, message: ft.FetchResult) -> None:
         number, attempt = message.round, message.attempt
         found = self._results(number, attempt) if self._results_served < SERVES_MAX else None
-        self._host.send(source, ft.ResultHead(number, attempt, found is not None))
         if found is not None:
+            result, layout, count = found
+            chunks = parse_chunks(message.chunks, count) or range(count)
             self._results_served += 1
-            self._spawn(self._serve_result(source, message, found))
+            self._spawn(self._serve_result(source, message, result, layout, chunks))
+        self._host.send(source, ft.ResultHead(number, attempt, found is not None))
 
     async def _serve_result(
-        self, source: bytes, message: ft.FetchResult, found: tuple[U8, EncodedLayout, int]
+        self,
+        source: bytes,
+        message: ft.FetchResult,
+        result: U8,
+        layout: EncodedLayout,
+        chunks: Sequence[int],
     ) -> None:
-        result, layout, chunks = found
         kind = int(TransferKind.RESULT_COPY)
         header = DataHeader(kind, 0, 0, 0, bytes(8), 0, message.round, message.attempt, 0)
 
         def push(outlet: FrameOutlet) -> None:
-            for chunk in range(chunks):
+            for chunk in chunks:
                 lo, hi = layout.slice(chunk)
                 outlet.send(kind, chunk, result[lo:hi].data)
 
         try:
             outlet = FrameOutlet(await self._streams.to(source), header)
             await self._loop.run_in_executor(self._threads, push, outlet)
-        except AtollError as error:  # the learner misses the bytes and asks another holder
-            self._log(f"serving {short(source)} ended early: {error.what}")
+        except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
+            self._log(f"serving {short(source)} ended early: {reason_of(error)}")
         finally:
             self._results_served -= 1
 

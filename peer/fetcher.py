@@ -10,6 +10,8 @@ from atoll.collectives import RoundResult
 from atoll.collectives.errors import ConnectError, RoundTimeoutError, StateError
 from atoll.peer.copies import Copies, ResultCopy, TransferKind
 from atoll.peer.fetching import FetchResult, ResultHead
+from atoll.peer.kept import KEPT_MAX
+from atoll.peer.keptcopy import pack_chunks
 from atoll.peer.links import LinkHost
 from atoll.peer.messages import Begin
 from atoll.peer.views import short
@@ -40,7 +42,10 @@ class Fetcher:
         result: RoundResult,
     ) -> list[bytes]:
         """Copy what ``result`` lacks of R of an attempt; the digests of all chunks."""
-        question = FetchResult(begin.lineage, begin.view, begin.round, begin.attempt)
+        lacking = [chunk for chunk, digest in enumerate(result.digests) if not digest]
+        some = len(lacking) < min(len(result.digests), KEPT_MAX + 1)
+        chunks = pack_chunks(lacking) if some else b""  # a list of all says no more
+        question = FetchResult(begin.lineage, begin.view, begin.round, begin.attempt, chunks)
         digests: list[bytes] = []
         done, succeed, fail = _completion()
 
@@ -72,9 +77,9 @@ class Fetcher:
         waiting: asyncio.Future[ResultHead] = asyncio.get_running_loop().create_future()
         key = (peer, question.round, question.attempt)
         self._heads[key] = waiting
-        if not self._host.send(peer, question):
-            raise ConnectError(f"no control link to {short(peer)}")
         try:
+            if not self._host.send(peer, question):
+                raise ConnectError(f"no control link to {short(peer)}")
             async with asyncio.timeout(HEAD_TIMEOUT_S):
                 return await waiting
         except TimeoutError:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from atoll.peer.entries import CHUNKS_MAX, Blob, EntryHead
+from atoll.peer.kept import KEPT_MAX
 from atoll.peer.views import Attempts, Digest, Lineage, Rounds, Views
 from atoll.peer.wire import CONTROL_FRAME_BYTES_MAX, Within, message
 
@@ -35,7 +36,8 @@ __all__ = [
 
 DIGESTS_MAX = 1024  # rounds whose digest one answer names, as many as a log remembers: 32 KiB
 HEADS_MAX = 1024  # in one answer, if they fit
-HEADS_BYTES_MAX = CONTROL_FRAME_BYTES_MAX // 2  # an answer ends with the head that exceeds it
+# An answer ends before the head that would exceed it, unless that is its first.
+HEADS_BYTES_MAX = CONTROL_FRAME_BYTES_MAX // 2
 ASKED_MAX = 8  # pieces that one learner may have asked of one donor
 
 Ticket = Annotated[int, Within(1, (1 << 32) - 1)]  # names one request: its frame's ``attempt``
@@ -131,12 +133,16 @@ class DropPieces:
 @message
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames."""
+    """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames.
+
+    ``chunks``: the numbers of those that are lacking, u32 each; empty for all.
+    """
 
     lineage: Lineage
     view: Views
     round: Rounds
     attempt: Attempts
+    chunks: Annotated[bytes, Within(0, 4 * KEPT_MAX)] = b""
 
 
 @message

@@ -18,7 +18,7 @@ from atoll.peer.supply import Supply
 __all__ = ["Gathering"]
 
 OWN_S = 5.0  # for heads that say whether our own state counts; then chunks are asked for as well
-REVIEW_CHUNKS = 2000  # at a time: 15 ms, with the learner's lock held, of a model of any size
+REVIEW_CHUNKS = 1000  # at a time: 10 ms, with the learner's lock held, of a model of any size
 
 
 class Gathering:
@@ -44,15 +44,13 @@ class Gathering:
         before, self._goal = self._goal, goal.round
         if self.assembly is not None and goal.round < before:
             self.assembly.go_back(goal.round)
-        same = self._histories.aim(goal.round, goal.chain)
-        self._look_again(at_once=not same)
-        return same
+        self._look_again()
+        return self._histories.aim(goal.round, goal.chain)
 
     def begin(self, goal: Goal, own: ln.Own, now_s: float) -> None:
         self._own = own
         self._own_counts = 0 < own.round <= goal.round and not goal.doubtful
         self._own_until_s = float("inf")
-        self._histories.begin()
         self.progress_s = now_s
         if self.assembly is not None and not self.assembly.store.is_open:
             self.assembly = None  # a commit has overwritten it
@@ -66,8 +64,7 @@ class Gathering:
     def release(self) -> None:
         """Nothing that was asked for is taken any more."""
         if self.assembly is not None:
-            for chunk in range(self.assembly.count):
-                self._drop(self._supply.pull.forget(chunk))
+            self._want_nothing(self.assembly)
             self.assembly.forget_unsettled(self._supply.attestation.agreed)
 
     def learned(self) -> None:
@@ -92,7 +89,10 @@ class Gathering:
         assert assembly is not None
         if self._own_counts:
             self._judge_own(assembly, goal, now_s)
-        self._look(assembly, goal, REVIEW_CHUNKS)
+        for _ in range(min(self._due, REVIEW_CHUNKS)):
+            self._next = (self._next + 1) % assembly.count
+            self._due -= 1
+            self._refresh(assembly, goal, self._next, now_s)
         self._ask_heads(assembly, goal, now_s)
 
     def pull(self, goal: Goal, now_s: float) -> bool:
@@ -109,21 +109,13 @@ class Gathering:
 
     # ------------------------------------------------------------ history
 
-    def _look_again(self, *, at_once: bool = False) -> None:
-        """Anything may be needed now. ``at_once``: pieces under way must not be taken any more."""
-        assembly = self.assembly
-        if assembly is None:
-            return
-        self._due = assembly.count
-        if at_once and self._supply.pull.wanted:
-            for chunk in range(assembly.count):
-                self._drop(self._supply.pull.forget(chunk))
+    def _look_again(self) -> None:
+        """Something has changed that may concern every chunk."""
+        self._due = self.assembly.count if self.assembly is not None else 0
 
-    def _look(self, assembly: Assembly, goal: Goal, most: int) -> None:
-        for _ in range(min(self._due, most)):
-            self._next = (self._next + 1) % assembly.count
-            self._due -= 1
-            self._refresh(assembly, goal, self._next)
+    def _want_nothing(self, assembly: Assembly) -> None:
+        for chunk in range(assembly.count):
+            self._drop(self._supply.pull.forget(chunk))
 
     def _judge_own(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
         """Whether our own state is on the history of the goal: then it needs entries only."""
@@ -132,7 +124,8 @@ class Gathering:
         if own.round == goal.round:
             known = goal.chain
         if not known and self._supply.pull.reaches_back(own.round + 1):
-            if now_s >= self._own_until_s:
+            if now_s >= self._own_until_s > 0:
+                self._own_until_s = 0.0
                 self._look_again()
             self._own_until_s = min(self._own_until_s, now_s + OWN_S)
             return  # the heads will tell
@@ -145,8 +138,9 @@ class Gathering:
         first = assembly.needs_heads_from(goal.round)
         if self._own_counts and self._own.round < goal.round:
             first = min(first or goal.round, self._own.round + 1)
-        for peer in self._histories.barren:
-            self._supply.has_no_log(peer)
+        while self._histories.mute:
+            if self._supply.gave_no_heads(self._histories.mute.pop()):
+                self._look_again()
         if first and self._supply.pull.reaches_back(first):
             donors = self._supply.usable()
             question = self._histories.ask(first, goal.round, goal.chain, donors, now_s)
@@ -162,27 +156,33 @@ class Gathering:
             return
         self.progress_s = now_s
         new = histories.heads
-        self._look_again(at_once=histories.valid is None)
+        self._look_again()
         if old is not None and new is not None and new.contradicts(old):
             self._supply.forgive()
-            lost = self.assembly.change_history(old, new) if self.assembly is not None else 0
+            lost = 0
+            if self.assembly is not None:
+                lost = self.assembly.change_history(old, new)
+                self._want_nothing(self.assembly)  # entries under way would seem to be wrong
             self._out.append(ln.Say(f"the run's history has changed: {lost} chunks do not hold"))
 
     # ------------------------------------------------------------ pieces
 
-    def _refresh(self, assembly: Assembly, goal: Goal, chunk: int) -> None:
+    def _refresh(self, assembly: Assembly, goal: Goal, chunk: int, now_s: float) -> None:
         """Want what the chunk needs now, and nothing else of it."""
         pull = self._supply.pull
         heads, agreed = self._histories.valid, self._supply.attestation.agreed
         piece = assembly.next_piece(chunk, goal.round, heads, agreed, pull.reaches_back)
-        if piece is None or self._own_counts:
+        if piece is None or (self._own_counts and now_s < self._own_until_s):
             self._drop(pull.forget(chunk))
         else:
             self._drop(pull.want(piece, assembly.nbytes(piece)))
 
+    def _hint(self, assembly: Assembly, chunk: int) -> bytes:
+        return b"" if chunk in self._refuted else assembly.store.hint(chunk)
+
     def _request(self, assembly: Assembly, ask: Ask) -> None:
         chunk, entry = ask.piece
-        have = b"" if entry else assembly.store.leaf(chunk)
+        have = b"" if entry else self._hint(assembly, chunk)
         self._supply.tell(ask.peer, ft.FetchPiece(ask.ticket, chunk, entry, have))
 
     def _drop(self, drops: list[Drop]) -> None:
@@ -204,7 +204,7 @@ class Gathering:
             return
         self.progress_s = now_s
         self._drop(self._supply.pull.arrived(event.source, event.ticket, now_s))
-        self._refresh(assembly, goal, piece.chunk)
+        self._refresh(assembly, goal, piece.chunk, now_s)
 
     def _store(self, assembly: Assembly, piece: Piece, event: ln.Arrived) -> str:
         """Empty, or what is wrong with the piece."""
@@ -213,20 +213,26 @@ class Gathering:
             return f"chunk {chunk} cannot be read"
         if entry:
             head = self._histories.head(entry)
-            place = store.place(head, chunk) if head is not None else None
-            if head is None or place is None or part.same or not entry_holds(head, *place, part):
+            if head is None:
+                return ""  # the run has left this history meanwhile
+            place = store.place(head, chunk)
+            if place is None or part.same or not entry_holds(head, *place, part):
                 return f"chunk {chunk} of entry {entry} is not what its root says"
             store.replay(chunk, head, part.data)
             assembly.take_entry(chunk, entry)
             return ""
-        leaf = store.leaf(chunk) if part.same else part.sha
+        leaf = self._hint(assembly, chunk) if part.same else part.sha
         digest = state_of(leaf, chunk, assembly.count, part.proof, assembly.blob_digest)
         agreed = self._supply.attestation.agreed.get(event.number, digest)
         if not leaf or not digest or agreed != digest:
             return f"chunk {chunk} is not of the state after round {event.number}"
+        if part.same and store.leaf(chunk) != leaf:
+            self._refuted.add(chunk)  # our memory is wrong, not the donor: have it sent
+            return ""
         if part.same:
             store.keep(chunk, event.number)
         else:
-            store.put(chunk, event.number, part.data)
+            store.put(chunk, event.number, part.data, part.sha)
+            self._refuted.discard(chunk)
         assembly.take_state(chunk, event.number, digest, event.source)
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +13,6 @@ from atoll.peer.proven import Heads, fold
 __all__ = ["Histories"]
 
 ANSWER_S = 5.0  # then another donor is asked
-FAILURES_MAX = 2  # questions without an answer: then it has no log, whatever it says
 REST_S = 2.0  # of a donor that has no heads for us, or those of another history
 PARTS_MAX = 64  # answers to one question: 64 MiB of heads at the very most
 
@@ -44,17 +42,8 @@ class Histories:
         self._left = False  # the goal is on another history than `heads`
         self._question: _Question | None = None
         self._rests_until_s: dict[bytes, float] = {}
-        self._failures: Counter[bytes] = Counter()  # questions that were not answered, or by nothing
+        self.mute: list[bytes] = []  # donors that did not answer, or gave nothing; for the owner
         self._more: Tell | None = None
-
-    def begin(self) -> None:
-        """A new task: everybody is asked again."""
-        self._failures.clear()
-
-    @property
-    def barren(self) -> list[bytes]:
-        """Donors that do not give what they say they have."""
-        return [peer for peer, times in self._failures.items() if times >= FAILURES_MAX]
 
     @property
     def valid(self) -> Heads | None:
@@ -88,7 +77,7 @@ class Histories:
         if asked is not None and now_s < asked.since_s + ANSWER_S:
             return None
         if asked is not None:
-            self._failures[asked.peer] += 1
+            self.mute.append(asked.peer)
             self._rest(asked.peer, now_s)
         able = [
             (peer, has)
@@ -110,7 +99,7 @@ class Histories:
         if asked is None or source != asked.peer or answer.first != asked.next:
             return ""
         if not answer.heads:
-            self._failures[source] += 1
+            self.mute.append(source)
             self._rest(source, now_s)
             return ""
         if asked.parts == 0:
@@ -126,7 +115,6 @@ class Histories:
         if not tip:
             return f"its heads of entries {asked.first} to {asked.last} contradict themselves"
         if tip == asked.chain and asked.next > asked.last:
-            self._failures.pop(source, None)
             self._prove(asked)
         else:  # it may not have heard of a rollback yet
             self._rest(source, now_s)

@@ -24,7 +24,7 @@ from atoll.peer.dataframes import DataHeader
 from atoll.peer.entries import CHUNKS_MAX
 from atoll.peer.kept import KEPT_MAX
 from atoll.peer.messages import Begin
-from atoll.peer.streams import FrameOutlet, Streams
+from atoll.peer.streams import FrameOutlet, Streams, reason_of
 from atoll.peer.views import Attempts, Lineage, Rounds, Views, short
 from atoll.peer.wire import Within, message
 
@@ -223,8 +223,8 @@ class KeptServer:
             outlet = FrameOutlet(await self._streams.to(source), header_of(question))
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._threads, _send_kept, result, chunks, outlet)
-        except AtollError as error:  # the other asks somebody else
-            self._log(f"kept chunks for {short(source)} end early: {error.what}")
+        except (AtollError, MemoryError) as error:  # the other asks somebody else
+            self._log(f"kept chunks for {short(source)} end early: {reason_of(error)}")
 
     def close(self) -> None:
         for task in list(self._serving):

@@ -63,6 +63,7 @@ class CatchUp:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unreachable: dict[bytes, str] = {}  # why, as it was last logged
         self.may_finish = asyncio.Event()  # cleared while the state must stay as it is
         self.may_finish.set()
         copies.pieces = self
@@ -186,7 +187,11 @@ class CatchUp:
         try:
             await self._host.dial(member.address, expect_peer=member.peer)
         except AtollError as error:  # tried again while it is wanted
-            self._log(f"donor {short(member.peer)} cannot be reached: {error.what}")
+            if self._unreachable.get(member.peer) != error.what:
+                self._unreachable[member.peer] = error.what
+                self._log(f"donor {short(member.peer)} cannot be reached: {error.what}")
+        else:
+            self._unreachable.pop(member.peer, None)
 
     async def _prepare(self, blob: bytes) -> None:
         state = self._state()
@@ -213,7 +218,8 @@ class CatchUp:
     def _done(self, done: ln.Done) -> None:
         state, self._ready = self._ready or self._state(), None
         assert state is not None
-        if self._rounds.chain_after(done.round) != done.chain:
+        known = self._rounds.chain_after(done.round), self._rounds.digest_after(done.round)
+        if known != (done.chain, done.digest):
             self._rounds.restart(done.round, done.digest, done.chain)
         self._adopt(state, done.round, done.chain)
 
@@ -230,6 +236,7 @@ class _Store:
         self.state = state
         self._load = StateLoad(state)
         self._kept: dict[int, int] = {}  # chunk of the current state -> the round that it is of
+        self._leaves: dict[int, bytes] = {}  # of chunks that were put, where they are known
 
     @property
     def is_open(self) -> bool:
@@ -252,24 +259,36 @@ class _Store:
     def leaf(self, chunk: int) -> bytes:
         return self._load.leaf(chunk)
 
+    def hint(self, chunk: int) -> bytes:
+        if self._load.has(chunk):
+            return self._leaves.get(chunk, b"")
+        return self.state.leaves[chunk] if self.state.leaves else b""
+
     def keep(self, chunk: int, number: int) -> None:
         if self._load.has(chunk):
             self._load.confirm(chunk, number)
         else:
             self._kept[chunk] = number
 
-    def put(self, chunk: int, number: int, data: memoryview) -> None:
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
         self._kept.pop(chunk, None)
         self._load.put(chunk, number, data)
+        self._leaves[chunk] = sha  # of parameters and momentum, in this order, as a leaf is
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None:
         self._copy(chunk)
+        self._leaves.pop(chunk, None)
         self._load.replay(head, data, chunk)
 
     def finish(self, number: int, digest: bytes) -> None:
         for chunk in list(self._kept):
             self._copy(chunk)
-        self._load.finish(number, digest)
+        try:
+            self._load.finish(number, digest)
+        except StateError:  # donors will be asked which chunks are right
+            if self.is_open:
+                self._leaves = {chunk: self._load.leaf(chunk) for chunk in range(self.chunks)}
+            raise
 
     def _copy(self, chunk: int) -> None:
         number = self._kept.pop(chunk, None)

@@ -56,10 +56,14 @@ class Store(Protocol):
     def leaf(self, chunk: int) -> bytes:
         """Hash of the bytes here: put or kept, else the own state's; empty if there are none."""
 
+    def hint(self, chunk: int) -> bytes:
+        """``leaf`` as it was noted, without a look at the bytes; empty if it was not."""
+
     def keep(self, chunk: int, number: int) -> None:
         """The bytes here are those of round ``number``."""
 
-    def put(self, chunk: int, number: int, data: memoryview) -> None: ...
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+        """``sha``: SHA-256 of the data."""
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None: ...
 

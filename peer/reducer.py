@@ -28,10 +28,10 @@ from atoll.peer.messages import Begin
 from atoll.peer.roundlog import RoundLog
 from atoll.peer.router import Router
 from atoll.peer.state import ReplicatedState
-from atoll.peer.streams import FrameOutlet, Streams
+from atoll.peer.streams import FrameOutlet, Streams, reason_of
 from atoll.peer.views import View, short
 
-__all__ = ["Reducer", "Replica", "reason_of"]
+__all__ = ["Reducer", "Replica"]
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -343,10 +343,6 @@ async def _watch(copying: KeptCopy) -> None:
     while copying.lacking:
         await asyncio.sleep(KEPT_STALL_S)
         copying.check_stalls(f"its holder has sent nothing for {KEPT_STALL_S:.0f} s")
-
-
-def reason_of(error: AtollError | MemoryError) -> str:
-    return error.what if isinstance(error, AtollError) else "no memory for the state"
 
 
 def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:

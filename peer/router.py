@@ -46,11 +46,26 @@ class Router:
         self._attempts: dict[int, _Attempt] = {}  # by round
         self._newest: dict[int, tuple[int, int]] = {}  # round -> (view, attempt)
         self._promised: dict[int, tuple[int, int]] = {}  # the same, of orders that wait in a queue
-        self._view = 0  # the newest that an attempt was begun in
+        self._lineage8 = b""  # of the view at hand ...
+        self._left: set[bytes] = set()  # ... and of those before: nothing of them is wanted
+        self._view = 0  # the newest of this lineage that an attempt was begun in
         self._settled = 0  # rounds up to this one are over
         self._closed = False
 
     # ------------------------------------------------------------ steering
+
+    def enter(self, lineage: bytes) -> None:
+        """A view of this lineage is at hand. The numbers of another one say nothing about its own:
+        whoever gives way may come from a higher view to a lower one."""
+        with self._changed:
+            if lineage[:8] == self._lineage8:
+                return
+            self._left.add(self._lineage8)
+            self._left.discard(lineage[:8])
+            self._lineage8, self._view = lineage[:8], 0
+            self._newest.clear()
+            self._promised.clear()
+            self._changed.notify_all()
 
     def promise_attempt(self, begin: Begin) -> None:
         """It is expected later, or ended: its frames wait for the commits before it. A frame that
@@ -131,8 +146,7 @@ class Router:
         begun_s = time.monotonic()
         with self._changed:
             while self._is_ahead(header):
-                promised = self._promised.get(header.round) == (header.view, header.attempt)
-                timeout_s = WINDOW_TIMEOUT_S if promised else AHEAD_TIMEOUT_S
+                timeout_s = WINDOW_TIMEOUT_S if self._is_promised(header) else AHEAD_TIMEOUT_S
                 left_s = begun_s + timeout_s - time.monotonic()
                 if left_s <= 0:
                     return None
@@ -144,10 +158,17 @@ class Router:
         wanted = (header.lineage8, header.view, header.attempt)
         return current if wanted == (begin.lineage[:8], begin.view, begin.attempt) else None
 
+    def _is_promised(self, header: DataHeader) -> bool:
+        promised = self._promised.get(header.round) == (header.view, header.attempt)
+        return promised and header.lineage8 == self._lineage8
+
     def _is_ahead(self, header: DataHeader) -> bool:
-        over = header.view < self._view or header.round <= self._settled or self._closed
+        if self._closed or header.round <= self._settled or header.lineage8 in self._left:
+            return False
+        if header.lineage8 != self._lineage8:
+            return True  # its view is still on its way here
         newest = self._newest.get(header.round, (0, 0))
-        return not over and (header.view, header.attempt) > newest
+        return header.view >= self._view and (header.view, header.attempt) > newest
 
 
 def _index(current: _Attempt, source: bytes) -> int:

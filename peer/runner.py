@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.collectives.errors import CodecError, DivergedError
 from atoll.optim.spec import log_cap_bytes
 from atoll.peer import events as ev
 from atoll.peer.checkpoint import Loaded
@@ -117,6 +118,7 @@ class RoundRunner:
     def installed(self, view: View) -> None:
         """BEGIN names the holders of kept chunks by their positions in it."""
         before, self.replica.view = self.replica.view, view
+        self.router.enter(view.lineage)
         if before is not None and before.lineage not in (view.lineage, *view.ancestors):
             self.digests.clear()  # of a history that was given up
             if self.state is not None:
@@ -185,7 +187,13 @@ class RoundRunner:
         assert job.begin is begin
         assert job.root
         job.end()
-        state = await asyncio.to_thread(self._commit, job, effect.chain)
+        try:
+            state = await asyncio.to_thread(self._commit, job, effect.chain)
+        except CodecError as error:  # every chunk was checked when it came: it has changed since
+            raise DivergedError(
+                f"the result of round {begin.round} cannot be applied here: {error.what}",
+                fix="start this peer again: it fetches the state from the others",
+            ) from error
         self.last_round_s = time.monotonic() - job.begun_s
         self.last_commit_unix_s = time.time()
         self._moved_to(state)
@@ -209,6 +217,7 @@ class RoundRunner:
             self.reducer.forget()
             self.replica.log.cut_after(state.round)
             self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
+            self.catch_up.cancel()  # of a goal that was undone with it
             self._moved_to(state)
         if state is not None and state.round == effect.round:
             self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))

@@ -253,7 +253,7 @@ class Session:
             if answer["serial"] != self._state_serial:
                 self._map_state(answer["serial"])
             read(self._theta[answer["buffer"]])
-            if self._ask("valid", buffer=answer["buffer"], generation=answer["generation"]):
+            if self._ask("valid", **{k: answer[k] for k in ("serial", "buffer", "generation")}):
                 self.round, self.epoch = answer["round"], answer["epoch"]
                 return self.round
         raise SessionError(f"the run's parameters changed in each of {PULL_TRIES} copies")

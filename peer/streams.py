@@ -24,7 +24,7 @@ from atoll.peer.datastream import BlockingTls
 from atoll.peer.links import LinkHost
 from atoll.peer.views import short
 
-__all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams"]
+__all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
 
 DRAIN_BYTES = 256 << 10  # scratch of a reader thread for frames that nobody wants
 ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
@@ -73,12 +73,14 @@ class Streams:
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
-        self._counting = threading.Lock()  # reader threads end while the loop adds up
+        # Reader threads end while the loop adds up, and the loop opens streams while a donor does.
+        self._counting = threading.Lock()
         self.reached: set[bytes] = set()  # peers whose advertised address has accepted us
 
     @property
     def sent_bytes(self) -> int:
-        return self._sent_before + sum(s.sent_bytes for s in self._outgoing.values())
+        with self._counting:
+            return self._sent_before + sum(s.sent_bytes for s in self._outgoing.values())
 
     @property
     def received_bytes(self) -> int:
@@ -137,17 +139,19 @@ class Streams:
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
             self.close_to(peer)
-            self._outgoing[peer] = stream
+            with self._counting:
+                self._outgoing[peer] = stream
             self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
 
     def close_to(self, peer: bytes) -> None:
-        stream = self._outgoing.pop(peer, None)
-        if stream is not None:
-            with self._counting:
+        with self._counting:
+            stream = self._outgoing.pop(peer, None)
+            if stream is not None:
                 self._sent_before += stream.sent_bytes
                 self._moved_before += stream.moved_bytes
+        if stream is not None:
             stream.close()
 
     def forget(self, peer: bytes) -> None:
@@ -160,7 +164,9 @@ class Streams:
             task.cancel()
         for peer in list(self._outgoing):
             self.close_to(peer)
-        for stream in list(self._incoming):
+        with self._counting:
+            incoming = list(self._incoming)
+        for stream in incoming:
             stream.close()
 
     # ------------------------------------------------------------ incoming
@@ -195,6 +201,10 @@ class Streams:
                 self._received_before += stream.received_bytes
                 self._moved_before += stream.moved_bytes
                 self._incoming.discard(stream)
+
+
+def reason_of(error: AtollError | MemoryError) -> str:
+    return error.what if isinstance(error, AtollError) else "no memory for it"
 
 
 def _drain(stream: BlockingTls, length: int, scratch: memoryview) -> None:

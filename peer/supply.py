@@ -25,6 +25,7 @@ GATHER_S = 3.0  # members that have no link by then are not waited for in an att
 VOICE_S = (
     1.5  # ... nor those that leave a question open for so long, but the coordinator: they hang
 )
+MUTE_MAX = 2  # questions about a donor's log without an answer: then it has none
 _SILENT = 1 << 62  # as the round of a member: of what it has not named yet it will name nothing
 
 
@@ -40,6 +41,7 @@ class _Donor:
     polled_s: float = float("-inf")
     open_s: float = float("inf")  # when the first question after its last answer was asked
     has: ft.StateIs | None = None
+    mute: int = 0  # questions about its log that it left open, or answered with nothing
     empty: bool = False  # it said that it has no state to give
 
 
@@ -48,7 +50,6 @@ class Supply:
         self.pull = Pull()
         self.attestation = Attestation()
         self.excluded: dict[bytes, str] = {}
-        self._barren: set[bytes] = set()  # they have no log, whatever they say
         self._out = out
         self._coordinator = b""
         self._gathers_until_s = 0.0
@@ -60,7 +61,7 @@ class Supply:
         self._gathers_until_s = now_s + GATHER_S
         for donor in self._donors.values():
             donor.open_s = float("inf")
-        self._barren.clear()
+            donor.mute = donor.mute if donor.mute >= MUTE_MAX else 0
 
     def set_goal(self, goal: Goal) -> None:
         """Who may give; the coordinator first, if there are more than enough."""
@@ -85,6 +86,7 @@ class Supply:
         self.attestation = Attestation()
         for donor in self._donors.values():
             donor.polled_s = float("-inf")
+            donor.mute = 0
 
     def release(self) -> None:
         """Nothing that was asked for is taken any more."""
@@ -111,7 +113,7 @@ class Supply:
         """Whether the donor has something else than before."""
         donor = self._donors[source]
         before = donor.has
-        if source in self._barren:
+        if donor.mute >= MUTE_MAX:
             has = replace(has, log_first=max(0, has.round + 1))
         donor.open_s = float("inf")
         donor.empty, donor.has = has.round < 0, has if has.round >= 0 else None
@@ -141,14 +143,18 @@ class Supply:
         self.attestation.forget(peer)
         self._out.append(ln.Say(f"donor {short(peer)} is left out: {why}"))
 
-    def has_no_log(self, peer: bytes) -> None:
-        """It gives no entries, whatever it says; it may still give chunks."""
+    def gave_no_heads(self, peer: bytes) -> bool:
+        """Whether it counts as a donor of chunks only from now on, whatever it says it has."""
         donor = self._donors.get(peer)
-        if peer in self._barren or donor is None or donor.has is None:
-            return
-        self._barren.add(peer)
-        self.hear(peer, donor.has)
+        if donor is None or donor.has is None or donor.mute >= MUTE_MAX:
+            return False
+        donor.mute += 1
+        if donor.mute < MUTE_MAX:
+            return False
+        donor.has = replace(donor.has, log_first=donor.has.round + 1)
+        self.pull.offer(peer, donor.has.log_first, donor.has.round)
         self._out.append(ln.Say(f"donor {short(peer)} does not give the log that it says it has"))
+        return True
 
     def usable(self) -> list[tuple[bytes, ft.StateIs]]:
         return [

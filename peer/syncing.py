@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Syncing"]
 
+PAUSE_MAX_S = 30.0  # between attempts that fail, one after the other: each costs messages and a line
+DOUBLINGS_MAX = 10  # more would not make the pause any longer
+
 
 class Syncing:
     """One for the life of a node."""
@@ -32,6 +35,7 @@ class Syncing:
         self._archives: tuple[Member, ...] = ()  # ... and who else does
         self._asked: Goal | None = None
         self._ask_again_s = 0.0
+        self._failures = 0  # one after the other, of this view
         self._foreign = True  # our state may belong to another history than the target
 
     # ------------------------------------------------------------ where to go
@@ -46,6 +50,8 @@ class Syncing:
         archives: tuple[Member, ...] = (),
     ) -> None:
         """The group stands there. ``anew``: this view's word counts, even if it goes back."""
+        if self._donors is None or donors.ref != self._donors.ref:
+            self._failures = 0
         if anew or round_number >= self._target[0]:
             self._target = (round_number, chain)
             self._donors, self._archives = donors, archives
@@ -91,6 +97,7 @@ class Syncing:
         own = self._node.follower
         if not own.unsynced or self._asked is None:
             return  # the outcome of an older order
+        self._failures = 0
         steps = event.round - own.round
         if steps != 0 or event.chain != own.chain:
             own.previous = (own.round, own.chain) if steps == 1 else (0, b"")
@@ -112,4 +119,6 @@ class Syncing:
         node, own = self._node, self._node.follower
         if own.unsynced:
             node.emit(Note("load-failed", f"catching up failed: {why}"))
-            self._ask_again_s = node.now_s + node.timing.repair_s
+            pause_s = min(node.timing.repair_s * 2**self._failures, PAUSE_MAX_S)
+            self._ask_again_s = node.now_s + pause_s
+            self._failures = min(self._failures + 1, DOUBLINGS_MAX)

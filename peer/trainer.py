@@ -75,12 +75,14 @@ class TrainerDesk:
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
-        trainer = self.trainer
-        if trainer is not None and trainer.client == client:
-            self.trainer = None
-            if trainer.region is not None:
-                trainer.region.close()  # the mapping lives on while a round reads it
-            self._feed(ev.Detached())
+        if self.trainer is not None and self.trainer.client == client:
+            self._drop(self.trainer)
+
+    def _drop(self, trainer: Trainer) -> None:
+        self.trainer = None
+        if trainer.region is not None:
+            trainer.region.close()  # the mapping lives on while a round reads it
+        self._feed(ev.Detached())
 
     # ------------------------------------------------------------ commands
 
@@ -129,7 +131,7 @@ class TrainerDesk:
         try:
             check_same((trainer.spec, trainer.manifest), (state.spec, state.manifest), self._run)
         except Exception:
-            self.trainer = None
+            self._drop(trainer)
             raise
         if not trainer.in_step:
             trainer.in_step = True
@@ -197,8 +199,10 @@ class TrainerDesk:
 
     async def _valid(self, client: bytes, arguments: dict[str, Any]) -> bool:
         state = self._runner.state
-        return state is not None and (
-            state.generation[arguments["buffer"]] == arguments["generation"]
+        return (
+            state is not None
+            and state.serial == arguments["serial"]  # else the numbers are another state's
+            and state.generation[arguments["buffer"]] == arguments["generation"]
         )
 
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:

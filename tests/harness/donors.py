@@ -106,6 +106,7 @@ class Store:
         self.chunks, self.fragments, self.own = chunks, fragments, own
         self.data: dict[int, bytes] = {}
         self.version: dict[int, int] = {}
+        self.noted: dict[int, bytes] = {}  # hashes that are believed to be those of own chunks
 
     def state_bytes(self, chunk: int) -> int:
         return CHUNK_BYTES
@@ -121,11 +122,15 @@ class Store:
         here = self.data.get(chunk) or (self.own[chunk] if self.own else b"")
         return sha(here) if here else b""
 
+    def hint(self, chunk: int) -> bytes:
+        return self.noted.get(chunk) or self.leaf(chunk)
+
     def keep(self, chunk: int, number: int) -> None:
         self.data.setdefault(chunk, self.own[chunk] if self.own else b"")
         self.version[chunk] = number
 
-    def put(self, chunk: int, number: int, data: memoryview) -> None:
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+        self.noted.pop(chunk, None)
         self.data[chunk], self.version[chunk] = bytes(data), number
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None:

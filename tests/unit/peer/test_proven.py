@@ -28,7 +28,7 @@ def agreed(named: dict[bytes, bytes], members: set[bytes], lead: bytes = LEAD) -
     attestation = Attestation()
     for peer, digest in named.items():
         attestation.hear(peer, 7, digest)
-    attestation.settle(lead, dict.fromkeys(members, 6))  # who has not named it may still do so
+    attestation.settle(lead, dict.fromkeys(members, 6), 0.0)  # who has not named it may still do so
     return attestation.agreed.get(7, b"")
 
 
@@ -50,9 +50,9 @@ def test_who_has_gone_past_a_round_without_its_digest_is_not_waited_for() -> Non
     attestation = Attestation()
     for peer in (LEAD, ONE):
         attestation.hear(peer, 7, GOOD)
-    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 6})
+    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 6}, 0.0)
     assert not attestation.agreed  # THREE will know it
-    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 9})
+    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 9}, 0.0)
     assert attestation.agreed == {7: GOOD}  # these two have joined since
 
 
@@ -73,13 +73,13 @@ def test_who_dissents_is_named_and_what_is_taken_back_is_forgotten() -> None:
     four = dict.fromkeys((LEAD, ONE, TWO, THREE), 5)
     for peer, digest in ((LEAD, GOOD), (ONE, GOOD), (TWO, GOOD), (THREE, BAD)):
         attestation.hear(peer, 6, LATER + digest)
-    assert attestation.settle(LEAD, four)
-    assert not attestation.settle(LEAD, four)
+    assert attestation.settle(LEAD, four, 0.0)
+    assert not attestation.settle(LEAD, four, 0.0)
     assert attestation.dissenters() == {THREE: 7}
     assert BAD.hex()[:8] in attestation.describe(7)
     attestation.forget(ONE)
     attestation.forget(TWO)
-    assert attestation.settle(LEAD, four)
+    assert attestation.settle(LEAD, four, 0.0)
     assert attestation.agreed == {}
 
 
