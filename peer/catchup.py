@@ -22,7 +22,7 @@ from atoll.peer.gathering import Gathering
 from atoll.peer.pull import Piece
 from atoll.peer.supply import Supply, digest_of
 
-__all__ = ["AGREE_S", "PROGRESS_S", "TICK_S", "CatchingUp", "Phase"]
+__all__ = ["AGREE_S", "PROGRESS_S", "TICK_S", "USUAL_S", "CatchingUp", "Phase"]
 
 TICK_S = 0.05  # a laggard should hear soon that donors have applied what it wants
 ANSWER_S = 5.0  # to the question for the specification; then another donor is asked

@@ -15,7 +15,7 @@ from atoll.peer.proven import entry_holds, state_of
 from atoll.peer.pull import Ask, Drop, Piece
 from atoll.peer.supply import Supply
 
-__all__ = ["Gathering"]
+__all__ = ["OWN_S", "REVIEW_CHUNKS", "Gathering"]
 
 OWN_S = 5.0  # for heads that say whether our own state counts; then chunks are asked for as well
 REVIEW_CHUNKS = 1000  # at a time: 10 ms, with the learner's lock held, of a model of any size

@@ -18,6 +18,7 @@ from atoll.peer.merkle import LEAF_BYTES, merkle_climb
 from atoll.peer.views import short
 
 __all__ = [
+    "DISSENT_S",
     "PART_HEAD_BYTES_MAX",
     "WITNESSES_MAX",
     "Attestation",

@@ -19,9 +19,9 @@ from atoll.peer.views import REPLICA, Member, View
 if TYPE_CHECKING:
     from atoll.peer.membership import Node
 
-__all__ = ["Syncing"]
+__all__ = ["PAUSE_MAX_S", "Syncing"]
 
-PAUSE_MAX_S = 30.0  # between attempts that fail, one after the other: each costs messages and a line
+PAUSE_MAX_S = 30.0  # between attempts that fail: each costs messages and a line
 DOUBLINGS_MAX = 10  # more would not make the pause any longer
 
 
@@ -50,7 +50,7 @@ class Syncing:
         archives: tuple[Member, ...] = (),
     ) -> None:
         """The group stands there. ``anew``: this view's word counts, even if it goes back."""
-        if self._donors is None or donors.ref != self._donors.ref:
+        if self._donors is None or donors != self._donors:
             self._failures = 0
         if anew or round_number >= self._target[0]:
             self._target = (round_number, chain)

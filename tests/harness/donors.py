@@ -158,6 +158,12 @@ class Donor:
     def answer(self, message: object) -> object | None:
         history, number = self.history, self.round
         match message:
+            case ft.AskState() if self.lie == "silence":
+                return None
+            case ft.AskHeads() if self.lie == "no heads":
+                return ft.HeadsAre(message.first, b"", ())
+            case ft.AskHeads() if self.lie == "no answer about heads":
+                return None
             case ft.AskState() if self.lie == "empty":
                 return ft.StateIs(-1)
             case ft.AskState():
@@ -221,6 +227,7 @@ class World:
         self.received = self.refused = 0
         self.store: Store | None = None
         self.own: list[bytes] = []
+        self.noted: dict[int, bytes] = {}  # see Store
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count()
         self._link_free_s = 0.0
@@ -285,6 +292,7 @@ class World:
                 chunks = next(iter(self.donors.values())).history
                 own = [] if effect.blob else self.own
                 self.store = Store(len(chunks.states[1]), chunks.fragments, own)
+                self.store.noted = dict(self.noted)
                 prepared = ln.Prepared(self.store)
                 self.at(self.now_s + 0.05, lambda: self.feed(prepared))
             case ln.Finish():

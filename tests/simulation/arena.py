@@ -43,6 +43,7 @@ class Arena(World):
         self.loss, self.double, self.late = options.loss, options.double, 0.0
         self.cuts: set[tuple[bytes, bytes]] = set()
         self.clogs: dict[tuple[bytes, bytes], float] = {}  # until when
+        self.latest_s = 0.0  # when the last message that is under way arrives
         self.corrupt: set[tuple[bytes, bytes]] = set()  # the next message gets a wrong byte
         self.unreadable: set[bytes] = set()
         self._delays: dict[tuple[bytes, bytes], float] = {}
@@ -100,6 +101,7 @@ class Arena(World):
             if self.late and dice.random() < self.late:
                 delay_s += dice.random()
             when_s = max(self.now_s + delay_s, self.clogs.get(way, 0.0))
+            self.latest_s = max(self.latest_s, when_s)
             self.at(when_s, lambda: self.deliver(target, event))
 
     def _send_stream(
@@ -113,6 +115,7 @@ class Arena(World):
         if self.loss and self.dice.random() < self.loss:
             delay_s += RETRANSMIT_S
         when_s = max(self.now_s + delay_s, self.clogs.get(way, 0.0), self._last_s.get(way, 0.0))
+        self.latest_s = max(self.latest_s, when_s)
         self._last_s[way] = when_s = when_s + ORDER_S
 
         def arrive() -> None:

@@ -121,6 +121,7 @@ class Faults:
         self.left: set[str] = set()  # who was asked to leave: it does not come back
         self.flips = 0
         self.over = False
+        self.drain_s = 0.0
         self._base_s = arena.now_s
         for fault in script:
             arena.at(self._base_s + fault.at_s, self._doing(fault))
@@ -151,6 +152,8 @@ class Faults:
         """No fault lasts any longer; the dead stay dead until :meth:`revive`."""
         arena = self.arena
         self.over = True
+        # What a clogged link holds arrives when it was going to, also from those who are dead by then.
+        self.drain_s = max(0.0, arena.latest_s - arena.now_s)
         arena.clogs.clear()
         arena.corrupt.clear()
         arena.spoilt = ""

@@ -20,7 +20,6 @@ FORM_S = 60.0  # nothing fails meanwhile
 COMMIT_S = 10.0  # I7: a round commits so soon after the faults stop ...
 REJOIN_S = 15.0  # ... and everyone is back in: JOIN, catching up and a view, in several turns
 STEPS_MAX = 400_000
-DRAIN_S = 1.0  # longer than anything that is under way
 CHECK_S = 0.1
 DRAIN_S = 0.3  # from the end of the faults to the judgement
 
@@ -82,8 +81,7 @@ def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
     arena.run(options.faulty_s)
     arena.checker.bounded(arena)
     faults.heal()
-    arena.run(DRAIN_S + 5 * options.delay_s)  # what the dead had said still counts
-    arena.run(DRAIN_S)  # a COMMIT of somebody dead may still be under way: then its round is known
+    arena.run(faults.drain_s + DRAIN_S + 5 * options.delay_s)  # what the dead had said still counts
     found = outlook(arena, faults.left)
     faults.revive()
     if not found.recovers:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.proven import Attestation, Heads, fold, open_part, part_head, state_of
+from atoll.peer.proven import DISSENT_S, Attestation, Heads, fold, open_part, part_head, state_of
 
 LEAD, ONE, TWO, THREE = (bytes([n]) * 32 for n in range(1, 5))
 GOOD, BAD, LATER = sha(b"good"), sha(b"bad"), sha(b"later")
@@ -81,6 +81,29 @@ def test_who_dissents_is_named_and_what_is_taken_back_is_forgotten() -> None:
     attestation.forget(TWO)
     assert attestation.settle(LEAD, four, 0.0)
     assert attestation.agreed == {}
+
+
+def test_a_single_dissenter_is_outvoted_after_a_while_also_when_rounds_go_on() -> None:
+    attestation = Attestation()
+    three = dict.fromkeys((LEAD, ONE, TWO), 5)
+    for number in (7, 8):  # the second one takes the place of the first, one answer at a time
+        for peer, digest in ((LEAD, GOOD), (ONE, GOOD), (TWO, BAD)):
+            attestation.forget(peer)
+            attestation.hear(peer, number, digest)
+            assert not attestation.settle(LEAD, three, (number - 6) * DISSENT_S / 2)
+    assert not attestation.settle(LEAD, three, 1.4 * DISSENT_S)
+    assert attestation.settle(LEAD, three, 1.6 * DISSENT_S)
+    assert attestation.agreed == {8: GOOD}
+    assert attestation.dissenters() == {TWO: 8}
+
+
+def test_one_against_one_and_two_against_two_are_never_settled() -> None:
+    for good, bad in (((LEAD,), (ONE,)), ((LEAD, THREE), (ONE, TWO))):
+        attestation = Attestation()
+        for peer in (*good, *bad):
+            attestation.hear(peer, 7, GOOD if peer in good else BAD)
+        for now_s in (0.0, 10 * DISSENT_S, 20 * DISSENT_S):
+            assert not attestation.settle(LEAD, dict.fromkeys((*good, *bad), 5), now_s)
 
 
 def test_heads_fold_to_the_chain_and_to_nothing_else() -> None:

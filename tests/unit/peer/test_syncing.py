@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from atoll.peer.events import CatchUp, CaughtUp, Effect, Goal, TellTrainer, Undo
 from atoll.peer.membership import Node
+from atoll.peer.syncing import PAUSE_MAX_S
 from atoll.peer.views import WITNESS, Member, View
 
 ME, LEAD, OTHER, EYE = (name.encode() * 32 for name in "mloe")
@@ -80,6 +83,27 @@ def test_after_a_failure_it_asks_again_after_a_pause() -> None:
     assert bench.step() == []
     bench.node.now_s += bench.node.timing.repair_s
     assert bench.step() == [CatchUp(GOAL)]
+
+
+def test_failures_one_after_the_other_make_the_pause_longer_up_to_a_limit() -> None:
+    bench = Bench()
+    bench.step()
+
+    def pause_s() -> float:
+        bench.node.syncing.on_failed("no donor")
+        bench.took()
+        begun_s = bench.node.now_s
+        while not bench.step():
+            bench.node.now_s += 0.5
+        return bench.node.now_s - begun_s
+
+    first_s = bench.node.timing.repair_s
+    assert [pause_s() for _ in range(3)] == [first_s, 2 * first_s, 4 * first_s]
+    assert [pause_s() for _ in range(20)][-1] == PAUSE_MAX_S
+    bench.node.syncing.aim(9, chain(9), replace(VIEW, number=4))
+    assert pause_s() == first_s
+    bench.caught_up(8)
+    assert pause_s() == first_s
 
 
 def test_one_round_behind_is_a_missed_round_and_more_is_a_new_state_for_the_trainer() -> None:
