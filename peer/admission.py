@@ -2,12 +2,13 @@
 
 Theory. A joiner is a *learner* outside the view. It catches up while the run goes on
 (peer/syncing.py) and enters with the next planned view when it is at most one round behind; the
-last step it does as a member. Nobody waits for it, with one exception: who has reached the state of
-some round three times and found that the run had gone on, because its transfers take longer than
-rounds, gets one boundary held, for a bounded time. A learner that makes no progress is
-dropped and may ask again after a growing pause; one that falls silent is dropped as fast as a
-member counts as dead. At most max(1, old voters - 1) learners enter at once, so that the old voters
-alone stay a quorum. An archive is a learner that never enters.
+last step it does as a member. Nobody waits for it, with one exception: who has reached the state
+of some round three times and found that the run had gone on, or has been behind for long because
+donors that reduce all the time leave little of their links, gets one boundary held, for a bounded
+time. A learner that makes no progress is dropped and may ask again after a growing pause; one that
+falls silent is dropped as fast as a member counts as dead. At most max(1, old voters - 1) learners
+enter at once, so that the old voters alone stay a quorum. An archive is a learner that never
+enters.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling
 DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest
 TRIES_MAX = 3  # states that a peer reaches too late before a boundary is held for it ...
 MEMBER_TRIES_MAX = 1  # ... with a trainer that could take part
+LEARNER_PATIENCE = 12.0  # a learner is held for after so many times what a member with a trainer is
+HOLD_PAUSES = 10.0  # and again only after so many times the hold: rounds lose a tenth at most
 _BACKOFF_MIN_S = 1.0
 
 
@@ -46,6 +49,7 @@ class Chase:
     """Somebody who reaches states, each too late."""
 
     round: int
+    since_s: float
     tries: int = 0
     held_since_s: float | None = None
 
@@ -170,28 +174,39 @@ class Admission:
 
     def hold(self, alive: set[bytes], now_s: float) -> bool:
         """Whether the boundary waits for somebody who cannot keep up."""
-        own = self._own
-        behind = {p: b for p, b in self._roster.beats.items() if p in alive and b.unsynced}
-        for peer, learner in self.learners.items():
-            beat = learner.beat
-            if beat is None or learner.member.role == ARCHIVE or self.has_learnt(learner):
-                continue
-            if beat.digest_round == beat.round > 0:  # it has a state, of an earlier round
-                behind[peer] = beat
+        behind = self._behind(alive)
         self._chases = {p: chase for p, chase in self._chases.items() if p in behind}
         for peer, beat in behind.items():
-            chase = self._chases.setdefault(peer, Chase(beat.round))
+            chase = self._chases.setdefault(peer, Chase(beat.round, now_s))
             if beat.round != chase.round:
                 chase.round, chase.tries = beat.round, chase.tries + 1
-            if chase.tries < (MEMBER_TRIES_MAX if beat.attached else TRIES_MAX):
-                continue
-            if chase.held_since_s is None:
+            if chase.held_since_s is None and self._is_hopeless(peer, beat, chase, now_s):
                 chase.held_since_s = now_s
-                text = f"round {own.round + 1} waits up to {self._timing.hold_s:.0f} s for"
+                text = f"round {self._own.round + 1} waits up to {self._timing.hold_s:.0f} s for"
                 self._emit(Note("hold", f"{text} {short(peer)}, which cannot keep up", peer))
-            if now_s - chase.held_since_s < self._timing.hold_s:
+            since_s = chase.held_since_s
+            if since_s is not None and now_s - since_s < self._timing.hold_s:
                 return True
+            if since_s is not None and now_s - since_s > HOLD_PAUSES * self._timing.hold_s:
+                self._chases[peer] = Chase(beat.round, now_s)
         return False
+
+    def _behind(self, alive: set[bytes]) -> dict[bytes, Heartbeat]:
+        found = {p: b for p, b in self._roster.beats.items() if p in alive and b.unsynced}
+        for peer, learner in self.learners.items():
+            is_archive = learner.member.role == ARCHIVE
+            if learner.beat is not None and not is_archive and not self.has_learnt(learner):
+                found[peer] = learner.beat
+        return found
+
+    def _is_hopeless(self, peer: bytes, beat: Heartbeat, chase: Chase, now_s: float) -> bool:
+        """It reaches states too late, or none: donors that reduce all the time have little left."""
+        waited_s = now_s - chase.since_s
+        if peer not in self.learners and beat.attached:
+            return chase.tries >= MEMBER_TRIES_MAX or waited_s >= self._timing.behind_s
+        has_state = beat.digest_round == beat.round > 0
+        late = has_state and chase.tries >= TRIES_MAX
+        return late or waited_s >= LEARNER_PATIENCE * self._timing.behind_s
 
     def forgive(self, pause_s: float) -> None:
         for learner in self.learners.values():

@@ -109,7 +109,7 @@ class Checkpoint:
 class Loaded:
     """What a daemon needs to go on from a checkpoint. ``state`` is the caller's to close.
 
-    ``passed_over`` has a sentence for each later checkpoint of the folder that was refused.
+    ``passed_over`` has a sentence for each checkpoint of the folder that was refused before it.
     """
 
     path: Path
@@ -207,7 +207,7 @@ def _first_whole(
     path: Path, run: str | None, secret: bytes | None, use: Callable[[Checkpoint], T]
 ) -> tuple[Checkpoint, T, tuple[str, ...]]:
     """The latest checkpoint at ``path`` that ``use`` takes, closed; what that gave; and why the
-    later ones were refused."""
+    ones before it were refused."""
     errors: list[CheckpointError] = []
     for each in _choices(path.absolute(), run, secret):
         try:
@@ -224,24 +224,14 @@ def _choices(path: Path, run: str | None, secret: bytes | None) -> list[Path]:
             return [path]
         # Another run's are opened only to say that they are another's.
         found = candidates(path, run) or candidates(path)
-        return _latest_first(found, run, secret)[:CANDIDATES_MAX] or [path]
+        manifests = readable(found, run=run, secret=secret)
+        refused = [each for each in found if each not in manifests]  # soon, and with a reason
+        ordered = checkpoint_manifest.latest_first(manifests)[:CANDIDATES_MAX]
+        return [*refused, *ordered] or [path]
     except NotADirectoryError:
         return [path]  # which will be refused
     except OSError as error:
         raise _refused(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _latest_first(paths: list[Path], run: str | None, secret: bytes | None) -> list[Path]:
-    """What cannot be read stays where its name, by which ``paths`` are in order, puts it."""
-    manifests = readable(paths, run=run, secret=secret)
-    ordered = checkpoint_manifest.latest_first(manifests)
-    latest = paths.index(ordered[0]) if ordered else 0
-    before, after = paths[:latest], paths[latest:]
-    return [
-        *(path for path in before if path not in manifests),
-        *ordered,
-        *(path for path in after if path not in manifests),
-    ]
 
 
 def _nothing_passed(path: Path, errors: list[CheckpointError]) -> CheckpointError:
@@ -294,10 +284,8 @@ def read_manifest(
     try:
         fd = _open_file(path / MANIFEST_FILE)
     except FileNotFoundError:
-        raise _refused(
-            f"{path} is not a checkpoint: it has no {MANIFEST_FILE}",
-            fix="name a folder that `atoll up --checkpoint` wrote, or one of those in it",
-        ) from None
+        fix = "name a folder that `atoll up --checkpoint` wrote, or one of those in it"
+        raise _refused(f"{path} is not a checkpoint: it has no {MANIFEST_FILE}", fix) from None
     try:
         nbytes = os.fstat(fd).st_size
         if nbytes > MANIFEST_BYTES_MAX:

@@ -33,6 +33,7 @@ class Gathering:
         self._own_counts = False  # our own state may be on the history of the goal
         self._own_until_s = 0.0  # ... and nothing is asked for until then, or until that is known
         self._goal = 0  # its round
+        self._went_back = False  # ... which is before that of the goal before
         self._due = 0  # chunks of which what they need has to be looked at again ...
         self._next = 0  # ... beginning with this one
         self._refuted: set[int] = set()  # chunks whose bytes here are not what they should be
@@ -42,7 +43,9 @@ class Gathering:
     def aim(self, goal: Goal) -> bool:
         """False if this goal is of another history than what was loaded so far."""
         before, self._goal = self._goal, goal.round
-        if self.assembly is not None and goal.round < before:
+        if goal.round != before:
+            self._went_back = goal.round < before
+        if self._went_back and self.assembly is not None:
             self.assembly.go_back(goal.round)
         self._look_again()
         return self._histories.aim(goal.round, goal.chain)
@@ -197,6 +200,9 @@ class Gathering:
         piece = self._supply.pull.expects(event.source, event.ticket)
         assembly = self.assembly
         if piece is None or assembly is None or not assembly.store.is_open:
+            return
+        if self._went_back and event.number > goal.round:
+            self._supply.pull.refuse(event.source, event.ticket, now_s)  # the donor will go back
             return
         wrong = self._store(assembly, piece, event)
         if wrong:

@@ -7,6 +7,7 @@ from harness.donors import (
     CHUNK_BYTES,
     Donor,
     History,
+    Store,
     World,
     donors_of,
     goal_of,
@@ -16,6 +17,7 @@ from harness.donors import (
 
 from atoll.peer import gathering
 from atoll.peer import learning as ln
+from atoll.peer.assembly import Assembly
 from atoll.peer.catchup import AGREE_S, PROGRESS_S, USUAL_S
 from atoll.peer.gathering import OWN_S
 from atoll.peer.views import ARCHIVE, Member
@@ -333,7 +335,7 @@ def test_a_member_that_never_answers_is_not_waited_for_long() -> None:
 
 def test_a_member_that_hangs_after_an_answer_is_not_waited_for_long() -> None:
     history = history_of(4)
-    donors = donors_of(history, [1000.0] * 3)
+    donors = donors_of(history, [100_000.0] * 3)
     donors[2].round = 3
     world = World(donors, 1e6)
     begin(world, history, donors, own=3)
@@ -461,3 +463,13 @@ def test_one_round_behind_is_not_worth_a_line_unless_it_takes_long() -> None:
         begin(world, history, donors, own=own)
         world.run(lambda world=world: world.done)  # type: ignore[misc]
         assert len(names(world, "loading the state")) == lines
+
+
+def test_own_chunks_that_were_overwritten_do_not_count_as_own_any_more() -> None:
+    history = history_of(6)
+    store = Store(32, 1, history.states[5])
+    assembly = Assembly(store, sha(history.blob))
+    assembly.take_state(3, 6, history.digest(6), b"donor")
+    assembly.go_back(5)
+    assembly.seed(5)
+    assert store.version == {chunk: 5 for chunk in range(32) if chunk != 3}

@@ -232,3 +232,24 @@ def test_closing_the_host_ends_its_streams(net: Net) -> None:
         assert not sender.closed
 
     net.run(scenario())
+
+
+def test_nothing_follows_a_frame_that_broke_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other side would take it for the rest of that frame."""
+    monkeypatch.setattr(datastream, "NO_PROGRESS_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        sender, _ = await streams(net)
+
+        def send() -> None:
+            while True:
+                sender.sendall(PATTERN)
+
+        with pytest.raises(ConnectError, match="no byte moved"):
+            await asyncio.to_thread(send)
+        sent_bytes = sender.sent_bytes
+        with pytest.raises(ConnectError, match="it broke before"):
+            await asyncio.to_thread(sender.sendall, b"next")
+        assert sender.sent_bytes == sent_bytes
+
+    net.run(scenario())

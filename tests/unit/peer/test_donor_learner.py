@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.tinyrun import TinyRun
@@ -14,6 +16,7 @@ from atoll.collectives import encoded_layout, get_codec
 from atoll.collectives.errors import StateError
 from atoll.optim.manifest import Parameter
 from atoll.peer import fetching as ft
+from atoll.peer import supply
 from atoll.peer.certs import run_tls
 from atoll.peer.copies import TransferKind
 from atoll.peer.dataframes import DataHeader
@@ -185,10 +188,12 @@ def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
         donors, doubter = sites[:2], sites[2]
         assert doubter.state is not None
         doubter.state.momentum[400_000] += 1
+        doubter.rounds.restart(3, b"w" * 32, truth.chain)
         doubter.catch_up.aim(goal_of(truth, donors, doubtful=True))
         await eventually(lambda: doubter.reached)
         assert same(doubter.state, truth.state)
         assert doubter.streams.received_bytes < 3 * 8 * 11_008 + 100_000
+        assert doubter.rounds.digest_after(3) == truth.state.digest, "it attests no wrong one"
 
     runs = [run_of(3), run_of(3), run_of(3)]
     truth = runs[0]
@@ -257,6 +262,32 @@ def test_frames_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
 
     run = run_of(2)
     scenario(tmp_path, [run, None], play)
+
+
+def test_why_a_donor_cannot_be_reached_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "DIAL_S", 0.0)
+
+    async def play(sites: list[Site]) -> None:
+        [learner] = sites
+        dial, tries = learner.host.dial, []
+
+        async def counted(address: str, **options: Any) -> Any:
+            tries.append(address)
+            return await dial(address, **options)
+
+        monkeypatch.setattr(learner.host, "dial", counted)
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))  # and never listens
+            absent = Member(b"a" * 32, 1, address=f"127.0.0.1:{deaf.getsockname()[1]}")
+            learner.catch_up.aim(Goal(2, run.chain, absent.peer, (absent,)))
+            await eventually(lambda: len(tries) > 4)
+            learner.catch_up.cancel()
+        assert len([line for line in learner.logs if "cannot be reached" in line]) == 1
+
+    run = run_of(2)
+    scenario(tmp_path, [None], play)
 
 
 def test_heads_come_in_answers_that_fit(tmp_path: Path) -> None:

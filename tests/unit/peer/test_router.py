@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from atoll.peer.keptcopy import KEPT
 from atoll.peer.messages import STEP, Begin
 from atoll.peer.router import Router
 
-LINEAGE = b"L" * 32
+LINEAGE, OTHER = b"L" * 32, b"O" * 32
 A, B = b"a" * 32, b"b" * 32
 WAIT_S = 30.0
 
@@ -52,7 +53,9 @@ def header(number: int, attempt: int, view: int = 1, kind: int = Kind.CONTRIB) -
 
 @pytest.fixture
 def router() -> Router:
-    return Router(lambda peer, why: None)
+    router = Router(lambda peer, why: None)
+    router.enter(LINEAGE)
+    return router
 
 
 def test_each_round_has_its_own_attempt(router: Router) -> None:
@@ -84,7 +87,8 @@ def test_what_is_over_is_dropped_at_once(
     assert router.reserve(B, late) is None
 
 
-def test_another_lineage_is_nobodys(router: Router) -> None:
+def test_another_lineage_is_nobodys(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_S", 0.0)
     expect(router, begin(2, 1))
     assert router.reserve(B, header(2, 1)._replace(lineage8=b"x" * 8)) is None
 
@@ -161,3 +165,40 @@ def test_a_broken_stream_reaches_all_that_wait_for_kept_chunks(router: Router) -
     takers = [expect(router, begin(number, 1))[1] for number in (2, 3)]
     router.broken(B, "it ended")
     assert [taker.seen for taker in takers] == [[(B, "it ended")]] * 2
+
+
+def test_whoever_gives_way_to_a_lower_view_waits_for_its_begin(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame that overtakes BEGIN cannot be had again."""
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_S", WAIT_S)
+    expect(router, begin(10, 1, view=50))
+    frame = header(13, 1, view=7)._replace(lineage8=OTHER[:8])
+    found: list[bool] = []
+
+    def take() -> None:
+        found.append(router.reserve(B, frame) is not None)
+
+    early = threading.Thread(target=take, daemon=True)  # before the view is here ...
+    early.start()
+    router.enter(OTHER)
+    late = threading.Thread(target=take, daemon=True)  # ... and after
+    late.start()
+    expect(router, replace(begin(13, 1, view=7), lineage=OTHER))
+    for thread in (early, late):
+        thread.join(WAIT_S)
+    assert found == [True, True]
+
+
+def test_frames_of_a_lineage_that_was_left_are_dropped_at_once(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_S", 1e6)
+    monkeypatch.setattr(module, "WINDOW_TIMEOUT_S", 1e6)
+    router.promise_attempt(begin(13, 1, view=50))
+    router.enter(OTHER)
+    assert router.reserve(B, header(13, 1, view=50)) is None
+    router.enter(LINEAGE)  # and back: its numbers count from anew
+    taker, _ = expect(router, begin(13, 1, view=9))
+    assert router.reserve(B, header(13, 1, view=9)) is not None
+    assert taker.seen

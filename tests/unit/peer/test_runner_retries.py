@@ -316,6 +316,25 @@ def test_the_last_commit_can_be_undone_once(tmp_path: Path) -> None:
     scenario(tmp_path, "a", play)
 
 
+def test_an_undo_ends_the_catch_up_that_it_makes_needless(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS)
+        [site] = sites
+        begin = begin_of(sites, 1)
+        site.runner.carry_out(ev.Reduce(begin))
+        await eventually(lambda: site.reduced(1))
+        site.runner.carry_out(ev.Apply(begin, CHAIN))
+        site.runner.carry_out(ev.CatchUp(ev.Goal(5, b"5" * 32, b"", ())))
+        await eventually(lambda: site.runner.catch_up.is_working)
+        assert not site.runner.donor.is_open
+        site.runner.carry_out(ev.Undo(1, CHAIN))
+        await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp))
+        assert not site.runner.catch_up.is_working
+        assert site.runner.donor.is_open
+
+    scenario(tmp_path, "a", play)
+
+
 def test_orders_that_were_overtaken_do_nothing(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS)
