@@ -1,4 +1,5 @@
-# Everything works on a fresh machine with Python 3.11 or newer and make; no compiler is needed.
+# Everything works on a fresh machine with Python 3.11 or newer and make. The chaos tests and the soak
+# need root (they make networks) and a C compiler (for a wrong clock).
 # `make demo` and `make test` set up the environment in .venv by themselves.
 
 PYTHON ?= python3

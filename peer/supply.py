@@ -44,6 +44,12 @@ class _Donor:
     mute: int = 0  # questions about its log that it left open, or answered with nothing
     empty: bool = False  # it said that it has no state to give
 
+    def stands_at(self, now_s: float) -> int:
+        """Its round, for counting voices; -1 if that is not known."""
+        if now_s > self.open_s + VOICE_S:
+            return _SILENT
+        return self.has.round if self.has is not None else -1
+
 
 class Supply:
     def __init__(self, out: list[ln.Effect]) -> None:
@@ -169,11 +175,7 @@ class Supply:
     def _members(self, now_s: float) -> dict[bytes, int]:
         """Whose word on digests is waited for, and at which round they are (-1: not known)."""
         return {
-            peer: _SILENT
-            if now_s > donor.open_s + VOICE_S
-            else donor.has.round
-            if donor.has
-            else -1
+            peer: donor.stands_at(now_s)
             for peer, donor in self._donors.items()
             if donor.member.role != ARCHIVE
             and peer not in self.excluded

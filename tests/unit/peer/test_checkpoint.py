@@ -141,6 +141,40 @@ def test_the_latest_whole_one_of_a_folder_is_loaded(made: Made, tmp_path: Path) 
     before.state.close()
 
 
+X, Y, Z = b"X" * 32, b"Y" * 32, b"Z" * 32
+
+
+@pytest.mark.parametrize(
+    ("newer", "older", "round_number"),
+    [
+        ({"lineage": X}, {"lineage": Y, "ancestors": (Z, X)}, 4),
+        ({"lineage": X, "unix_s": 9}, {"lineage": Y, "ancestors": (X,), "unix_s": 8}, 4),
+        ({"lineage": X, "ancestors": (Y,), "unix_s": 8}, {"lineage": Y, "unix_s": 9}, 6),
+        ({"lineage": X, "unix_s": 8}, {"lineage": Y, "unix_s": 9}, 4),
+        ({"lineage": X, "unix_s": 9}, {"lineage": Y, "unix_s": 8}, 6),
+        ({"lineage": X, "unix_s": 8}, {"lineage": X, "unix_s": 9}, 6),
+        (  # a circle, which nobody writes: any order, but one
+            {"lineage": X, "ancestors": (Y, X), "unix_s": 9},
+            {"lineage": Y, "ancestors": (X,), "unix_s": 8},
+            6,
+        ),
+    ],
+)
+def test_rounds_of_a_lineage_that_was_given_up_do_not_win(
+    made: Made,
+    tmp_path: Path,
+    newer: dict[str, object],
+    older: dict[str, object],
+    round_number: int,
+) -> None:
+    folder = Path(shutil.copytree(made.folder, tmp_path / "folder"))
+    made.rewrite(folder / made.newer.name, **newer)
+    made.rewrite(folder / made.older.name, **older)
+    loaded = load_checkpoint(folder, run=RUN, secret=SECRET)
+    assert (loaded.round, loaded.passed_over) == (round_number, ())
+    loaded.state.close()
+
+
 def test_a_folder_without_a_whole_one_gives_every_reason(made: Made, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made.folder, tmp_path / "folder"))
     os.truncate(folder / made.newer.name / STATE_FILE, 1000)

@@ -9,6 +9,7 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.peer.checkpoint import STATE_FILE, candidates
-from atoll.peer.checkpointer import Checkpointer, is_due
+from atoll.peer.checkpointer import Checkpointer, Shelf, is_due
 from atoll.peer.identity import Home
 
 PATIENCE_S = 30.0  # only a hang ever takes this long
@@ -174,6 +175,32 @@ def test_what_is_not_of_this_run_is_never_deleted(home: Home, run: TinyRun, fold
     assert same_name.exists()
     assert unreadable.exists()
     assert (folder / "notes").read_text() == "mine"
+
+
+def test_what_a_resumed_run_has_given_up_goes_although_its_rounds_are_higher(
+    home: Home, run: TinyRun, folder: Path
+) -> None:
+    """And what it does not continue stays: it may be all that is left of another history."""
+    writer = writer_for(folder, home)
+    shelf = Shelf(writer)
+
+    def save(of: TinyRun, rounds: int, *ancestors: bytes) -> Path:
+        while of.state.round < rounds:
+            of.commit()
+        view = replace(of.view, ancestors=ancestors)
+        return writer.write(of.state, of.log, lambda: view, 5).path
+
+    given_up = [save(run, 8), save(run, 9)]
+    unrelated = TinyRun(home.peer_id, parameters=SMALL, lineage=b"U" * 32)
+    resumed = TinyRun(home.peer_id, parameters=SMALL, lineage=b"R" * 32)
+    kept = [save(unrelated, 9), save(resumed, 2, run.lineage)]
+    shelf.prune(kept[-1])
+    assert all(path.exists() for path in given_up)  # so far there is only one in their place
+    kept.append(save(resumed, 3, run.lineage))
+    shelf.prune(kept[-1])
+    assert set(candidates(folder)) == set(kept)
+    for each in (unrelated, resumed):
+        each.close()
 
 
 def test_a_peer_writes_at_its_turn_and_one_at_a_time(

@@ -1,0 +1,57 @@
+"""What the daemon's side of a trainer lets go of, and what it tells apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from harness.checkpoints import SMALL
+from harness.tinyrun import TinyRun
+
+from atoll.collectives.errors import IncompatibleRunError
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.peer import events as ev
+from atoll.peer.memory import Region
+from atoll.peer.trainer import Trainer, TrainerDesk
+
+CLIENT = b"client"
+
+
+@pytest.fixture
+def run() -> Iterator[TinyRun]:
+    run = TinyRun(b"p" * 32, parameters=SMALL)
+    yield run
+    run.close()
+
+
+def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerDesk:
+    follower = SimpleNamespace(unsynced=False, round=run.state.round)
+    node: Any = SimpleNamespace(view=run.view, follower=follower)
+    runner: Any = SimpleNamespace(state=run.state)
+    return TrainerDesk("demo", "p", node, runner, fed.append)
+
+
+def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:
+    """Another state may well have come to the same generation."""
+    valid = desk_of(run, []).handlers()["valid"]
+    _, buffer, generation = run.state.position
+    now = {"serial": run.state.serial, "buffer": buffer, "generation": generation}
+    assert asyncio.run(valid(CLIENT, now))
+    assert not asyncio.run(valid(CLIENT, now | {"serial": run.state.serial - 1}))
+    assert not asyncio.run(valid(CLIENT, now | {"generation": generation - 1}))
+
+
+def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:
+    fed: list[ev.Event] = []
+    desk = desk_of(run, fed)
+    other = Manifest.of([Parameter("other", (7,), "float32")])
+    region = Region("submission", other.elements)
+    trainer = desk.trainer = Trainer(CLIENT, run.spec, other, 1, region)
+    with pytest.raises(IncompatibleRunError):
+        desk._readiness(trainer)
+    assert desk.trainer is None
+    assert fed == [ev.Detached()]
+    assert region.fd == -1
