@@ -152,7 +152,7 @@ class Faults:
         """No fault lasts any longer; the dead stay dead until :meth:`revive`."""
         arena = self.arena
         self.over = True
-        # What a clogged link holds arrives when it was going to, also from those who are dead by then.
+        # What a clogged link holds arrives when it was going to, also from those who are dead.
         self.drain_s = max(0.0, arena.latest_s - arena.now_s)
         arena.clogs.clear()
         arena.corrupt.clear()
