@@ -154,8 +154,9 @@ def latest_first(manifests: Mapping[K, CheckpointManifest]) -> list[K]:
     for key, manifest in manifests.items():
         lineages.setdefault(manifest.lineage, []).append(key)
 
-    def written(lineage: bytes) -> int:
-        return max(manifests[key].unix_s for key in lineages[lineage])
+    def written(lineage: bytes) -> tuple[int, int]:
+        """When last, and, within the same second, how far."""
+        return max((manifests[key].unix_s, manifests[key].round) for key in lineages[lineage])
 
     ordered: list[K] = []
     rest = sorted(lineages, key=lambda lineage: (written(lineage), lineage), reverse=True)

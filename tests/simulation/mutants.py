@@ -61,8 +61,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "base of the oldest attempt",
         "election",
-        "best = max(following, key=lambda run: run.attempt)",
-        "best = min(following, key=lambda run: run.attempt)",
+        "best = max(following, key=lambda run: (run.attempt, runs.count(run), run.root))",
+        "best = min(following, key=lambda run: (run.attempt, runs.count(run), run.root))",
     ),
     Mutant(
         "base without READY",
