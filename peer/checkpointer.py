@@ -177,7 +177,8 @@ class Shelf:
     def prune(self, newest: Path) -> None:
         """Delete what is before the last KEPT whole ones of this lineage; ``newest`` is one.
 
-        Lineages that it does not continue lose what has lower rounds, lest a mistake costs all.
+        Lineages that it does not continue lose what has lower rounds than those, lest a mistake
+        costs all.
         """
         self._whole.add(newest.name)
         run, secret = self._writer.run, self._writer.secret
@@ -185,11 +186,13 @@ class Shelf:
         if newest not in manifests:
             return  # somebody has taken it away
         mine, ordered, kept = manifests[newest], latest_first(manifests), 1
+        oldest = mine.round
         for path in ordered[ordered.index(newest) + 1 :]:
             found = manifests[path]
             if kept < KEPT:
-                kept += found.lineage == mine.lineage and self._is_whole(path)
-            elif found.lineage in (mine.lineage, *mine.ancestors) or found.round < mine.round:
+                if found.lineage == mine.lineage and self._is_whole(path):
+                    kept, oldest = kept + 1, found.round
+            elif found.lineage in (mine.lineage, *mine.ancestors) or found.round < oldest:
                 self._writer.remove(path)
                 self._whole.discard(path.name)
 
