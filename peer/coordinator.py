@@ -176,8 +176,11 @@ class Coordinator:
             if reason:
                 self.halt(reason)
         if self.halted or self._own.unsynced or self.me in self.admission.leaving:
-            self.attempts.clear()  # our leave aborts them; the next coordinator begins anew
-            self.closings.clear()  # (members hear that they are over in answer to their beats)
+            ended = [closing.attempt for closing in self.closings.values()]
+            for attempt in [*self.attempts.values(), *ended]:  # our leave aborts them
+                self._tell_over(attempt.begin)
+            self.attempts.clear()
+            self.closings.clear()
         staying = alive - self.admission.leaving
         for number in sorted({*self.attempts, *self.closings}):
             if self._step_round(number, staying, now_s):
@@ -231,6 +234,11 @@ class Coordinator:
             self._end_attempt(attempt, participants, usable, now_s)
         return False
 
+    def _tell_over(self, begin: Begin) -> None:
+        """To everyone, ourselves too: the next submission is not late for this attempt any more."""
+        for peer in self.view.peers:
+            self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
+
     def _effort(self, number: int) -> Effort:
         return self._efforts.setdefault(number, Effort())
 
@@ -247,8 +255,7 @@ class Coordinator:
             tries = self._effort(begin.round).tries
             text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
             self._emit(Note("give-up", text))
-            for peer in self.view.peers:  # nobody's next submission is late for it any more
-                self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
+            self._tell_over(begin)
             if begin.kind == INIT:
                 self.offers.pop(begin.participants[0], None)  # the next one's turn
             self._efforts.pop(begin.round)
@@ -268,7 +275,8 @@ class Coordinator:
         participants = closing.participants(alive, excluding=again)
         if participants:
             self._begin(begin.round, begin.kind, participants, closing, alive, now_s)
-        else:
+        else:  # all of them have died meanwhile
+            self._tell_over(begin)
             self.barrier.open(now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
