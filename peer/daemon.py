@@ -280,7 +280,7 @@ class Daemon:
 
     def _on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"link to {short(peer)} ended: {why}")
-        self.runner.streams.close_to(peer)
+        self.runner.link_down(peer)
         self.feed(ev.LinkDown(peer, why))
 
     def _on_conflict(self, inc: int) -> None:

@@ -79,6 +79,11 @@ class CatchUp:
         self._feed(ln.Linked(frozenset(self._host.link_peers())))
         self._feed(ln.Aim(goal, self._own()))
 
+    def lost(self, peer: bytes) -> None:
+        """The control link to a donor ended: answers to what was asked may be lost with it, also
+        when it is back before anybody has looked."""
+        self._feed(ln.Linked(frozenset(self._host.link_peers()) - {peer}))
+
     def cancel(self) -> None:
         """Stop. What has been received stays for a later goal, unless a round is applied first."""
         self._feed(ln.Cancel())

@@ -56,7 +56,7 @@ class Orders:
         if ready is not None:
             self._node.emit(Send(source, ready))
 
-    def _on_resync(self, source: bytes, resync: ms.Resync) -> None:
+    def _on_resync(self, source: bytes, _: ms.Resync) -> None:
         """Our bytes are in doubt. Not while we are READY, which must not be taken back; the next
         round's digest asks again."""
         own = self._node.follower

@@ -130,6 +130,10 @@ class RoundRunner:
         self._moved_to(loaded.state)
         self._feed(ev.Restored(loaded.round, loaded.chain, loaded.state.digest))
 
+    def link_down(self, peer: bytes) -> None:
+        self.streams.close_to(peer)
+        self.catch_up.lost(peer)
+
     def on_message(self, source: bytes, message: object) -> bool:
         """Questions and answers about state and results; false for anything else."""
         if isinstance(message, FetchKept):

@@ -246,6 +246,25 @@ def test_a_closed_donor_gives_nothing(tmp_path: Path) -> None:
     scenario(tmp_path, [run, None], play)
 
 
+def test_what_is_lost_with_a_link_is_asked_again_although_the_link_is_back(tmp_path: Path) -> None:
+    """A peer that renews drops all links and has them again within a moment: nobody sees them gone,
+    and the answer to what was asked is never sent."""
+
+    async def play(sites: list[Site]) -> None:
+        donor, learner = sites
+        asked: list[object] = []
+        answer = donor.donor.on_message
+        donor.donor.on_message = lambda peer, message: asked.append(message)  # type: ignore[method-assign]
+        learner.catch_up.aim(goal_of(run, [donor]))
+        await eventually(lambda: asked)
+        donor.donor.on_message = answer  # type: ignore[method-assign]
+        learner.catch_up.lost(donor.me)
+        await eventually(lambda: learner.reached)
+
+    run = run_of(2)
+    scenario(tmp_path, [run, None], play)
+
+
 def test_frames_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donor, learner = sites
