@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from atoll.peer.entries import EntryHead
 from atoll.peer.learning import Store
-from atoll.peer.proven import Heads
+from atoll.peer.proven import RUN_MAX, Heads
 from atoll.peer.pull import Piece
 
 __all__ = ["Assembly"]
@@ -47,8 +48,13 @@ class Assembly:
         heads: Heads | None,
         agreed: Mapping[int, bytes],
         reaches_back: Callable[[int], bool],
+        asked: Piece | None = None,
     ) -> Piece | None:
-        """What to get for this chunk now; None if it is there, or has to wait for knowledge."""
+        """What to get for this chunk now; None if it is there, or has to wait for knowledge.
+
+        While the heads do not reach the goal, it is brought to where they end. What has been
+        ``asked`` and still helps is waited for.
+        """
         mine = self._chunks[chunk]
         if mine.at < 0:
             return Piece(chunk, 0)
@@ -56,20 +62,33 @@ class Assembly:
             return None
         if not reaches_back(mine.at + 1):
             return Piece(chunk, 0)  # the logs have dropped what it would need
-        if heads is None or heads.first > mine.at + 1 or heads.last < goal:
+        if heads is None or heads.first > mine.at + 1 or heads.last <= mine.at:
             return None
-        parts = [h for h in heads.between(mine.at, goal) if self.store.place(h, chunk)]
+        known = min(goal, heads.last)
+        parts = [h for h in heads.between(mine.at, known) if self.store.place(h, chunk)]
         if not parts:
-            mine.at = goal  # no round of its fragment since
+            mine.at = known  # no round of its fragment since
             return None
+        if asked is not None and asked.entry == parts[0].round and asked.last <= goal:
+            return asked
         cost_bytes = len(parts) * self.store.entry_bytes(chunk)
         if cost_bytes > self.store.state_bytes(chunk):
             return Piece(chunk, 0)
-        return Piece(chunk, parts[0].round)
+        return Piece(chunk, parts[0].round, parts[:RUN_MAX][-1].round)
 
-    def nbytes(self, piece: Piece) -> int:
-        store = self.store
-        return store.entry_bytes(piece.chunk) if piece.entry else store.state_bytes(piece.chunk)
+    def nbytes(self, piece: Piece, heads: Heads | None) -> int:
+        """As much as a donor may send for it."""
+        if not piece.entry:
+            return self.store.state_bytes(piece.chunk)
+        entries = self.run(piece, heads)
+        return len(entries) * self.store.entry_bytes(piece.chunk)
+
+    def run(self, piece: Piece, heads: Heads | None) -> list[EntryHead]:
+        """The entries of which a piece has parts, in order; none if the heads do not say."""
+        if heads is None or not heads.first <= piece.entry <= piece.last <= heads.last:
+            return []
+        entries = heads.between(piece.entry - 1, piece.last)
+        return [head for head in entries if self.store.place(head, piece.chunk)]
 
     def needs_heads_from(self, goal: int) -> int:
         """The first entry that some chunk before the goal could need; 0 for none."""

@@ -29,7 +29,7 @@ from atoll.peer.entries import INIT, EntryHead
 from atoll.peer.keptcopy import parse_chunks
 from atoll.peer.links import LinkHost
 from atoll.peer.merkle import MerkleTree
-from atoll.peer.proven import entry_leaf, part_head
+from atoll.peer.proven import RUN_MAX, entry_leaf, part_head
 from atoll.peer.roundlog import RoundLog
 from atoll.peer.serving import Pace, Queue
 from atoll.peer.state import CHUNK_COPY_BYTES_MAX, ReplicatedState
@@ -197,25 +197,34 @@ class Donor:
         if state is None or not self.is_open or message.chunk >= state.grid.count:
             raise StateError("no such chunk of the state here")
         if message.entry:
-            return TransferKind.ENTRY, message.entry, self._entry_part(state, message)
+            return TransferKind.ENTRY, message.entry, self._run(state, message)
         copy = state.read_chunk(message.chunk, buffer)
         same = message.have == copy.leaf
-        head = memoryview(part_head(copy.proof, same=same))
-        return TransferKind.STATE, copy.round, (head, buffer[: 0 if same else copy.nbytes])
+        nbytes = 0 if same else copy.nbytes
+        head = memoryview(part_head(copy.proof, nbytes, same=same))
+        return TransferKind.STATE, copy.round, (head, buffer[:nbytes])
 
-    def _entry_part(
-        self, state: ReplicatedState, message: ft.FetchPiece
-    ) -> tuple[memoryview, memoryview]:
-        head, encoded = self._rounds.head(message.entry), self._rounds.encoded(message.entry)
-        if head is None or encoded is None or head.kind == INIT:
-            raise StateError(f"entry {message.entry} is not in the log any more")
-        first, end = state.chunks_of(head.fragment)
-        if not first <= message.chunk < end:
-            raise StateError(f"entry {message.entry} has no part of chunk {message.chunk}")
-        layout = state.layout(head.fragment)
-        proof = self._tree(head, encoded, layout, end - first).proof(message.chunk - first)
-        lo, hi = layout.slice(message.chunk - first)
-        return memoryview(part_head(proof, same=False)), encoded[lo:hi].data
+    def _run(self, state: ReplicatedState, message: ft.FetchPiece) -> tuple[memoryview, ...]:
+        """The chunk's parts of consecutive entries, as many as are here and fit into a frame."""
+        parts: list[memoryview] = []
+        size = 0
+        for number in range(message.entry, message.last + 1):
+            head, encoded = self._rounds.head(number), self._rounds.encoded(number)
+            if head is None or encoded is None or head.kind == INIT:
+                break
+            first, end = state.chunks_of(head.fragment)
+            if not first <= message.chunk < end:
+                continue
+            layout = state.layout(head.fragment)
+            lo, hi = layout.slice(message.chunk - first)
+            size += hi - lo
+            if size > CHUNK_COPY_BYTES_MAX or len(parts) == 2 * RUN_MAX:
+                break
+            proof = self._tree(head, encoded, layout, end - first).proof(message.chunk - first)
+            parts += [memoryview(part_head(proof, hi - lo, same=False)), encoded[lo:hi].data]
+        if not parts:
+            raise StateError(f"no part of chunk {message.chunk} of entry {message.entry} here")
+        return tuple(parts)
 
     def _tree(self, head: EntryHead, encoded: U8, layout: EncodedLayout, count: int) -> MerkleTree:
         with self._trees_lock:  # whoever else needs it waits for it

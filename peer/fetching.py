@@ -1,7 +1,7 @@
 """The messages between a peer that lacks state or a result and those that have it.
 
 A learner asks over the control link; small answers come back there, pieces as frames of the donor's
-data stream. A *piece* is a chunk of the state, or the same chunk's part of a committed round.
+data stream. A *piece* is a chunk of the state, or the same chunk's parts of committed rounds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class HeadsAre:
 @message
 @dataclass(frozen=True, slots=True)
 class FetchPiece:
-    """``entry`` 0: the chunk as it is now; else its part of that round's entry.
+    """``entry`` 0: the chunk as it is now; else its parts of the entries ``entry`` to ``last`` that
+    have one, from the first on as many as are here.
 
     ``have`` is the leaf of what the learner has: an equal chunk is confirmed, not sent.
     """
@@ -110,6 +111,7 @@ class FetchPiece:
     ticket: Ticket
     chunk: Annotated[int, Within(0, CHUNKS_MAX)]
     entry: Rounds = 0
+    last: Rounds = 0
     have: Digest = b""
 
 

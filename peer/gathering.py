@@ -6,12 +6,14 @@ The part of the machine in peer/catchup.py that works once there is memory: whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atoll.peer import fetching as ft
 from atoll.peer import learning as ln
 from atoll.peer.assembly import Assembly
 from atoll.peer.events import Goal
 from atoll.peer.histories import Histories
-from atoll.peer.proven import entry_holds, state_of
+from atoll.peer.proven import Part, entry_holds, state_of
 from atoll.peer.pull import Ask, Drop, Piece
 from atoll.peer.supply import Supply
 
@@ -174,19 +176,20 @@ class Gathering:
         """Want what the chunk needs now, and nothing else of it."""
         pull = self._supply.pull
         heads, agreed = self._histories.valid, self._supply.attestation.agreed
-        piece = assembly.next_piece(chunk, goal.round, heads, agreed, pull.reaches_back)
+        asked = pull.asked(chunk)
+        piece = assembly.next_piece(chunk, goal.round, heads, agreed, pull.reaches_back, asked)
         if piece is None or (self._own_counts and now_s < self._own_until_s):
             self._drop(pull.forget(chunk))
         else:
-            self._drop(pull.want(piece, assembly.nbytes(piece)))
+            self._drop(pull.want(piece, assembly.nbytes(piece, heads)))
 
     def _hint(self, assembly: Assembly, chunk: int) -> bytes:
         return b"" if chunk in self._refuted else assembly.store.hint(chunk)
 
     def _request(self, assembly: Assembly, ask: Ask) -> None:
-        chunk, entry = ask.piece
+        chunk, entry, last = ask.piece
         have = b"" if entry else self._hint(assembly, chunk)
-        self._supply.tell(ask.peer, ft.FetchPiece(ask.ticket, chunk, entry, have))
+        self._supply.tell(ask.peer, ft.FetchPiece(ask.ticket, chunk, entry, last, have))
 
     def _drop(self, drops: list[Drop]) -> None:
         by_peer: dict[bytes, list[int]] = {}
@@ -214,19 +217,14 @@ class Gathering:
 
     def _store(self, assembly: Assembly, piece: Piece, event: ln.Arrived) -> str:
         """Empty, or what is wrong with the piece."""
-        store, (chunk, entry), part = assembly.store, piece, event.part
-        if part is None or (not part.same and len(part.data) != assembly.nbytes(piece)):
+        if piece.entry:
+            return self._store_run(assembly, piece, event.parts)
+        store, chunk = assembly.store, piece.chunk
+        if len(event.parts) != 1:
             return f"chunk {chunk} cannot be read"
-        if entry:
-            head = self._histories.head(entry)
-            if head is None:
-                return ""  # the run has left this history meanwhile
-            place = store.place(head, chunk)
-            if place is None or part.same or not entry_holds(head, *place, part):
-                return f"chunk {chunk} of entry {entry} is not what its root says"
-            store.replay(chunk, head, part.data)
-            assembly.take_entry(chunk, entry)
-            return ""
+        [part] = event.parts
+        if not part.same and len(part.data) != store.state_bytes(chunk):
+            return f"chunk {chunk} has {len(part.data)} bytes"
         leaf = self._hint(assembly, chunk) if part.same else part.sha
         digest = state_of(leaf, chunk, assembly.count, part.proof, assembly.blob_digest)
         agreed = self._supply.attestation.agreed.get(event.number, digest)
@@ -241,4 +239,21 @@ class Gathering:
             store.put(chunk, event.number, part.data, part.sha)
             self._refuted.discard(chunk)
         assembly.take_state(chunk, event.number, digest, event.source)
+        return ""
+
+    def _store_run(self, assembly: Assembly, piece: Piece, parts: Sequence[Part]) -> str:
+        """As many entries as came, the first of them first."""
+        store, chunk = assembly.store, piece.chunk
+        entries = assembly.run(piece, self._histories.valid)
+        if not entries:
+            return ""  # the run has left this history meanwhile
+        if not 0 < len(parts) <= len(entries):
+            return f"chunk {chunk} of entry {piece.entry} cannot be read"
+        for head, part in zip(entries, parts, strict=False):
+            place = store.place(head, chunk)
+            right = len(part.data) == store.entry_bytes(chunk) and not part.same
+            if place is None or not right or not entry_holds(head, *place, part):
+                return f"chunk {chunk} of entry {head.round} is not what its root says"
+            store.replay(chunk, head, part.data)
+            assembly.take_entry(chunk, head.round)
         return ""

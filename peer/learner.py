@@ -21,7 +21,7 @@ from atoll.peer.dataframes import DataHeader
 from atoll.peer.entries import EntryHead
 from atoll.peer.events import Goal
 from atoll.peer.links import LinkHost
-from atoll.peer.proven import PART_HEAD_BYTES_MAX, open_part
+from atoll.peer.proven import PART_HEAD_BYTES_MAX, RUN_MAX, open_parts
 from atoll.peer.roundlog import RoundLog
 from atoll.peer.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
 from atoll.peer.supply import DONORS_MAX
@@ -29,7 +29,7 @@ from atoll.peer.views import Member, short
 
 __all__ = ["CatchUp"]
 
-FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + PART_HEAD_BYTES_MAX
+FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
 
 
 class CatchUp:
@@ -135,7 +135,7 @@ class CatchUp:
                 buffer = self._spare.pop() if self._spare else bytearray(FRAME_BYTES_MAX)
                 self._landing[source, ticket] = buffer
                 return memoryview(buffer)[: header.length]
-        self._feed(ln.Arrived(source, ticket, header.round, None))
+        self._feed(ln.Arrived(source, ticket, header.round, ()))
         return None
 
     def received(self, source: bytes, header: DataHeader) -> None:
@@ -144,10 +144,10 @@ class CatchUp:
         if buffer is None:
             return
         try:
-            part = open_part(memoryview(buffer)[: header.length])
+            parts = open_parts(memoryview(buffer)[: header.length])
         except RemoteProtocolError:
-            part = None
-        self._feed(ln.Arrived(source, header.attempt, header.round, part))
+            parts = ()
+        self._feed(ln.Arrived(source, header.attempt, header.round, parts))
         with self._lock:
             if len(self._spare) < DONORS_MAX:
                 self._spare.append(buffer)

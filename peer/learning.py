@@ -109,12 +109,12 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A piece for a ticket that this donor has. ``number``: of the state, or of the entry."""
+    """A piece for a ticket that this donor has. ``number``: of the state, or the first entry's."""
 
     source: bytes
     ticket: int
     number: int
-    part: Part | None  # None: it cannot be read
+    parts: tuple[Part, ...]  # none: it cannot be read
 
 
 @dataclass(frozen=True, slots=True)

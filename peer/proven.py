@@ -8,6 +8,7 @@ nobody finds another input with the same hash, every head before it and the chai
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from atoll.peer.views import short
 __all__ = [
     "DISSENT_S",
     "PART_HEAD_BYTES_MAX",
+    "RUN_MAX",
     "WITNESSES_MAX",
     "Attestation",
     "Heads",
@@ -27,7 +29,7 @@ __all__ = [
     "entry_holds",
     "entry_leaf",
     "fold",
-    "open_part",
+    "open_parts",
     "part_head",
     "state_of",
 ]
@@ -35,7 +37,9 @@ __all__ = [
 WITNESSES_MAX = 2  # beside the coordinator; two wrong ones would have to name the same digest
 DISSENT_S = 3.0  # one voice against the coordinator's and another's: it may just be late
 _SIBLINGS_MAX = 20  # of 2^20 chunks
-PART_HEAD_BYTES_MAX = 2 + LEAF_BYTES * _SIBLINGS_MAX
+_HEAD = struct.Struct("<BBI")  # same, siblings, bytes of data
+PART_HEAD_BYTES_MAX = _HEAD.size + LEAF_BYTES * _SIBLINGS_MAX
+RUN_MAX = 64  # entries of one chunk in one frame; of more than these, the chunk itself is smaller
 _UNKNOWN = bytes(32)
 
 
@@ -44,7 +48,7 @@ _UNKNOWN = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece as it arrives. ``same``: the learner has these bytes already; then none follow."""
+    """A chunk as it arrives. ``same``: the learner has these bytes already; then none follow."""
 
     same: bool
     proof: bytes
@@ -52,21 +56,30 @@ class Part:
     sha: bytes  # SHA-256 of ``data``
 
 
-def part_head(proof: bytes, *, same: bool) -> bytes:
-    """What stands before a piece's bytes."""
-    return bytes((same, len(proof) // LEAF_BYTES)) + proof
+def part_head(proof: bytes, nbytes: int, *, same: bool) -> bytes:
+    """What stands before ``nbytes`` of data."""
+    return _HEAD.pack(same, len(proof) // LEAF_BYTES, nbytes) + proof
 
 
-def open_part(payload: memoryview) -> Part:
-    """The inverse, for bytes from anyone. RemoteProtocolError. Hashes: not for the event loop."""
-    if len(payload) < 2:
-        raise RemoteProtocolError(f"a piece of {len(payload)} bytes")
-    same, end = payload[0], 2 + LEAF_BYTES * payload[1]
-    extra = len(payload) - end
-    if same > 1 or payload[1] > _SIBLINGS_MAX or extra < 0 or (same and extra):
-        raise RemoteProtocolError(f"a piece of {len(payload)} bytes with a malformed head")
-    data = payload[end:]
-    return Part(bool(same), bytes(payload[2:end]), data, hashlib.sha256(data).digest())
+def open_parts(payload: memoryview) -> tuple[Part, ...]:
+    """What is in a piece: one part or more, each a ``part_head`` and its data.
+
+    For bytes from anyone: RemoteProtocolError. Hashes: not for the event loop.
+    """
+    parts: list[Part] = []
+    begin = 0
+    while begin < len(payload) or not parts:
+        if len(payload) - begin < _HEAD.size or len(parts) == RUN_MAX:
+            raise RemoteProtocolError(f"a piece of {len(payload)} bytes with a malformed end")
+        same, siblings, nbytes = _HEAD.unpack_from(payload, begin)
+        proof = begin + _HEAD.size
+        data = proof + LEAF_BYTES * siblings
+        begin = data + nbytes
+        if same > 1 or siblings > _SIBLINGS_MAX or begin > len(payload) or (same and nbytes):
+            raise RemoteProtocolError(f"a piece of {len(payload)} bytes with a malformed head")
+        sha = hashlib.sha256(payload[data:begin]).digest()
+        parts.append(Part(bool(same), bytes(payload[proof:data]), payload[data:begin], sha))
+    return tuple(parts)
 
 
 def state_of(leaf: bytes, chunk: int, chunks: int, proof: bytes, blob_digest: bytes) -> bytes:

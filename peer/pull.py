@@ -26,7 +26,8 @@ RATE_WEIGHT = 0.25  # of the newest piece in the estimate of a donor's speed
 
 class Piece(NamedTuple):
     chunk: int
-    entry: int  # 0: the chunk of the state as the donor has it now
+    entry: int  # 0: the chunk of the state as the donor has it now; else the first ...
+    last: int = 0  # ... and the last of the entries that are wanted of it
 
 
 class Ask(NamedTuple):
@@ -89,8 +90,8 @@ class Pull:
         donor.first, donor.last = first, last
 
     def reaches_back(self, entry: int) -> bool:
-        """Whether any donor can send this entry."""
-        return any(donor.first <= entry <= donor.last for donor in self._donors.values())
+        """Whether the log of any donor has this entry, or will have it once it has committed it."""
+        return any(donor.first <= entry for donor in self._donors.values())
 
     def lose(self, peer: bytes) -> None:
         """The donor is gone; what was asked of it is asked of others."""
@@ -112,8 +113,12 @@ class Pull:
     # ------------------------------------------------------------ pieces
 
     def want(self, piece: Piece, nbytes: int) -> list[Drop]:
-        """Get it. Whatever else of its chunk was wanted is not any more."""
-        if self._wanted.get(piece.chunk) == piece:
+        """Get it. Whatever else of its chunk was wanted is not any more, but what has been asked
+        of somebody and begins as this does: more entries can be had when those are here."""
+        before = self._wanted.get(piece.chunk)
+        if before == piece:
+            return []
+        if before in self._holders and before.entry == piece.entry and before.last <= piece.last:
             return []
         drops = self.forget(piece.chunk)
         self._wanted[piece.chunk] = piece
@@ -147,6 +152,11 @@ class Pull:
         donor.idle_until_s = now_s
         drops = self.forget(asked.piece.chunk)
         return [drop for drop in drops if drop.peer != peer]
+
+    def asked(self, chunk: int) -> Piece | None:
+        """What of this chunk has been asked of somebody."""
+        piece = self._wanted.get(chunk)
+        return piece if piece in self._holders else None
 
     @property
     def wanted(self) -> int:
@@ -192,7 +202,7 @@ class Pull:
             entry = 0
         else:
             return None
-        return Piece(next(iter(self._open[entry])), entry)
+        return self._wanted[next(iter(self._open[entry]))]
 
     def _offered_by(self, entry: int) -> int:
         return sum(donor.first <= entry <= donor.last for donor in self._donors.values())

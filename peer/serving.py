@@ -9,9 +9,12 @@ from collections.abc import Callable, Collection
 from atoll.collectives.errors import StateError
 from atoll.peer.fetching import ASKED_MAX, FetchPiece
 
-__all__ = ["BUSY_SHARE", "Pace", "Queue"]
+__all__ = ["BUSY_BYTES", "BUSY_SHARE", "Pace", "Queue"]
 
 BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
+# Or so many in a reduction, if that is more: where rounds are small and the way is long, a learner
+# could not keep up with them otherwise. 50 ms at 10 Mbit/s.
+BUSY_BYTES = 64 << 10
 PACE_TIMEOUT_S = 60.0  # a piece that may not be sent for so long is refused: others may have time
 PACE_STEP_S = 0.02  # how often bytes are counted while waiting
 # Reductions that send nothing for so long leave the link to pieces: they may be of a peer that
@@ -51,7 +54,8 @@ class Queue:
 
 
 class Pace:
-    """While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends."""
+    """While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends, or
+    BUSY_BYTES."""
 
     def __init__(self, sent_bytes: Callable[[], int], clock: Callable[[], float]) -> None:
         self._sent_bytes = sent_bytes  # of all streams, pieces included
@@ -95,4 +99,4 @@ class Pace:
             self._reduced_bytes, self._moved_s = reduced_bytes, now_s
         if now_s - self._moved_s >= IDLE_S:
             return True
-        return self._pieces_bytes + nbytes <= BUSY_SHARE * reduced_bytes
+        return self._pieces_bytes + nbytes <= max(BUSY_BYTES, BUSY_SHARE * reduced_bytes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 __all__ = ["Timing"]
 
 
+BEATS_IN_FAILURE = 4  # chances to be heard within the failure limit
 MEMBERS_BEAT_FAST = 64  # in larger views a coordinator hears each member half as often
 
 
@@ -47,9 +48,16 @@ class Timing:
 
     def paced(self, srtt_s: float, members: int = 1) -> Timing:
         """For links whose slowest round trip is ``srtt_s`` and a view of so many members: the
-        limits that have to follow them."""
-        heartbeat_s = self.heartbeat_s if members <= MEMBERS_BEAT_FAST else 2 * self.heartbeat_s
-        failure_s = min(3.0, max(self.failure_s, 4 * heartbeat_s + 2 * srtt_s))
+        limits that have to follow them.
+
+        Over long ways heartbeats come more often, so that the failure limit need not grow with
+        them: up to 350 ms of round trip it stays what it is.
+        """
+        heartbeat_s = (self.failure_s - 2 * srtt_s) / BEATS_IN_FAILURE
+        heartbeat_s = min(max(heartbeat_s, self.heartbeat_s / 2), self.heartbeat_s)
+        if members > MEMBERS_BEAT_FAST:
+            heartbeat_s = 2 * self.heartbeat_s
+        failure_s = min(3.0, max(self.failure_s, BEATS_IN_FAILURE * heartbeat_s + 2 * srtt_s))
         return replace(
             self,
             heartbeat_s=heartbeat_s,

@@ -21,7 +21,7 @@ from atoll.peer.catchup import CatchingUp
 from atoll.peer.entries import STEP, EntryHead, Origin, entry_chain, entry_root
 from atoll.peer.events import Goal
 from atoll.peer.merkle import MerkleTree
-from atoll.peer.proven import entry_leaf, open_part, part_head
+from atoll.peer.proven import entry_leaf, open_parts, part_head
 from atoll.peer.views import Member, genesis_chain
 
 CHUNK_BYTES, ENTRY_BYTES = 64, 8
@@ -197,19 +197,25 @@ class Donor:
         if number:
             if not max(2, self.round + 1 - self.log) <= number <= self.round:
                 return "not in the log"
-            data, proof = history.entries[number][chunk], history.entry_proof(number, chunk)
+            run = range(number, min(message.last, self.round) + 1)
+            having = [n for n in run if chunk in history.entries[n]]
+            parts = [(history.entries[n][chunk], history.entry_proof(n, chunk)) for n in having]
+            return number, b"".join(self._part(*part) for part in parts)
         else:
             number, tree = self.round, history.trees[self.round]
             data, proof = history.states[number][chunk], tree.proof(chunk)
             if message.have == tree.leaves[chunk]:
-                return number, part_head(proof, same=True)
+                return number, part_head(proof, 0, same=True)
+        if self.lie == "same":
+            return number, part_head(proof, 0, same=True)
+        return number, self._part(data, proof)
+
+    def _part(self, data: bytes, proof: bytes) -> bytes:
         if self.lie == "bytes":
             data = bytes(len(data))
         if self.lie == "length":
             data += b"more"
-        if self.lie == "same" and not message.entry:
-            return number, part_head(proof, same=True)
-        return number, part_head(proof, same=False) + data
+        return part_head(proof, len(data), same=False) + data
 
 
 class World:
@@ -355,8 +361,8 @@ class World:
 
         def arrived() -> None:
             self.received += len(frame)
-            part = open_part(memoryview(frame))
-            self.feed(ln.Arrived(donor.member.peer, message.ticket, number, part))
+            parts = open_parts(memoryview(frame))
+            self.feed(ln.Arrived(donor.member.peer, message.ticket, number, parts))
 
         self.at(self.now_s + len(frame) / donor.rate, sent)
 

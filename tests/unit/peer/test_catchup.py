@@ -36,7 +36,7 @@ def test_a_laggard_gets_entries_and_no_chunk() -> None:
     begin(world, history, donors, own=6)
     world.run(lambda: world.done)
     assert reached(world, history, 9)
-    assert world.received < 3 * 32 * (8 + 2 + 5 * 32 + 1)
+    assert world.received < 3 * 32 * (8 + 6 + 5 * 32 + 1)
 
 
 def test_what_the_log_has_dropped_is_taken_as_chunks() -> None:
@@ -69,7 +69,7 @@ def test_a_doubtful_state_is_confirmed_and_only_the_wrong_chunk_comes() -> None:
     world.run(lambda: world.done)
     assert reached(world, history, 5)
     assert world.own == history.states[5]
-    heads_bytes = 32 * (2 + 5 * 32)
+    heads_bytes = 32 * (6 + 5 * 32)
     assert world.received == heads_bytes + CHUNK_BYTES
 
 

@@ -129,7 +129,7 @@ def test_own_bytes_that_are_not_what_was_noted_cost_their_chunk_and_no_donor() -
     assert reached(world, history, 5)
     assert world.own == history.states[5]
     assert not world.machine.supply.excluded
-    assert world.received == 33 * (2 + 5 * 32) + CHUNK_BYTES
+    assert world.received == 33 * (6 + 5 * 32) + CHUNK_BYTES
 
 
 def test_a_large_state_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:

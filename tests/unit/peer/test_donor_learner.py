@@ -26,10 +26,10 @@ from atoll.peer.identity import Home
 from atoll.peer.learner import CatchUp
 from atoll.peer.links import LinkHost
 from atoll.peer.merkle import MerkleTree
-from atoll.peer.proven import entry_holds, entry_leaf, open_part, part_head
+from atoll.peer.proven import entry_holds, entry_leaf, open_parts, part_head
 from atoll.peer.roundlog import RoundLog
 from atoll.peer.router import Router
-from atoll.peer.serving import BUSY_SHARE, Pace, Queue
+from atoll.peer.serving import BUSY_BYTES, BUSY_SHARE, Pace, Queue
 from atoll.peer.state import ReplicatedState
 from atoll.peer.streams import FrameOutlet, Streams
 from atoll.peer.views import Member
@@ -340,9 +340,10 @@ def test_an_init_entry_holds_only_with_its_blob() -> None:
     shas = [hashlib.sha256(encoded[lo:hi].data).digest() for lo, hi in slices]
     tree = MerkleTree([entry_leaf(head, i, sha) for i, sha in enumerate(shas)])
     lo, hi = slices[1]
-    payload = part_head(tree.proof(1), same=False) + encoded[lo:hi].tobytes()
-    assert entry_holds(head, 1, count, open_part(memoryview(payload)))
-    assert not entry_holds(head, 0, count, open_part(memoryview(payload)))
+    payload = part_head(tree.proof(1), hi - lo, same=False) + encoded[lo:hi].tobytes()
+    [part] = open_parts(memoryview(payload))
+    assert entry_holds(head, 1, count, part)
+    assert not entry_holds(head, 0, count, part)
     run.close()
 
 
@@ -359,9 +360,11 @@ def test_a_pace_gives_pieces_a_small_share_and_everything_when_idle() -> None:
     sent[0] += 10**9
     pace.busy(True)
     sent[0] += 1
+    pace.wait(BUSY_BYTES)  # so much in every reduction
+    sent[0] += BUSY_BYTES
     with pytest.raises(StateError, match="needs its link"):
         pace.wait(1000)
-    sent[0] += int(1000 / BUSY_SHARE)
+    sent[0] += int((BUSY_BYTES + 1000) / BUSY_SHARE)
     pace.wait(1000)
     sent[0] += 1000
     with pytest.raises(StateError, match="needs its link"):

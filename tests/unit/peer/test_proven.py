@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.proven import DISSENT_S, Attestation, Heads, fold, open_part, part_head, state_of
+from atoll.peer.proven import (
+    DISSENT_S,
+    RUN_MAX,
+    Attestation,
+    Heads,
+    fold,
+    open_parts,
+    part_head,
+    state_of,
+)
 
 LEAD, ONE, TWO, THREE = (bytes([n]) * 32 for n in range(1, 5))
 GOOD, BAD, LATER = sha(b"good"), sha(b"bad"), sha(b"later")
@@ -136,16 +145,38 @@ def test_heads_know_their_history() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_part_or_a_protocol_error(payload: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
-        part = open_part(memoryview(payload))
-        head = part_head(part.proof, same=part.same)
-        assert head + bytes(part.data) == payload
-        assert part.sha == sha(bytes(part.data))
+        parts = open_parts(memoryview(payload))
+        assert parts
+        heads = [part_head(part.proof, len(part.data), same=part.same) for part in parts]
+        data = [bytes(part.data) for part in parts]
+        assert b"".join(h + d for h, d in zip(heads, data, strict=True)) == payload
+        assert [part.sha for part in parts] == [sha(d) for d in data]
 
 
-@pytest.mark.parametrize("payload", [b"", b"\0", b"\2\0", b"\0\x15" + bytes(21 * 32), b"\1\0more"])
+def test_a_run_of_parts_is_bounded() -> None:
+    one = part_head(bytes(32), 3, same=False) + b"abc"
+    assert [bytes(part.data) for part in open_parts(memoryview(one * RUN_MAX))] == [
+        b"abc"
+    ] * RUN_MAX
+    with pytest.raises(RemoteProtocolError):
+        open_parts(memoryview(one * (RUN_MAX + 1)))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\0",
+        b"\2\0\0\0\0\0",
+        b"\0\x15\0\0\0\0" + bytes(21 * 32),
+        b"\1\0\4\0\0\0more",
+        b"\0\0\5\0\0\0more",
+        b"\0\0\4\0\0\0more" + b"\0",
+    ],
+)
 def test_malformed_parts_are_refused(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        open_part(memoryview(payload))
+        open_parts(memoryview(payload))
 
 
 def test_a_chunk_leads_to_the_state_that_it_is_of() -> None:

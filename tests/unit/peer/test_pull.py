@@ -42,7 +42,7 @@ def test_entries_that_few_have_come_first_and_the_oldest_of_these() -> None:
     pull.offer(B, 6, 9)
     pull.want(Piece(0, 0), 1000)
     for chunk, entry in enumerate((8, 5, 4), 1):
-        pull.want(Piece(chunk, entry), 100)
+        pull.want(Piece(chunk, entry, 9), 100)
     asks, _ = pull.plan(0.0)
     assert [ask.piece.entry for ask in asks if ask.peer == A] == [4, 5]
     assert [ask.piece.entry for ask in asks if ask.peer == B] == [8, 0]
@@ -108,12 +108,25 @@ def test_a_refusal_lets_the_donor_rest() -> None:
 def test_wanting_something_else_of_a_chunk_replaces_it() -> None:
     pull = pull_of([A], 1)
     [ask], _ = pull.plan(0.0)
-    [drop] = pull.want(Piece(0, 5), 10)
+    [drop] = pull.want(Piece(0, 5, 7), 10)
     assert drop.ticket == ask.ticket
     assert pull.expects(A, ask.ticket) is None
-    assert pull.want(Piece(0, 5), 10) == []
+    assert pull.want(Piece(0, 5, 7), 10) == []
     [again], _ = pull.plan(0.0)
-    assert again.piece == Piece(0, 5)
+    assert again.piece == Piece(0, 5, 7)
+
+
+def test_a_longer_run_does_not_replace_what_has_been_asked_a_shorter_one_does() -> None:
+    pull = Pull()
+    pull.offer(A, 2, 9)
+    pull.want(Piece(0, 5, 7), 10)
+    assert pull.asked(0) is None
+    pull.want(Piece(0, 5, 8), 10)
+    [ask], _ = pull.plan(0.0)
+    assert ask.piece == pull.asked(0) == Piece(0, 5, 8)
+    assert pull.want(Piece(0, 5, 9), 10) == []
+    assert pull.expects(A, ask.ticket) == Piece(0, 5, 8)
+    assert pull.want(Piece(0, 5, 6), 10) != []
 
 
 def test_a_donor_of_unknown_speed_takes_over_from_one_that_hangs() -> None:
@@ -143,7 +156,7 @@ def test_nothing_is_lost_and_no_limit_is_passed(moves: list[tuple[str, int]]) ->
         elif move == "i":
             pull.interrupt(peer)
         elif move == "w":
-            wanted[value] = Piece(value, value % 3)
+            wanted[value] = Piece(value, value % 3, value % 3)
             pull.want(wanted[value], 100)
         elif move == "f":
             wanted.pop(value, None)
