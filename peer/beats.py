@@ -1,8 +1,9 @@
 """Heartbeats: what a peer says about itself four times a second, and at once when it has news.
 
 They come from the daemon, never from the trainer: a training step that holds the GIL must not look
-like a death. Every lost message of the round protocol heals within one heartbeat, because a
-heartbeat repeats what READY, OFFER and LEAVE have said.
+like a death. Most lost messages of the round protocol heal within one heartbeat, because a
+heartbeat repeats what READY, OFFER and LEAVE have said. The others heal by a limit of whoever waits
+for them: without MISS an attempt stalls, NOTICE is repeated, finals come within ``kept_s`` or not.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Coordinator:
         self.closings: dict[int, Closing] = {}
         self.proposer: Proposer | None = None
         self.last_commit: Commit | None = None
-        self.halted = ""
+        self.diverged = self.rival = ""  # why no round begins: in this view, beside a lineage
         self.without_base_since_s: float | None = None
         self._attempts = 0  # numbers rise within the view
         self._efforts: dict[int, Effort] = {}
@@ -91,6 +91,10 @@ class Coordinator:
         self._quorum_lost_noted = False
 
     # ------------------------------------------------------------ facts
+
+    @property
+    def halted(self) -> str:
+        return self.diverged or self.rival
 
     def configure(self, rounds_in_flight: int) -> None:
         self._in_flight_max = rounds_in_flight
@@ -171,7 +175,7 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
-        if not self.halted:
+        if not self.diverged:
             reason = compare_digests(self.view, self.me, self._own, self.roster, alive, self._emit)
             if reason:
                 self.halt(reason)
@@ -201,8 +205,8 @@ class Coordinator:
 
     def halt(self, why: str) -> None:
         """No more rounds in this view; whoever leaves or is removed brings the next one."""
-        self.halted = f"{why}; no more rounds until one of them leaves"
-        self._emit(Note("diverged", self.halted))
+        self.diverged = f"{why}; no more rounds until one of them leaves"
+        self._emit(Note("diverged", self.diverged))
 
     # ------------------------------------------------------------ a round
 

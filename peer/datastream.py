@@ -39,7 +39,10 @@ class BlockingTls:
         self.peer = peer  # how errors name the other side
         self.sent_bytes = 0  # plaintext, as is received_bytes
         self.received_bytes = 0
-        self.moved_bytes = 0  # encrypted, both ways, as they move: shows that a slow link lives
+        # Encrypted, both ways, as they move: shows that a slow link lives. Without what is sent
+        # aside: a round that gets nowhere must not look alive because a learner is being served.
+        self.moved_bytes = 0
+        self._aside = False
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
         # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
@@ -61,11 +64,15 @@ class BlockingTls:
         """True when the keys have protected so much that a new stream should replace this one."""
         return self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
 
-    def sendall(self, *parts: bytes | memoryview) -> None:
-        """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s."""
+    def sendall(self, *parts: bytes | memoryview, aside: bool = False) -> None:
+        """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s.
+
+        ``aside``: they are no part of a round, so ``moved_bytes`` does not count them.
+        """
         with self._in_use:
             try:
                 self._check_open()
+                self._aside = aside
                 self._limit_unsent()
                 for part in parts:
                     self._send(memoryview(part).cast("B"))
@@ -121,7 +128,7 @@ class BlockingTls:
         data = memoryview(self._outgoing.read())
         while data:
             count = self._sock.send(data)
-            self.moved_bytes += count
+            self.moved_bytes += 0 if self._aside else count
             data = data[count:]
 
     def _receive(self, view: memoryview, idle: bool) -> None:

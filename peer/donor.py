@@ -187,7 +187,7 @@ class Donor:
                 continue
             ticket, chunk = message.ticket, message.chunk
             header = DataHeader(int(kind), 0, 0, 0, bytes(8), 0, number, ticket, chunk)
-            FrameOutlet(stream, header).send_parts(int(kind), chunk, *parts)
+            FrameOutlet(stream, header, aside=True).send_parts(int(kind), chunk, *parts)
 
     def _piece(
         self, message: ft.FetchPiece, buffer: memoryview

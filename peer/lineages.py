@@ -9,7 +9,8 @@ ends it: it begins nothing more and tells its members to join the winner as new 
 now, and rounds only grow; if A gave way, B's value of then was above all that A will ever have, so
 no message of A can be above B's. A peer without a quorum has nothing to lose and gives way to any
 lineage with a quorum that is as far, or that continues its own. With ``on_fork=halt`` the
-coordinators stop their rounds instead and leave the choice to people.
+coordinators begin no rounds instead, as long as they meet, and leave the choice to people: who
+stops one of the two lets the other go on.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["STRANGERS_MAX", "Lineages"]
 
 STRANGERS_MAX = 64  # peers of former views that are looked for; the latest
+RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long as usual, is gone
 
 
 class Lineages:
@@ -36,6 +38,8 @@ class Lineages:
         self._strangers: dict[bytes, str] = {}  # peer -> address
         self._next_s = 0.0
         self._met: dict[bytes, None] = {}  # lineages that have been reported, the latest last
+        self._rival = ""  # the lineage beside which ours begins no rounds ...
+        self._rival_s = 0.0  # ... and when it was last met
 
     # ------------------------------------------------------------ finding others
 
@@ -48,6 +52,8 @@ class Lineages:
         for peer in list(self._strangers)[:-STRANGERS_MAX]:
             del self._strangers[peer]
         if before is not None and before.number > 0 and before.lineage != view.lineage:
+            if before.lineage not in view.ancestors:
+                self._rival = ""  # we have joined another
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
             self._node.emit(Note("fork", f"{text}: {view.describe()}"))
         elif before is not None and view.rollback:
@@ -77,6 +83,15 @@ class Lineages:
         """Every round that our lineage has committed is at most this one."""
         return max(self._node.follower.round, view.base_round)
 
+    def rival(self) -> str:
+        """Why a coordinator may begin no round now; empty if it may. Views and coordinators change:
+        only the other lineage's end lets rounds begin again."""
+        if self._rival and self._node.now_s > self._rival_s + RIVAL_S:
+            self._rival = ""
+            text = f"no other lineage has been met for {RIVAL_S:.0f} s; rounds go on"
+            self._node.emit(Note("fork", text))
+        return self._rival
+
     # ------------------------------------------------------------ meeting them
 
     def on_meet(self, source: bytes, meet: Meet) -> None:
@@ -86,6 +101,12 @@ class Lineages:
         lead = node.coordinator
         quorate = lead is not None and lead.hears_quorum(node.now_s)
         self._report(view, meet)
+        if view.rules.on_fork == "halt":  # members too: any of them may have to lead
+            both = f"two lineages live, {view.lineage.hex()[:16]} and {_name(meet)}"
+            if not self._rival:
+                self._rival = f"{both}; no rounds until the peers of one of them are stopped"
+                node.emit(Note("fork", self._rival, meet.coordinator.peer))
+            self._rival_s = node.now_s
         if quorate:
             assert lead is not None
             self._judge(view, meet)
@@ -99,9 +120,7 @@ class Lineages:
         node, lead = self._node, self._node.coordinator
         assert lead is not None
         if view.rules.on_fork == "halt":
-            if not lead.halted:
-                lead.halt(f"two lineages live, {view.lineage.hex()[:16]} and {_name(meet)}")
-            return
+            return  # see ``rival``
         if (meet.round, meet.lineage) <= (self._reached(view), view.lineage):
             return
         for peer in view.peers:

@@ -354,6 +354,7 @@ class Node:
         lead.roster.heard(self.me.peer, self.beats.heartbeat(), self.now_s)
         if self.follower.offer and self.follower.round == 0:
             lead.on_offer(self.me.peer, self.follower.offer, self.now_s)
+        lead.rival = self.lineages.rival()
         lead.step(self.now_s)
         election = self.succession
         if election is None:

@@ -58,9 +58,9 @@ class Orders:
 
     def _on_resync(self, source: bytes, _: ms.Resync) -> None:
         """Our bytes are in doubt. Not while we are READY, which must not be taken back; the next
-        round's digest asks again."""
+        round's digest asks again. (Nobody is READY for a round after the next.)"""
         own = self._node.follower
-        if own.is_replica and not own.held:
+        if own.is_replica and own.round + 1 not in own.held:
             own.doubtful = True
             own.fell_behind("this peer's state digest is in the minority")
             self._aim(own.round, own.chain)

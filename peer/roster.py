@@ -133,7 +133,8 @@ class Roster:
         return dict(waiting).get(fragment, 0.0)
 
     def progress_bytes(self) -> int:
-        return sum(beat.progress_bytes for beat in self.beats.values())
+        """Of rounds: what members that are catching up receive is not of one."""
+        return sum(beat.progress_bytes for beat in self.beats.values() if not beat.unsynced)
 
     def frozen(self, alive: set[bytes]) -> int:
         """The highest ballot number that a living member has promised elsewhere, 0 if none."""

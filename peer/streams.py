@@ -45,11 +45,15 @@ class FrameSink(Protocol):
 
 
 class FrameOutlet:
-    """The sending end of one attempt's frames to one peer (collectives.engine.Outlet)."""
+    """The sending end of one attempt's frames to one peer (collectives.engine.Outlet).
 
-    def __init__(self, stream: BlockingTls, header: DataHeader) -> None:
+    ``aside``: of frames that are no part of a round.
+    """
+
+    def __init__(self, stream: BlockingTls, header: DataHeader, *, aside: bool = False) -> None:
         self._stream = stream
         self._header = header
+        self._aside = aside
 
     def send(self, kind: int, chunk: int, payload: memoryview) -> None:
         self.send_parts(kind, chunk, payload)
@@ -57,7 +61,7 @@ class FrameOutlet:
     def send_parts(self, kind: int, chunk: int, *parts: memoryview) -> None:
         length = sum(part.nbytes for part in parts)
         header = self._header._replace(kind=kind, chunk=chunk, length=length)
-        self._stream.sendall(pack_header(header), *parts)
+        self._stream.sendall(pack_header(header), *parts, aside=self._aside)
 
 
 class Streams:
@@ -89,7 +93,7 @@ class Streams:
 
     @property
     def moved_bytes(self) -> int:
-        """Only ever grows; a stall detector looks whether it does."""
+        """Only ever grows; a stall detector looks whether it does. Without pieces for learners."""
         with self._counting:
             streams = [*self._outgoing.values(), *self._incoming]
             return self._moved_before + sum(stream.moved_bytes for stream in streams)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,6 +304,10 @@ def main() -> int:
         soak.calm()
     except (Failed, AssertionError) as error:
         failure = str(error)
+    except Exception:  # a fault that could not be made or undone
+        failure = traceback.format_exc()
+    except KeyboardInterrupt:
+        failure = "interrupted"
     finally:
         with contextlib.suppress(AttributeError):  # it never formed
             print(soak.summary(), flush=True)

@@ -72,6 +72,7 @@ def terminate(stage: Stage, name: str) -> Undo:
     daemon.kill(signal.SIGTERM)
 
     def undo() -> None:
+        daemon.kill(signal.SIGCONT)  # it may be among those that are paused just now
         assert daemon.ends(30) == 0, f"{name} did not leave cleanly"
         stage.start_again(name)
 

@@ -106,7 +106,8 @@ def _voters(view: View, staying: Iterable[Host]) -> dict[bytes, Node]:
 
 
 def _is_poisoned(view: View, staying: list[Host]) -> bool:
-    replicas = [h for h in staying if h.node.view == view and h.node.follower.is_replica]
+    voters = _voters(view, staying)  # some may not have heard of this view yet
+    replicas = [h for h in staying if h.peer in voters and h.node.follower.is_replica]
     wrong = sum(bool(h.tainted or h.flipped) for h in replicas)
     return 2 * wrong >= max(1, len(replicas))
 

@@ -134,7 +134,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "READY taken back",
         "orders",
-        "if own.is_replica and not own.held:",
+        "if own.is_replica and own.round + 1 not in own.held:",
         "if own.is_replica:",
         test="simulation/test_directed.py::test_a_doubted_member_keeps_what_it_is_ready_for",
     ),

@@ -10,6 +10,7 @@ from harness.cluster import LINEAGE, Cluster, Host, peer_id
 
 from atoll.peer import events as ev
 from atoll.peer import messages as ms
+from atoll.peer.lineages import RIVAL_S
 from atoll.peer.timing import Timing
 from atoll.peer.views import WITNESS, Rules, View
 
@@ -229,6 +230,21 @@ def test_with_halt_both_lineages_stop_and_say_so() -> None:
         lead = cluster.host(name).node.coordinator
         assert lead is not None
         assert "two lineages live" in lead.halted
+
+
+def test_with_halt_the_end_of_one_lineage_lets_the_other_go_on() -> None:
+    cluster = run_of("abc", "any", "halt")
+    cluster.isolate("c")
+    cluster.run(15.0)
+    cluster.heal()
+    cluster.run(5.0)
+    stopped = cluster.host("b").round
+    cluster.kill("a")  # a change of view and of coordinator: it does not end the halt
+    cluster.run(RIVAL_S / 2)
+    assert cluster.host("b").round == stopped
+    cluster.kill("c")
+    cluster.run(RIVAL_S + 5.0)
+    assert cluster.host("b").round > stopped
 
 
 def test_of_three_histories_one_is_left() -> None:
