@@ -278,6 +278,9 @@ def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:
     return replace(rules, **{name: value for name, value in asked.items() if value is not None})
 
 
+END_TIMEOUT_S = 30.0  # from the daemon's end to that of its process, whatever its threads do
+
+
 async def _serve(
     home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool
 ) -> int:
@@ -312,6 +315,9 @@ async def _serve(
         if rejoins and not isinstance(error, AdmissionError):
             raise _lost_run(options.run, error.what) from error
         raise
+    finally:
+        # Threads that a disk or a driver holds are waited for without a limit otherwise.
+        faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
     _log("left the run")
     return 0
 

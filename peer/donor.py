@@ -40,8 +40,12 @@ from atoll.peer.wire import encode
 __all__ = ["SERVES_MAX", "Donor", "Results"]
 
 SERVES_MAX = 4  # learners at a time: more would only share the same uplink
-TREES_MAX = 8  # entries whose Merkle tree is remembered; hashing one takes 0.1 s per 100 MB
+# Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): at most so many,
+# and but for one tree no more than so many leaves in all, of 64 bytes with what is above them: 4 MB.
+TREES_MAX = 8
+TREE_LEAVES_MAX = 65_536
 WHY_CHARACTERS_MAX = 300  # of a refusal's reason
+EARLY_MAX = 64  # learners of whom is remembered what has been logged
 READ_TRIES = 3  # of a state that changes meanwhile
 U8 = NDArray[np.uint8]
 Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
@@ -74,6 +78,7 @@ class Donor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._queues: dict[bytes, Queue] = {}  # of learners that are being served
         self._results_served = 0
+        self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
         self._threads = ThreadPoolExecutor(2 * SERVES_MAX, "serve")
         self._trees: OrderedDict[bytes, MerkleTree] = OrderedDict()  # by the entry's root
         self._trees_lock = threading.Lock()
@@ -166,7 +171,7 @@ class Donor:
             stream = await self._streams.to(source)
             await self._loop.run_in_executor(self._threads, self._send_all, source, queue, stream)
         except (AtollError, MemoryError) as error:
-            self._log(f"serving {short(source)} ended early: {reason_of(error)}")
+            self._ended_early(source, reason_of(error))
             for message in queue.rest():
                 self._refuse(source, message.ticket, reason_of(error))
         finally:
@@ -234,7 +239,8 @@ class Donor:
                 shas = [hashlib.sha256(encoded[lo:hi].data).digest() for lo, hi in slices]
                 tree = MerkleTree([entry_leaf(head, i, sha) for i, sha in enumerate(shas)])
                 self._trees[head.root] = tree
-                while len(self._trees) > TREES_MAX:
+                most = max(1, min(TREES_MAX, TREE_LEAVES_MAX // count))
+                while len(self._trees) > most:
                     self._trees.popitem(last=False)
             return tree
 
@@ -270,9 +276,17 @@ class Donor:
             outlet = FrameOutlet(await self._streams.to(source), header)
             await self._loop.run_in_executor(self._threads, push, outlet)
         except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
-            self._log(f"serving {short(source)} ended early: {reason_of(error)}")
+            self._ended_early(source, reason_of(error))
         finally:
             self._results_served -= 1
+
+    def _ended_early(self, source: bytes, why: str) -> None:
+        """Once for a learner and a reason: it asks again, and so will this happen again."""
+        if self._early.get(source) != why:
+            self._early[source] = why
+            if len(self._early) > EARLY_MAX:
+                del self._early[next(iter(self._early))]
+            self._log(f"serving {short(source)} ended early: {why}")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

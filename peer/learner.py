@@ -29,6 +29,7 @@ from atoll.peer.views import Member, short
 
 __all__ = ["CatchUp"]
 
+MAY_FINISH_TIMEOUT_S = 600.0  # a disk of 100 MB/s writes 60 GB meanwhile; then it hangs
 FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
 
 
@@ -211,7 +212,13 @@ class CatchUp:
         self._feed(ln.Prepared(store))
 
     async def _finish(self, store: _Store, number: int, digest: bytes) -> None:
-        await self.may_finish.wait()
+        try:
+            async with asyncio.timeout(MAY_FINISH_TIMEOUT_S):
+                await self.may_finish.wait()
+        except TimeoutError:
+            why = f"a checkpoint has been copying the state for {MAY_FINISH_TIMEOUT_S:.0f} s"
+            self._feed(ln.Unfinished(why, is_mismatch=False))
+            return
         try:
             await asyncio.to_thread(store.finish, number, digest)
         except StateError as error:

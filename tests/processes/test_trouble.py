@@ -90,6 +90,34 @@ def test_attaching_without_a_quorum_ends_in_an_error_that_says_so(tmp_path: Path
         session.close()
 
 
+STUCK = """
+import sys, threading, time
+from atoll.peer import cli, cli_daemon
+cli_daemon.END_TIMEOUT_S = 1.0
+threading.Thread(target=time.sleep, args=(60,), name="held-by-a-disk").start()
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_daemon_whose_thread_hangs_ends_all_the_same_and_shows_where(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUCK, "up", "--run", "demo", "--listen", "127.0.0.1:0"]
+    command += ["--home", str(tmp_path / "a")]
+    daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert daemon.stdout is not None
+        for line in daemon.stdout:
+            if "atoll leave" in line:
+                break
+        daemon.send_signal(signal.SIGTERM)
+        said, complaint = daemon.communicate(timeout=15)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert "left the run" in said
+    assert "Timeout" in complaint
+    assert "Thread 0x" in complaint
+
+
 def test_commands_of_a_killed_daemon_answer_at_once(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         peer = run.up("a")
