@@ -51,7 +51,7 @@ SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
 
-# Each daemon keeps the last rounds (peer/roundlog.py) for peers that missed some and for joiners.
+# Each daemon keeps the last rounds (peer/rounds/roundlog.py) for who missed some and for joiners.
 # 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
 LOG_BYTES_DEFAULT = 256 * 1024 * 1024
 LOG_BYTES_MIN = 1024 * 1024  # so that even a toy's log has more than a few rounds

@@ -19,7 +19,7 @@ from atoll.collectives.errors import AtollError, ConfigError
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
 from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs
 from atoll.peer.identity import Home, default_home
-from atoll.peer.invite import SECRET_BYTES
+from atoll.peer.net.invite import SECRET_BYTES
 
 __all__ = ["DEFAULT_PORT", "main"]
 
@@ -147,7 +147,7 @@ def _secret(parsed: argparse.Namespace) -> int:
 
 
 def _demo(parsed: argparse.Namespace) -> int:
-    from atoll.peer.demo import DemoOptions, run_demo
+    from atoll.peer.demo.demo import DemoOptions, run_demo
 
     options = DemoOptions(
         peers=parsed.peers,

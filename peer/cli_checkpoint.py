@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from atoll.peer.checkpoint import Checkpoint
+    from atoll.peer.checkpoints.checkpoint import Checkpoint
 
 __all__ = [
     "CASTS",
@@ -71,7 +71,7 @@ def _rounds(text: str) -> int:
 
 
 def _inspect(parsed: argparse.Namespace) -> int:
-    from atoll.peer.checkpoint import MANIFEST_FILE, open_checkpoint, open_latest
+    from atoll.peer.checkpoints.checkpoint import MANIFEST_FILE, open_checkpoint, open_latest
 
     path = Path(parsed.path)
     opener = open_checkpoint if (path / MANIFEST_FILE).exists() else open_latest
@@ -81,9 +81,9 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    from atoll.peer.checkpoint import open_latest
-    from atoll.peer.invite import Invite
-    from atoll.peer.views import short
+    from atoll.peer.checkpoints.checkpoint import open_latest
+    from atoll.peer.group.views import short
+    from atoll.peer.net.invite import Invite
 
     invite = Invite.parse(parsed.invite) if parsed.invite else None
     run, secret = (invite.run, invite.secret) if invite else (None, None)
@@ -100,7 +100,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _describe(checkpoint: Checkpoint) -> str:
     from atoll.optim.spec import parse_blob
-    from atoll.peer.views import short
+    from atoll.peer.group.views import short
 
     manifest = checkpoint.manifest
     spec, parameters = parse_blob(manifest.blob)
@@ -129,7 +129,7 @@ def _describe(checkpoint: Checkpoint) -> str:
 
 
 def _export(parsed: argparse.Namespace) -> int:
-    from atoll.peer.checkpoint import open_latest
+    from atoll.peer.checkpoints.checkpoint import open_latest
 
     with open_latest(parsed.path) as checkpoint:
         manifest = checkpoint.manifest
@@ -147,8 +147,8 @@ def export_parameters(checkpoint: Checkpoint, out: Path) -> None:
     """
     import numpy as np
 
-    from atoll.peer.checkpoint import read_exactly
-    from atoll.peer.tensorfile import export_header, export_order
+    from atoll.peer.checkpoints.checkpoint import read_exactly
+    from atoll.peer.checkpoints.tensorfile import export_header, export_order
 
     layout = checkpoint.layout
     temporary = out.with_name(f".{out.name}.{os.getpid()}")

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
 from atoll.peer.cli_checkpoint import EVERY_DEFAULT, add_checkpoint_options
-from atoll.peer.identity import Home, RunRecord, default_home
-from atoll.peer.invite import (
-    SECRET_BYTES,
-    Invite,
-    check_run_name,
-    format_address,
-    parse_address,
-)
-from atoll.peer.views import (
+from atoll.peer.group.views import (
     ARCHIVE,
     DEFAULT_RULES,
     ON_FORK,
@@ -36,9 +28,17 @@ from atoll.peer.views import (
     Rules,
     short,
 )
+from atoll.peer.identity import Home, RunRecord, default_home
+from atoll.peer.net.invite import (
+    SECRET_BYTES,
+    Invite,
+    check_run_name,
+    format_address,
+    parse_address,
+)
 
 if TYPE_CHECKING:
-    from atoll.peer.checkpoint import Loaded
+    from atoll.peer.checkpoints.checkpoint import Loaded
     from atoll.peer.options import DaemonOptions
 
 __all__ = ["DEFAULT_PORT", "INTERRUPTED", "add_daemon_verbs"]
@@ -162,7 +162,7 @@ def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
 
 def _refuse_to_overlook(parsed: argparse.Namespace, run: str) -> None:
     """Founding a run of which there are checkpoints is hardly ever meant."""
-    from atoll.peer.checkpoint import candidates
+    from atoll.peer.checkpoints.checkpoint import candidates
 
     folder = parsed.checkpoint
     if parsed.force_new_lineage or folder is None or not Path(folder).is_dir():
@@ -190,7 +190,7 @@ def _secret(path: str | None, record: RunRecord | None) -> bytes:
 
 
 def _load(path: str, run: str, secret: bytes | None) -> Loaded:
-    from atoll.peer.checkpoint import load_checkpoint
+    from atoll.peer.checkpoints.checkpoint import load_checkpoint
 
     loaded = load_checkpoint(path, run=run, secret=secret)
     for passed_over in loaded.passed_over:

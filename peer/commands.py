@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import ConfigError, DivergedError, NoQuorumError
-from atoll.peer.events import HandOver
+from atoll.peer.group.events import HandOver
+from atoll.peer.group.views import is_quorum, short
 from atoll.peer.local import Handler
 from atoll.peer.snapshot import snapshot
-from atoll.peer.views import is_quorum, short
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon

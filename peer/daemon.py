@@ -1,7 +1,7 @@
 """The peer daemon: one event loop that connects the membership machine to the world.
 
 Sockets, timers and threads become events for the machine; its effects become messages, dials and
-orders to the round runner. Decisions live elsewhere (peer/membership.py); this file only wires.
+orders to the round runner. Decisions live elsewhere (peer/group/), this file only wires.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
-from atoll.peer import events as ev
-from atoll.peer import messages as ms
-from atoll.peer.certs import run_tls
-from atoll.peer.checkpointer import Checkpointer
+from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.commands import Commands
 from atoll.peer.descriptors import raise_limit
-from atoll.peer.hello import COPIED_HOME_FIX
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group.membership import Node
+from atoll.peer.group.phases import Phase
+from atoll.peer.group.views import ARCHIVE, Member, View, short
 from atoll.peer.identity import Home, RunRecord
-from atoll.peer.invite import Invite, fingerprint_of, format_address, parse_address
 from atoll.peer.keys import HomeSigner
-from atoll.peer.links import LinkHost
 from atoll.peer.local import LocalDoor
-from atoll.peer.membership import Node
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.hello import COPIED_HOME_FIX
+from atoll.peer.net.invite import Invite, fingerprint_of, format_address, parse_address
+from atoll.peer.net.links import LinkHost
 from atoll.peer.options import DaemonOptions, first_event
-from atoll.peer.phases import Phase
-from atoll.peer.runner import RoundRunner
+from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.snapshot import missing_founders
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
-from atoll.peer.views import ARCHIVE, Member, View, short
 
 __all__ = ["Daemon"]
 

@@ -28,7 +28,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
-from atoll.peer.invite import SECRET_BYTES, check_run_name
+from atoll.peer.net.invite import SECRET_BYTES, check_run_name
 
 __all__ = [
     "KNOWN_ADDRESSES_MAX",

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.events import Found
-from atoll.peer.messages import Cradle
-from atoll.peer.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
+from atoll.peer.group.events import Found
+from atoll.peer.group.messages import Cradle
+from atoll.peer.group.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
 
 if TYPE_CHECKING:
-    from atoll.peer.checkpoint import Loaded
+    from atoll.peer.checkpoints.checkpoint import Loaded
 
 __all__ = ["DaemonOptions", "first_event"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from atoll.peer.phases import Phase
-from atoll.peer.views import ARCHIVE, WITNESS, Member, View, short
+from atoll.peer.group.phases import Phase
+from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, short
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon

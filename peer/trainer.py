@@ -14,13 +14,13 @@ from typing import Any
 from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same, parse_blob
-from atoll.peer import events as ev
+from atoll.peer.group import events as ev
+from atoll.peer.group.membership import Node
+from atoll.peer.group.messages import WEIGHT_MAX
+from atoll.peer.group.views import REPLICA
 from atoll.peer.local import Handler, LocalDoor
-from atoll.peer.membership import Node
 from atoll.peer.memory import Region, send_region
-from atoll.peer.messages import WEIGHT_MAX
-from atoll.peer.runner import RoundRunner
-from atoll.peer.views import REPLICA
+from atoll.peer.rounds.runner import RoundRunner
 
 __all__ = ["TrainerDesk"]
 

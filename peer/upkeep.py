@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
-from atoll.peer.links import LinkHost
-from atoll.peer.streams import Streams
-from atoll.peer.views import View
+from atoll.peer.group.views import View
+from atoll.peer.net.links import LinkHost
+from atoll.peer.rounds.streams import Streams
 
 __all__ = ["LinkKeeper"]
 

@@ -24,8 +24,9 @@ FUNCTION_LINES_MAX = 70
 def _modules() -> dict[str, Path]:
     found = {"atoll": ROOT / "src" / "atoll" / "__init__.py"}
     for room in ROOMS:
-        for path in sorted((ROOT / room).glob("*.py")):
-            found[f"atoll.{room}.{path.stem}".removesuffix(".__init__")] = path
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[f"atoll.{name}".removesuffix(".__init__")] = path
     return found
 
 
@@ -46,12 +47,13 @@ OPTIM_PURE_MAY = {
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
-RICH = {"atoll.peer.demo_view"}  # only the demo may load it, so that commands start fast
+RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast
 ATOLL_MAY = {"atoll.collectives.errors", "atoll.peer.session"}
 
 # Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
 DECISIONS = (
     OPTIM_PURE - {"atoll.optim.text"}
+    | {name for name in MODULES if name.startswith("atoll.peer.group")}
     | {
         f"atoll.collectives.{name}"
         for name in ("butterfly", "chunks", "errors", "plan", "schedule")
@@ -59,54 +61,26 @@ DECISIONS = (
     | {
         f"atoll.peer.{name}"
         for name in (
-            "admission",
-            "assembly",
-            "attempts",
-            "barrier",
-            "beats",
-            "catchup",
-            "checkpoint_manifest",
-            "comparison",
-            "coordinator",
-            "dataframes",
-            "demo_figures",
-            "demo_summary",
-            "effects",
-            "election",
-            "entries",
-            "events",
-            "fetching",
-            "follower",
-            "gate",
-            "gathering",
-            "genesis",
-            "hello",
-            "histories",
-            "invite",
-            "joining",
-            "keeping",
-            "kept",
-            "learning",
-            "lineages",
-            "membership",
-            "merkle",
-            "messages",
-            "orders",
-            "phases",
-            "proven",
-            "pull",
-            "reports",
-            "roster",
-            "signing",
-            "succession",
-            "supply",
-            "syncing",
-            "tensorfile",
-            "timing",
-            "viewchange",
-            "views",
-            "votes",
-            "wire",
+            "checkpoints.manifest",
+            "checkpoints.tensorfile",
+            "demo.figures",
+            "demo.summary",
+            "net.gate",
+            "net.hello",
+            "net.invite",
+            "net.wire",
+            "rounds.dataframes",
+            "rounds.entries",
+            "rounds.merkle",
+            "transfer.assembly",
+            "transfer.catchup",
+            "transfer.fetching",
+            "transfer.gathering",
+            "transfer.histories",
+            "transfer.learning",
+            "transfer.proven",
+            "transfer.pull",
+            "transfer.supply",
         )
     }
 )

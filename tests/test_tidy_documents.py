@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
-from atoll.peer.phases import TRANSITIONS, Phase, Trigger
+from atoll.peer.group.phases import TRANSITIONS, Phase, Trigger
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collectives", "optim", "peer")
@@ -48,7 +48,7 @@ def test_the_trees_in_the_documents_match_the_disk() -> None:
     trees = tree_of("README.md") | tree_of("ARCHITECTURE.md")
     assert not [path for path in trees if not (ROOT / path).exists()], "listed, but not there"
     assert not [path for path, remark in trees.items() if not remark], "listed without a remark"
-    wanted = {name_of(path) for room in ROOMS for path in (ROOT / room).glob("*.py")}
+    wanted = {name_of(path) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     wanted |= {name_of(path) for path in (ROOT / "src" / "atoll").iterdir()}
     wanted |= {name_of(path) for path in (ROOT / "examples").glob("*.py")}
     wanted |= {name_of(path) for path in (ROOT / "docs").iterdir()}
@@ -138,7 +138,7 @@ def test_names_in_the_architecture_are_in_the_code() -> None:
     assert not [f"{kind}.{name}" for kind, name in methods if name not in known.get(kind, ())]
     plain = {n for n in quoted if re.fullmatch(r"[A-Z]\w+|test_\w+|[a-z]+_[a-z_]+", n)}
     everything = set().union(*known.values(), {"call_soon_threadsafe"})  # asyncio's
-    assert not sorted(plain - everything - {path.stem for path in (ROOT / "peer").iterdir()})
+    assert not sorted(plain - everything - {path.stem for path in (ROOT / "peer").rglob("*.py")})
 
 
 def test_tables_of_the_architecture() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from atoll.optim.manifest import Parameter
-from atoll.peer.checkpoint import load_checkpoint
-from atoll.peer.checkpoint_writer import CheckpointWriter
+from atoll.peer.checkpoints.checkpoint import load_checkpoint
+from atoll.peer.checkpoints.writer import CheckpointWriter
 from atoll.peer.identity import Home
-from atoll.peer.state import ChunkCopy
+from atoll.peer.rounds.state import ChunkCopy
 from harness.tinyrun import TinyRun
 
 RUN, SECRET = "demo", bytes(range(32))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from atoll.peer import events as ev
-from atoll.peer import messages as ms
-from atoll.peer.messages import INIT, Begin
-from atoll.peer.views import View
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group.messages import INIT, Begin
+from atoll.peer.group.views import View
 from harness.bounds import held_items
 from harness.values import Contribution, Entry, State, chunk_after
 

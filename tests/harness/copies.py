@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from atoll.peer import events as ev
-from atoll.peer.kept import Kept
-from atoll.peer.messages import Begin
+from atoll.peer.group import events as ev
+from atoll.peer.group.kept import Kept
+from atoll.peer.group.messages import Begin
 from harness.values import Entry, Job, Mean, State, chunk_after
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A simulated world for peer/catchup.py: donors with links of their own, under a virtual clock.
+"""A simulated world for peer/transfer/catchup.py: donors with links, under a virtual clock.
 
 The state is small bytes with the real hashes: chunks of 64 bytes, entries of 8 bytes per chunk, so
 that every proof, chain and digest is the one that ships. Bandwidths are in bytes per second.
@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.optim.fragments import chunk_range
-from atoll.peer import fetching as ft
-from atoll.peer import learning as ln
-from atoll.peer.catchup import CatchingUp
-from atoll.peer.entries import STEP, EntryHead, Origin, entry_chain, entry_root
-from atoll.peer.events import Goal
-from atoll.peer.merkle import MerkleTree
-from atoll.peer.proven import entry_leaf, open_parts, part_head
-from atoll.peer.views import Member, genesis_chain
+from atoll.peer.group.events import Goal
+from atoll.peer.group.views import Member, genesis_chain
+from atoll.peer.rounds.entries import STEP, EntryHead, Origin, entry_chain, entry_root
+from atoll.peer.rounds.merkle import MerkleTree
+from atoll.peer.transfer import fetching as ft
+from atoll.peer.transfer import learning as ln
+from atoll.peer.transfer.catchup import CatchingUp
+from atoll.peer.transfer.proven import entry_leaf, open_parts, part_head
 
 CHUNK_BYTES, ENTRY_BYTES = 64, 8
 ORIGIN = Origin((b"o" * 32,), (1.0,))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atoll.peer import checkpoint as reading
-from atoll.peer import checkpoint_writer as writing
+from atoll.peer.checkpoints import checkpoint as reading
+from atoll.peer.checkpoints import writer as writing
 
 
 class Killed(BaseException):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.peer import events as ev
-from atoll.peer.membership import Node
-from atoll.peer.messages import Begin
-from atoll.peer.phases import Phase
+from atoll.peer.group import events as ev
+from atoll.peer.group.membership import Node
+from atoll.peer.group.messages import Begin
+from atoll.peer.group.phases import Phase
 from harness.values import Entry, Job, State
 
 __all__ = ["FOREVER_S", "Host"]

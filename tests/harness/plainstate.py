@@ -10,10 +10,10 @@ import numpy as np
 from atoll.collectives import get_codec, grid_for
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.entries import STEP, EntryHead, Origin
-from atoll.peer.merkle import merkle_climb, merkle_root
-from atoll.peer.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
-from atoll.peer.statebuffers import U8
+from atoll.peer.rounds.entries import STEP, EntryHead, Origin
+from atoll.peer.rounds.merkle import merkle_climb, merkle_root
+from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
+from atoll.peer.rounds.statebuffers import U8
 
 ELEMENTS = 4 * 4096 + 300  # five chunks, the last one short
 GRID = grid_for(ELEMENTS)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from atoll.peer import events as ev
-from atoll.peer.entries import entry_root
-from atoll.peer.kept import Kept, parse_kept
-from atoll.peer.messages import INIT, Begin
+from atoll.peer.group import events as ev
+from atoll.peer.group.kept import Kept, parse_kept
+from atoll.peer.group.messages import INIT, Begin
+from atoll.peer.rounds.entries import entry_root
 from harness.copies import Copies
 from harness.values import Entry, Job, Mean, State
 

@@ -11,16 +11,16 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer import events as ev
-from atoll.peer.certs import run_tls
-from atoll.peer.fetching import FetchResult
+from atoll.peer.group import events as ev
+from atoll.peer.group.messages import STEP, Begin
+from atoll.peer.group.views import Member, View
 from atoll.peer.identity import Home
-from atoll.peer.keptcopy import FetchKept
-from atoll.peer.links import LinkHost
-from atoll.peer.messages import STEP, Begin
-from atoll.peer.runner import RoundRunner
-from atoll.peer.state import ReplicatedState
-from atoll.peer.views import Member, View
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.links import LinkHost
+from atoll.peer.rounds.keptcopy import FetchKept
+from atoll.peer.rounds.runner import RoundRunner
+from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.transfer.fetching import FetchResult
 
 LINEAGE = b"L" * 32
 PATIENCE_S = 30.0

@@ -9,10 +9,10 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.entries import INIT, STEP, EntryHead, Origin, entry_chain, entry_root
-from atoll.peer.roundlog import RoundLog
-from atoll.peer.state import ReplicatedState
-from atoll.peer.views import Member, View, genesis_chain
+from atoll.peer.group.views import Member, View, genesis_chain
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin, entry_chain, entry_root
+from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.state import ReplicatedState
 
 PARAMETERS = (
     Parameter("blocks.0.weight", (80, 100), "bfloat16"),

@@ -19,19 +19,19 @@ import numpy as np
 
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer import fetching as ft
-from atoll.peer.certs import run_tls
-from atoll.peer.donor import Donor
-from atoll.peer.events import Goal
+from atoll.peer.group.events import Goal
+from atoll.peer.group.views import Member
 from atoll.peer.identity import Home
-from atoll.peer.invite import parse_address
-from atoll.peer.learner import CatchUp
-from atoll.peer.links import LinkHost
-from atoll.peer.roundlog import RoundLog
-from atoll.peer.router import Router
-from atoll.peer.state import ReplicatedState
-from atoll.peer.streams import Streams
-from atoll.peer.views import Member
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.invite import parse_address
+from atoll.peer.net.links import LinkHost
+from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.router import Router
+from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.rounds.streams import Streams
+from atoll.peer.transfer import fetching as ft
+from atoll.peer.transfer.donor import Donor
+from atoll.peer.transfer.learner import CatchUp
 
 CHAIN = b"c" * 32
 

@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from atoll.peer import events as ev
-from atoll.peer.membership import Node
-from atoll.peer.messages import Begin, Install, Meet
-from atoll.peer.phases import Phase
-from atoll.peer.timing import Timing
-from atoll.peer.views import REPLICA, Member
+from atoll.peer.group import events as ev
+from atoll.peer.group.membership import Node
+from atoll.peer.group.messages import Begin, Install, Meet
+from atoll.peer.group.phases import Phase
+from atoll.peer.group.timing import Timing
+from atoll.peer.group.views import REPLICA, Member
 from harness.checks import Checker
 from harness.host import FOREVER_S, Host
 from harness.plane import DataPlane

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.processes import Fleet, fleet, until
 
-from atoll.peer.checkpoint import MANIFEST_FILE, STATE_FILE, candidates, read_manifest
+from atoll.peer.checkpoints.checkpoint import MANIFEST_FILE, STATE_FILE, candidates, read_manifest
 
 EVERY = 4
 

@@ -14,11 +14,11 @@ import pytest
 from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.certs import run_tls
-from atoll.peer.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header
 from atoll.peer.identity import Home
-from atoll.peer.invite import Invite
-from atoll.peer.links import LinkHost
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.invite import Invite
+from atoll.peer.net.links import LinkHost
+from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header
 
 ATTACKS = 150
 GROWTH_BYTES_MAX = 12 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness.processes import Fleet, fleet, until
 
-from atoll.peer.checkpoint import candidates, load_checkpoint
+from atoll.peer.checkpoints.checkpoint import candidates, load_checkpoint
 
 
 def two_and_a_witness(run: Fleet, order: str) -> None:

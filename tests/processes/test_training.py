@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness.processes import JOIN_LINE, Process, fleet, until
 
-from atoll.peer.invite import Invite
+from atoll.peer.net.invite import Invite
 
 
 def test_three_peers_train_and_agree_after_every_round(tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ from harness.host import Host
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer import events as ev
-from atoll.peer import wire
-from atoll.peer.membership import Node
-from atoll.peer.views import ARCHIVE, REPLICA, WITNESS, Member, Rules
+from atoll.peer.group import events as ev
+from atoll.peer.group.membership import Node
+from atoll.peer.group.views import ARCHIVE, REPLICA, WITNESS, Member, Rules
+from atoll.peer.net import wire
 from simulation.options import Options
 
 __all__ = ["Arena"]
 
 RETRANSMIT_S = 0.2  # what a lost segment costs a stream
-NO_PROGRESS_S = 10.0  # peer/link.py: a link without a byte for so long breaks
+NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long breaks
 ORDER_S = 1e-6
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 

@@ -22,10 +22,10 @@ from harness.cluster import Cluster
 from harness.plane import root_of
 from harness.values import Mean
 
-from atoll.peer import events as ev
-from atoll.peer import messages as ms
-from atoll.peer import views
-from atoll.peer.kept import Kept, parse_kept
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group import views
+from atoll.peer.group.kept import Kept, parse_kept
 from simulation.snapshots import clone, machine_mark, teach_copy
 
 __all__ = ["Found", "search"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from harness.host import Host
 from harness.world import peer_id
 
-from atoll.peer import events as ev
+from atoll.peer.group import events as ev
 from simulation.arena import NAMES, Arena
 from simulation.options import Options
 

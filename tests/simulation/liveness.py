@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from harness.host import Host
 
-from atoll.peer.election import base_of
-from atoll.peer.membership import Node
-from atoll.peer.views import ARCHIVE, View, is_quorum
+from atoll.peer.group.election import base_of
+from atoll.peer.group.membership import Node
+from atoll.peer.group.views import ARCHIVE, View, is_quorum
 from simulation.arena import Arena
 
 __all__ = ["Outlook", "goal_reached", "outlook", "why_not"]

@@ -32,7 +32,7 @@ TESTS = Path(__file__).parents[1]
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    module: str  # of atoll.peer
+    module: str  # of atoll.peer.group
     before: str
     after: str
     test: str = ""  # file::name below tests/, if seeds are not to be relied on
@@ -183,7 +183,7 @@ CHEAP = ("double count", "minimum base", "third quorum", "half quorum")
 def plant(name: str) -> None:
     """From now on this process imports the mutated module. Before atoll.peer is imported."""
     mutant = next(m for m in MUTANTS if m.name == name)
-    target = f"atoll.peer.{mutant.module}"
+    target = f"atoll.peer.group.{mutant.module}"
     assert target not in sys.modules, f"{target} was imported before the fault was planted"
     sys.meta_path.insert(0, _Finder(target, mutant))
 

@@ -27,8 +27,8 @@ from harness.cluster import Cluster, peer_id, short
 from harness.faults import busy_with, lose, when_held
 from harness.host import Host
 
-from atoll.peer import messages as ms
-from atoll.peer.views import Rules
+from atoll.peer.group import messages as ms
+from atoll.peer.group.views import Rules
 
 __all__ = ["FOLDER", "Script", "play", "split"]
 

@@ -9,12 +9,13 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
 
-from atoll.peer import effects as ef
-from atoll.peer import entries, views, votes
-from atoll.peer import events as ev
-from atoll.peer import messages as ms
-from atoll.peer.membership import Node
-from atoll.peer.orders import Orders
+from atoll.peer.group import effects as ef
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group import views, votes
+from atoll.peer.group.membership import Node
+from atoll.peer.group.orders import Orders
+from atoll.peer.rounds import entries
 
 __all__ = ["clone", "machine_mark", "teach_copy"]
 

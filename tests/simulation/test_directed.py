@@ -8,11 +8,11 @@ from __future__ import annotations
 from harness.cluster import Cluster, peer_id
 from harness.faults import lose
 
-from atoll.peer import events as ev
-from atoll.peer import messages as ms
-from atoll.peer.follower import Follower
-from atoll.peer.phases import Phase
-from atoll.peer.views import Member
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group.follower import Follower
+from atoll.peer.group.phases import Phase
+from atoll.peer.group.views import Member
 
 
 def test_a_replica_does_not_vote_for_what_others_hold() -> None:

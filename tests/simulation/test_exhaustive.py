@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer import events as ev
+from atoll.peer.group import events as ev
 from simulation.exhaustive import Search, fingerprint, search
 from simulation.snapshots import clone
 

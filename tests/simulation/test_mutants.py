@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import atoll.peer
+import atoll.peer.group
 from simulation.mutants import CHEAP, CHEAP_SEEDS, MUTANTS, first_failure
 
-PEER = Path(next(iter(atoll.peer.__path__)))
+GROUP = Path(next(iter(atoll.peer.group.__path__)))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_fault_fits_its_source(mutant) -> None:  # type: ignore[no-untyped-def]
-    assert (PEER / f"{mutant.module}.py").read_text("utf-8").count(mutant.before) == 1
+    assert (GROUP / f"{mutant.module}.py").read_text("utf-8").count(mutant.before) == 1
 
 
 @pytest.mark.parametrize("name", CHEAP)

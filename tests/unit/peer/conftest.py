@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from atoll.peer.certs import RunTls, run_tls
-from atoll.peer.datastream import BlockingTls
 from atoll.peer.identity import Home
-from atoll.peer.links import LinkHost
+from atoll.peer.net.certs import RunTls, run_tls
+from atoll.peer.net.links import LinkHost
+from atoll.peer.rounds.datastream import BlockingTls
 
 RUN, SECRET = "demo", bytes(range(32))
 # Only a hang ever takes this long.

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
-from atoll.peer.checkpoint import STATE_FILE, read_manifest
-from atoll.peer.checkpoint_writer import CheckpointWriter
+from atoll.peer.checkpoints.checkpoint import STATE_FILE, read_manifest
+from atoll.peer.checkpoints.tensorfile import export_header
+from atoll.peer.checkpoints.writer import CheckpointWriter
 from atoll.peer.cli import main
 from atoll.peer.cli_checkpoint import CASTS
+from atoll.peer.group.views import short
 from atoll.peer.identity import Home
-from atoll.peer.invite import Invite, fingerprint_of
-from atoll.peer.tensorfile import export_header
-from atoll.peer.views import short
+from atoll.peer.net.invite import Invite, fingerprint_of
 
 RUN, SECRET = "demo", bytes(range(32))
 REFUSED, USAGE = 26, 2

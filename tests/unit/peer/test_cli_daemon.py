@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from atoll.peer import cli, cli_daemon
+from atoll.peer.group.views import ARCHIVE, DEFAULT_RULES, REPLICA, WITNESS, Rules
 from atoll.peer.identity import Home, RunRecord
 from atoll.peer.options import DaemonOptions
-from atoll.peer.views import ARCHIVE, DEFAULT_RULES, REPLICA, WITNESS, Rules
 
 A, B, C = "10.0.0.1:29600", "10.0.0.2:29600", "10.0.0.3:29600"
 SECRET = bytes(range(32))
@@ -163,6 +163,6 @@ def test_help_explains_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def _token() -> str:
-    from atoll.peer.invite import Invite, fingerprint_of
+    from atoll.peer.net.invite import Invite, fingerprint_of
 
     return str(Invite("10.0.0.1", 29600, "demo", fingerprint_of(b"p" * 32), SECRET)).split("#")[1]

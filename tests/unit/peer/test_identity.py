@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
+from atoll.peer.group.views import Member
 from atoll.peer.identity import (
     KNOWN_ADDRESSES_MAX,
     SOCKET_PATH_BYTES_MAX,
@@ -23,7 +24,6 @@ from atoll.peer.identity import (
     socket_path,
     write_atomic,
 )
-from atoll.peer.views import Member
 
 SECRET = bytes(range(32))
 

@@ -11,12 +11,12 @@ from harness.checkpoints import RUN, SECRET, SMALL, write, writer_for
 from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.checkpoint import Loaded, load_checkpoint
-from atoll.peer.events import Found
+from atoll.peer.checkpoints.checkpoint import Loaded, load_checkpoint
+from atoll.peer.group.events import Found
+from atoll.peer.group.messages import Cradle
+from atoll.peer.group.views import ANCESTORS_MAX, Rules
 from atoll.peer.identity import Home
-from atoll.peer.messages import Cradle
 from atoll.peer.options import DaemonOptions, first_event
-from atoll.peer.views import ANCESTORS_MAX, Rules
 
 HERE = "10.0.0.1:29600"
 

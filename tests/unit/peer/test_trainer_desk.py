@@ -13,7 +13,7 @@ from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.peer import events as ev
+from atoll.peer.group import events as ev
 from atoll.peer.memory import Region
 from atoll.peer.trainer import Trainer, TrainerDesk
 

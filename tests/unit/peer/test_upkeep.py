@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
-from atoll.peer import events as ev
-from atoll.peer import messages as ms
 from atoll.peer.daemon import Daemon, DaemonOptions
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group.views import Member, View
 from atoll.peer.identity import Home
-from atoll.peer.links import LinkHost
-from atoll.peer.streams import Streams
+from atoll.peer.net.links import LinkHost
+from atoll.peer.rounds.streams import Streams
 from atoll.peer.upkeep import FIRST_DIALS, LinkKeeper
-from atoll.peer.views import Member, View
 
 PATIENCE_S = 30.0  # only a hang takes this long
 PRINT = b"12345678"

@@ -1,0 +1,1 @@
+"""The state on disk: written in the background, verified before use."""

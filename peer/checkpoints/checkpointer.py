@@ -1,0 +1,222 @@
+"""Checkpoints in the background: when one is due, how many are kept, and what is said of them.
+
+Peers take turns (``is_due``), so that a run of eight with ``--every 40`` has a new checkpoint
+somewhere every five rounds. One is written at a time, by a worker thread (of the usual priority: a
+thread that waits for its turn with the interpreter's lock in hand would stop the event loop).
+Whatever goes wrong there is a line in the event log and never an error of the daemon: the next due
+round is the next try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
+from atoll.peer.checkpoints.checkpoint import candidates, open_checkpoint, readable
+from atoll.peer.checkpoints.manifest import latest_first
+from atoll.peer.checkpoints.writer import CheckpointWriter, Written
+from atoll.peer.group.views import View
+from atoll.peer.identity import Home
+from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["KEPT", "Checkpointer", "Shelf", "is_due"]
+
+KEPT = 2  # if the disk loses the last one, there is another
+TRIES = 3  # a write begins anew at most twice when rounds overtake it
+CLOSE_TIMEOUT_S = 2.0  # a peer that ends does not wait for its disk for longer
+
+
+def is_due(
+    round_number: int, every: int, rank: int, members: int, last: int = 0, step: int = 1
+) -> bool:
+    """Whether the peer at place ``rank`` of ``members`` writes a checkpoint after this round.
+
+    Each writes once in ``every`` rounds, shifted by its place. ``last`` is the round of its latest
+    one: places move when views change, so a peer may miss its turn, but not twice. ``step`` is how
+    many rounds it has just moved on: one that catches up may jump over its turn.
+    """
+    turn = rank * every // members
+    return (round_number - turn) % every < step or round_number - last >= 2 * every
+
+
+class Checkpointer:
+    """Lives in the event loop, but for its worker thread. ``note(kind, text)`` takes events of kind
+    "checkpoint" (written, or overtaken by rounds) and "disk" (what the disk did not do)."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        every: int,
+        *,
+        run: str,
+        secret: bytes,
+        home: Home,
+        incarnation: Callable[[], int],
+        note: Callable[[str, str], None],
+    ) -> None:
+        """ConfigError for a folder that cannot be made or written to."""
+        self._writer = CheckpointWriter(
+            Path(folder).absolute(), run, secret, home.peer_id, home.sign
+        )
+        self._every = every
+        self._incarnation = incarnation
+        self._note = note
+        self._view: View | None = None
+        self._thread: threading.Thread | None = None
+        self.idle = asyncio.Event()  # set while none is being written
+        self.idle.set()
+        self._shelf = Shelf(self._writer)
+        self._last_round = 0  # of the last try
+        self._round = 0  # that we were told of last
+        self.latest: Written | None = None
+        try:
+            self._writer.folder.mkdir(parents=True, exist_ok=True)
+            self._writer.clean()
+        except OSError as error:
+            raise ConfigError(
+                f"no checkpoints can be written to {folder}: {error.strerror}",
+                fix="choose a writable folder with --checkpoint",
+            ) from error
+
+    @property
+    def writing(self) -> bool:
+        return not self.idle.is_set()
+
+    def committed(
+        self, round_number: int, view: View, state: ReplicatedState, log: RoundLog
+    ) -> None:
+        """A round has been applied and is in the log. Begins a checkpoint if this peer's is due."""
+        self._view = view
+        peer = self._writer.peer
+        writers = view.replicas if peer in view.replicas else (*view.replicas, peer)  # an archive
+        if not self._last_round:  # what came before this process does not count
+            self._last_round = self._round = round_number - 1
+        rank, step = writers.index(peer), round_number - self._round
+        self._round = round_number
+        due = is_due(round_number, self._every, rank, len(writers), self._last_round, step)
+        if not due or self.writing or self._writer.stopped.is_set():
+            return
+        self._last_round = round_number
+        self.idle.clear()
+        self._thread = threading.Thread(
+            target=self._work,
+            args=(asyncio.get_running_loop(), state, log, self._incarnation()),
+            name="checkpoint",
+            daemon=True,  # a disk that hangs must not keep the process
+        )
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Give up what is being written; a second call does no harm."""
+        self._writer.stopped.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.idle.wait(), CLOSE_TIMEOUT_S)
+
+    # ------------------------------------------------------------ in the worker thread
+
+    def _work(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        state: ReplicatedState,
+        log: RoundLog,
+        incarnation: int,
+    ) -> None:
+        written: Written | None = None
+        kind, text = "disk", "the checkpoint ended by a defect: see the log"
+        try:
+            written = self._write(state, log, incarnation)
+            kind, text = "checkpoint", _describe(written)
+            self._shelf.prune(written.path)
+        except CheckpointError as error:
+            kind, text = "disk", f"no checkpoint: what was written cannot be read: {error.what}"
+        except (AtollError, MemoryError) as error:
+            kind, text = "checkpoint", f"no checkpoint this time: {_reason(error)}"
+        except OSError as error:
+            what = "old checkpoints were not removed" if written else "no checkpoint"
+            kind, text = "disk", f"{what}: {_reason(error)}; next try when it is due again"
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before us
+                loop.call_soon_threadsafe(self._finished, written, kind, text)
+
+    def _write(self, state: ReplicatedState, log: RoundLog, incarnation: int) -> Written:
+        for tries_left in reversed(range(TRIES)):
+            try:
+                return self._writer.write(state, log, self._current_view, incarnation)
+            except CheckpointError:
+                raise
+            except StateError:
+                if not tries_left or self._writer.stopped.is_set():
+                    raise
+        raise AssertionError("unreachable")
+
+    def _current_view(self) -> View:
+        assert self._view is not None  # committed() has set it
+        return self._view
+
+    # ------------------------------------------------------------ in the event loop again
+
+    def _finished(self, written: Written | None, kind: str, text: str) -> None:
+        self.latest = written or self.latest
+        self.idle.set()
+        if written or not self._writer.stopped.is_set():
+            self._note(kind, text)
+
+
+class Shelf:
+    """The finished checkpoints in a folder. Only those of this very run are ever removed."""
+
+    def __init__(self, writer: CheckpointWriter) -> None:
+        self._writer = writer
+        self._whole: set[str] = set()  # names of those that this process has verified
+
+    def prune(self, newest: Path) -> None:
+        """Delete what is before the last KEPT whole ones of this lineage; ``newest`` is one.
+
+        Lineages that it does not continue lose what has lower rounds than those, lest a mistake
+        costs all.
+        """
+        self._whole.add(newest.name)
+        run, secret = self._writer.run, self._writer.secret
+        manifests = readable(candidates(newest.parent, run), run=run, secret=secret)
+        if newest not in manifests:
+            return  # somebody has taken it away
+        mine, ordered, kept = manifests[newest], latest_first(manifests), 1
+        oldest = mine.round
+        for path in ordered[ordered.index(newest) + 1 :]:
+            found = manifests[path]
+            if kept < KEPT:
+                if found.lineage == mine.lineage and self._is_whole(path):
+                    kept, oldest = kept + 1, found.round
+            elif found.lineage in (mine.lineage, *mine.ancestors) or found.round < oldest:
+                self._writer.remove(path)
+                self._whole.discard(path.name)
+
+    def _is_whole(self, path: Path) -> bool:
+        if path.name not in self._whole:
+            try:
+                with open_checkpoint(path) as checkpoint:
+                    checkpoint.check_chunks()
+            except CheckpointError:
+                return False
+            self._whole.add(path.name)
+        return True
+
+
+def _describe(written: Written) -> str:
+    return (
+        f"round {written.round} is in {written.path}: {written.nbytes / 2**20:,.1f} MiB, verified,"
+        f" {written.elapsed_s:.1f} s"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, AtollError):
+        return error.what
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

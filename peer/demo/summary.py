@@ -1,0 +1,199 @@
+"""From the figures of `atoll demo` to its summary and its verdict. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
+
+__all__ = [
+    "LEAVE_MAX_S",
+    "ORPHANED_MAX_S",
+    "Check",
+    "all_reduce_bytes",
+    "checks",
+    "size",
+    "summary",
+]
+
+LOSS_SHARE_MAX = 0.75  # of the untrained model's loss: far outside the noise of the held-out text
+LEAVE_MAX_S = 5.0  # what a clean leave is promised to take
+ORPHANED_MAX_S = 10.0  # by then a trainer must know that its daemon is dead
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition of success; ``why`` says what is wrong if it is not ``ok``."""
+
+    name: str
+    ok: bool
+    why: str
+
+
+def all_reduce_bytes(peers: int, parameters: int, steps: int) -> int:
+    """What one peer sends if float32 gradients are ring-all-reduced at each of ``steps``."""
+    return round(2 * (peers - 1) / peers * FLOAT32_BYTES * parameters * steps)
+
+
+def checks(figures: DemoFigures) -> list[Check]:
+    """Everything that must be so for exit status 0."""
+    found = [_loss_check(figures)]
+    if figures.chaos:
+        newcomer = figures.newcomer
+        found += [
+            Check(
+                "survivors went on",
+                figures.committed_s is not None,
+                "no survivor committed a round after the kill",
+            ),
+            Check(
+                "newcomer took part",
+                newcomer is not None and newcomer.contributed > 0,
+                "the newcomer contributed to no committed round",
+            ),
+        ]
+    return [*found, _digest_check(figures), _ending_check(figures)]
+
+
+def _loss_check(figures: DemoFigures) -> Check:
+    untrained, final = figures.losses.get(1), figures.last_loss
+    if untrained is None or final is None:
+        return Check("loss fell", False, "no held-out loss was reported")
+    why = f"{final:.3f} is not below {LOSS_SHARE_MAX:.0%} of {untrained:.3f}; try more --rounds"
+    return Check("loss fell", final < LOSS_SHARE_MAX * untrained, why)
+
+
+def _digest_check(figures: DemoFigures) -> Check:
+    living = figures.living
+    name = "digests equal"
+    if len({peer.round for peer in living}) != 1:
+        rounds = ", ".join(f"{peer.name} has round {peer.round}" for peer in living)
+        return Check(name, False, f"peers ended at different rounds: {rounds}")
+    if not all(peer.digest for peer in living):
+        return Check(name, False, f"not every peer has a digest of round {living[0].round}")
+    unequal = sorted(r for r, of in figures.digests.items() if len(set(of.values())) > 1)
+    if unequal or len({peer.digest for peer in living}) != 1:
+        at = ", ".join(map(str, unequal or [living[0].round]))
+        return Check(name, False, f"peers hold different state after round {at}")
+    return Check(name, True, "")
+
+
+def _ending_check(figures: DemoFigures) -> Check:
+    wrong = [_describe(end) for end in figures.endings if end.got != end.wanted]
+    if figures.left_s > LEAVE_MAX_S:
+        wrong.append(f"a daemon took {figures.left_s:.1f} s to leave")
+    if figures.orphaned_s is not None and figures.orphaned_s > ORPHANED_MAX_S:
+        wrong.append(f"a trainer took {figures.orphaned_s:.1f} s to notice its daemon's death")
+    ok = bool(figures.endings) and not wrong
+    return Check("processes ended as expected", ok, "; ".join(wrong) or "nothing was started")
+
+
+def _describe(end: Ending) -> str:
+    got = "did not end by itself" if end.got is None else f"ended with {end.got}"
+    return f"{end.process} {got} instead of {end.wanted}"
+
+
+# ---------------------------------------------------------------- text
+
+
+def summary(figures: DemoFigures) -> list[tuple[str, str]]:
+    """Pairs of a label and a line; a label is empty where a line goes on with the one before."""
+    untrained, final = figures.losses.get(1), figures.last_loss
+    lines = [
+        ("untrained loss", _loss(untrained)),
+        ("final held-out loss", f"{_loss(final)} after round {max(figures.losses, default=0)}"),
+        *_byte_lines(figures),
+    ]
+    if figures.killed_unix_s is not None:
+        lines += _death_lines(figures)
+    newcomer = figures.newcomer
+    if newcomer is not None:
+        text = f"{newcomer.name} was started after round {figures.joined_round}"
+        rounds = _count(newcomer.contributed, "round")
+        lines.append(("newcomer", f"{text} and contributed to {rounds}"))
+    each = ", ".join(f"{p.name} {_share(p)}" for p in figures.peers if p.elapsed_s)
+    return [
+        *lines,
+        ("state digests", _digest_line(figures)),
+        ("time spent waiting", f"{figures.waiting_share:.1%} of the training time ({each})"),
+        ("processes", _ending_line(figures)),
+        ("time", f"{figures.duration_s:.0f} s, {_seconds(figures.usual_s)} a round"),
+    ]
+
+
+def _byte_lines(figures: DemoFigures) -> list[tuple[str, str]]:
+    """What was sent includes the initial parameters and the state for newcomers."""
+    lines = [("bytes sent", f"{'':8}{'DiLoCo':>9}   {'all-reduce at every step':<27}steps")]
+    for peer in figures.peers:
+        dense = all_reduce_bytes(figures.founders, figures.parameters, peer.steps)
+        ratio = f", {dense / peer.sent_bytes:.0f} times" if peer.sent_bytes and dense else ""
+        text = f"{peer.name:<8}{size(peer.sent_bytes):>9}   {size(dense):>8}{ratio:<18}"
+        lines.append(("", f"{text}{peer.steps:>6}"))
+    return lines
+
+
+def _death_lines(figures: DemoFigures) -> list[tuple[str, str]]:
+    victim = next((peer for peer in figures.peers if peer.killed), None)
+    role = "the coordinator" if figures.killed_coordinator else "a member"
+    name = victim.name if victim else "a peer"
+    text = f"noticed after {_seconds(figures.noticed_s)}"
+    if figures.reformed_s is not None:
+        text += f", all survivors in a new view after {_seconds(figures.reformed_s)}"
+    commit = f"next round committed after {_seconds(figures.committed_s)}, inner steps included"
+    return [
+        ("SIGKILL", f"daemon of {name}, {role}, after round {figures.killed_round}"),
+        ("survivors", text),
+        ("", f"{commit} (usual: {_seconds(figures.usual_s)} a round)"),
+        ("its trainer", f"ended with a clear error after {_seconds(figures.orphaned_s)}"),
+    ]
+
+
+def _digest_line(figures: DemoFigures) -> str:
+    living = figures.living
+    compared = sum(len(of) > 1 for of in figures.digests.values())
+    check = _digest_check(figures)
+    if not check.ok:
+        return f"NOT EQUAL: {check.why}"
+    if len(living) < 2:
+        return f"one peer, nothing to compare: {living[0].digest[:16]}"
+    names = ", ".join(peer.name.removeprefix("peer ") for peer in living)
+    return (
+        f"equal on peers {names} after round {living[0].round}: {living[0].digest[:16]}"
+        f" ({_count(compared, 'round')} compared)"
+    )
+
+
+def _ending_line(figures: DemoFigures) -> str:
+    check = _ending_check(figures)
+    if not check.ok:
+        return f"UNEXPECTED: {check.why}"
+    ended = f"all {len(figures.endings)} ended as expected"
+    return f"{ended}; to leave took a daemon {figures.left_s:.1f} s at most"
+
+
+def _loss(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f} nats per byte"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def _share(peer: PeerFigures) -> str:
+    return f"{peer.waited_s / peer.elapsed_s:.0%}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as networks are measured."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

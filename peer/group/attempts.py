@@ -1,0 +1,269 @@
+"""The coordinator's side of one round: attempts at reducing it, until one may be committed.
+
+Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
+in one of two ways. *Commit*, when every living participant holds the result R, at least two living
+replicas do (one, if there is only one), the coordinator among them unless it is a witness, and
+those that hold it together with the witnesses that attest it are a quorum of the voters. Replicas
+outside S are asked to fetch R at once, because the quorum may need them, but the commit waits for
+them only if it does: they follow by the log. *Retry* with a higher attempt number, when a
+participant died or edges stalled and nobody alive holds R, or when participants hold different
+results: then without the minority. If somebody holds R the attempt is *finished* instead: the
+others fetch it. An attempt is given up before the next begins and never committed afterwards, which
+is why the highest (round, attempt) in a view change's reports is the only candidate. Between the
+two, participants are asked which chunks of it are final, and the next attempt keeps those
+(keeping.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from atoll.peer.group.events import Effect, Note, Send
+from atoll.peer.group.messages import Begin, Miss, Notice, Ready, Repair
+from atoll.peer.group.timing import Timing
+from atoll.peer.group.views import View, is_quorum, short
+
+__all__ = ["ATTEMPTS_MAX", "DISPUTES_MAX", "REPAIRS_MAX", "Attempt", "vertex_cover"]
+
+ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
+DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
+REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalled
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One BEGIN and what has come back for it."""
+
+    view: View
+    me: bytes
+    begin: Begin
+    timing: Timing
+    emit: Callable[[Effect], None]
+    began_s: float
+    ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> root it holds or attests
+    misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    dispute: str = ""  # who holds which result, if they differ
+    minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
+    is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
+    _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    _noticed_s: float = float("-inf")
+    _missed_s: float | None = None  # when the first report of a broken edge was looked at
+    _whole_s: float | None = None  # since when nothing is lacking but copies of outsiders
+    _progress_bytes: int = -1
+    _progress_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._progress_s = self.began_s
+        for peer in self.view.peers:
+            self.emit(Send(peer, self.begin))
+
+    def forgive(self, pause_s: float) -> None:
+        """The coordinator itself was stopped for that long."""
+        self._progress_s += pause_s
+
+    def wait_turn(self, now_s: float) -> None:
+        """An earlier round is not committed yet: what is READY there says so here only then."""
+        self._progress_s = now_s
+
+    # ------------------------------------------------------------ what comes back
+
+    def on_ready(self, source: bytes, ready: Ready) -> None:
+        if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
+            self.ready[source] = ready.root
+
+    def on_miss(self, source: bytes, miss: Miss) -> None:
+        participants = self.begin.participants
+        current = (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt)
+        if current and source in participants:
+            self.misses[source] = tuple(peer for peer in participants if peer in miss.peers)
+
+    @property
+    def copies(self) -> dict[bytes, bytes]:
+        """Replicas that hold a result; what witnesses say is not a copy."""
+        witnesses = self.view.witnesses
+        return {peer: root for peer, root in self.ready.items() if peer not in witnesses}
+
+    # ------------------------------------------------------------ commit
+
+    def committable(
+        self,
+        now_s: float,
+        alive: Collection[bytes],
+        unsynced: Collection[bytes],
+        training: Collection[bytes] = (),
+    ) -> bytes:
+        """The root to commit, or b"". Asks witnesses once the copies are there.
+
+        Outsiders that are ``training`` get a moment to fetch R: they want to take part in the next
+        round, and without it they would first have to catch up.
+        """
+        copies = self.copies
+        roots = set(copies.values())
+        root = copies.get(self.me) if self.me in self.view.replicas else next(iter(roots), None)
+        if root is None or len(roots) > 1:
+            return b""
+        synced = [p for p in self.view.replicas if p in alive and p not in unsynced]
+        waiting = [p for p in self.begin.participants if p in synced and p not in copies]
+        if waiting or sum(p in synced for p in copies) < min(2, len(synced)):
+            return b""
+        agreeing = {peer for peer, theirs in self.ready.items() if theirs == root}
+        if is_quorum(self.view, agreeing):
+            self._whole_s = now_s if self._whole_s is None else self._whole_s
+            lacking = [p for p in synced if p in training and p not in copies]
+            patient = now_s - self._whole_s < self.timing.grace_s
+            return b"" if lacking and patient else root
+        self._ask_witnesses(now_s, alive, root)
+        return b""
+
+    def _ask_witnesses(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
+        """They vote for what others hold; only once enough do, or a round could be committed of
+        which a single death takes the only copy."""
+        if now_s - self._noticed_s < self.timing.repair_s:
+            return
+        self._noticed_s = now_s
+        begin = self.begin
+        notice = Notice(begin.lineage, begin.view, begin.round, begin.attempt, begin.fragment, root)
+        for peer in self.view.witnesses:
+            if peer in alive and self.ready.get(peer) != root:
+                self.emit(Send(peer, notice))
+
+    # ------------------------------------------------------------ finish or retry
+
+    def step(
+        self,
+        now_s: float,
+        alive: Collection[bytes],
+        unsynced: Collection[bytes],
+        progress_bytes: int,
+    ) -> tuple[bytes, ...] | None:
+        """Move on: None to wait, else the participants of the next attempt (empty: give up)."""
+        participants, copies = self.begin.participants, self.copies
+        dead = [peer for peer in participants if peer not in alive]
+        if progress_bytes != self._progress_bytes:
+            self._progress_bytes, self._progress_s = progress_bytes, now_s
+        stalled = now_s - self._progress_s > self.timing.stall_s
+        holders = [peer for peer in copies if peer in alive]
+        if len(set(copies.values())) > 1:
+            silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
+            return self._without_minority(now_s, dead, [] if stalled else silent)
+        if holders and self.unrepairable(now_s):
+            kept = tuple(peer for peer in participants if peer in alive)
+            self._note_retry(now_s, self.unrepairable(now_s), "could not fetch the result")
+            return kept
+        if holders:
+            outside = [p for p in self.view.replicas if p not in participants]
+            wanting = outside + (list(participants) if dead or stalled or self.misses else [])
+            self._repair(now_s, [p for p in wanting if p in alive and p not in unsynced], holders)
+            return None
+        if dead:
+            self._note_retry(now_s, dead, "died")
+            return tuple(peer for peer in participants if peer in alive)
+        if stalled:
+            excluded = vertex_cover(self.misses, self.me)
+            self.is_stall = not excluded
+            self._note_retry(now_s, excluded, f"no progress for {self.timing.stall_s} s")
+            return tuple(peer for peer in participants if peer not in excluded)
+        return self._without_broken_edges(now_s)
+
+    def _without_minority(
+        self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
+    ) -> tuple[bytes, ...] | None:
+        """Different results: the participants who agree with most of them, everyone without a
+        majority. Outsiders have only copied theirs, so they have no say."""
+        holders: dict[bytes, list[bytes]] = {}
+        for peer, root in sorted(self.copies.items()):
+            holders.setdefault(root, []).append(peer)
+        ours = self.begin.participants
+        votes = {root: sum(p in ours for p in peers) for root, peers in holders.items()}
+        most = max(votes, key=lambda root: votes[root])
+        if 2 * votes[most] > sum(votes.values()) + len(silent):
+            self.minority = {peer for peer, root in self.copies.items() if root != most}
+        elif silent:
+            return None  # the first to speak do not pass for all
+        self.dispute = "; ".join(
+            f"{root.hex()[:16]} on {', '.join(map(short, peers))}"
+            for root, peers in holders.items()
+        )
+        excluded = {*dead, *self.minority.intersection(ours)}
+        self._note_retry(now_s, sorted(excluded), f"its results differ: {self.dispute}")
+        return tuple(peer for peer in ours if peer not in excluded)
+
+    def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
+        """Reports of broken edges between living peers: wait a moment for the death of one end.
+
+        Who reports itself cannot contribute: that needs no waiting. Nor does it when two others
+        name one peer: on full links its death may show a second later, and all that is sent in
+        between is lost.
+        """
+        own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
+        if self.misses and self._missed_s is None:
+            self._missed_s = now_s
+        patient = self._missed_s is None or now_s - self._missed_s < self.timing.repair_s
+        cover = vertex_cover(self.misses, self.me)
+        excluded = own if patient and not self._is_clear(cover) else cover
+        if not excluded & set(self.begin.participants):
+            return None
+        why = "its submission cannot be used" if excluded == own else "data links broken"
+        self._note_retry(now_s, sorted(excluded), why)
+        return tuple(peer for peer in self.begin.participants if peer not in excluded)
+
+    def _is_clear(self, cover: Collection[bytes]) -> bool:
+        """Whether two others name each of them: of one broken edge, either end may be to blame."""
+        named = [peer for missing in self.misses.values() for peer in missing]
+        return all(named.count(peer) >= 2 or peer in self.misses.get(peer, ()) for peer in cover)
+
+    def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:
+        for position, peer in enumerate(peers):
+            count, last_s = self._repairs.get(peer, (0, float("-inf")))
+            if peer in self.ready or count >= REPAIRS_MAX or not self._is_due(now_s, last_s):
+                continue
+            self._repairs[peer] = (count + 1, now_s)
+            holder = holders[(position + count) % len(holders)]
+            begin = self.begin
+            order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
+            self.emit(Send(peer, order))
+
+    def unrepairable(self, now_s: float) -> set[bytes]:
+        """Peers that could not fetch R in REPAIRS_MAX tries: they count as unsynced."""
+        return {
+            peer
+            for peer, (count, last_s) in self._repairs.items()
+            if count >= REPAIRS_MAX and peer not in self.ready and self._is_due(now_s, last_s)
+        }
+
+    def _is_due(self, now_s: float, last_s: float) -> bool:
+        """The first order at once; it is repeated, or has failed, after a time without a byte."""
+        never = last_s == float("-inf")
+        return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
+
+    def _note_retry(self, now_s: float, peers: Collection[bytes], why: str) -> None:
+        names = ", ".join(short(peer) for peer in peers) or "nobody"
+        self.emit(
+            Note(
+                "retry",
+                f"round {self.begin.round} attempt {self.begin.attempt} ended after"
+                f" {now_s - self.began_s:.2f} s: {names} excluded, {why}",
+            )
+        )
+
+
+def vertex_cover(misses: Mapping[bytes, Collection[bytes]], coordinator: bytes) -> set[bytes]:
+    """Greedy vertex cover of the reported broken edges; the coordinator is chosen last.
+
+    A reporter that names itself cannot contribute at all and is always in the cover.
+    """
+    cover = {peer for peer, missing in misses.items() if peer in missing}
+    edges = {
+        frozenset((reporter, missing))
+        for reporter, named in misses.items()
+        for missing in named
+        if missing != reporter
+    }
+    while edges := {edge for edge in edges if not edge & cover}:
+        degree: dict[bytes, int] = {}
+        for edge in edges:
+            for peer in edge:
+                degree[peer] = degree.get(peer, 0) + 1
+        cover.add(max(degree, key=lambda peer: (peer != coordinator, degree[peer], peer)))
+    return cover

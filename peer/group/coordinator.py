@@ -1,0 +1,400 @@
+"""The coordinator: who is alive, when a round begins, who comes in and goes out.
+
+Theory. Between rounds there is a *boundary*. At a boundary the coordinator first settles
+membership (leavers, the dead, members back under a new incarnation, learners that have caught up;
+admission.py), and only then opens the next round at the *barrier*, when all attached trainers
+have arrived or the stragglers' time is up. Where the method keeps rounds of different fragments in
+flight, the next one may open before the last is committed; they commit in order, and a change of
+membership waits until none is open. After it has proposed a view it begins nothing more in the old
+one (the acceptors' safety argument, election.py).
+
+Everything here is level-triggered: events update facts, ``step`` acts on the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.peer.group.admission import Admission
+from atoll.peer.group.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt
+from atoll.peer.group.barrier import Barrier
+from atoll.peer.group.comparison import compare_digests
+from atoll.peer.group.election import Proposer
+from atoll.peer.group.events import Effect, Note, Send
+from atoll.peer.group.follower import Follower, fragment_of
+from atoll.peer.group.keeping import Closing
+from atoll.peer.group.messages import (
+    AskFinals,
+    Begin,
+    Commit,
+    CoordinatorBeat,
+    Finals,
+    Heartbeat,
+    Miss,
+    Ready,
+)
+from atoll.peer.group.roster import Roster
+from atoll.peer.group.timing import Timing
+from atoll.peer.group.views import Ballot, View, chain_after, is_quorum, short
+from atoll.peer.rounds.entries import INIT, STEP, Origin
+
+__all__ = ["OFFERS_MAX", "Coordinator"]
+
+OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
+
+
+@dataclass(slots=True)
+class Effort:
+    """What one round has cost so far."""
+
+    tries: int = 0
+    stalls: int = 0  # attempts that came to a stop without a reason
+    disputes: int = 0  # attempts with different results that will be tried with the same peers
+    distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
+
+
+class Coordinator:
+    """Exists on one member while the view names it coordinator."""
+
+    def __init__(
+        self,
+        view: View,
+        me: bytes,
+        follower: Follower,
+        timing: Timing,
+        emit: Callable[[Effect], None],
+        now_s: float,
+        *,
+        sign: Callable[[Commit], Commit] = lambda commit: commit,
+        rounds_in_flight: int = 1,
+    ) -> None:
+        self.view = view
+        self.me = me
+        self.timing = timing
+        self._emit = emit
+        self._sign = sign
+        self._own = follower
+        self._in_flight_max = rounds_in_flight
+        self.roster = Roster(view, me, timing, now_s)
+        self.admission = Admission(view, me, follower, self.roster, timing, emit)
+        self.offers: dict[bytes, bytes] = {}
+        self.attempts: dict[int, Attempt] = {}  # by round
+        self.closings: dict[int, Closing] = {}
+        self.proposer: Proposer | None = None
+        self.last_commit: Commit | None = None
+        self.diverged = self.rival = ""  # why no round begins: in this view, beside a lineage
+        self.without_base_since_s: float | None = None
+        self._attempts = 0  # numbers rise within the view
+        self._efforts: dict[int, Effort] = {}
+        self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
+        self._quorum_lost_noted = False
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def halted(self) -> str:
+        return self.diverged or self.rival
+
+    def configure(self, rounds_in_flight: int) -> None:
+        self._in_flight_max = rounds_in_flight
+
+    def on_heartbeat(self, source: bytes, beat: Heartbeat, now_s: float) -> None:
+        if self.admission.on_beat(source, beat, now_s):
+            return
+        if not self.roster.heard(source, beat, now_s) or beat.unsynced:
+            return
+        if not self._own.is_replica:  # a witness has no specification: the replicas tell it
+            self._own.fragments = max(self._own.fragments, beat.fragments)
+            self._in_flight_max = max(self._in_flight_max, beat.in_flight)
+        if beat.round < self._own.round:
+            self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
+            return
+        known = {run.round: run for run in beat.runs}
+        for run in beat.runs:
+            if run.round > self._own.round and run.round not in {*self.attempts, *self.closings}:
+                self._emit(Send(source, AskFinals(*self._tag(), run.round, run.attempt)))  # over
+        for number, attempt in self.attempts.items():
+            heard = known.get(number)
+            if heard is None or heard.attempt < attempt.begin.attempt:
+                self._emit(Send(source, attempt.begin))  # a lost BEGIN
+            elif heard.root and heard.attempt == attempt.begin.attempt and not beat.frozen:
+                attempt.ready[source] = heard.root  # a lost READY
+
+    def on_ready(self, source: bytes, ready: Ready) -> None:
+        attempt = self.attempts.get(ready.round)
+        if attempt is not None and ready.round == self._own.round + 1:
+            attempt.on_ready(source, ready)
+
+    def on_miss(self, source: bytes, miss: Miss) -> None:
+        attempt = self.attempts.get(miss.round)
+        if attempt is not None:
+            attempt.on_miss(source, miss)
+
+    def on_finals(self, source: bytes, finals: Finals) -> None:
+        closing = self.closings.get(finals.round)
+        if closing is not None:
+            closing.on_finals(source, finals)
+
+    def on_offer(self, source: bytes, blob: bytes, now_s: float) -> None:
+        """The first that is heard initialises the run, unless it dies or fails."""
+        alive = self.roster.alive(now_s)
+        self.offers = {peer: known for peer, known in self.offers.items() if peer in alive}
+        if self._own.round == 0 and len(self.offers) < OFFERS_MAX:
+            self.offers.setdefault(source, blob)
+
+    def _tag(self) -> tuple[bytes, int]:
+        return self.view.lineage, self.view.number
+
+    def beat(self, now_s: float) -> CoordinatorBeat:
+        own = self._own
+        waiting = self.waiting_for(now_s)
+        return CoordinatorBeat(*self._tag(), own.round, own.chain, self.last_commit, *waiting)
+
+    def hears_quorum(self, now_s: float) -> bool:
+        return is_quorum(self.view, self.roster.alive(now_s))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.attempts or self.closings) or self.proposer is not None
+
+    def forgive(self, pause_s: float) -> None:
+        self.roster.forgive(pause_s)
+        self.admission.forgive(pause_s)
+        for attempt in self.attempts.values():
+            attempt.forgive(pause_s)
+
+    # ------------------------------------------------------------ acting on them
+
+    def step(self, now_s: float) -> None:
+        if self.proposer is not None:
+            self.proposer.step(now_s, self.roster.dead(now_s), lone_ok=False)
+            return
+        alive = self.roster.alive(now_s)
+        if not is_quorum(self.view, alive):
+            self._without_quorum(alive, now_s)
+            return
+        self._quorum_lost_noted = False
+        if not self.diverged:
+            reason = compare_digests(self.view, self.me, self._own, self.roster, alive, self._emit)
+            if reason:
+                self.halt(reason)
+        if self.halted or self._own.unsynced or self.me in self.admission.leaving:
+            ended = [closing.attempt for closing in self.closings.values()]
+            for attempt in [*self.attempts.values(), *ended]:  # our leave aborts them
+                self._tell_over(attempt.begin)
+            self.attempts.clear()
+            self.closings.clear()
+        staying = alive - self.admission.leaving
+        for number in sorted({*self.attempts, *self.closings}):
+            if self._step_round(number, staying, now_s):
+                return  # a commit reaches ourselves first: then we are called again
+        self._step_boundary(alive, now_s)
+
+    def _without_quorum(self, alive: set[bytes], now_s: float) -> None:
+        if self._quorum_lost_noted:
+            return
+        self._quorum_lost_noted = True
+        gone = ", ".join(
+            f"{short(p)} (silent {self.roster.silent_s(p, now_s):.1f} s)"
+            for p in self.view.peers
+            if p not in alive
+        )
+        text = f"{len(alive)} of {len(self.view.members)} voters alive, no quorum; waiting: {gone}"
+        self._emit(Note("no-quorum", text))
+
+    def halt(self, why: str) -> None:
+        """No more rounds in this view; whoever leaves or is removed brings the next one."""
+        self.diverged = f"{why}; no more rounds until one of them leaves"
+        self._emit(Note("diverged", self.diverged))
+
+    # ------------------------------------------------------------ a round
+
+    def _step_round(self, number: int, alive: set[bytes], now_s: float) -> bool:
+        """Whether it was committed."""
+        closing = self.closings.get(number)
+        if closing is not None:
+            if closing.is_done(now_s, alive):
+                del self.closings[number]
+                self._begin_again(closing, alive, now_s)
+            return False
+        attempt = self.attempts[number]
+        effort = self._effort(number)
+        given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
+        if is_quorum(self.view, alive - given_up - effort.distrusted):
+            given_up |= effort.distrusted
+        if number == self._own.round + 1:  # in order
+            is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
+            training = alive if is_init else self.roster.attached(alive)
+            root = attempt.committable(now_s, alive, given_up, training)
+            if root:
+                self._commit(attempt, root, now_s)
+                return True
+        else:
+            attempt.wait_turn(now_s)
+        usable = alive - given_up
+        participants = attempt.step(now_s, usable, given_up, self.roster.progress_bytes())
+        if participants is not None:
+            self._end_attempt(attempt, participants, usable, now_s)
+        return False
+
+    def _tell_over(self, begin: Begin) -> None:
+        """To everyone, ourselves too: the next submission is not late for this attempt any more."""
+        for peer in self.view.peers:
+            self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
+
+    def _effort(self, number: int) -> Effort:
+        return self._efforts.setdefault(number, Effort())
+
+    def _end_attempt(
+        self, attempt: Attempt, participants: tuple[bytes, ...], alive: set[bytes], now_s: float
+    ) -> None:
+        begin = attempt.begin
+        if attempt.dispute:
+            self._settle_dispute(attempt, participants)
+        if self.halted:
+            return
+        del self.attempts[begin.round]
+        if not participants or self._effort(begin.round).tries >= ATTEMPTS_MAX:
+            tries = self._effort(begin.round).tries
+            text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
+            self._emit(Note("give-up", text))
+            self._tell_over(begin)
+            if begin.kind == INIT:
+                self.offers.pop(begin.participants[0], None)  # the next one's turn
+            self._efforts.pop(begin.round)
+            self.barrier.open(now_s)
+            return
+        # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
+        asked = alive & set(begin.participants) if not attempt.dispute else set[bytes]()
+        self.closings[begin.round] = Closing(
+            attempt, participants, asked, self.timing, self._emit, now_s
+        )
+
+    def _begin_again(self, closing: Closing, alive: set[bytes], now_s: float) -> None:
+        begin = closing.attempt.begin
+        effort = self._effort(begin.round)
+        effort.stalls += closing.is_stall
+        again = closing.is_stall and effort.stalls > 1
+        participants = closing.participants(alive, excluding=again)
+        if participants:
+            self._begin(begin.round, begin.kind, participants, closing, alive, now_s)
+        else:  # all of them have died meanwhile
+            self._tell_over(begin)
+            self.barrier.open(now_s)
+
+    def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
+        """Different results of one attempt: the next one has to differ from it, or to end soon.
+
+        An outsider that copied wrongly is left behind, while the quorum can do without it.
+        """
+        effort = self._effort(attempt.begin.round)
+        outsiders = attempt.minority.difference(attempt.begin.participants, {self.me})
+        if outsiders - effort.distrusted:
+            effort.distrusted |= outsiders
+        elif set(participants) == set(attempt.begin.participants):
+            effort.disputes += 1
+        if effort.disputes > DISPUTES_MAX:
+            text = f"the result of round {attempt.begin.round} differs, {effort.disputes} times"
+            self.halt(f"{text}: {attempt.dispute}")
+
+    def _commit(self, attempt: Attempt, root: bytes, now_s: float) -> None:
+        begin = attempt.begin
+        del self.attempts[begin.round]
+        self._efforts.pop(begin.round, None)
+        self.offers.clear()
+        chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
+        commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
+        self.last_commit = commit
+        for peer in self.view.peers:
+            self._emit(Send(peer, commit))
+        self.barrier.open(now_s)
+
+    def _begin(
+        self,
+        number: int,
+        kind: str,
+        participants: tuple[bytes, ...],
+        last: Closing | None,
+        alive: set[bytes],
+        now_s: float,
+    ) -> None:
+        self._attempts += 1
+        self._effort(number).tries += 1
+        fragment = fragment_of(number, self._own.fragments)
+        chosen = tuple(sorted(participants))
+        weights = tuple(1.0 if kind == INIT else self.roster.weight(p, fragment) for p in chosen)
+        past: tuple[Origin, ...] = ()
+        kept = b""
+        if last is not None:
+            before = last.attempt.begin
+            known = dict(zip(before.participants, before.weights, strict=True))
+            weights = tuple(known[peer] for peer in chosen)
+            past, kept = last.kept(alive)
+        if not any(weights):
+            weights = (1.0,) * len(chosen)  # nobody counted anything: all alike
+        blob = self.offers.get(chosen[0], b"") if kind == INIT else b""
+        begin = Begin(
+            *self._tag(), number, self._attempts, kind, chosen, weights, blob, fragment, past, kept
+        )
+        self.attempts[number] = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
+
+    # ------------------------------------------------------------ a boundary
+
+    def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
+        if self._own.unsynced:
+            if self.without_base_since_s is None:
+                self.without_base_since_s = now_s
+            proposal = self.admission.to_synced(alive)
+            if proposal is not None:
+                self.propose(proposal, now_s)
+            return
+        self.without_base_since_s = None
+        proposal = self.admission.next_view(alive, now_s, admit=not self.halted)
+        if proposal is not None:
+            if not self.busy:
+                self.propose(proposal, now_s)
+            return  # and if rounds are open, no further one is begun
+        if self.me in self.admission.leaving:
+            return  # nobody can take over yet
+        in_flight = len(self.attempts) + len(self.closings)
+        if self.halted or in_flight >= self._in_flight_max or self.admission.hold(alive, now_s):
+            return
+        if self._own.round == 0:
+            offering = [peer for peer in self.offers if peer in alive]
+            if offering and not in_flight:
+                self._begin(1, INIT, (offering[0],), None, alive, now_s)
+            return
+        number = self._next_round
+        participants = self.barrier.participants(number, alive - self.admission.leaving, now_s)
+        if participants:
+            self._begin(number, STEP, participants, None, alive, now_s)
+
+    @property
+    def _next_round(self) -> int:
+        """The first that is not open: one that was given up comes before those after it."""
+        number = self._own.round + 1
+        while number in self.attempts or number in self.closings:
+            number += 1
+        return number
+
+    def waiting_for(self, now_s: float) -> tuple[tuple[bytes, ...], float]:
+        """Whom the next commit waits for, and since how many seconds; for people who ask."""
+        own = self._own
+        alive = self.roster.alive(now_s)
+        if not is_quorum(self.view, alive):
+            dead = self.roster.dead(now_s)
+            return tuple(sorted(dead)), min(self.roster.silent_s(p, now_s) for p in dead)
+        attempt = self.attempts.get(own.round + 1)
+        if attempt is not None:
+            late = {p for p in attempt.begin.participants if p not in attempt.ready}
+            return tuple(sorted(late)), now_s - attempt.began_s
+        if own.round == 0:
+            return (), self.barrier.waited_s(now_s)
+        return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
+
+    def propose(self, proposal: View, now_s: float) -> None:
+        ballot = Ballot(0, self.me)
+        self.proposer = Proposer(
+            self.view, self.me, ballot, self.timing, self._emit, now_s, proposal
+        )

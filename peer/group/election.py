@@ -1,0 +1,231 @@
+"""How the voters of a view decide the next one: an acceptor on every member, a proposer on one.
+
+Theory. Each view decides its successor by one single-decree Paxos among its own voters. Ballot
+(0, coordinator) belongs to the live coordinator, which proposes at most one value and begins no
+round afterwards, so it may skip phase 1. Higher ballots belong to candidates. A promise *freezes*
+the voter: it sends no READY in this view any more. A commit needs READY from a quorum, quorums
+intersect, so every round that may have been committed stands in some report, and the highest
+(round, attempt) among the reports is the only one that can be: the coordinator begins attempt
+a+1 only after it has decided not to commit attempt a. Rounds commit in order, so with several in
+flight the base is the last round up to which every round stands in some report, with the highest
+attempt of each. That is the Viewstamped Replication argument with rounds as operations.
+
+Every acceptor sends ACCEPTED to all voters, so that each learns the decision by itself: a view
+known only to a dead proposer would strand the living.
+
+If no promiser *holds* the base, a committed round may be lost with the dead. After a wait the run
+halts, or, if its founder chose so, goes back to the last round that somebody holds, in a view that
+is flagged as a rollback and names what was lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from atoll.peer.group.events import Effect, Note, Send
+from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Vote
+from atoll.peer.group.timing import Timing
+from atoll.peer.group.views import Ballot, View, chain_after, forked, founded, is_quorum
+
+__all__ = ["Acceptor", "Proposer", "base_of"]
+
+
+class Acceptor:
+    """One voter's memory of the ballots of one view."""
+
+    def __init__(
+        self, view: View, emit: Callable[[Effect], None], sign: Callable[[Any], Any] = lambda m: m
+    ) -> None:
+        self.view = view
+        self._emit = emit
+        self._sign = sign
+        self.promised = Ballot()
+        self.accepted: Accepted | None = None
+        self.frozen = False
+        self._votes: dict[bytes, Accepted] = {}  # each voter's, at its highest ballot
+
+    def on_prepare(self, source: bytes, ballot: Ballot, report: Report) -> None:
+        """Promise, freeze and report. The caller has applied the pre-vote rule."""
+        if ballot < self.promised:
+            return
+        self.promised = ballot
+        self.frozen = True
+        accepted = self.accepted
+        promise = Promise(
+            self.view.lineage,
+            self.view.number,
+            ballot,
+            report,
+            accepted.ballot if accepted else None,
+            accepted.proposal if accepted else None,
+        )
+        self._emit(Send(source, self._sign(promise)))
+
+    def on_accept(self, accept: Accept) -> None:
+        if accept.ballot < self.promised:
+            return
+        known = self.accepted
+        if known is not None and (known.ballot, known.proposal) == (accept.ballot, accept.proposal):
+            self._emit(Send(accept.ballot.peer, known))  # repeated: only the proposer may lack it
+            return
+        self.promised = accept.ballot
+        vote = Accepted(self.view.lineage, self.view.number, accept.ballot, accept.proposal)
+        signed: Accepted = self._sign(vote)
+        self.accepted = signed
+        for peer in self.view.peers:
+            self._emit(Send(peer, signed))
+
+    def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
+        """The decided view and its proof once a quorum has accepted it at one ballot."""
+        known = self._votes.get(source)
+        if known is not None and known.ballot > vote.ballot:
+            return None
+        same = (v for v in self._votes.values() if v.ballot == vote.ballot)
+        proposal = next((v.proposal for v in same if v.proposal == vote.proposal), vote.proposal)
+        self._votes[source] = replace(vote, proposal=proposal)  # each proposal is kept once
+        cast = {
+            peer: theirs
+            for peer, theirs in self._votes.items()
+            if (theirs.ballot, theirs.proposal) == (vote.ballot, proposal)
+        }
+        lone = proposal.fork and self.view.may_fork and set(proposal.peers) <= cast.keys()
+        if not lone and not is_quorum(self.view, cast):
+            return None
+        votes = tuple(Vote(peer, theirs.inc, theirs.sig) for peer, theirs in sorted(cast.items()))
+        return proposal, Proof(self.view.lineage, self.view.number, vote.ballot, votes)
+
+
+class Proposer:
+    """Drives one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0."""
+
+    def __init__(
+        self,
+        view: View,
+        me: bytes,
+        ballot: Ballot,
+        timing: Timing,
+        emit: Callable[[Effect], None],
+        now_s: float,
+        proposal: View | None = None,
+    ) -> None:
+        self.view = view
+        self.me = me
+        self.ballot = ballot
+        self.timing = timing
+        self.emit = emit
+        self.started_s = now_s
+        self.proposal = proposal
+        self.promises: dict[bytes, Promise] = {}
+        self._quorum_at_s: float | None = None
+        self._sent_s = float("-inf")
+        # Competing candidates that retry in step would compete for ever: spread by a hash.
+        mark = hashlib.sha256(me + ballot.number.to_bytes(8, "big")).digest()[0]
+        self.retry_at_s = now_s + timing.ballot_retry_s * (0.7 + 0.6 * mark / 255)
+        self.base_lost_noted = False
+
+    def on_promise(self, source: bytes, promise: Promise) -> None:
+        if promise.ballot == self.ballot and source in self.view.peers:
+            self.promises[source] = promise
+
+    def step(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
+        """Choose a value when enough is known; repeat what may have been lost or ignored.
+
+        ``gone`` are voters that need not be waited for. ``lone_ok``: the policy lets those who
+        have promised go on without a quorum, as a fork.
+        """
+        if self.proposal is None:
+            self._choose_if_ready(now_s, gone, lone_ok)
+        if now_s - self._sent_s < self.timing.repeat_s:
+            return
+        self._sent_s = now_s
+        lineage, number = self.view.lineage, self.view.number
+        for peer in self.view.peers:
+            if self.proposal is not None:
+                if self.proposal.fork and peer not in self.proposal.peers:
+                    continue  # its vote could only block its own coordinator's proposals
+                self.emit(Send(peer, Accept(lineage, number, self.ballot, self.proposal)))
+            elif peer not in self.promises:
+                self.emit(Send(peer, Prepare(lineage, number, self.ballot)))
+
+    def _choose_if_ready(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
+        quorum = is_quorum(self.view, self.promises)
+        if not quorum and not (lone_ok and self.promises):
+            return
+        if self._quorum_at_s is None:
+            self._quorum_at_s = now_s
+        everyone = set(self.view.peers) <= self.promises.keys() | gone
+        if not everyone and now_s - self._quorum_at_s < self.timing.gather_s:
+            return
+        chosen = self._choose(now_s, fork=not quorum)
+        if chosen is not None:
+            self.proposal = chosen
+            self._sent_s = float("-inf")
+
+    def _choose(self, now_s: float, fork: bool) -> View | None:
+        """The accepted value of the highest ballot, else the promisers on the highest base."""
+        promises = self.promises
+        voted = [p for p in promises.values() if p.accepted_view and not p.accepted_view.fork]
+        if voted and not fork:  # a fork is another history: nothing binds it, and it binds nobody
+            best = max(voted, key=lambda p: p.accepted_ballot or Ballot())
+            return best.accepted_view
+        reports = [promise.report for promise in promises.values()]
+        base_round, base_chain, held = base_of(reports)
+        lost = not held or base_round < self.view.base_round
+        if lost:
+            if now_s - self.started_s <= self.timing.lost_s:
+                return None
+            back = max(((r.round, r.chain) for r in reports if r.holds), default=None)
+            goal = max(base_round, self.view.base_round)
+            if back is None or self.view.rules.on_lost == "halt":
+                self._note_lost(f"no living member holds round {goal}; the run halts")
+                return None
+            self._note_lost(f"no living member holds round {goal}: going back to round {back[0]}")
+            base_round, base_chain = back
+        proposal = replace(
+            self.view,
+            number=self.view.number + 1,
+            members=tuple(m for m in self.view.members if m.peer in promises),
+            coordinator=self.me,
+            base_round=base_round,
+            base_chain=base_chain,
+            fork=False,
+            rollback=lost,
+        )
+        if self.view.number == 0:
+            return founded(proposal)
+        return forked(proposal, self.ballot) if fork else proposal
+
+    def _note_lost(self, text: str) -> None:
+        if not self.base_lost_noted:
+            self.base_lost_noted = True
+            self.emit(Note("base-lost", text))
+
+
+def base_of(reports: Iterable[Report]) -> tuple[int, bytes, bool]:
+    """The last position that may have been committed, and whether a reporter holds its state.
+
+    From the highest committed round on, each round's result with the highest attempt follows.
+    """
+    reports = list(reports)
+    base_round, base_chain = max((report.round, report.chain) for report in reports)
+    runs = [run for report in reports for run in report.runs]
+    while following := [run for run in runs if run.round == base_round + 1]:
+        # Of one attempt there may be two results, if somebody's memory is bad: what most say.
+        best = max(following, key=lambda run: (run.attempt, runs.count(run), run.root))
+        base_round = best.round
+        base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
+    return base_round, base_chain, any(_reaches(r, base_round, base_chain) for r in reports)
+
+
+def _reaches(report: Report, round_number: int, chain: bytes) -> bool:
+    """Whether the reporter's state and results lead to that position."""
+    runs = {run.round: run for run in report.runs}
+    reached = report.chain
+    for number in range(report.round + 1, round_number + 1):
+        if number not in runs:
+            return False
+        reached = chain_after(reached, number, runs[number].fragment, runs[number].root)
+    return report.holds and reached == chain

@@ -1,0 +1,267 @@
+"""What goes into the membership machine; what comes out (effects.py) can be had here too.
+
+The shell (peer/daemon.py) turns sockets, threads and timers into events and carries effects out;
+the simulator does the same with a virtual clock and network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.peer.group.effects import (
+    Abort,
+    Apply,
+    CatchUp,
+    Connect,
+    Effect,
+    Fetch,
+    Goal,
+    Installed,
+    Left,
+    ListFinal,
+    Note,
+    Probe,
+    Reduce,
+    Renew,
+    Send,
+    TellTrainer,
+    Undo,
+)
+from atoll.peer.group.messages import Cradle
+from atoll.peer.group.views import DEFAULT_RULES, Rules
+
+__all__ = [
+    "Abort",
+    "Applied",
+    "Apply",
+    "Attached",
+    "CatchUp",
+    "CatchUpFailed",
+    "CaughtUp",
+    "Configured",
+    "Connect",
+    "Cradle",
+    "Detached",
+    "Effect",
+    "Event",
+    "Fetch",
+    "FinalChunks",
+    "Found",
+    "Goal",
+    "HandOver",
+    "Incarnated",
+    "Installed",
+    "LeaveAsked",
+    "Left",
+    "LinkDown",
+    "LinkUp",
+    "ListFinal",
+    "Note",
+    "Offered",
+    "Probe",
+    "Probed",
+    "Progressed",
+    "Received",
+    "Reduce",
+    "ReduceFailed",
+    "Reduced",
+    "Renew",
+    "Restored",
+    "Send",
+    "Submitted",
+    "TellTrainer",
+    "Tick",
+    "Undo",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Found a new run with this (random) lineage; or go on alone from a checkpoint's state."""
+
+    lineage: bytes
+    rules: Rules = DEFAULT_RULES
+    ancestors: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state of a checkpoint is here, before anything else happens."""
+
+    round: int
+    chain: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """What the run's specification asks of the machine; known with the first state."""
+
+    spec: str  # shown to whoever joins with another one
+    fragments: int
+    rounds_in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Let this member (empty: the first that can) be the coordinator from the next view on."""
+
+    peer: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    source: bytes
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    peer: bytes
+    address: str = ""  # what it advertises
+    srtt_s: float = 0.0  # a round trip, as measured while connecting
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    peer: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Answer to Probe. ``refused`` counts only for an address that has accepted us before."""
+
+    peer: bytes
+    answer: str  # "up", "refused" or "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A trainer is attached and in step with the state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """The trainer is gone; what it submitted to an attempt in progress still counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The trainer can initialise a void run; ``blob`` is its specification and manifest."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The trainer's parameters for the next round lie in its region."""
+
+    base_round: int  # the last round that the trainer was told of, or the peer's own
+    epoch: int
+    weight: float
+    fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The whole result of the attempt is here, reduced or fetched; ``root`` covers its bytes."""
+
+    round: int
+    attempt: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceFailed:
+    """Data edges to ``peers`` broke or made no progress; empty: we cannot take part ourselves."""
+
+    round: int
+    attempt: int
+    peers: tuple[bytes, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The state after ``round`` has this digest."""
+
+    round: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """Bytes that streams and reductions have moved since the start, for the stall detectors."""
+
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The state here is now the one after ``round``: reported after every entry on the way."""
+
+    round: int
+    chain: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpFailed:
+    """Nothing is under way any more; the machine asks again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinalChunks:
+    """Answer to ListFinal: 32 bytes per chunk of the fragment, zeros where it is not final."""
+
+    round: int
+    attempt: int
+    digests: bytes
+    missing: tuple[bytes, ...] = ()  # participants whose data was waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnated:
+    """Answer to Renew: the stored and synced number of this process's new life."""
+
+    inc: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    pass
+
+
+Event = (
+    Tick
+    | Found
+    | Received
+    | LinkUp
+    | LinkDown
+    | Probed
+    | Attached
+    | Detached
+    | Cradle
+    | Restored
+    | Configured
+    | HandOver
+    | Offered
+    | Submitted
+    | Reduced
+    | ReduceFailed
+    | Applied
+    | Progressed
+    | CaughtUp
+    | CatchUpFailed
+    | FinalChunks
+    | Incarnated
+    | LeaveAsked
+)

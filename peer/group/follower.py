@@ -1,0 +1,336 @@
+"""A member's side of rounds: take part, hold results, apply them when they are committed.
+
+Theory. A member at round k knows of attempts at rounds k+1, k+2, ... (more than one only where the
+method keeps rounds of different fragments in flight). About each it is in one of three situations:
+it takes part or waits (``begins``), it has been told that the attempt is over (``closed``), or it
+holds that attempt's whole result (``held``). It says READY for round k+1 only, so that a READY is
+always said from the position that the round builds on. A newer attempt replaces an older one, a
+commit or a new view ends it. Rounds are applied in order: a commit of round n is applied if the
+results held for k+1 ... n lead from the own chain to the committed one. A member that cannot do
+that is *unsynced*: it neither contributes nor counts as a copy until it has caught up
+(syncing.py). A *frozen* member has promised a candidate to answer no more READY in this view
+(that is what makes the candidate's report complete), but may still apply a COMMIT.
+
+A witness holds nothing: it votes for results that others hold, and follows the position only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.peer.group.events import (
+    Abort,
+    Apply,
+    Configured,
+    Effect,
+    Fetch,
+    ListFinal,
+    Note,
+    Reduce,
+    Submitted,
+    TellTrainer,
+)
+from atoll.peer.group.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
+from atoll.peer.group.views import WITNESS, Member, View, chain_after, genesis_chain
+from atoll.peer.rounds.entries import INIT, ROUNDS_IN_FLIGHT_MAX
+
+__all__ = ["Follower", "fragment_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The result of an attempt, complete here (or, on a witness, known to be held by others)."""
+
+    run: Run
+    begin: Begin | None
+
+
+def fragment_of(round_number: int, fragments: int) -> int:
+    """Which fragment a round reduces: in turn, from round 2 on; round 1 (INIT) is the whole."""
+    return (round_number - 2) % fragments if round_number > 1 else 0
+
+
+class Follower:
+    """``round`` and ``chain`` identify the last committed state that this peer holds."""
+
+    def __init__(self, me: Member, emit: Callable[[Effect], None]) -> None:
+        self.me = me.peer
+        self.is_replica = me.role != WITNESS
+        self._emit = emit
+        self.round = 0
+        self.chain = b""
+        self.previous = (0, b"")  # the position before the last commit; (0, b"") if not known
+        self.digest = b""
+        self.digest_round = -1
+        self.epoch = 1
+        self.fragments = 1
+        self.unsynced = False
+        self.doubtful = False  # our bytes differ from the others' although the chain agrees
+        self.astray = False  # our state is not on the history of the view
+        self.attached = False
+        self.submissions: dict[int, Submitted] = {}  # fragment -> what waits for its next round
+        self.offer = b""  # what our trainer would initialise a void run with
+        self.begins: dict[int, Begin] = {}  # round -> the attempt at hand
+        self.held: dict[int, Held] = {}
+        self.closed: set[int] = set()  # rounds whose attempt at hand is over
+        self._spoilt: set[int] = set()  # ... to which our contribution cannot be used
+        self._last_of: dict[int, int] = {}  # fragment -> its last committed round
+
+    def configure(self, event: Configured) -> None:
+        self.fragments = event.fragments
+
+    # ------------------------------------------------------------ the trainer
+
+    def submitted(self, submission: Submitted) -> None:
+        """Keep it for the next BEGIN, or answer at once that this round goes on without it."""
+        fragment = submission.fragment
+        running = self._running(fragment)
+        if submission.epoch != self.epoch:
+            self._tell("reload", self.round, fragment)
+        elif submission.base_round < self._last_of.get(fragment, 0):
+            self._tell("missed", self.round, fragment)  # it crossed the COMMIT
+        elif running is not None:
+            self._tell("missed", running.round, fragment)
+        else:
+            self.submissions[fragment] = submission
+
+    def _running(self, fragment: int) -> Begin | None:
+        """The attempt that a submission of this fragment comes too late for."""
+        for begin in self.begins.values():
+            over = begin.round in self._spoilt or begin.round in self.closed
+            if begin.fragment == fragment and begin.kind != INIT and not over:
+                return begin
+        return None
+
+    def spoilt(self, round_number: int) -> None:
+        """Our contribution to this attempt cannot be used: its trainer goes on, and what it
+        submits next is kept for the attempt after this one."""
+        self._spoilt.add(round_number)
+        begin = self.begins.get(round_number)
+        if begin is not None and self.submissions.pop(begin.fragment, None) is not None:
+            self._tell("missed", begin.round, begin.fragment)
+
+    def detached(self) -> None:
+        self.attached = False
+        self.offer = b""
+        read = {b.fragment for b in self.begins.values() if self.me in b.participants}
+        self.submissions = {f: s for f, s in self.submissions.items() if f in read}
+
+    @property
+    def contributes(self) -> bool:
+        """Whether an attempt in progress reads our trainer's region."""
+        return any(self.me in begin.participants for begin in self.begins.values())
+
+    def _tell(self, kind: str, round_number: int, fragment: int = 0) -> None:
+        self._emit(TellTrainer(kind, round_number, self.epoch, fragment))
+
+    # ------------------------------------------------------------ attempts
+
+    def on_begin(self, begin: Begin) -> None:
+        """Start or restart. The caller has checked that we are in the view and not frozen."""
+        if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
+            return  # one that missed a commit learns of it from the coordinator's next beat
+        known, held = self.begins.get(begin.round), self.held.get(begin.round)
+        if known is not None and begin.attempt <= known.attempt:
+            return
+        if held is not None and begin.attempt <= held.run.attempt:
+            return  # a witness has voted for it already: NOTICE was faster
+        self._drop_attempt(begin.round)
+        self.begins[begin.round] = begin
+        if self.me in begin.participants:
+            self._emit(Reduce(begin))
+
+    def on_repair(self, repair: Repair) -> None:
+        begin = self._current(repair.round, repair.attempt)
+        if begin is not None and repair.round not in self.held:
+            self._emit(Fetch(begin, repair.holder))
+
+    def on_ask_finals(self, ask: AskFinals) -> None:
+        """The attempt is over: say what of it is finished, and nothing else about it any more."""
+        if self._current(ask.round, ask.attempt) is not None:
+            self.closed.add(ask.round)
+            self._emit(ListFinal(ask.round, ask.attempt))
+
+    def on_reduced(self, round_number: int, attempt: int, root: bytes) -> Ready | None:
+        """We hold the whole result: the READY to send, if the attempt is still the current one.
+
+        READY is said about the next round only, by who stands before it: a result of a later one is
+        kept, and its turn comes with the commit.
+        """
+        begin = self._current(round_number, attempt)
+        if begin is None or round_number in self.held:
+            return None
+        run = Run(round_number, attempt, begin.fragment, root)
+        self.held[round_number] = Held(run, begin)
+        return self.ready() if round_number == self.round + 1 else None
+
+    def ready(self) -> Ready | None:
+        """What we can say about the next round."""
+        held = self.held.get(self.round + 1)
+        if held is None or held.begin is None or self.unsynced:
+            return None
+        run, begin = held.run, held.begin
+        return Ready(begin.lineage, begin.view, run.round, run.attempt, run.root)
+
+    def on_notice(self, notice: Notice) -> Ready | None:
+        """As a witness: others hold this result; vote for it, and for no older attempt."""
+        known = self.held.get(notice.round)
+        late = not self.round < notice.round <= self.round + ROUNDS_IN_FLIGHT_MAX
+        if self.is_replica or late or (known and known.run.attempt > notice.attempt):
+            return None
+        if known is None or known.run.attempt < notice.attempt:
+            run = Run(notice.round, notice.attempt, notice.fragment, notice.root)
+            self.held[notice.round] = Held(run, None)
+        run = self.held[notice.round].run
+        return Ready(notice.lineage, notice.view, run.round, run.attempt, run.root)
+
+    def _current(self, round_number: int, attempt: int) -> Begin | None:
+        begin = self.begins.get(round_number)
+        over = begin is None or begin.attempt != attempt or round_number in self.closed
+        return None if over else begin
+
+    def runs(self) -> tuple[Run, ...]:
+        """The attempts at hand, with the root of the one that we are READY for."""
+        known = {
+            number: Run(number, begin.attempt, begin.fragment)
+            for number, begin in self.begins.items()
+            if number not in self.closed
+        }
+        held = self.held.get(self.round + 1)
+        if held is not None:
+            known[held.run.round] = held.run
+        return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
+
+    def _drop_attempt(self, round_number: int) -> None:
+        begin = self.begins.pop(round_number, None)
+        if begin is not None:
+            self._emit(Abort(begin.round, begin.attempt))
+        self.held.pop(round_number, None)
+        self.closed.discard(round_number)
+        self._spoilt.discard(round_number)
+
+    def drop_attempts(self) -> None:
+        for number in sorted({*self.begins, *self.held}):
+            self._drop_attempt(number)
+
+    # ------------------------------------------------------------ commits
+
+    def committed(self, round_number: int, chain: bytes) -> None:
+        """The group has committed ``round_number``: apply it if we hold it, else fall behind."""
+        if round_number <= self.round or self.unsynced:
+            return
+        path = self._path_to(round_number, chain)
+        if path is not None:
+            for held in path:
+                self._apply(held)
+        elif self.is_replica:
+            self.fell_behind(f"round {round_number} was committed without this peer's copy")
+        else:
+            self.move_to(round_number, chain)
+
+    def _path_to(self, round_number: int, chain: bytes) -> list[Held] | None:
+        """The results held that lead from our position to that one, if they do."""
+        if round_number - self.round > len(self.held):
+            return None
+        path = [self.held[n] for n in range(self.round + 1, round_number + 1) if n in self.held]
+        reached = self.chain
+        for held in path:
+            reached = chain_after(reached, held.run.round, held.run.fragment, held.run.root)
+        whole = len(path) == round_number - self.round and reached == chain
+        return path if whole else None
+
+    def _apply(self, held: Held) -> None:
+        run, begin = held.run, held.begin
+        chain = chain_after(self.chain, run.round, run.fragment, run.root)
+        self._forget(run.round)
+        self.previous = (self.round, self.chain)
+        self.round, self.chain = run.round, chain
+        self._last_of[run.fragment] = run.round
+        self.offer = b""
+        if begin is None or not self.is_replica:
+            return
+        self._emit(Apply(begin, chain))
+        if begin.kind == INIT:
+            self._tell("reload", self.round)
+            self.submissions.clear()
+        elif self.submissions.pop(run.fragment, None) is not None:
+            kind = "committed" if self.me in begin.participants else "missed"
+            self._tell(kind, self.round, run.fragment)
+
+    def _forget(self, round_number: int) -> None:
+        self.begins.pop(round_number, None)
+        self.held.pop(round_number, None)
+        self.closed.discard(round_number)
+        self._spoilt.discard(round_number)
+
+    def drop_passed(self, round_number: int) -> None:
+        """Attempts at rounds that are committed."""
+        for number in sorted({*self.begins, *self.held}):
+            if number <= round_number:
+                self._drop_attempt(number)
+
+    def move_to(self, round_number: int, chain: bytes) -> None:
+        """As a witness, or in a void run: there is a position, and no state."""
+        self.drop_passed(round_number)
+        self.previous = (self.round, self.chain)
+        self.round, self.chain = round_number, chain
+        self.unsynced = False
+
+    def fell_behind(self, why: str) -> None:
+        """What we hold stays: others may have counted our READY, so it must stay in our report."""
+        for number in sorted(self.begins.keys() - self.held.keys()):
+            self._drop_attempt(number)
+        self.unsynced = True
+        self._emit(Note("unsynced", f"{why}; catching up from the others"))
+
+    # ------------------------------------------------------------ views
+
+    def on_install(self, view: View) -> None:
+        """Reset what belonged to the old view and reach the new one's base, if we hold it."""
+        base = (view.base_round, view.base_chain)
+        path = self._path_to(*base) if not self.unsynced else None
+        for held in path or ():
+            self._apply(held)
+        self.drop_attempts()
+        if not self.chain and self.round == 0:
+            self.chain = genesis_chain(view.lineage)
+        if (self.round, self.chain) == base:
+            return
+        if not self.is_replica or view.base_round == 0:
+            self.move_to(*base)
+        else:
+            self.astray = self.round >= view.base_round
+            if not self.unsynced:
+                what = f"the view builds on round {view.base_round}, which is not held here"
+                self.fell_behind(what)
+
+    def on_excluded(self) -> None:
+        """Out of the view; the state stays, it may still be the group's when we are back."""
+        self.drop_attempts()
+
+    def reload(self) -> None:
+        """Our state has changed other than by commits: the trainer has to take it anew."""
+        self.epoch += 1
+        self.submissions.clear()
+        self._last_of.clear()
+        self._tell("reload", self.round)
+
+    def missed(self) -> None:
+        """Commits went by without our trainer; it keeps its parameters and goes on."""
+        for fragment in sorted(self.submissions):
+            self._tell("missed", self.round, fragment)
+        self.submissions.clear()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the state after ``round`` is here, and not in doubt."""
+        return self.is_replica and not self.doubtful and not self.astray
+
+    def report(self) -> Report:
+        """What a candidate must know before it may choose the base of the next view."""
+        if self.astray:
+            return Report(0, b"", holds=False)
+        held = self.held.get(self.round + 1)  # of later ones we have never said READY
+        runs = (held.run,) if held is not None else ()
+        return Report(self.round, self.chain, self.holds, runs)

@@ -1,0 +1,187 @@
+"""Founding a run together, or resuming one of which only checkpoints are left.
+
+Theory. Founders call each other (HAIL) until enough are there: all whom the user has named, or a
+majority of the voters of the last view that a checkpoint names. They then share a *cradle*, an
+imaginary view numbered 0 with these voters, and elect the first view of the run as they would elect
+any other: by one single-decree Paxos, on the highest position that somebody holds. A peer votes in
+one cradle in its life.
+
+Checkpoints of several peers may name different views. So a call carries its cradle, and whoever
+hears of a later view of the same history waits for that one's voters instead; one that is named
+there and has no checkpoint itself votes too, though it holds nothing. Two sets that found the same
+run without knowing of each other make two lineages, which are reported and resolved when they meet.
+A run that is resumed gets a new lineage that names the old one as its ancestor: should members of
+the old one live on somewhere, the two meet as forks do, instead of mixing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from atoll.peer.group.events import Note, Send
+from atoll.peer.group.messages import Cradle, Hail
+from atoll.peer.group.phases import Phase
+from atoll.peer.group.views import (
+    ANCESTORS_MAX,
+    ARCHIVE,
+    MEMBERS_MAX,
+    Member,
+    View,
+    genesis_chain,
+    new_lineage,
+    short,
+)
+
+if TYPE_CHECKING:
+    from atoll.peer.group.membership import Node
+
+__all__ = ["Genesis"]
+
+
+class Genesis:
+    """Until this peer is in a view; then it has no part any more."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._wanted: Cradle | None = None
+        self._next_s = 0.0
+        self._enough_since_s: float | None = None
+        self.hails: dict[bytes, Hail] = {}
+
+    def start(self, cradle: Cradle) -> None:
+        self._wanted = cradle
+        self._next_s = 0.0
+        self._enough_since_s = None
+
+    def stop(self) -> None:
+        """Others have founded it: join them."""
+        self._wanted = None
+
+    def soon(self) -> None:
+        self._next_s = self._node.now_s
+
+    @property
+    def waiting(self) -> bool:
+        return self._wanted is not None and self._node.view is None
+
+    def describe(self) -> str:
+        """For people: how many are here, how many are needed, and who is missing."""
+        wanted = self._wanted
+        if wanted is None:
+            return ""
+        here = self._present(wanted)
+        count = len(wanted.voters)
+        if not count:
+            return f"{len(here)} of {len(wanted.founders)} founders are here"
+        missing = ", ".join(short(peer) for peer in wanted.voters if peer not in here) or "nobody"
+        return (
+            f"{len(here)} of the {count} members of view {wanted.number} are here and"
+            f" {count // 2 + 1} are needed to go on; missing: {missing}"
+        )
+
+    # ------------------------------------------------------------ calling each other
+
+    def on_hail(self, source: bytes, hail: Hail) -> None:
+        node = self._node
+        if node.view is not None:
+            node.joining.answer_hail(source)  # there is a run already: come in
+        elif hail.member.peer == source:
+            if self._supersedes(hail.cradle):
+                self._adopt(hail.cradle)
+            self.hails[source] = hail
+            if len(self.hails) > MEMBERS_MAX:
+                del self.hails[source]
+
+    def _supersedes(self, cradle: Cradle) -> bool:
+        """Whether to wait for that one's voters and not for ours."""
+        node, mine = self._node, self._wanted
+        if not cradle.voters:
+            return False
+        if mine is None:
+            able = node.phase is Phase.OUT and not node.joining.renewing
+            return able and node.me.peer in cradle.voters and node.me.role != ARCHIVE
+        later = cradle.lineage == mine.lineage and cradle.number > mine.number
+        return later or (bool(mine.lineage) and mine.lineage in cradle.ancestors)
+
+    def _adopt(self, cradle: Cradle) -> None:
+        node, count = self._node, len(cradle.voters)
+        node.emit(Note("genesis", f"waiting for a majority of the {count} of view {cradle.number}"))
+        if node.me.peer in cradle.voters:
+            self.start(cradle)
+        else:
+            self.stop()  # they go on without us, and let us in then
+
+    def _present(self, wanted: Cradle) -> list[bytes]:
+        """Whose call for the same cradle still stands; our own among them."""
+        node = self._node
+        mark = _mark(wanted)
+        here = {node.me.peer: node.me.address}
+        for peer, hail in self.hails.items():
+            if peer in node.linked and _mark(hail.cradle) == mark:
+                here[peer] = hail.member.address
+        return sorted(p for p, at in here.items() if p in wanted.voters or at in wanted.founders)
+
+    def step(self) -> None:
+        node, wanted = self._node, self._wanted
+        if wanted is None:
+            return
+        if node.now_s >= self._next_s:
+            self._next_s = node.now_s + node.timing.hail_s
+            own = node.follower
+            mine = self.hails[node.me.peer] = Hail(node.me, wanted, own.round, own.chain)
+            for peer in sorted(node.linked):
+                node.emit(Send(peer, mine))
+        if node.view is not None:
+            return  # in the cradle; others may need our call to find in
+        present = self._present(wanted)
+        if not self._enough(wanted, present):
+            self._enough_since_s = None
+            return
+        if self._enough_since_s is None:
+            self._enough_since_s = node.now_s
+        everyone = len(present) >= len(wanted.voters)
+        if everyone or node.now_s - self._enough_since_s >= node.timing.hail_gather_s:
+            self._found(wanted, present)
+
+    def _enough(self, wanted: Cradle, present: list[bytes]) -> bool:
+        if self._node.me.peer not in present:
+            return False  # not named ourselves: join those who are
+        if wanted.voters:
+            return 2 * len(present) > len(wanted.voters)
+        return len(present) >= len(wanted.founders)
+
+    # ------------------------------------------------------------ founding
+
+    def _found(self, wanted: Cradle, present: list[bytes]) -> None:
+        """Enter the cradle; the election that follows makes the first view."""
+        node = self._node
+        voters = sorted(wanted.voters or present)
+        members = tuple(
+            self.hails[peer].member if peer in present else Member(peer, 0) for peer in voters
+        )
+        lineage = new_lineage(wanted.lineage, _mark(wanted) + b"".join(voters))
+        ancestors = (*wanted.ancestors, wanted.lineage)[-ANCESTORS_MAX:] if wanted.lineage else ()
+        cradle = View(
+            lineage,
+            0,
+            members,
+            voters[-1],  # nobody coordinates; the last stands last
+            0,
+            genesis_chain(lineage),
+            ancestors=ancestors,
+            rules=wanted.rules,
+        )
+        text = f"{len(present)} of {len(voters)} founders are here; electing the first view"
+        node.emit(Note("genesis", text))
+        self._next_s = 0.0
+        node.enter_cradle(cradle)
+
+
+def _mark(cradle: Cradle) -> bytes:
+    """Identifies the voters that the founding view is to be decided by."""
+    number = cradle.number.to_bytes(8, "big")
+    founders = (address.encode() for address in sorted(cradle.founders))
+    parts = (cradle.lineage, number, *sorted(cradle.voters), *founders)
+    hashes = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return hashlib.sha256(b"atoll-cradle" + hashes).digest()

@@ -1,0 +1,348 @@
+"""The messages of the control links, as frozen dataclasses (design/membership.md's table).
+
+Fields are only ever appended, with defaults, so that neighbouring versions understand each other.
+What decides (promises, votes, views, commits) is in votes.py and can be had from here too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from atoll.optim.spec import SPEC_BYTES_MAX
+from atoll.peer.group.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
+from atoll.peer.group.views import (
+    ANCESTORS_MAX,
+    DEFAULT_RULES,
+    MEMBERS_MAX,
+    Attempts,
+    Ballots,
+    Digest,
+    Incarnation,
+    Lineage,
+    Member,
+    PeerId,
+    Rounds,
+    Rules,
+    View,
+    Views,
+)
+from atoll.peer.group.votes import (
+    Accept,
+    Accepted,
+    Commit,
+    Install,
+    InView,
+    Prepare,
+    Promise,
+    Proof,
+    Report,
+    Run,
+    Runs,
+    Vote,
+)
+from atoll.peer.net.wire import Within, message
+from atoll.peer.rounds.entries import (
+    FRAGMENTS_MAX,
+    INIT,
+    ORIGINS_MAX,
+    ROUNDS_IN_FLIGHT_MAX,
+    STEP,
+    WEIGHT_MAX,
+    Blob,
+    Fragment,
+    Origin,
+)
+
+__all__ = [
+    "ARCHIVES_TOLD_MAX",
+    "INIT",
+    "MEMBERSHIP",
+    "STEP",
+    "WEIGHT_MAX",
+    "Accept",
+    "Accepted",
+    "AskFinals",
+    "Begin",
+    "Commit",
+    "CoordinatorBeat",
+    "Cradle",
+    "Finals",
+    "Hail",
+    "Heartbeat",
+    "InView",
+    "Install",
+    "Join",
+    "JoinRefused",
+    "Learn",
+    "Leave",
+    "Meet",
+    "Miss",
+    "Notice",
+    "Offer",
+    "Prepare",
+    "ProbeView",
+    "Promise",
+    "Proof",
+    "Ready",
+    "Redirect",
+    "Repair",
+    "Report",
+    "Resync",
+    "Run",
+    "Vote",
+    "Yield",
+]
+
+ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
+
+Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
+Spec = Annotated[str, Within(0, SPEC_BYTES_MAX)]
+Text = Annotated[str, Within(0, 3 * SPEC_BYTES_MAX)]  # quotes two specifications
+Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Heartbeat(InView):
+    """Member (or learner) to coordinator: liveness, barrier, and repair of lost messages."""
+
+    inc: Incarnation
+    round: Rounds
+    chain: Digest
+    digest: Digest  # of the state after `digest_round`
+    digest_round: Annotated[int, Within(-1, (1 << 62) - 1)]
+    attached: bool
+    arrived: Annotated[tuple[Fragment, ...], Within(0, FRAGMENTS_MAX)]  # submissions that wait ...
+    weights: Annotated[tuple[float, ...], Within(0, FRAGMENTS_MAX)]  # ... and their weights
+    frozen: bool
+    promised: Ballots  # highest ballot number promised: the coordinator must outbid it
+    unsynced: bool
+    progress_bytes: Bytes
+    runs: Runs = ()  # repeats READY
+    epoch: Rounds = 0
+    fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1  # of the run's specification ...
+    in_flight: Annotated[int, Within(1, ROUNDS_IN_FLIGHT_MAX)] = 1  # ... for a witness that leads
+
+    def __post_init__(self) -> None:
+        if len(self.arrived) != len(self.weights):
+            raise ValueError("one weight per waiting submission")
+        if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights):  # refuses NaN too
+            raise ValueError(f"weights are 0 to {WEIGHT_MAX:g}, not {self.weights}")
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class CoordinatorBeat(InView):
+    """Coordinator to all: liveness, and the last commit in case COMMIT was lost."""
+
+    round: Rounds
+    chain: Digest
+    commit: Commit | None = None  # of this view; none before its first
+    waiting: Peers = ()  # whom the next commit waits for ...
+    waiting_s: float = 0.0  # ... and since when, for people who ask
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Offer(InView):
+    """Member to coordinator of a void run: "my trainer can initialise it", with what."""
+
+    blob: Blob
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Miss(InView):
+    """A participant's broken or stalled data edges."""
+
+    round: Rounds
+    attempt: Attempts
+    peers: Peers
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Begin(InView):
+    """Start an attempt. ``participants`` are sorted peer ids with their ``weights``.
+
+    ``kept`` (kept.py) names chunks that earlier attempts of this round have finished; their
+    origins are ``past``, counted from 1: origin 0 is this attempt's own.
+    """
+
+    round: Rounds
+    attempt: Attempts
+    kind: str
+    participants: Peers
+    weights: tuple[float, ...]
+    blob: Blob = b""  # INIT only
+    fragment: Fragment = 0
+    past: Annotated[tuple[Origin, ...], Within(0, ORIGINS_MAX - 1)] = ()
+    kept: Annotated[bytes, Within(0, KEPT_BYTES_MAX)] = b""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (INIT, STEP):
+            raise ValueError("BEGIN has a known kind")
+        Origin(self.participants, self.weights)  # ValueError if these make no sense
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        return (Origin(self.participants, self.weights), *self.past)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Ready(InView):
+    """ "I hold the whole result of this attempt"; of a witness: "I know that others hold it"."""
+
+    round: Rounds
+    attempt: Attempts
+    root: Digest
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Notice(InView):
+    """Coordinator to witness only: enough copies of this result exist, will you vote for it?"""
+
+    round: Rounds
+    attempt: Attempts
+    fragment: Fragment
+    root: Digest
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskFinals(InView):
+    """Coordinator to participants: this attempt has ended; which of its chunks are final?"""
+
+    round: Rounds
+    attempt: Attempts
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Finals(InView):
+    """32 bytes per chunk of the fragment, zeros where it is not final here."""
+
+    round: Rounds
+    attempt: Attempts
+    digests: Annotated[bytes, Within(0, DIGEST_BYTES * KEPT_MAX)]
+    missing: Peers = ()  # participants whose data was waited for
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Repair(InView):
+    """Coordinator to member: fetch the result from a holder instead of reducing it again."""
+
+    round: Rounds
+    attempt: Attempts
+    holder: PeerId
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Resync(InView):
+    """Coordinator to a member whose digest is in the minority: take the state again."""
+
+    round: Rounds
+    digest: Digest
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ProbeView(InView):
+    """ "You seem to be ahead of me": answered with INSTALL."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A process outside the view asks to come in. Anyone may be asked."""
+
+    member: Member
+    round: Rounds = 0
+    chain: Digest = b""
+    spec: Spec = ""  # its run specification, if it has one, to be compared
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Answer of a member that is not the coordinator: whom to connect to."""
+
+    decided: View
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class JoinRefused:
+    code: Text
+    what: Text
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Learn(InView):
+    """Coordinator to learner: the last commit, the view (its donors) if you lack it, and archives,
+    which are donors too."""
+
+    round: Rounds
+    chain: Digest
+    decided: View | None = None
+    archives: Annotated[tuple[Member, ...], Within(0, ARCHIVES_TOLD_MAX)] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Coordinator with a quorum to anyone of another lineage: where its own stands."""
+
+    lineage: Lineage
+    round: Rounds
+    coordinator: Member
+    ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Yield(InView):
+    """Coordinator to members: this lineage ends, join the other one."""
+
+    winner: Meet
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Cradle:
+    """What founders wait for: all ``founders`` (addresses), where a run begins; or a majority of
+    ``voters``, the members of view ``number`` of ``lineage``, where only checkpoints are left."""
+
+    founders: Annotated[tuple[str, ...], Within(0, MEMBERS_MAX)] = ()
+    voters: Peers = ()
+    lineage: Digest = b""
+    number: Views = 0
+    ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+    rules: Rules = DEFAULT_RULES
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Hail:
+    """A peer that waits for others to found or resume a run with: who it is, what it holds."""
+
+    member: Member
+    cradle: Cradle
+    round: Rounds = 0
+    chain: Digest = b""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Leave(InView):
+    inc: Incarnation
+
+
+# What the membership machine hears; the other messages belong to transfers.
+MEMBERSHIP = InView | Install | Join | Redirect | JoinRefused | Meet | Hail

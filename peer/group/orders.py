@@ -1,0 +1,66 @@
+"""What the coordinator tells members: take part, vote, fetch, apply, start over.
+
+Signed statements are checked here, before they reach the follower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from atoll.peer.group import messages as ms
+from atoll.peer.group.events import Send
+
+if TYPE_CHECKING:
+    from atoll.peer.group.membership import Node
+
+__all__ = ["Orders"]
+
+
+class Orders:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        own = node.follower
+        self.handlers: dict[type, Callable[[bytes, Any], None]] = {
+            ms.AskFinals: lambda _, ask: own.on_ask_finals(ask),
+            ms.Begin: lambda _, begin: None if node.frozen() else own.on_begin(begin),
+            ms.Commit: self._on_commit,
+            ms.CoordinatorBeat: self._on_beat,
+            ms.Notice: self._on_notice,
+            ms.Repair: lambda _, repair: own.on_repair(repair),
+            ms.Resync: self._on_resync,
+            ms.Yield: lambda _, order: node.give_way(order.winner, "our coordinator says so"),
+        }
+
+    def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
+        self._node.beats.waiting = (beat.waiting, beat.waiting_s)
+        if beat.commit is not None:
+            self._on_commit(source, beat.commit)  # in case it was lost
+        self._aim(beat.round, beat.chain)
+
+    def _on_commit(self, source: bytes, commit: ms.Commit) -> None:
+        node = self._node
+        if commit.round > node.follower.round and node.signatures.genuine(source, commit):
+            node.follower.committed(commit.round, commit.chain)
+            self._aim(commit.round, commit.chain)
+            ready = None if node.frozen() else node.follower.ready()  # the next round's turn
+            if ready is not None and node.view is not None:
+                node.emit(Send(node.view.coordinator, ready))
+
+    def _aim(self, round_number: int, chain: bytes) -> None:
+        if self._node.view is not None:
+            self._node.syncing.aim(round_number, chain, self._node.view)
+
+    def _on_notice(self, source: bytes, notice: ms.Notice) -> None:
+        ready = None if self._node.frozen() else self._node.follower.on_notice(notice)
+        if ready is not None:
+            self._node.emit(Send(source, ready))
+
+    def _on_resync(self, source: bytes, _: ms.Resync) -> None:
+        """Our bytes are in doubt. Not while we are READY, which must not be taken back; the next
+        round's digest asks again. (Nobody is READY for a round after the next.)"""
+        own = self._node.follower
+        if own.is_replica and own.round + 1 not in own.held:
+            own.doubtful = True
+            own.fell_behind("this peer's state digest is in the minority")
+            self._aim(own.round, own.chain)

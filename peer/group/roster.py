@@ -1,0 +1,142 @@
+"""What the coordinator knows of each member: the last heartbeat, and who counts as alive.
+
+A member is dead when it has been silent for the failure time, or at once when its address, which
+accepted us before, refuses the connection. It is *removable* later: membership changes lazily,
+because a peer that is back in a second should find its place.
+"""
+
+from __future__ import annotations
+
+from atoll.peer.group.messages import Heartbeat
+from atoll.peer.group.timing import Timing
+from atoll.peer.group.views import View, is_quorum
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    def __init__(self, view: View, me: bytes, timing: Timing, now_s: float) -> None:
+        self.view = view
+        self.me = me
+        self._timing = timing
+        self.beats: dict[bytes, Heartbeat] = {}
+        self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
+        self._refused: set[bytes] = set()
+        self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
+
+    def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
+        """Note a sign of life; false if it comes from another incarnation or a stranger."""
+        member = self.view.member(peer)
+        if member is None or (beat is not None and beat.inc != member.inc):
+            return False
+        self._heard_s[peer] = now_s
+        self._refused.discard(peer)
+        if beat is not None:
+            self.beats[peer] = beat
+        return True
+
+    def refused(self, peer: bytes) -> None:
+        if peer in self._heard_s:
+            self._refused.add(peer)
+
+    # ------------------------------------------------------------ life and death
+
+    def silent_s(self, peer: bytes, now_s: float) -> float:
+        return now_s - self._heard_s[peer]
+
+    def alive(self, now_s: float) -> set[bytes]:
+        return {p for p in self.view.peers if p == self.me or not self._is_dead(p, now_s)}
+
+    def dead(self, now_s: float) -> set[bytes]:
+        return set(self.view.peers) - self.alive(now_s)
+
+    def _is_dead(self, peer: bytes, now_s: float) -> bool:
+        return peer in self._refused or self.silent_s(peer, now_s) > self._timing.failure_s
+
+    def removable(self, now_s: float) -> set[bytes]:
+        """Dead for long; or for a while when one more loss would cost the quorum."""
+        dead = self.dead(now_s)
+        alive = [p for p in self.view.peers if p not in dead]
+        fragile = any(not is_quorum(self.view, set(alive) - {p}) for p in alive)
+        limit_s = self._timing.remove_eager_s if fragile else self._timing.remove_s
+        return {p for p in dead if self.silent_s(p, now_s) > limit_s}
+
+    # ------------------------------------------------------------ state and barrier
+
+    def unsynced(self) -> set[bytes]:
+        return {p for p, beat in self.beats.items() if beat.unsynced and p != self.me}
+
+    def has_synced(self, round_number: int, chain: bytes) -> list[bytes]:
+        """Others that hold this state and do not doubt it, in the view's order."""
+        return [
+            peer
+            for peer in self.view.replicas
+            if peer != self.me
+            and (beat := self.beats.get(peer)) is not None
+            and not beat.unsynced
+            and (beat.round, beat.chain) == (round_number, chain)
+            and not self.is_doubted(peer, beat.digest)
+        ]
+
+    def digests(self, round_number: int) -> dict[bytes, bytes]:
+        """What others report for the state after this round."""
+        return {
+            peer: beat.digest
+            for peer, beat in self.beats.items()
+            if peer != self.me
+            and beat.digest_round == round_number > 0
+            and not beat.unsynced
+            and not self.is_doubted(peer, beat.digest)
+        }
+
+    def undigested(self, alive: set[bytes], round_number: int) -> set[bytes]:
+        """Living, synced replicas that have not yet reported the state after this round."""
+        known = {p for p, b in self.beats.items() if b.unsynced or b.digest_round == round_number}
+        return alive.intersection(self.view.replicas) - known
+
+    def doubt(self, peer: bytes, digest: bytes) -> None:
+        """Count this report once: RESYNC has been sent."""
+        self._doubted[peer] = digest
+
+    def is_doubted(self, peer: bytes, digest: bytes) -> bool:
+        return self._doubted.get(peer) == digest
+
+    def forgive(self, pause_s: float) -> None:
+        """We were stopped for that long ourselves: nobody was silent meanwhile."""
+        for peer in self._heard_s:
+            self._heard_s[peer] += pause_s
+
+    def unheard(self, alive: set[bytes]) -> set[bytes]:
+        """Living members that have not said anything in this view yet."""
+        return alive - self.beats.keys()
+
+    def attached(self, alive: set[bytes]) -> set[bytes]:
+        return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
+
+    def arrived(
+        self, alive: set[bytes], fragment: int, round_number: int, chain: bytes
+    ) -> set[bytes]:
+        """Whose submission for this fragment waits, in the state that we have. A trainer may die
+        after it: what has arrived still counts."""
+        return {
+            peer
+            for peer in alive
+            if (beat := self.beats.get(peer))
+            and fragment in beat.arrived
+            and not beat.unsynced
+            and (beat.round, beat.chain) == (round_number, chain)
+        }
+
+    def weight(self, peer: bytes, fragment: int) -> float:
+        beat = self.beats.get(peer)
+        waiting = zip(beat.arrived, beat.weights, strict=True) if beat else ()
+        return dict(waiting).get(fragment, 0.0)
+
+    def progress_bytes(self) -> int:
+        """Of rounds: what members that are catching up receive is not of one."""
+        return sum(beat.progress_bytes for beat in self.beats.values() if not beat.unsynced)
+
+    def frozen(self, alive: set[bytes]) -> int:
+        """The highest ballot number that a living member has promised elsewhere, 0 if none."""
+        beats = self.beats.items()
+        return max((b.promised for p, b in beats if b.frozen and p in alive), default=0)

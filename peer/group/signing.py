@@ -1,0 +1,105 @@
+"""Signatures of what decides: PROMISE, ACCEPTED, INSTALL's proof and COMMIT.
+
+Links are authenticated already; signatures make these statements transferable. A view comes with
+the votes that decided it, so that whoever is told of it need not trust the messenger, and two
+contradicting statements of one peer are evidence that anybody can check: *equivocation* is reported
+loudly and the second statement is dropped. Statements name the incarnation, so that a restart does
+not look like one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from atoll.peer.group.events import Effect, Note
+from atoll.peer.group.messages import Accepted, Commit, Install, Promise, Proof
+from atoll.peer.group.views import View, is_quorum, short
+from atoll.peer.net.wire import encode
+
+__all__ = ["Signatures", "Signed", "Signer"]
+
+Signed = Promise | Accepted | Commit
+STATEMENTS_MAX = 4096  # remembered of one view: a few of each of its members
+
+
+class Signer(Protocol):
+    """Signs as one peer, verifies as anybody; pure functions of their arguments."""
+
+    def sign(self, text: bytes) -> bytes: ...
+
+    def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool: ...
+
+
+class Signatures:
+    """One for a node. Without a signer nothing is signed and everything passes (tests only)."""
+
+    def __init__(self, me: bytes, signer: Signer | None, emit: Callable[[Effect], None]) -> None:
+        self._me = me
+        self._signer = signer
+        self._emit = emit
+        self._said: dict[tuple[bytes, int, str, object], bytes] = {}
+
+    def new_view(self) -> None:
+        self._said.clear()
+
+    def signed(self, message: Any, inc: int) -> Any:
+        """A Signed message with our signature."""
+        named = replace(message, inc=inc, sig=b"")
+        if self._signer is None:
+            return named
+        return replace(named, sig=self._signer.sign(_statement(named)))
+
+    def genuine(self, source: bytes, message: Signed) -> bool:
+        """Whether ``source`` has signed it and has not said the contrary before."""
+        if self._signer is None or source == self._me:
+            return True
+        text = _statement(message)
+        if not self._signer.verify(source, text, message.sig):
+            kind = type(message).__name__
+            self._emit(Note("forged", f"{kind} of {short(source)} is not signed by it", source))
+            return False
+        return self._consistent(source, message, text)
+
+    def _consistent(self, source: bytes, message: Signed, text: bytes) -> bool:
+        if isinstance(message, Promise):
+            return True  # a repeated promise may report a commit that came meanwhile
+        key: object = message.round if isinstance(message, Commit) else message.ballot
+        place = (source, message.inc, type(message).__name__, key)
+        digest = hashlib.sha256(text).digest()
+        if len(self._said) >= STATEMENTS_MAX:
+            del self._said[next(iter(self._said))]
+        if self._said.setdefault(place, digest) == digest:
+            return True
+        shown = f"{self._said[place].hex()[:16]} and {digest.hex()[:16]}"
+        text_ = f"{short(source)} signed two different {type(message).__name__} at {key}: {shown}"
+        self._emit(Note("equivocation", text_, source))
+        return False
+
+    def proven(self, install: Install, view: View | None) -> bool:
+        """Whether the votes with a view decide it, as far as we can tell.
+
+        A peer in the deciding view knows its voters and counts them. One that has missed views
+        between, or is outside, knows only that those who vote for it are who they claim to be.
+        """
+        proof = install.proof
+        if self._signer is None or (proof is None and view is None):
+            return True
+        if proof is None:
+            return False
+        votes = {v.peer for v in proof.votes if self._is_vote(v.peer, v.inc, v.sig, install, proof)}
+        if view is None or (proof.lineage, proof.view) != (view.lineage, view.number):
+            return bool(votes) and len(votes) == len(proof.votes)
+        lone = install.decided.fork and view.may_fork and set(install.decided.peers) <= votes
+        return lone or is_quorum(view, votes)
+
+    def _is_vote(self, peer: bytes, inc: int, sig: bytes, install: Install, proof: Proof) -> bool:
+        assert self._signer is not None
+        vote = Accepted(proof.lineage, proof.view, proof.ballot, install.decided, inc)
+        return self._signer.verify(peer, _statement(vote), sig)
+
+
+def _statement(message: Signed) -> bytes:
+    return b"atoll-signed" + encode(replace(message, sig=b""))

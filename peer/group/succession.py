@@ -1,0 +1,246 @@
+"""When to stand for election, whom to vote for, and how a decision reaches this peer.
+
+Theory. A member stands when its coordinator is lost: silent for the failure time, or its address,
+which accepted us before, refuses the connection. Members stand in rank order, a stagger apart, so
+that one candidate usually suffices. The *pre-vote* rule protects a coordinator that works from a
+candidate that cannot hear it: a voter that heard the coordinator within half the failure time
+ignores PREPARE, but probes the coordinator, so that a real death is seen at the next repetition.
+A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen by such an
+attempt, it outbids the candidate, which frees them with the next view. A process that was stopped
+itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
+
+Without a quorum a candidate waits, unless the policy in force lets whoever is left go on: then
+after the fork wait, or at once when the address of everybody missing refuses the connection, the
+promisers alone decide a flagged view in a lineage of its own. A *cradle* is the imaginary view
+before the first: its voters are those who found or resume a run together, and nobody coordinates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from atoll.peer.group.election import Acceptor, Proposer
+from atoll.peer.group.events import Note
+from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof
+from atoll.peer.group.phases import Trigger
+from atoll.peer.group.views import Ballot, View, is_quorum, short, successors
+
+if TYPE_CHECKING:
+    from atoll.peer.group.membership import Node
+
+__all__ = ["Succession"]
+
+
+class Succession:
+    """One view's election, seen from one peer. Made anew with every view."""
+
+    def __init__(self, node: Node, view: View, *, cradle: bool = False) -> None:
+        self._node = node
+        self.view = view
+        self.acceptor = Acceptor(view, node.emit, lambda m: node.signatures.signed(m, node.me.inc))
+        self.candidate: Proposer | None = None
+        self.heard_coordinator_s = node.now_s
+        self.lost_since_s: float | None = node.now_s if cradle else None
+        self._cradle = cradle
+        self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
+        self._stood_s = 0.0
+        self._no_quorum_noted = False
+        self._highest_ballot = 0
+        self._next_probe_s = 0.0
+        self._yielded_to = b""
+        self._patient_until_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return self.candidate is not None or self.lost_since_s is not None
+
+    def heard_coordinator(self) -> None:
+        self._without_since_s = None
+        self._no_quorum_noted = False
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.heard_coordinator_s = self._node.now_s
+        self.lost_since_s = None
+
+    def _lost(self, since_s: float) -> None:
+        if self._without_since_s is None:
+            self._without_since_s = since_s
+
+    def waiting_for(self) -> tuple[tuple[bytes, ...], float] | None:
+        """Whom the election waits for, and since how many seconds; None with a coordinator."""
+        if self._without_since_s is None:
+            return None
+        node = self._node
+        heard = self.candidate.promises.keys() if self.candidate else node.linked
+        missing = tuple(p for p in self.view.peers if p != node.me.peer and p not in heard)
+        since_s = node.now_s - self._without_since_s
+        return missing or (self._yielded_to or self.view.coordinator,), since_s
+
+    # ------------------------------------------------------------ voting
+
+    def on_prepare(self, source: bytes, prepare: Prepare) -> None:
+        node = self._node
+        if self.view.member(source) is None:
+            return
+        self._highest_ballot = max(self._highest_ballot, prepare.ballot.number)
+        own = source == node.me.peer
+        outbids = source == self.view.coordinator  # it stands only because it has lost voters
+        if not own and not outbids and self._has_coordinator():
+            node.probe(self.view.coordinator)
+            return
+        self.acceptor.on_prepare(source, prepare.ballot, node.follower.report())
+        if not own and self.acceptor.promised == prepare.ballot:
+            self._yield(source)
+
+    def _has_coordinator(self) -> bool:
+        node = self._node
+        if node.coordinator is not None:
+            return node.coordinator.hears_quorum(node.now_s)
+        gone = self.view.coordinator in node.refused or self.candidate is not None or self._cradle
+        heard_s = node.now_s - self.heard_coordinator_s
+        return not gone and heard_s < node.timing.failure_s / 2
+
+    def _yield(self, candidate: bytes) -> None:
+        """Somebody's higher ballot is under way: stop competing and give it time."""
+        self._node.go(Trigger.OUTBID)
+        self._node.coordinator = self.candidate = None
+        self._yielded_to = candidate
+        self._patient_until_s = self._node.now_s + self._node.timing.ballot_retry_s
+        self._lost(self.heard_coordinator_s)
+        self._start_over()
+
+    def on_promise(self, source: bytes, promise: Promise) -> None:
+        if self.candidate is not None:
+            self.candidate.on_promise(source, promise)
+
+    def on_accept(self, accept: Accept) -> None:
+        self.acceptor.on_accept(accept)
+
+    def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
+        """The next view, once it is decided, and why."""
+        if self.view.member(source) is None:
+            return None
+        return self.acceptor.on_accepted(source, vote)
+
+    # ------------------------------------------------------------ standing
+
+    def step(self) -> None:
+        """As a member or candidate: watch the coordinator, press on with the ballot."""
+        node = self._node
+        if self.candidate is None:
+            self._watch_coordinator()
+        elif node.now_s >= self.candidate.retry_at_s:
+            self.stand()
+        else:
+            self.candidate.step(node.now_s, self._gone(), self.may_fork())
+            self._note_quorum(self.candidate)
+
+    def _note_quorum(self, candidate: Proposer) -> None:
+        """Once per loss, when everyone has had time to answer: voters ignore PREPARE for half the
+        failure time after they have heard the coordinator."""
+        node, count = self._node, len(candidate.promises)
+        if is_quorum(self.view, candidate.promises):
+            self._no_quorum_noted = False
+        elif not self._no_quorum_noted and (
+            node.now_s - self._stood_s > node.timing.failure_s / 2 and not self.may_fork()
+        ):
+            self._no_quorum_noted = True
+            missing, silent_s = self.waiting_for() or ((), 0.0)
+            names = ", ".join(f"{short(peer)} (silent {silent_s:.1f} s)" for peer in missing)
+            text = f"{count} of {len(self.view.members)} voters answer, no quorum; waiting: {names}"
+            node.emit(Note("no-quorum", text))
+
+    def _watch_coordinator(self) -> None:
+        node, coordinator = self._node, self.view.coordinator
+        silent_s = node.now_s - self.heard_coordinator_s
+        refused = coordinator in node.refused or self._cradle
+        if node.now_s < self._patient_until_s and self._yielded_to not in node.refused:
+            return
+        if self.lost_since_s is None:
+            if not refused and silent_s <= node.timing.failure_s:
+                return
+            self.lost_since_s = node.now_s
+            self._lost(self.heard_coordinator_s)
+        order = successors(self.view)
+        rank = order.index(node.me.peer) if node.me.peer in order else len(order)
+        if node.follower.unsynced:
+            rank += len(order)  # it would first have to catch up: after those who need not
+        if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
+            how = "refuses connections" if refused else f"silent for {silent_s:.1f} s"
+            text = f"coordinator {short(coordinator)} {how}; standing for election"
+            if not self._cradle:
+                node.emit(Note("coordinator-lost", text, coordinator))
+            self.stand()
+
+    def forgive(self, pause_s: float) -> None:
+        """We were stopped for that long ourselves: the coordinator was not silent meanwhile."""
+        self.heard_coordinator_s += pause_s
+        if self._without_since_s is not None:
+            self._without_since_s += pause_s
+
+    def outbid(self, promised: int) -> None:
+        """As coordinator: some voters are frozen by a ballot that went nowhere."""
+        self._highest_ballot = max(self._highest_ballot, promised)
+        self.stand()
+
+    def stand(self) -> None:
+        node = self._node
+        node.go(Trigger.LOST)
+        node.coordinator = None
+        self._lost(node.now_s)
+        self._stood_s = node.now_s
+        before = self.candidate
+        self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
+        ballot = Ballot(self._highest_ballot, node.me.peer)
+        self.candidate = Proposer(
+            self.view, node.me.peer, ballot, node.timing, node.emit, node.now_s
+        )
+        if before is not None:  # one wait for a lost base, however many ballots it takes
+            self.candidate.started_s = before.started_s
+            self.candidate.base_lost_noted = before.base_lost_noted
+        self.candidate.step(node.now_s, self._gone(), self.may_fork())
+        self.probe_missing(set(self.candidate.promises))
+
+    def _gone(self) -> set[bytes]:
+        """Whose promise is not waited for: those whose processes have ended, and the coordinator
+        that we have lost, if there is a quorum without it. Nobody has led a cradle."""
+        return self._node.refused | (set() if self._cradle else {self.view.coordinator})
+
+    def probe_missing(self, heard: set[bytes]) -> None:
+        """Without a quorum, keep looking whether the missing voters' hosts say that they are gone:
+        the first answer may have been silence."""
+        if self._node.now_s >= self._next_probe_s:
+            self._next_probe_s = self._node.now_s + self._node.timing.ballot_retry_s
+            for peer in self.view.peers:
+                if peer not in heard:
+                    self._node.probe(peer)
+
+    def lost_quorum(self) -> None:
+        """As coordinator: too few voters are heard. Remember since when; stand if it may help."""
+        self._lost(self._node.now_s)
+        if self.may_fork():
+            self.stand()
+
+    def has_quorum(self) -> None:
+        self._without_since_s = None
+
+    def may_fork(self) -> bool:
+        """Whether those who promise may go on without a quorum, in a flagged new lineage.
+
+        Where the policy says so: at once when all missing voters' hosts answer that nobody listens
+        there any more (no partition looks like that), else after the fork wait.
+        """
+        node = self._node
+        if not self.view.may_fork or self._cradle or node.follower.unsynced:
+            return False
+        promised = self.candidate.promises.keys() if self.candidate else set[bytes]()
+        present = {node.me.peer, *promised}
+        if all(peer in present or peer in node.refused for peer in self.view.peers):
+            return True
+        timing = node.timing
+        mark = hashlib.sha256(node.me.peer + self.view.lineage).digest()[0]
+        wait_s = timing.fork_min_s + (timing.fork_max_s - timing.fork_min_s) * mark / 255
+        since_s = self._without_since_s
+        return since_s is not None and node.now_s - since_s >= wait_s

@@ -1,0 +1,171 @@
+"""From one view to the next: entering it, being left out of it, giving way to another lineage.
+
+Theory. Views of a lineage are numbered and each is decided once, so a newer one replaces an older
+one and never the reverse; a view of another lineage comes only by being decided here (a fork), by a
+fork that continues the own lineage while this peer has no quorum, or by giving way when lineages
+meet (lineages.py). Whoever is left out of a view comes back as a new incarnation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.peer.group.coordinator import Coordinator
+from atoll.peer.group.events import Connect, Installed, Note
+from atoll.peer.group.messages import Install, Meet, Proof
+from atoll.peer.group.phases import Phase, Trigger
+from atoll.peer.group.succession import Succession
+from atoll.peer.group.views import View, follows, genesis_chain
+
+if TYPE_CHECKING:
+    from atoll.peer.group.membership import Node
+
+__all__ = ["ViewChange"]
+
+
+class ViewChange:
+    """One for the life of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.proof: Proof | None = None  # why the present view is decided, for whom we tell
+
+    def superseded(self, decided: View) -> bool:
+        """Whether a view names a later life of this peer: numbers are on disk before anybody
+        hears of them, so another process must be using this identity."""
+        me = self._node.me
+        mine = decided.member(me.peer)
+        if mine is None or mine.inc <= me.inc:
+            return False
+        text = f"view {decided.number} names incarnation {mine.inc} of this peer, not {me.inc}"
+        self._node.emit(Note("conflict", text))
+        return True
+
+    def on_install(self, install: Install) -> None:
+        """Somebody says that this view is decided, and shows why."""
+        node, decided = self._node, install.decided
+        view = node.view
+        if view is not None and not self._leads_on(view, decided):
+            return
+        if self.superseded(decided):
+            return
+        if not node.signatures.proven(install, view):
+            text = f"view {decided.number} comes without the votes that decide it; ignored"
+            node.emit(Note("forged", text))
+            return
+        mine = decided.member(node.me.peer)
+        named = mine is not None and mine.inc == node.me.inc
+        if view is None:
+            if named and not node.joining.renewing:  # no way back into a view that we have lost
+                self.enter(decided, install.proof)
+        elif named:
+            self.enter(decided, install.proof)
+        else:
+            self._excluded(install)
+
+    def _leads_on(self, view: View, decided: View) -> bool:
+        """Whether a view may replace ours: a later one of our lineage, or a fork that continues it
+        while we have no coordinator. Other lineages are for `give_way`."""
+        if follows(decided, view):
+            return True
+        node = self._node
+        accepted = node.succession.acceptor.accepted if node.succession else None
+        ours = accepted is not None and accepted.proposal == decided
+        yields = ours or node.phase is Phase.CANDIDATE or view.number == 0
+        return yields and view.lineage in decided.ancestors
+
+    def on_decided(self, decided: View, proof: Proof) -> None:
+        """The votes that we have heard ourselves decide it. A fork binds only those who made it:
+        others meet it as another lineage."""
+        if decided.fork and decided.member(self._node.me.peer) is None:
+            return
+        self.on_install(Install(decided, proof))
+
+    def enter(self, decided: View, proof: Proof | None = None) -> None:
+        """All state of the old view ends here."""
+        node = self._node
+        old, led = node.view, node.coordinator
+        node.view, self.proof = decided, proof
+        node.coordinator = None
+        node.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
+        node.pace()
+        node.signatures.new_view()
+        node.succession = Succession(node, decided)
+        node.beats.soon()
+        leads = decided.coordinator == node.me.peer
+        node.go(Trigger.LED if leads else Trigger.FOLLOWED)
+        node.emit(Note("view", decided.describe(), fields={"view": decided.number}))
+        node.emit(Installed(decided))
+        node.follower.on_install(decided)
+        node.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
+        node.lineages.on_install(old, decided)
+        if leads:
+            self._lead(decided, old, led)
+
+    def _lead(self, decided: View, old: View | None, led: Coordinator | None) -> None:
+        node = self._node
+        node.coordinator = Coordinator(
+            decided,
+            node.me.peer,
+            node.follower,
+            node.timing,
+            node.emit,
+            node.now_s,
+            sign=lambda commit: node.signatures.signed(commit, node.me.inc),
+            rounds_in_flight=node.rounds_in_flight,
+        )
+        if led is not None:
+            node.coordinator.admission.take_over(led.admission)
+        for peer in node.refused:
+            node.coordinator.roster.refused(peer)
+        for peer in sorted({*decided.peers, *(old.peers if old else ())}):
+            node.tell_view(peer)
+        if node.leave_by_s is not None:
+            node.coordinator.admission.leaving.add(node.me.peer)
+
+    def enter_cradle(self, cradle: View) -> None:
+        """The imaginary view of the founders: it has an election and nothing else."""
+        node = self._node
+        node.view, self.proof = cradle, None
+        node.go(Trigger.FOLLOWED)
+        if node.follower.round == 0:
+            node.follower.chain = genesis_chain(cradle.lineage)
+        for member in cradle.members:
+            if member.peer not in node.linked and member.peer != node.me.peer:
+                node.emit(Connect(member.peer, member.address))
+        node.succession = Succession(node, cradle, cradle=True)
+
+    def leave_cradle(self, found: View) -> None:
+        """Others have founded the run meanwhile, from another cradle."""
+        view = self._node.view
+        if view is not None and view.number == 0 and found.lineage != view.lineage:
+            self._out_of_view("the run has been founded by others; joining them", "genesis")
+
+    def _excluded(self, install: Install) -> None:
+        """The others go on without this incarnation: come back as a new one, or be gone."""
+        number = install.decided.number
+        text = f"view {number} is without this peer; joining again as a new incarnation"
+        if self._out_of_view(text, "excluded"):
+            self._node.joining.excluded(install)
+
+    def give_way(self, meet: Meet, why: str) -> None:
+        """Our lineage ends here: join the other one."""
+        node = self._node
+        text = f"giving way to lineage {meet.lineage.hex()[:16]}: {why}; joining it"
+        if self._out_of_view(text, "yield"):
+            node.emit(Connect(meet.coordinator.peer, meet.coordinator.address))
+            node.joining.renew()
+
+    def _out_of_view(self, text: str, kind: str) -> bool:
+        """False if this peer wanted to leave anyway, and has now."""
+        node = self._node
+        if node.leave_by_s is not None:
+            node.leave()
+            return False
+        node.emit(Note(kind, text))
+        node.genesis.stop()  # there is a run: never found it again
+        node.go(Trigger.EXCLUDED)
+        node.follower.on_excluded()
+        node.syncing.excluded()
+        node.view = node.succession = node.coordinator = None
+        return True

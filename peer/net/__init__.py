@@ -1,0 +1,1 @@
+"""Connections between peers: who is at the other end, and control messages."""

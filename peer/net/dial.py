@@ -1,0 +1,175 @@
+"""Reaching a peer: DNS, TCP, TLS, hello. Whatever fails is an error that names its stage.
+
+"Failed to connect" alone sends people to edit library timeouts (style.md 2.1 no. 1); the stage,
+the elapsed time and the next thing to try are what they need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+
+from cryptography import x509
+
+from atoll.collectives.errors import (
+    AdmissionError,
+    ConfigError,
+    ConnectError,
+    RemoteProtocolError,
+)
+from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
+from atoll.peer.net.hello import Hello, Refused
+from atoll.peer.net.invite import fingerprint_of, parse_address
+from atoll.peer.net.tls import TlsChannel, reason_of
+
+__all__ = ["DIAL_TIMEOUT_S", "Dial"]
+
+# All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
+DIAL_TIMEOUT_S = 5.0
+# To look at a certificate again, after a refusal.
+TAG_TIMEOUT_S = 2.0
+# A name may have many addresses; the dead ones must leave time for the living.
+ADDRESSES_MAX = 4
+
+
+class Dial:
+    """One attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it."""
+
+    def __init__(self, address: str, run: str, tag: str) -> None:
+        self.address = address
+        try:
+            self.host, self.port = parse_address(address)
+        except ConfigError as error:  # peers advertise addresses: a bad one is not our user's fault
+            raise ConnectError(f"no address to dial: {error.what}", fix=error.fix) from error
+        self._run = run
+        self._tag = tag  # of our run secret
+        self._stage = "DNS"
+        self._started_s = time.monotonic()
+
+    @contextlib.asynccontextmanager
+    async def limited(self, timeout_s: float = DIAL_TIMEOUT_S) -> AsyncIterator[None]:
+        """Ends what runs inside after ``timeout_s``; turns its errors into ConnectErrors."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
+            if isinstance(error, ssl.SSLError) and _is_refusal(error):
+                raise await self._not_admitted() from error
+            raise self._explained(error) from error
+        except RemoteProtocolError as error:
+            raise ConnectError(f"cannot reach {self._where}: {error.what}") from error
+
+    async def reach(
+        self,
+        context: ssl.SSLContext,
+        expect_peer: bytes | None = None,
+        expect_fingerprint: bytes | None = None,
+    ) -> tuple[TlsChannel, bytes]:
+        """A channel that has proved who is there, and that peer's id."""
+        sock, rtt_s = await self._connect()
+        channel = TlsChannel(sock, context, server_side=False, rtt_s=rtt_s)
+        try:
+            self._stage = "TLS"
+            await channel.handshake()
+            self._stage = "identity"
+            peer_id = peer_id_of(channel.tls)
+            wrong_peer = expect_peer is not None and peer_id != expect_peer
+            other_print = expect_fingerprint not in (None, fingerprint_of(peer_id))
+            if wrong_peer or other_print:
+                raise ConnectError(
+                    f"cannot reach {self._where}: that is another peer of run {self._run}",
+                    fix="get a fresh invite; that peer may have moved or lost its home folder",
+                )
+        except BaseException:
+            channel.close()
+            raise
+        return channel, peer_id
+
+    async def greet(self, channel: TlsChannel, mine: Hello) -> Hello | Refused:
+        """The answer to our hello."""
+        self._stage = "admission"
+        await channel.send(mine)
+        return await channel.receive()
+
+    @property
+    def _where(self) -> str:
+        elapsed_s = time.monotonic() - self._started_s
+        return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
+
+    async def _connect(self) -> tuple[socket.socket, float]:
+        """A connected socket and one round trip, in seconds; tries the addresses in turn."""
+        loop = asyncio.get_running_loop()
+        found = await _resolve(self.host, self.port)
+        self._stage = "TCP"
+        last: OSError = OSError("no address")
+        for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            asked_s = time.monotonic()
+            try:
+                async with asyncio.timeout(DIAL_TIMEOUT_S / left if left > 1 else None):
+                    await loop.sock_connect(sock, where)
+                return sock, time.monotonic() - asked_s
+            except OSError as error:
+                sock.close()
+                last = error
+            except BaseException:
+                sock.close()
+                raise
+        raise last
+
+    async def _not_admitted(self) -> AdmissionError:
+        where = self._where
+        return AdmissionError(
+            f"not admitted to run {self._run} at {where}: that peer holds another run secret"
+            f" (tag {await self._their_tag()}, yours has tag {self._tag})",
+            fix="copy the whole `atoll join` line that `atoll up` printed on that machine",
+        )
+
+    async def _their_tag(self) -> str:
+        """What the other side's certificate says about its secret, for the error only."""
+        try:
+            async with asyncio.timeout(TAG_TIMEOUT_S):
+                sock, rtt_s = await self._connect()
+                channel = TlsChannel(sock, unverified_context(), server_side=False, rtt_s=rtt_s)
+                try:
+                    await channel.handshake()
+                    der = channel.tls.getpeercert(binary_form=True) or b""
+                    return tag_of(x509.load_der_x509_certificate(der))
+                finally:
+                    channel.close()
+        except (OSError, ValueError, x509.ExtensionNotFound, RemoteProtocolError):
+            return "unknown"
+
+    def _explained(self, error: OSError) -> ConnectError:
+        where = self._where
+        fix = {
+            "DNS": f"check the spelling of {self.host}, or use its IP address",
+            "TCP": f"is `atoll up` running there, and may TCP port {self.port} pass its firewall?",
+        }.get(self._stage, "is that an atoll port? if so, look at the log of the peer there")
+        return ConnectError(f"cannot reach {where}: {reason_of(error)}", fix=fix)
+
+
+async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
+    loop = asyncio.get_running_loop()
+    kind = socket.SOCK_STREAM
+    try:  # a literal address needs no resolver and so no thread
+        found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await loop.getaddrinfo(host, port, type=kind)
+    except UnicodeError as error:  # a label that no DNS name may have
+        raise socket.gaierror(socket.EAI_NONAME, "not a host name") from error
+    return [(family, where) for family, _, _, _, where in found[:ADDRESSES_MAX]]
+
+
+def _is_refusal(error: ssl.SSLError) -> bool:
+    """Our certificate was refused (an alert, in TLS 1.3 seen as late as the first read), or we
+    refused the other side's: in both cases the run secrets differ."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return True
+    reason = error.reason or ""
+    return "ALERT" in reason and "PROTOCOL_VERSION" not in reason

@@ -1,0 +1,125 @@
+"""The first message in each direction of a connection, and what it is checked against. Sans-I/O.
+
+TLS has already proved that both sides know the run's secret and hold the key of their peer id. The
+dialler says hello first. The other side answers with its own hello, or with the reason why not, so
+that the person at the dialling machine reads that reason and not "connection reset".
+"""
+
+from __future__ import annotations
+
+from atoll.collectives.errors import (
+    AdmissionError,
+    AtollError,
+    ConnectError,
+    IdentityInUseError,
+    VersionError,
+)
+from atoll.peer.net.wire import message
+
+__all__ = [
+    "CONTROL",
+    "COPIED_HOME_FIX",
+    "DATA",
+    "DUPLICATE",
+    "HELLO_BYTES_MAX",
+    "PROBE",
+    "PROTOCOL_MAX",
+    "PROTOCOL_MIN",
+    "Hello",
+    "Refused",
+    "check",
+    "refusal_error",
+    "refusal_of",
+]
+
+# The versions that this program speaks. One is added when an old peer could misunderstand us, and
+# the lowest is dropped one release later.
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+# A run name, an address and a few numbers; what an unproved connection may make us decode.
+HELLO_BYTES_MAX = 4 << 10
+
+CONTROL, DATA, PROBE = "control", "data", "probe"
+# Refused.code of a second control link between the same two peers.
+DUPLICATE = "duplicate"
+# Of every IdentityInUseError.
+COPIED_HOME_FIX = "give one of the two daemons another --home; never copy a home folder"
+
+_NAME_CHARACTERS_MAX = 64
+_ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
+_WHAT_CHARACTERS_MAX = 1000
+
+
+@message
+class Hello:
+    """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere."""
+
+    protocol_min: int
+    protocol_max: int
+    run: str
+    kind: str
+    inc: int
+    address: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.protocol_min <= self.protocol_max:
+            raise ValueError(f"protocol versions {self.protocol_min} to {self.protocol_max}")
+        if self.kind not in (CONTROL, DATA, PROBE):
+            raise ValueError(f"connection kind {self.kind[:16]!r}")
+        if len(self.run) > _NAME_CHARACTERS_MAX or len(self.address) > _ADDRESS_CHARACTERS_MAX:
+            raise ValueError("the run name or the address is too long")
+        if self.inc < 0:
+            raise ValueError("a negative incarnation")
+
+
+@message
+class Refused:
+    """Why the hello was not accepted. ``what`` is for people, ``code`` for programs."""
+
+    code: str
+    what: str
+
+    def __post_init__(self) -> None:
+        if len(self.what) > _WHAT_CHARACTERS_MAX or len(self.code) > _NAME_CHARACTERS_MAX:
+            raise ValueError("the reason is too long")
+
+
+def check(mine: Hello, theirs: Hello) -> None:
+    """AdmissionError or VersionError, naming both sides' values, if the two cannot talk."""
+    if mine.run != theirs.run:
+        raise AdmissionError(
+            f"not admitted to run {mine.run}: the other side is in run {theirs.run!r}",
+            fix="use the invite of the run that you mean",
+        )
+    if mine.protocol_max < theirs.protocol_min or theirs.protocol_max < mine.protocol_min:
+        raise VersionError(
+            "no common protocol version: this side speaks"
+            f" {_range(mine)}, the other side {_range(theirs)}",
+            fix="install the same atoll version on both machines",
+        )
+
+
+def refusal_of(error: AtollError) -> Refused:
+    """What the other side is told about ``error``, which :func:`refusal_error` turns back."""
+    return Refused(code=error.code, what=error.what[:_WHAT_CHARACTERS_MAX])
+
+
+def refusal_error(refused: Refused, who: str) -> AtollError:
+    """The error that the dialler raises when ``who`` answered ``refused``."""
+    for kind, fix in _FIXES.items():
+        if refused.code == kind.code:
+            return kind(f"{who} refused: {refused.what}", fix=fix)
+    return ConnectError(f"{who} refused: {refused.what}")
+
+
+_FIXES: dict[type[AtollError], str] = {
+    AdmissionError: "use the invite of the run that you mean",
+    VersionError: "install the same atoll version on both machines",
+    IdentityInUseError: COPIED_HOME_FIX,
+}
+
+
+def _range(hello: Hello) -> str:
+    if hello.protocol_min == hello.protocol_max:
+        return f"version {hello.protocol_min}"
+    return f"versions {hello.protocol_min} to {hello.protocol_max}"

@@ -1,0 +1,194 @@
+"""One control link: frames both ways over an established TLS connection, inside the event loop.
+
+No task and no stream: the loop calls back when the socket can be read or written, so the death of
+the other process (EOF or RST) is reported in the same turn of the loop in which it is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import socket
+import ssl
+from collections.abc import Callable
+
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.net.hello import Hello
+from atoll.peer.net.tls import GOODBYE_TIMEOUT_S, READ_BYTES, TlsSocket, reason_of
+from atoll.peer.net.wire import FrameReader
+
+__all__ = ["CONTROL_QUEUE_BYTES_MAX", "ControlLink"]
+
+# Eight of the largest messages. A peer that lets this much pile up does not read any more.
+CONTROL_QUEUE_BYTES_MAX = 8 << 20
+# A link with something to send on which no byte moves for this long is broken.
+NO_PROGRESS_TIMEOUT_S = 10.0
+# How long the side that does not close a superseded link waits for the side that does.
+DRAIN_TIMEOUT_S = 5.0
+
+
+class _State(enum.Enum):
+    OPEN = "open"
+    FAILED = "failed"  # a send found it broken; the end is reported in the next turn of the loop
+    DRAINING = "draining"  # superseded: only reads; the other side will close it
+    LEAVING = "leaving"  # goodbye is said or queued; waiting for the other side's
+    CLOSED = "closed"
+
+
+class ControlLink:
+    """Calls ``on_payload(link, payload)`` for each frame and ``on_end(link, why)`` once.
+
+    ``on_end`` is for ends that this side did not ask for; after :meth:`close` it is not called.
+    """
+
+    def __init__(
+        self,
+        connection: TlsSocket,
+        peer_id: bytes,
+        hello: Hello,
+        dialled_by: bytes,
+        on_payload: Callable[[ControlLink, bytes], None],
+        on_end: Callable[[ControlLink, str], None],
+    ) -> None:
+        self.peer_id, self.hello, self.dialled_by = peer_id, hello, dialled_by
+        self.remote_ip, self.rtt_s = connection.remote_ip, connection.rtt_s
+        self.ended = asyncio.Event()
+        self._sock, self._tls = connection.sock, connection.tls
+        self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        self._on_payload, self._on_end = on_payload, on_end
+        self._loop = asyncio.get_running_loop()
+        self.since_s = self._loop.time()
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._state = _State.OPEN
+        self._deliver = True
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._leave_timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._sock, self._on_readable)
+        self._loop.call_soon(self._pump)  # something may have arrived behind the hello
+
+    def send(self, data: bytes) -> bool:
+        """Queue one frame, never blocking. False if the link is ending."""
+        if self._state is not _State.OPEN:
+            return False
+        if len(self._unsent) + len(data) > CONTROL_QUEUE_BYTES_MAX:
+            self._fail_soon(
+                f"it does not read: {len(self._unsent):,} bytes wait to be sent"
+                f" (limit {CONTROL_QUEUE_BYTES_MAX:,})"
+            )
+            return False
+        view = memoryview(data)
+        while view:  # OpenSSL makes one record per call
+            view = view[self._tls.write(view) :]
+        self._flush()
+        return True
+
+    def close(self, *, deliver: bool = False) -> None:
+        """Send what is queued, say goodbye, and end within GOODBYE_TIMEOUT_S, unless ended.
+
+        ``deliver``: messages that still arrive are delivered (the link was superseded).
+        """
+        if self._state not in (_State.OPEN, _State.DRAINING):
+            return
+        self._leave(_State.LEAVING, GOODBYE_TIMEOUT_S, deliver)
+        with contextlib.suppress(ssl.SSLError):  # "want read": the other's goodbye is to come
+            self._tls.unwrap()
+        self._flush()
+
+    def drain(self) -> None:
+        """A newer link took this one's place and the other side will close it: only read on."""
+        if self._state is _State.OPEN:
+            self._leave(_State.DRAINING, DRAIN_TIMEOUT_S, deliver=True)
+
+    def end(self, why: str) -> None:
+        """Close at once; ``on_end`` hears of it unless this side was leaving."""
+        if self.ended.is_set():
+            return
+        unasked = self._state in (_State.OPEN, _State.FAILED)
+        self._state = _State.CLOSED
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        for timer in (self._stall_timer, self._leave_timer):
+            if timer is not None:
+                timer.cancel()
+        self._sock.close()
+        self._unsent.clear()
+        self.ended.set()
+        if unasked:
+            self._on_end(self, why)
+
+    def _leave(self, state: _State, timeout_s: float, deliver: bool) -> None:
+        if self._leave_timer is not None:
+            self._leave_timer.cancel()
+        self._state, self._deliver = state, deliver
+        self._leave_timer = self._loop.call_later(timeout_s, self.end, "left")
+
+    def _fail_soon(self, why: str) -> None:
+        # Not at once: the caller of send() must not be called back from inside its own call.
+        if self._state is _State.OPEN:
+            self._state = _State.FAILED
+            self._loop.call_soon(self.end, why)
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.end(reason_of(error))
+            return
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+        self._pump()
+
+    def _pump(self) -> None:
+        """Decrypt and deliver what has arrived: at most READ_BYTES in one turn of the loop."""
+        try:
+            while not self.ended.is_set():
+                data = self._tls.read(READ_BYTES)
+                if not data:
+                    self.end("the other side said goodbye")
+                    return
+                for payload in self._reader.feed(data):
+                    if self._deliver and not self.ended.is_set():
+                        self._on_payload(self, payload)
+        except ssl.SSLWantReadError:
+            self._flush()  # TLS may have had to answer the other side
+        except ssl.SSLError as error:  # after our own goodbye, the other's comes as an SSLError too
+            self.end(reason_of(error))
+        except RemoteProtocolError as error:
+            self.end(f"broke the protocol: {error.what}")
+
+    def _flush(self) -> None:
+        """Give the kernel what it takes; the loop calls again when it takes more."""
+        self._unsent += self._outgoing.read()
+        try:
+            while self._unsent:
+                with memoryview(self._unsent)[:READ_BYTES] as view:
+                    count = self._sock.send(view)
+                del self._unsent[:count]
+                self._watch_progress(stop=True)
+        except (BlockingIOError, InterruptedError):
+            self._watch_progress(stop=False)
+            return
+        except OSError as error:
+            self._unsent.clear()
+            self._fail_soon(reason_of(error))
+            return
+        if self._state is _State.LEAVING:
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+
+    def _watch_progress(self, *, stop: bool) -> None:
+        """Arm or disarm the writable callback and the limit on a link that moves no byte."""
+        if stop and self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+            self._loop.remove_writer(self._sock)
+        elif not stop and self._stall_timer is None:
+            self._loop.add_writer(self._sock, self._flush)
+            why = f"no byte could be sent for {NO_PROGRESS_TIMEOUT_S:.0f} s"
+            self._stall_timer = self._loop.call_later(NO_PROGRESS_TIMEOUT_S, self.end, why)

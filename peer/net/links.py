@@ -1,0 +1,370 @@
+"""All connections of a daemon: one port in, any number out, one control link per peer.
+
+The shell between sockets and the daemon's decisions. What arrives is reported by callbacks in the
+event loop; nothing here decides about membership. Any defect of the other side ends that side's
+connection with a named reason and nothing else.
+
+Two control links of a pair. When both sides dial at once, the link dialled by the smaller peer id
+stays. That side closes the other link, because it is the last to learn which one stays; the other
+side reads on until then. So no message is lost and nobody is reported down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Literal
+
+from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
+from atoll.peer.group.views import short
+from atoll.peer.net.certs import RunTls
+from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
+from atoll.peer.net.hello import (
+    CONTROL,
+    COPIED_HOME_FIX,
+    DATA,
+    DUPLICATE,
+    PROBE,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Hello,
+    Refused,
+    check,
+    refusal_error,
+    refusal_of,
+)
+from atoll.peer.net.link import ControlLink
+from atoll.peer.net.listener import Listener
+from atoll.peer.net.tls import TlsChannel
+from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
+from atoll.peer.rounds.datastream import BlockingTls
+
+__all__ = ["LinkHost"]
+
+# Peers that a run may have (reliability_and_security.md 3.2).
+LINKS_MAX = 4096
+# Incoming data streams of one peer: one in use, one replacing it, and as many to spare.
+STREAMS_PER_PEER_MAX = 4
+# Of a defect's traceback, in the log: where it arose and who called that.
+DEFECT_CALLS = 4
+
+
+class LinkHost:
+    """Listens, dials and carries messages. Use it inside one running event loop.
+
+    Callbacks, all in that loop and none after :meth:`close` has begun:
+
+    - ``on_up(peer_id, address, inc)`` and ``on_down(peer_id, why)`` alternate for each peer;
+      ``address`` is what the peer advertises, "" if it cannot be dialled;
+    - ``on_message(peer_id, msg)`` only between the two; raising RemoteProtocolError ends the link,
+      and so does any other exception, which is our defect and is logged as one;
+    - ``on_data(peer_id, stream)``: the peer opened a stream that this side reads and must close;
+    - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
+
+    ``inc`` and ``advertise`` are asked at each hello.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer_id: bytes,
+        tls: RunTls,
+        run: str,
+        inc: Callable[[], int],
+        advertise: Callable[[], str],
+        on_message: Callable[[bytes, object], None],
+        on_up: Callable[[bytes, str, int], None],
+        on_down: Callable[[bytes, str], None],
+        on_data: Callable[[bytes, BlockingTls], None],
+        log: Callable[[str], None],
+        on_conflict: Callable[[int], None] | None = None,
+    ) -> None:
+        self.peer_id = peer_id
+        self.sent_bytes = 0  # control frames as plaintext, of all links so far
+        self.received_bytes = 0
+        self._tls, self._run = tls, run
+        self._inc, self._advertise = inc, advertise
+        self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
+        self._on_data, self._on_conflict, self._log = on_data, on_conflict, log
+        self._links: dict[bytes, ControlLink] = {}
+        self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
+        self._streams: list[tuple[bytes, BlockingTls]] = []  # with the peer that opened it
+        self._closing = False
+        self._listener = Listener(tls.server, self._greet, self._is_member_ip, log)
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Open the port; returns the bound address (``port`` 0 picks a free one). ConfigError."""
+        return self._listener.open(host, port)
+
+    async def close(self) -> None:
+        """Send what is queued, say goodbye on every link, end all streams. Takes about a second."""
+        self._closing = True
+        await self._listener.close()
+        links = [*self._links.values(), *self._leaving]
+        self._links.clear()
+        for _, stream in self._streams:
+            stream.close()
+        for link in links:
+            link.close()
+        await asyncio.gather(*(link.ended.wait() for link in links))
+
+    def send(self, peer_id: bytes, msg: object) -> bool:
+        """Queue ``msg``; never blocks. False without a working control link to ``peer_id``."""
+        link = self._links.get(peer_id)
+        if link is None:
+            return False
+        data = frame(encode(msg))
+        if not link.send(data):
+            return False
+        self.sent_bytes += len(data)
+        return True
+
+    def drop(self, peer_id: bytes, why: str) -> None:
+        """End the control link to ``peer_id``, if any; ``on_down`` follows."""
+        link = self._links.pop(peer_id, None)
+        if link is not None:
+            self._retire(link)
+            link.close()
+            asyncio.get_running_loop().call_soon(self._report_down, peer_id, why)
+
+    def link_peers(self) -> tuple[bytes, ...]:
+        """The peers with a control link, sorted."""
+        return tuple(sorted(self._links))
+
+    def srtt_s(self, peer_id: bytes) -> float:
+        """A round trip to ``peer_id`` in seconds, measured while connecting; 0 without a link."""
+        link = self._links.get(peer_id)
+        return link.rtt_s if link is not None else 0.0
+
+    async def dial(
+        self,
+        address: str,
+        expect_fingerprint: bytes | None = None,
+        expect_peer: bytes | None = None,
+    ) -> bytes:
+        """Make a control link (or find that there is one); returns the peer's id. At most 5 s.
+
+        Raises ConnectError naming the stage, AdmissionError, VersionError, or IdentityInUseError.
+        """
+        if expect_peer is not None and expect_peer in self._links:
+            return expect_peer
+        channel, peer_id, answer = await self._call(
+            CONTROL, address, expect_peer, expect_fingerprint
+        )
+        linked = peer_id in self._links
+        if isinstance(answer, Refused):
+            channel.close()
+            if answer.code == DUPLICATE and linked:
+                return peer_id
+            raise refusal_error(answer, address)
+        link = self._link(channel, peer_id, answer, dialled_by=self.peer_id)
+        if not self._install(link):
+            self._retire(link)
+            if answer.inc < self._links[peer_id].hello.inc:
+                link.close()  # an older life: told why it is over when it dials us
+            else:
+                link.drain()  # the other side keeps the link that it dialled and closes this one
+        return peer_id
+
+    async def open_data(self, peer_id: bytes, address: str) -> BlockingTls:
+        """A stream on which this side sends to ``peer_id``; ConnectErrors as of :meth:`dial`."""
+        channel, _, answer = await self._call(DATA, address, peer_id, None)
+        if isinstance(answer, Refused):
+            channel.close()
+            raise refusal_error(answer, address)
+        return self._stream(channel, self.peer_id, address)
+
+    async def probe(
+        self, peer_id: bytes, address: str, timeout_s: float
+    ) -> Literal["up", "refused", "silent"]:
+        """Is ``peer_id``'s daemon alive? "refused": its machine answers, nobody listens.
+
+        "up" means that it proved its identity just now: TCP and TLS, two round trips.
+        """
+        try:
+            attempt = Dial(address, self._run, self._tls.tag)
+            async with attempt.limited(timeout_s):
+                channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
+                try:
+                    await channel.send(self._hello(PROBE))
+                finally:
+                    channel.close()
+        except ConnectError as error:
+            return "refused" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
+        return "up"
+
+    async def _call(
+        self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
+    ) -> tuple[TlsChannel, bytes, Hello | Refused]:
+        """Dial and say hello; the answer, from a peer that is not this one."""
+        mine = self._hello(kind)
+        attempt = Dial(address, self._run, self._tls.tag)
+        async with attempt.limited():
+            channel, peer_id = await attempt.reach(
+                self._tls.client, expect_peer, expect_fingerprint
+            )
+            try:
+                if peer_id == self.peer_id and not self._links:
+                    mine = replace(mine, inc=0)  # claims nothing: see _check_not_me
+                answer = await attempt.greet(channel, mine)
+                if isinstance(answer, Hello):
+                    check(mine, answer)
+                    self._check_not_me(address, peer_id, mine.inc, answer.inc)
+                elif answer.code == IdentityInUseError.code and mine.inc < self._inc():
+                    raise ConnectError(f"{address} has heard of our new incarnation meanwhile")
+                if self._closing:
+                    raise ConnectError(f"{address}: this daemon is closing")
+            except BaseException:
+                channel.close()
+                raise
+        return channel, peer_id, answer
+
+    def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
+        """Of two processes with one identity exactly one stays: the newer, once a peer has a link
+        to it; before that, the one that was found running."""
+        if peer_id != self.peer_id:
+            return
+        if inc in (said_inc, self._inc()):  # we may have become a new incarnation meanwhile
+            raise ConnectError(
+                f"{address} is this daemon itself", fix="give the address of another peer"
+            )
+        if inc < said_inc:
+            raise ConnectError(f"{address} was an older life of this peer, and ends now")
+        raise IdentityInUseError(
+            f"this identity also runs at {address} (incarnation {inc}, ours {self._inc()})",
+            fix=COPIED_HOME_FIX,
+        )
+
+    async def _greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
+        """Answer the hello of a connection that was made to us; None if all is done."""
+        mine = self._hello(theirs.kind)
+        try:
+            check(mine, theirs)
+        except ConnectError as error:
+            return refusal_of(error)
+        if theirs.kind == PROBE:
+            return None
+        if peer_id == self.peer_id:
+            if theirs.inc > mine.inc and self._on_conflict is not None:
+                self._on_conflict(theirs.inc)
+            await channel.send(mine)  # whoever dialled compares the incarnations
+            return None
+        if theirs.kind == DATA:
+            return await self._greet_data(channel, peer_id, mine, theirs)
+        return self._greet_control(channel, peer_id, mine, theirs)
+
+    def _greet_control(
+        self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
+    ) -> Refused | None:
+        old = self._links.get(peer_id)
+        if old is not None and theirs.inc < old.hello.inc:
+            what = f"incarnation {old.hello.inc} of this identity is linked, yours is {theirs.inc}"
+            return Refused(IdentityInUseError.code, what)
+        if old is not None and not self._prefers_new(old, theirs.inc, dialled_by=peer_id):
+            return Refused(DUPLICATE, "there is a better control link between the two already")
+        if len(self._links) >= LINKS_MAX:
+            return Refused(ConnectError.code, f"{LINKS_MAX} peers are linked already")
+        link = self._link(channel, peer_id, theirs, dialled_by=peer_id)
+        link.send(frame(encode(mine)))  # before on_up, after which other messages may follow
+        self._install(link)
+        return None
+
+    async def _greet_data(
+        self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
+    ) -> Refused | None:
+        link = self._links.get(peer_id)
+        if link is None or link.hello.inc != theirs.inc:
+            return Refused(ConnectError.code, "a data stream needs a control link first")
+        theirs_open = [by for by, stream in self._streams if by == peer_id and not stream.closed]
+        if len(theirs_open) >= STREAMS_PER_PEER_MAX:
+            return Refused(ConnectError.code, f"{STREAMS_PER_PEER_MAX} data streams are open")
+        await channel.send(mine)
+        self._on_data(peer_id, self._stream(channel, peer_id, theirs.address or link.remote_ip))
+        return None
+
+    def _hello(self, kind: str) -> Hello:
+        return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, self._inc(), self._advertise())
+
+    def _link(
+        self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
+    ) -> ControlLink:
+        return ControlLink(
+            channel.take(), peer_id, theirs, dialled_by, self._on_payload, self._on_end
+        )
+
+    def _stream(self, channel: TlsChannel, opened_by: bytes, name: str) -> BlockingTls:
+        stream = BlockingTls(channel.take(), name)
+        live = [entry for entry in self._streams if not entry[1].closed]
+        self._streams = [*live, (opened_by, stream)]
+        return stream
+
+    def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
+        """Whether a new link to ``old``'s peer takes its place; both sides decide alike."""
+        if inc != old.hello.inc:
+            return inc > old.hello.inc  # a newer life of the peer
+        if dialled_by == old.dialled_by:
+            return True  # who dials again has lost the old one
+        age_s = asyncio.get_running_loop().time() - old.since_s
+        if age_s > DIAL_TIMEOUT_S:
+            return True  # not at once: the dialler knew the old link, and has lost it
+        return dialled_by < old.dialled_by
+
+    def _install(self, link: ControlLink) -> bool:
+        """Make ``link`` the peer's control link, unless there is a better one."""
+        peer_id, inc = link.peer_id, link.hello.inc
+        old = self._links.get(peer_id)
+        if old is not None and not self._prefers_new(old, inc, link.dialled_by):
+            return False
+        self._links[peer_id] = link
+        if old is not None:
+            self._retire(old)
+            if old.hello.inc != inc:
+                old.close()
+                self._on_down(peer_id, f"it was restarted (incarnation {inc})")
+            elif link.dialled_by == self.peer_id:
+                old.close(deliver=True)
+            else:
+                old.drain()
+        if old is None or old.hello.inc != inc:
+            self._on_up(peer_id, link.hello.address, inc)
+        return True
+
+    def _retire(self, link: ControlLink) -> None:
+        self._leaving = {other for other in self._leaving if not other.ended.is_set()} | {link}
+
+    def _on_payload(self, link: ControlLink, payload: bytes) -> None:
+        self.received_bytes += FRAME_HEADER_BYTES + len(payload)
+        if self._closing:
+            return
+        msg = decode(payload)
+        try:
+            self._on_message(link.peer_id, msg)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # ours; the daemon goes on without the message that met it
+            name, what = type(msg).__name__, _summary(error)
+            self._log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
+            link.end(f"its {name} met a defect of this program: {type(error).__name__}")
+
+    def _on_end(self, link: ControlLink, why: str) -> None:
+        if self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+            self._report_down(link.peer_id, why)
+
+    def _report_down(self, peer_id: bytes, why: str) -> None:
+        if not self._closing:
+            self._on_down(peer_id, why)
+
+    def _is_member_ip(self, ip: str) -> bool:
+        return any(link.remote_ip == ip for link in self._links.values())
+
+
+def _summary(error: Exception) -> str:
+    """The error and the calls that led to it, in one line of the log."""
+    calls = traceback.extract_tb(error.__traceback__)[-DEFECT_CALLS:]
+    where = ", ".join(f"{PurePath(call.filename).name}:{call.lineno} {call.name}" for call in calls)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} (in {where})"

@@ -1,0 +1,178 @@
+"""The one port: accepts connections, lets few strangers in at a time, and hears their hello."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ipaddress
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from atoll.collectives.errors import AtollError, ConfigError, RemoteProtocolError
+from atoll.peer.descriptors import is_scarce
+from atoll.peer.net.certs import peer_id_of
+from atoll.peer.net.gate import Gate
+from atoll.peer.net.hello import Hello, Refused
+from atoll.peer.net.invite import format_address
+from atoll.peer.net.tls import TlsChannel, reason_of
+
+__all__ = ["Listener"]
+
+# For handshake and hello together, of whoever connects.
+ADMISSION_TIMEOUT_S = 5.0
+# Accepting pauses this long when the process is out of descriptors, instead of spinning.
+ACCEPT_RETRY_S = 0.2
+LISTEN_BACKLOG = 128
+# Strangers must not fill the log: one line in this time, with a count of the others.
+LOG_INTERVAL_S = 1.0
+
+
+class Listener:
+    """Brings connections as far as a proved peer id and a hello, then asks ``greet``.
+
+    ``greet`` takes the channel (and returns None) or returns the refusal to send. What fails
+    before that is logged, never raised.
+    """
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        greet: Callable[[TlsChannel, bytes, Hello], Awaitable[Refused | None]],
+        is_member_ip: Callable[[str], bool],
+        log: Callable[[str], None],
+    ) -> None:
+        self._context, self._greet = context, greet
+        self._is_member_ip, self._log = is_member_ip, log
+        self._gate = Gate()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._socket: socket.socket | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._logged_s, self._unlogged = -LOG_INTERVAL_S, 0
+
+    def open(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the bound address (``port`` 0 picks a free one). ConfigError if taken."""
+        self._socket = _bound(host, port)
+        asyncio.get_running_loop().add_reader(self._socket, self._on_acceptable)
+        name = self._socket.getsockname()
+        return str(name[0]), int(name[1])
+
+    async def close(self) -> None:
+        """Stop accepting and end every connection that has not been taken."""
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_acceptable(self) -> None:
+        assert self._socket is not None
+        try:
+            sock, name = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            self._note(f"cannot accept connections: {reason_of(error)}")
+            self._pause()
+            return
+        ip, where = _plain_ip(str(name[0])), format_address(str(name[0]), int(name[1]))
+        if is_scarce(sock):
+            sock.close()
+            self._note(f"turned away {where}: too many descriptors are in use")
+            return
+        loop = asyncio.get_running_loop()
+        exempt = ipaddress.ip_address(ip).is_loopback or self._is_member_ip(ip)
+        if reason := self._gate.enter(ip, loop.time(), exempt=exempt):
+            sock.close()
+            self._note(f"turned away {where}: {reason}")
+            return
+        try:
+            channel = TlsChannel(sock, self._context, server_side=True)
+        except OSError as error:  # it was reset meanwhile
+            self._gate.leave(ip)
+            self._note(f"turned away {where}: {reason_of(error)}")
+            return
+        task = loop.create_task(self._admit(channel, where), name=f"admit {where}")
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._admitted, channel, ip))
+
+    def _pause(self) -> None:
+        assert self._socket is not None
+        loop, listening = asyncio.get_running_loop(), self._socket
+        loop.remove_reader(listening)
+        resume = functools.partial(loop.add_reader, listening, self._on_acceptable)
+        self._retry = loop.call_later(ACCEPT_RETRY_S, resume)
+
+    async def _admit(self, channel: TlsChannel, where: str) -> None:
+        try:
+            async with asyncio.timeout(ADMISSION_TIMEOUT_S):
+                await channel.handshake()
+                peer_id = peer_id_of(channel.tls)
+                hello = await channel.receive()
+                if not isinstance(hello, Hello):
+                    raise RemoteProtocolError("it refused a connection that it had opened itself")
+                refused = await self._greet(channel, peer_id, hello)
+                if refused is not None:
+                    self._note(f"refused {where}: {refused.what}")
+                    await channel.send(refused)
+        except ssl.SSLError as error:
+            self._note(f"turned away {where}: {reason_of(error)} (another run or token?)")
+        except OSError as error:
+            self._note(f"turned away {where}: {reason_of(error)}")
+            return
+        except AtollError as error:
+            self._note(f"turned away {where}: {error.what}")
+            return
+        await channel.goodbye()  # nothing, if the channel was taken
+
+    def _admitted(self, channel: TlsChannel, ip: str, task: asyncio.Task[None]) -> None:
+        # Here and not in a `finally` of the task: one cancelled before its first step runs none.
+        self._tasks.discard(task)
+        self._gate.leave(ip)
+        channel.close()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": f"defect in {task.get_name()}", "exception": error}
+            task.get_loop().call_exception_handler(context)
+
+    def _note(self, line: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._logged_s < LOG_INTERVAL_S:
+            self._unlogged += 1
+            return
+        others = f" ({self._unlogged} more not shown)" if self._unlogged else ""
+        self._logged_s, self._unlogged = now_s, 0
+        self._log(line + others)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, name = found[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # [::] means both
+            sock.bind(name)
+            sock.listen(LISTEN_BACKLOG)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {format_address(host, port)}: {reason_of(error)}",
+            fix="choose another address with --listen HOST:PORT",
+        ) from error
+    return sock
+
+
+def _plain_ip(ip: str) -> str:
+    """An IPv4 address that arrived on a dual socket, as IPv4, so that it counts as one address."""
+    address = ipaddress.ip_address(ip.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

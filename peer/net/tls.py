@@ -1,0 +1,221 @@
+"""TLS 1.3 in memory over a raw socket, and its first, asynchronous stage of life.
+
+``asyncio`` streams cannot give a connection to a thread once TLS runs on it, so atoll keeps the
+socket and the TLS object itself. A connection is born a :class:`TlsChannel`, which does the
+handshake and the hello in the event loop. Then :meth:`TlsChannel.take` moves it, with whatever
+has already arrived inside the TLS object, either to a ``ControlLink`` (event loop) or to a
+``BlockingTls`` (a thread). At any time exactly one of them owns the socket and closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import struct
+import time
+from dataclasses import dataclass
+
+from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
+from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
+
+__all__ = ["GOODBYE_TIMEOUT_S", "READ_BYTES", "TlsChannel", "TlsSocket", "reason_of"]
+
+# One recv: large enough that a bulk stream spends its time in AES and not in system calls.
+READ_BYTES = 256 << 10
+# The most that is read from a connection before its certificate has been verified. A peer of ours
+# sends about 1 KiB.
+UNPROVED_BYTES_MAX = 8 << 10
+# The first byte that a TLS client sends: a handshake record.
+TLS_FIRST_BYTE = 0x16
+# A host that vanished without a word is noticed after 10 + 3 x 3 s even on an idle stream. Members
+# notice sooner, by heartbeats.
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 10, 3, 3
+# Linux' struct tcp_info: tcpi_rtt, in microseconds.
+RTT_US = struct.Struct("=68xI")
+# A side that says goodbye waits this long for the other's, so that its last words arrive.
+GOODBYE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSocket:
+    """A connected non-blocking TCP socket and the TLS object that its bytes pass through."""
+
+    sock: socket.socket
+    tls: ssl.SSLObject
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    remote_ip: str
+    rtt_s: float  # one round trip, measured while connecting; for timers, not for statistics
+
+
+class TlsChannel:
+    """A connection that is proving itself. Every wait is the caller's to limit."""
+
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, rtt_s: float = 0.0
+    ) -> None:
+        self._sock: socket.socket | None = sock  # ours from here on, also if this raises
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._loop = asyncio.get_running_loop()
+        self._received_bytes = 0
+        self._proved = False
+        self._rtt_s = rtt_s
+        try:
+            sock.setblocking(False)
+            # Here, where whoever made the socket expects errors: a connection that is reset later
+            # does not know its other end any more.
+            self._remote_ip = str(sock.getpeername()[0])
+            _tune(sock)
+            self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def handshake(self) -> None:
+        """Prove both sides. Raises ssl.SSLError, OSError, or RemoteProtocolError for a stranger."""
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self._flush()
+                asked_s = time.monotonic()
+                await self._fill()
+                # The acceptor never sees its connect time: its flight's round trip stands in.
+                self._rtt_s = self._rtt_s or time.monotonic() - asked_s
+            except ssl.SSLError:
+                # The alert in `outgoing` tells the other side why. It may not care to hear it.
+                with contextlib.suppress(OSError):
+                    await self._flush()
+                raise
+        self._proved = True
+        await self._flush()
+
+    async def send(self, msg: Hello | Refused) -> None:
+        """One message; returns when the kernel has it."""
+        self.tls.write(frame(encode(msg)))
+        await self._flush()
+
+    async def receive(self) -> Hello | Refused:
+        """One message. Takes not a byte beyond it, for the next owner reads what follows."""
+        length = int.from_bytes(await self._read_exactly(FRAME_HEADER_BYTES), "big")
+        if not 0 < length <= HELLO_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"a hello of {length:,} bytes; 1 to {HELLO_BYTES_MAX:,} are allowed"
+            )
+        msg = decode(await self._read_exactly(length), allowed=(Hello, Refused))
+        assert isinstance(msg, Hello | Refused)
+        return msg
+
+    async def goodbye(self) -> None:
+        """Close so that what was sent last arrives: close_notify, FIN, wait for the other's FIN.
+
+        Closing with unread bytes would reset the connection and destroy our last message.
+        """
+        if self._sock is None:
+            return
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                if self._proved:
+                    with contextlib.suppress(ssl.SSLError):
+                        self.tls.unwrap()
+                await self._flush()
+                self._sock.shutdown(socket.SHUT_WR)
+                drained_bytes = 0
+                while drained_bytes < UNPROVED_BYTES_MAX:
+                    data = await self._loop.sock_recv(self._sock, UNPROVED_BYTES_MAX)
+                    drained_bytes += len(data)
+                    if not data:
+                        break
+        self.close()
+
+    def close(self) -> None:
+        """Close at once. Harmless when closed or taken."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def take(self) -> TlsSocket:
+        """Hand the connection over; this channel is done with it."""
+        if self._sock is None or not self._proved:
+            raise LocalProtocolError("only an open connection that has proved itself can be taken")
+        sock, self._sock = self._sock, None
+        rtt_s = _kernel_rtt_s(sock) or self._rtt_s
+        return TlsSocket(sock, self.tls, self._incoming, self._outgoing, self._remote_ip, rtt_s)
+
+    async def _read_exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self.tls.read(count - len(data))
+            except ssl.SSLWantReadError:
+                await self._flush()  # TLS may have had to answer the other side
+                await self._fill()
+                continue
+            if not piece:
+                raise ConnectionResetError("the other side closed the connection")
+            data += piece
+        return bytes(data)
+
+    async def _fill(self) -> None:
+        """Feed TLS with what arrives next; end of file is for TLS to judge."""
+        assert self._sock is not None
+        allowed = READ_BYTES if self._proved else UNPROVED_BYTES_MAX - self._received_bytes
+        if allowed <= 0:
+            raise RemoteProtocolError(
+                f"more than {UNPROVED_BYTES_MAX:,} bytes and still no proof of identity"
+            )
+        data = await self._loop.sock_recv(self._sock, allowed)
+        if not data:
+            raise ConnectionResetError("the other side closed the connection")
+        if self.tls.server_side and self._received_bytes == 0 and data[0] != TLS_FIRST_BYTE:
+            raise RemoteProtocolError(f"not TLS: the first byte is 0x{data[0]:02x}")
+        self._received_bytes += len(data)
+        self._incoming.write(data)
+
+    async def _flush(self) -> None:
+        assert self._sock is not None
+        if data := self._outgoing.read():
+            await self._loop.sock_sendall(self._sock, data)
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong with a connection, in a few words and without a path or a line number."""
+    if isinstance(error, ssl.SSLEOFError):
+        return "the other side closed the connection without a goodbye"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate does not verify: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {(error.reason or 'failed').lower().replace('_', ' ')}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()  # asyncio's own texts quote tuples
+    if isinstance(error, OSError):
+        return error.strerror or str(error) or type(error).__name__
+    return str(error) or type(error).__name__
+
+
+def _kernel_rtt_s(sock: socket.socket) -> float:
+    """The smoothed round trip of its packets, without what either side thinks about meanwhile; 0
+    where the kernel does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0.0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_US.size)
+    return float(RTT_US.unpack(info)[0]) / 1e6 if len(info) == RTT_US.size else 0.0
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages must not wait
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+    ):
+        if hasattr(socket, option):  # macOS names the first one otherwise; its default will do
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,123 @@
+"""Log entries: what a committed round was, and the root that covers its bytes.
+
+The result R of a round is the encoded bytes of the chunks of one fragment. A chunk's *origin* says
+whose submissions are in its mean, with which weights: chunks that were kept from a broken attempt
+have another origin than those that were reduced again. Every leaf covers digest and origin, the
+root covers the leaves, and the chain covers the root, so equal chains mean equal bytes and equal
+accounts of who contributed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from atoll.collectives.errors import StateError
+from atoll.optim.fragments import FRAGMENTS_MAX
+from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.peer.group.views import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
+from atoll.peer.net.wire import Within, message
+from atoll.peer.rounds.merkle import merkle_root
+
+__all__ = [
+    "CHUNKS_MAX",
+    "FRAGMENTS_MAX",
+    "INIT",
+    "ORIGINS_MAX",
+    "ROUNDS_IN_FLIGHT_MAX",
+    "STEP",
+    "WEIGHT_MAX",
+    "Blob",
+    "EntryHead",
+    "Fragment",
+    "Origin",
+    "entry_chain",
+    "entry_root",
+]
+
+INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
+STEP = "step"  # every other entry: an averaged pseudo-gradient
+WEIGHT_MAX = 1e15  # tokens in one round; sums of a thousand of them are exact in float64
+ORIGINS_MAX = 16  # attempts of one round (attempts.ATTEMPTS_MAX): one origin each
+ROUNDS_IN_FLIGHT_MAX = 4  # of different fragments: each takes memory for a whole result
+CHUNKS_MAX = 1 << 20  # of a fragment: a terabyte of parameters
+
+Blob = Annotated[bytes, Within(0, BLOB_BYTES_MAX)]
+Fragment = Annotated[int, Within(0, FRAGMENTS_MAX - 1)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """``participants`` are sorted peer ids, each with its weight in the mean."""
+
+    participants: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
+    weights: Annotated[tuple[float, ...], Within(0, MEMBERS_MAX)]
+
+    def __post_init__(self) -> None:
+        if len(self.participants) != len(self.weights):
+            raise ValueError("one weight per participant")
+        if list(self.participants) != sorted(set(self.participants)) or not self.participants:
+            raise ValueError("participants are named once each, in order")
+        if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights) or not any(self.weights):
+            raise ValueError(f"weights are 0 to {WEIGHT_MAX:g} and not all zero")
+
+    def digest(self) -> bytes:
+        text = hashlib.sha256(b"atoll-origin")
+        for peer, weight in zip(self.participants, self.weights, strict=True):
+            text.update(peer + weight.hex().encode() + b";")
+        return text.digest()
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class EntryHead:
+    """Everything about a committed round but its bytes. ``chain`` is the one after it.
+
+    ``origin_of`` has one byte per chunk of the fragment; empty means origin 0 for all.
+    """
+
+    round: Rounds
+    kind: str
+    fragment: Fragment
+    origins: Annotated[tuple[Origin, ...], Within(1, ORIGINS_MAX)]
+    origin_of: Annotated[bytes, Within(0, CHUNKS_MAX)]
+    root: Digest
+    chain: Digest
+    blob: Blob = b""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (INIT, STEP):
+            raise ValueError("a log entry is INIT or STEP")
+        if (self.kind == INIT and self.fragment) or (self.kind == STEP and self.blob):
+            raise ValueError("INIT is of the whole vector, and STEP has no specification")
+        if self.origin_of and max(self.origin_of) >= len(self.origins):
+            raise ValueError("a chunk's origin is one of the entry's")
+
+
+def entry_root(
+    origins: Sequence[Origin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""
+) -> bytes:
+    """The root of R from the SHA-256 ``digests`` of its encoded chunks, in order.
+
+    StateError if ``origin_of`` speaks of another number of chunks.
+    """
+    if origin_of and len(origin_of) != len(digests):
+        raise StateError(f"an entry of {len(digests)} chunks names {len(origin_of)} origins")
+    marks = [b"atoll-r" + origin.digest() for origin in origins]
+    which = origin_of or bytes(len(digests))
+    leaves = [
+        hashlib.sha256(marks[origin] + digest).digest()
+        for origin, digest in zip(which, digests, strict=True)
+    ]
+    root = merkle_root(leaves)
+    if blob:
+        root = hashlib.sha256(hashlib.sha256(blob).digest() + root).digest()
+    return root
+
+
+def entry_chain(before: bytes, head: EntryHead) -> bytes:
+    """What ``head.chain`` must be, given the chain after the round before."""
+    return chain_after(before, head.round, head.fragment, head.root)

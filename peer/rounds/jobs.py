@@ -1,0 +1,167 @@
+"""The attempts at hand on this peer, one for each round under way, and the memory of their results.
+
+A retry of a round goes on in the memory of the attempt before: what that has finished may be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives import ChunkGrid, Codec, Reduction, RoundResult, get_codec, grid_for
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.optim.spec import parse_blob
+from atoll.peer.group.kept import Kept, parse_kept
+from atoll.peer.group.messages import Begin
+from atoll.peer.rounds.entries import INIT, EntryHead, entry_root
+from atoll.peer.rounds.keptcopy import KeptCopy
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["Job", "Jobs"]
+
+
+@dataclass(slots=True)
+class Job:
+    """One attempt on this peer, whether it takes part or copies the result."""
+
+    begin: Begin
+    kept: tuple[Kept, ...]
+    result: RoundResult
+    begun_s: float  # when the first attempt at the round began here
+    root: bytes = b""  # not empty: the result is complete
+    lent: bool = False  # others may read the complete result at any time from now on
+    reduction: Reduction | None = None
+    copying: KeptCopy | None = None  # kept chunks that were lacking ...
+    watching: asyncio.Task[None] | None = None  # ... and whether they come
+    fetching: asyncio.Task[None] | None = None  # the whole result, from ``holder``
+    holder: bytes = b""
+    ended: bool = False
+
+    @property
+    def is_read(self) -> bool:
+        """Nobody may write to the result any more: bytes of two attempts would be sent as one."""
+        return self.lent or (self.reduction is not None and self.reduction.reads_result)
+
+    @property
+    def is_reducing(self) -> bool:
+        """Its frames are under way, our own or those that others need from us."""
+        return self.reduction is not None and not self.ended
+
+    @property
+    def progress_bytes(self) -> int:
+        return self.reduction.progress_bytes if self.reduction is not None else 0
+
+    def end(self) -> None:
+        """No thread writes to the result any more; what is final stays so."""
+        self.ended = True
+        if self.reduction is not None:
+            self.reduction.abort()
+        for task in (self.fetching, self.watching):
+            if task is not None:
+                task.cancel()
+
+    def root_of(self, digests: list[bytes]) -> bytes:
+        begin = self.begin
+        return entry_root(begin.origins, self._origin_of(), digests, begin.blob)
+
+    def entry(self, chain: bytes) -> EntryHead:
+        """The log entry that this result becomes; ``chain`` is the one after it."""
+        begin = self.begin
+        return EntryHead(
+            begin.round,
+            begin.kind,
+            begin.fragment,
+            begin.origins,
+            self._origin_of(),
+            self.root,
+            chain,
+            begin.blob,
+        )
+
+    def _origin_of(self) -> bytes:
+        origins = bytearray(self.result.grid.count if self.kept else 0)
+        for item in self.kept:
+            origins[item.chunk] = item.origin
+        return bytes(origins)
+
+
+class Jobs:
+    """By round. ``spare(nbytes)`` gives memory for a result."""
+
+    def __init__(self, spare: Callable[[int], NDArray[np.uint8]]) -> None:
+        self._spare = spare
+        self._by_round: dict[int, Job] = {}
+        self._progress_before = 0  # of reductions that are gone
+
+    def get(self, round_number: int) -> Job | None:
+        return self._by_round.get(round_number)
+
+    def at(self, round_number: int, attempt: int) -> Job | None:
+        job = self._by_round.get(round_number)
+        return job if job is not None and job.begin.attempt == attempt else None
+
+    @property
+    def all(self) -> list[Job]:
+        return list(self._by_round.values())
+
+    @property
+    def progress_bytes(self) -> int:
+        """Of all reductions so far; only ever grows."""
+        return self._progress_before + sum(job.progress_bytes for job in self.all)
+
+    def drop(self, over: Callable[[int], bool]) -> None:
+        """End and forget the jobs of the rounds that are over."""
+        for number in [number for number in self._by_round if over(number)]:
+            job = self._by_round.pop(number)
+            job.end()
+            self._forget(job)
+
+    def open(self, begin: Begin, state: ReplicatedState | None, members: int) -> Job:
+        """The job of a new attempt; the one before at this round has been ended.
+
+        Takes a while for INIT and where a result has to be copied. AtollError for an opening that
+        makes no sense, MemoryError.
+        """
+        codec, grid = _shape_of(begin, state)
+        kept = _kept_of(begin, members, grid.count)
+        before = self._by_round.get(begin.round)
+        begun_s = time.monotonic() if before is None else before.begun_s
+        if before is None or (before.result.codec, before.result.grid) != (codec, grid):
+            result = RoundResult(codec, grid, self._spare)
+        elif before.is_read:
+            result = before.result.copy(self._spare)
+        else:
+            result = before.result
+        if before is not None:
+            self._forget(before)
+        job = self._by_round[begin.round] = Job(begin, kept, result, begun_s)
+        return job
+
+    def _forget(self, job: Job) -> None:
+        """Of an ended job: its buffers go at once, not with the next collection of cycles."""
+        self._progress_before += job.progress_bytes
+        job.reduction = job.copying = None
+
+
+def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, ChunkGrid]:
+    if begin.kind == INIT:
+        _, manifest = parse_blob(begin.blob)
+        return get_codec("float32"), grid_for(manifest.elements)
+    if state is None:
+        raise RemoteProtocolError(f"round {begin.round} is begun, but there is no state yet")
+    return state.codec, state.fragment_grid(begin.fragment)
+
+
+def _kept_of(begin: Begin, members: int, chunks: int) -> tuple[Kept, ...]:
+    try:
+        kept = parse_kept(begin.kept, members, len(begin.origins))
+    except ValueError as error:
+        raise RemoteProtocolError(f"BEGIN of round {begin.round}: {error}") from error
+    if kept and kept[-1].chunk >= chunks:
+        raise RemoteProtocolError(f"BEGIN keeps chunk {kept[-1].chunk} of {chunks}")
+    return kept

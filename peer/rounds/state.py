@@ -1,0 +1,394 @@
+"""The replicated state of a run: outer parameters and momentum, and the arithmetic of a commit.
+
+Two buffers: the current one is what everybody reads (trainer, donors, pseudo-gradients) and never
+changes; a commit writes the next state into the other and swaps. The two differ only in the chunks
+of the last commit's fragment, so a commit copies those and computes its own. Each chunk has a
+*leaf*, the SHA-256 of its parameters and momentum; the digest of the state covers the run's
+specification and the Merkle root of the leaves, so equal digests mean equal runs, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout
+from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
+from atoll.collectives.errors import StateError
+from atoll.optim.fragments import chunk_range, fragment_grid
+from atoll.optim.manifest import pseudo_gradient
+from atoll.optim.spec import parse_blob
+from atoll.peer.rounds.entries import INIT, EntryHead
+from atoll.peer.rounds.merkle import MerkleTree
+from atoll.peer.rounds.statebuffers import U8, Floats, StateBuffers
+
+__all__ = [
+    "CHUNK_COPY_BYTES_MAX",
+    "READ_TRIES",
+    "ChunkCopy",
+    "ReplicatedState",
+    "StateLoad",
+    "state_digest",
+]
+
+Bytes: TypeAlias = bytes | bytearray | memoryview | U8
+CHUNK_COPY_BYTES_MAX = 8 * CHUNK_ELEMENTS_MAX  # parameters and momentum: memory for ``read_chunk``
+# A copy takes under a millisecond and fails only if two commits begin meanwhile.
+READ_TRIES = 8
+_serials = itertools.count(1)  # tells a trainer that it has to map another state
+
+
+def state_digest(blob: bytes, root: bytes) -> bytes:
+    """``root`` is the Merkle root of the leaves, ``blob`` the run's specification."""
+    return hashlib.sha256(hashlib.sha256(blob).digest() + root).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCopy:
+    """What ``read_chunk`` has copied: a chunk of the state after ``round``.
+
+    ``proof`` leads from ``leaf`` to the Merkle root in that state's digest (merkle.py).
+    """
+
+    round: int
+    leaf: bytes
+    proof: bytes
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A state and where it lies. Replaced in one step, so that readers see what belongs together.
+
+    ``generation`` is the buffer's when this state was complete.
+    """
+
+    round: int
+    buffer: int
+    generation: int
+    versions: tuple[int, ...]  # of each chunk: the round that it is of
+    tree: MerkleTree | None  # None before INIT
+    digest: bytes
+
+
+class ReplicatedState:
+    """``shared`` holds θ0, θ1, b0, b1, each float32[elements], for the trainer to map.
+
+    Any thread may read; whoever reads a buffer in place checks ``generation`` of it before and
+    after. One thread at a time commits (``apply``, ``undo``) or loads.
+    """
+
+    def __init__(self, blob: bytes) -> None:
+        self.blob = blob
+        self.serial = next(_serials)
+        self.spec, self.manifest = parse_blob(blob)
+        self._buffers = StateBuffers(self.spec, self.manifest)
+        self.grid, self.codec = self._buffers.grid, self._buffers.codec
+        self.shared = self._buffers.shared
+        self.generation = [0, 0]  # of each buffer, counted up before it is written
+        self._now = _Position(0, 0, 0, (0,) * self.grid.count, None, b"")
+        self._before: _Position | None = None  # while the other buffer still holds it
+        self._differ = frozenset(range(self.grid.count))  # chunks unlike in the two buffers
+        self._writing = threading.Lock()  # the other buffer
+        self._load: StateLoad | None = None  # which may write it
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def round(self) -> int:
+        return self._now.round
+
+    @property
+    def current(self) -> int:
+        return self._now.buffer
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Round, current buffer and its generation, which belong together."""
+        now = self._now
+        return now.round, now.buffer, now.generation
+
+    @property
+    def theta(self) -> Floats:
+        return self._buffers.theta[self.current]
+
+    @property
+    def momentum(self) -> Floats:
+        return self._buffers.momentum[self.current]
+
+    @property
+    def digest(self) -> bytes:
+        """Empty before INIT, as are ``root`` and ``leaves``."""
+        return self._now.digest
+
+    @property
+    def root(self) -> bytes:
+        tree = self._now.tree
+        return tree.root if tree else b""
+
+    @property
+    def leaves(self) -> tuple[bytes, ...]:
+        tree = self._now.tree
+        return tree.leaves if tree else ()
+
+    def version(self, chunk: int) -> int:
+        """The round that last changed the chunk, or a later one that did not."""
+        return self._now.versions[chunk]
+
+    def chunks_of(self, fragment: int) -> tuple[int, int]:
+        """The chunks [first, end) of a fragment."""
+        return chunk_range(fragment, self.spec.fragments, self.grid.count)
+
+    def fragment_grid(self, fragment: int) -> ChunkGrid:
+        """The grid of a fragment's reduction; its chunk 0 is ``chunks_of(fragment)[0]``."""
+        return fragment_grid(self.grid, fragment, self.spec.fragments)
+
+    def layout(self, fragment: int) -> EncodedLayout:
+        """Where the fragment's chunks lie in R, counted from 0."""
+        return encoded_layout(self.fragment_grid(fragment), self.codec)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """The size of a chunk's parameters and momentum."""
+        return 8 * self.grid.size(chunk)
+
+    def close(self) -> None:
+        self.shared.close()
+
+    # ------------------------------------------------------------ reading
+
+    def delta_of(self, submission: Floats, fragment: int = 0) -> Callable[[int, Floats], None]:
+        """The source of a reduction: Δ = θ - θ_m of one chunk of a fragment, counted from 0.
+
+        From the state as it is now; valid until a later round of this fragment is applied.
+        """
+        theta, grid, manifest = self.theta, self.grid, self.manifest
+        first, _ = self.chunks_of(fragment)
+
+        def fill(chunk: int, out: Floats) -> None:
+            lo, hi = grid.bounds(first + chunk)
+            pseudo_gradient(theta[lo:hi], submission[lo:hi], out, manifest, lo, hi)
+
+        return fill
+
+    def read_chunk(self, chunk: int, out: memoryview) -> ChunkCopy:
+        """Copy a chunk's parameters, then its momentum, to the beginning of ``out``.
+
+        Commits may happen meanwhile. StateError if there is no state yet, or if commits follow
+        each other so fast that no copy is whole.
+        """
+        nbytes = self.chunk_bytes(chunk)
+        if out.nbytes < nbytes:
+            raise StateError(f"chunk {chunk} has {nbytes} bytes, the memory for it {out.nbytes}")
+        target = np.frombuffer(out, np.uint8)[:nbytes]
+        for _ in range(READ_TRIES):
+            now = self._now
+            if now.tree is None:
+                raise StateError("there is no state to read yet", fix="wait for the first round")
+            np.concatenate(self._buffers.parts(chunk, now.buffer), out=target)
+            if self.generation[now.buffer] == now.generation:
+                return ChunkCopy(now.round, now.tree.leaves[chunk], now.tree.proof(chunk), nbytes)
+        raise StateError(
+            f"chunk {chunk} of round {self.round} was overwritten in each of {READ_TRIES} reads",
+            fix="read it again; rounds commit faster than memory can be copied",
+        )
+
+    # ------------------------------------------------------------ commits
+
+    def initialise(self, encoded: U8) -> None:
+        """Log entry 1: ``encoded`` is the first trainer's θ as float32; momentum is zero."""
+        self._commit(INIT, 1, range(self.grid.count), encoded)
+
+    def apply(self, head: EntryHead, encoded: U8) -> None:
+        """The outer step of a committed round, from the exact bytes that everyone holds.
+
+        StateError if it is not the next round or of another size, CodecError for malformed bytes;
+        then the state stays what it was. A load that is under way is given up.
+        """
+        self._commit(head.kind, head.round, self._chunks_in(head), encoded)
+
+    def undo(self) -> bool:
+        """Go back to the state before the last commit, if it has not been overwritten."""
+        with self._writing:
+            before = self._before
+            if before is None:
+                return False
+            self.generation[self.current] += 1  # whoever reads what is undone learns it by this
+            self._now, self._before = before, None
+            return True
+
+    def _commit(self, kind: str, round_number: int, chunks: range, encoded: U8) -> None:
+        with self._writing:
+            now = self._now
+            if round_number != now.round + 1 or (kind == INIT) != (now.tree is None):
+                raise StateError(f"{kind} of round {round_number} does not follow {now.round}")
+            buffers, layout = self._buffers, self._buffers.layout(kind, chunks)
+            if encoded.nbytes != layout.total_bytes:
+                raise StateError(
+                    f"round {round_number} has {encoded.nbytes} bytes, not {layout.total_bytes}"
+                )
+            stale, source, target = self._begin_write(chunks), now.buffer, 1 - now.buffer
+            for chunk in stale - frozenset(chunks):
+                buffers.fill(chunk, target, buffers.parts(chunk, source))
+            leaves = list(self.leaves) or [b""] * self.grid.count
+            versions = list(now.versions)
+            for chunk in chunks:
+                start, end = layout.slice(chunk - chunks.start)
+                buffers.step(kind, chunk, encoded[start:end], source, target)
+                leaves[chunk] = buffers.leaf(chunk, target)
+                versions[chunk] = round_number
+            self._finish_write(round_number, versions, leaves)
+            self._before, self._differ = now, frozenset(chunks)
+
+    # ------------------------------------------------------------ with the lock held
+
+    def _begin_write(self, chunks: range) -> frozenset[int]:
+        """From now on the other buffer holds nothing whole; the chunks that are stale in it."""
+        stale = self._differ
+        self._load = self._before = None
+        self._differ = stale | frozenset(chunks)  # should the write fail half-way
+        self.generation[1 - self.current] += 1  # whoever still reads it learns it by this
+        return stale
+
+    def _finish_write(
+        self, round_number: int, versions: list[int], leaves: list[bytes], expected: bytes = b""
+    ) -> None:
+        """Swap; StateError, and no swap, if another digest is ``expected``."""
+        target = 1 - self.current
+        tree = MerkleTree(leaves)
+        digest = state_digest(self.blob, tree.root)
+        if expected and digest != expected:
+            raise StateError(
+                f"the state of round {round_number} has digest {digest.hex()[:16]},"
+                f" not {expected.hex()[:16]}"
+            )
+        generation = self.generation[target]
+        self._now = _Position(round_number, target, generation, tuple(versions), tree, digest)
+
+    def _chunks_in(self, head: EntryHead) -> range:
+        whole = head.kind == INIT
+        return range(self.grid.count) if whole else range(*self.chunks_of(head.fragment))
+
+
+class StateLoad:
+    """Fills the other buffer of a state, chunk by chunk, while the current one stays in use.
+
+    Chunks may be of different rounds; ``replay`` brings them forward. Who fills it checks what it
+    gets; here only the whole is compared with a digest. Any thread may call it. A commit and a
+    newer load end it: then every method that writes raises StateError.
+    """
+
+    def __init__(self, state: ReplicatedState) -> None:
+        self._state = state
+        self._versions = [-1] * state.grid.count
+        self._cancelled = False
+        with state._writing:
+            state._begin_write(range(state.grid.count))
+            state._load = self
+
+    @property
+    def is_open(self) -> bool:
+        """False once a commit, a newer load or ``cancel`` has ended it."""
+        return not self._cancelled and self._state._load is self
+
+    def has(self, chunk: int) -> bool:
+        return self._versions[chunk] >= 0
+
+    def leaf(self, chunk: int) -> bytes:
+        """Hash of the bytes as they are: what was put, else the current state's; may be empty."""
+        state = self._state
+        if not self.has(chunk) and not state.leaves:
+            return b""
+        return state._buffers.leaf(chunk, 1 - state.current if self.has(chunk) else state.current)
+
+    def confirm(self, chunk: int, version: int) -> None:
+        """The chunk that was put is that of round ``version``, whatever it was said to be."""
+        with self._state._writing:
+            self._check_open()
+            if not self.has(chunk):
+                raise StateError(f"chunk {chunk} is missing and cannot be of round {version}")
+            self._versions[chunk] = version
+
+    def version(self, chunk: int) -> int:
+        """The round that the chunk is of; -1 while it is missing."""
+        return self._versions[chunk]
+
+    def put(self, chunk: int, version: int, data: Bytes) -> None:
+        """Take a chunk as ``read_chunk`` copies it, of the state after round ``version``."""
+        values = np.frombuffer(data, np.uint8)
+        if values.size != self._state.chunk_bytes(chunk):
+            expected = self._state.chunk_bytes(chunk)
+            raise StateError(f"chunk {chunk} has {values.size} bytes, not {expected}")
+        theta, momentum = np.split(values, 2)
+        self._fill(chunk, version, (theta, momentum))
+
+    def keep(self, chunk: int, version: int) -> None:
+        """Take the current state's own chunk: in round ``version`` it was the same."""
+        if not self._state.leaves:
+            raise StateError("there is no state to keep chunks of")
+        state = self._state
+        self._fill(chunk, version, state._buffers.parts(chunk, state.current))
+
+    def replay(self, head: EntryHead, encoded_chunk: Bytes, chunk: int) -> bool:
+        """Bring ``chunk`` (of the whole vector) to the entry's round; false if it is there already.
+
+        The caller replays every entry of the chunk's fragment in order; INIT needs no chunk.
+        CodecError for malformed bytes.
+        """
+        state = self._state
+        chunks = state._chunks_in(head)
+        data = np.frombuffer(encoded_chunk, np.uint8)
+        with state._writing:
+            self._check_open()
+            if chunk not in chunks or not (self.has(chunk) or head.kind == INIT):
+                raise StateError(f"round {head.round} cannot be replayed on chunk {chunk}")
+            if self._versions[chunk] >= head.round:
+                return False
+            expected = state._buffers.layout(head.kind, chunks).size(chunk - chunks.start)
+            if data.size != expected:
+                raise StateError(f"chunk {chunk} takes {expected} encoded bytes, not {data.size}")
+            target = 1 - state.current
+            state._buffers.step(head.kind, chunk, data, target, target)
+            self._versions[chunk] = head.round
+        return True
+
+    def finish(self, round_number: int, digest: bytes = b"") -> None:
+        """Make it the current state, of that round, with the leaves of what is there.
+
+        StateError while a chunk is missing or newer, or if ``digest`` is given and not the state's;
+        then nothing has happened, and chunks may be put again.
+        """
+        state = self._state
+        with state._writing:
+            self._check_open()
+            wrong = [c for c, v in enumerate(self._versions) if not 0 <= v <= round_number]
+            if wrong:
+                raise StateError(
+                    f"{len(wrong)} chunks are not of round {round_number} or before, the first is"
+                    f" {wrong[0]} of round {self._versions[wrong[0]]}"
+                )
+            target = 1 - state.current
+            leaves = [state._buffers.leaf(chunk, target) for chunk in range(state.grid.count)]
+            self._check_open()  # hashing takes a second per 2 GB: it may have been cancelled
+            state._finish_write(round_number, self._versions, leaves, digest)
+            state._load = None
+
+    def cancel(self) -> None:
+        """Give it up without waiting; what is being written ends before the next commit begins."""
+        self._cancelled = True
+
+    def _fill(self, chunk: int, version: int, parts: tuple[U8, U8]) -> None:
+        state = self._state
+        with state._writing:
+            self._check_open()
+            state._buffers.fill(chunk, 1 - state.current, parts)
+            self._versions[chunk] = version
+
+    def _check_open(self) -> None:
+        if self._cancelled or self._state._load is not self:
+            raise StateError("this load of the state was given up", fix="begin another one")

@@ -1,0 +1,1 @@
+"""State for those who lack it: pieces from many donors, and results of attempts."""

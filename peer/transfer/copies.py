@@ -1,0 +1,191 @@
+"""Where an incoming frame of a transfer belongs, and results in progress.
+
+A transfer's first frame may overtake the head that announces it: it pauses its stream for a bounded
+time. Frames of transfers that nobody asked for, or that were given up, are drained and dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+
+from atoll.collectives import RoundResult
+from atoll.collectives.errors import CodecError, RemoteProtocolError
+from atoll.peer.group.messages import Begin
+from atoll.peer.rounds.dataframes import DataHeader
+
+__all__ = ["Copies", "PieceSink", "ResultCopy", "Transfer", "TransferKey", "TransferKind"]
+
+TransferKey = tuple[bytes, int, int, int]  # source, kind, round, attempt
+HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and the first chunk
+
+
+class TransferKind(IntEnum):
+    """Frame kinds beside those of attempts (1, 2 and 6; see router.py)."""
+
+    RESULT_COPY = 3
+    STATE = 4
+    ENTRY = 5
+
+
+OF_PIECES = (TransferKind.STATE, TransferKind.ENTRY)
+
+
+class Transfer(Protocol):
+    """All chunks of something, from one donor."""
+
+    source: bytes
+    kind: int
+    round: int
+    attempt: int
+
+    def reserve(self, header: DataHeader) -> memoryview | None: ...
+
+    def received(self, header: DataHeader) -> None: ...
+
+    def broken(self, why: str) -> None: ...
+
+
+class PieceSink(Protocol):
+    """Takes pieces of the state and of entries (learner.py)."""
+
+    def reserve(self, source: bytes, header: DataHeader) -> memoryview | None: ...
+
+    def received(self, source: bytes, header: DataHeader) -> None: ...
+
+    def broken(self, source: bytes, why: str) -> None: ...
+
+
+class Copies:
+    """Finds the transfer of a frame. Called by reader threads and steered from the event loop."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._asked: set[TransferKey] = set()  # whose head is still to come
+        self._transfers: dict[TransferKey, Transfer] = {}
+        self.pieces: PieceSink | None = None
+
+    def ask(self, key: TransferKey) -> None:
+        """Frames of this transfer may overtake its head: they wait for it."""
+        with self._changed:
+            self._asked.add(key)
+
+    def expect(self, transfer: Transfer) -> None:
+        """The head is here."""
+        with self._changed:
+            key = _key(transfer)
+            self._transfers[key] = transfer
+            self._asked.discard(key)
+            self._changed.notify_all()
+
+    def end(self, key: TransferKey) -> None:
+        """Whatever still comes is to be dropped."""
+        with self._changed:
+            self._transfers.pop(key, None)
+            self._asked.discard(key)
+            self._changed.notify_all()
+
+    def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
+        if header.kind in OF_PIECES:
+            return self.pieces.reserve(source, header) if self.pieces is not None else None
+        transfer = self._transfer_of(source, header)
+        return transfer.reserve(header) if transfer is not None else None
+
+    def received(self, source: bytes, header: DataHeader) -> None:
+        if header.kind in OF_PIECES:
+            if self.pieces is not None:
+                self.pieces.received(source, header)
+            return
+        transfer = self._transfer_of(source, header)
+        if transfer is not None:
+            transfer.received(header)
+
+    def broken(self, source: bytes, why: str) -> None:
+        with self._changed:
+            ended = [t for key, t in self._transfers.items() if key[0] == source]
+        for transfer in ended:
+            transfer.broken(why)
+        if self.pieces is not None:
+            self.pieces.broken(source, why)
+
+    def _transfer_of(self, source: bytes, header: DataHeader) -> Transfer | None:
+        deadline_s = time.monotonic() + HEAD_TIMEOUT_S
+        key = (source, header.kind, header.round, header.attempt)
+        with self._changed:
+            while key in self._asked:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    return None
+            return self._transfers.get(key)
+
+
+def _key(transfer: Transfer) -> TransferKey:
+    return (transfer.source, transfer.kind, transfer.round, transfer.attempt)
+
+
+class ResultCopy:
+    """R of an attempt, fetched from a holder instead of reduced; done with its chunks' digests.
+
+    What is final in ``result`` stays: it is of the same attempt, so the holder's is the same.
+    Frames land in a buffer of their own and move on under a lock, so that after ``close`` no reader
+    thread writes where the next attempt writes. What does not decode is refused: committed, it
+    would end every peer.
+    """
+
+    kind = int(TransferKind.RESULT_COPY)
+
+    def __init__(
+        self,
+        source: bytes,
+        begin: Begin,
+        result: RoundResult,
+        on_done: Callable[[list[bytes]], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self.source, self.round, self.attempt = source, begin.round, begin.attempt
+        self.received_bytes = 0
+        self.broken = on_broken
+        self._result = result
+        self._digests = list(result.digests)
+        self._on_done = on_done
+        self._arriving = threading.local()  # each stream of the source has a thread of its own
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def reserve(self, header: DataHeader) -> memoryview | None:
+        if not 0 <= header.chunk < len(self._digests):
+            raise RemoteProtocolError(f"chunk {header.chunk} of {len(self._digests)}")
+        size = self._result.layout.size(header.chunk)
+        if header.length != size:
+            raise RemoteProtocolError(f"{header.length} bytes for a chunk of {size}")
+        self.received_bytes += size
+        if self._digests[header.chunk]:
+            return None
+        self._arriving.data = np.empty(size, np.uint8)
+        return memoryview(self._arriving.data)
+
+    def received(self, header: DataHeader) -> None:
+        result, chunk, data = self._result, header.chunk, self._arriving.data
+        try:
+            result.codec.check(data, result.grid.size(chunk))
+        except CodecError as error:
+            raise RemoteProtocolError(f"chunk {chunk} of its result: {error.what}") from error
+        with self._lock:
+            if self._closed or self._digests[chunk]:
+                return
+            stored = result.view(chunk)
+            stored[:] = data
+            self._digests[chunk] = hashlib.sha256(stored.data).digest()
+            done = all(self._digests)
+        if done:
+            self._on_done(self._digests)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True

@@ -1,0 +1,294 @@
+"""The donor's side: serving state, log entries and results to peers that lack them.
+
+Pieces are copied and sent one at a time per learner, in worker threads, while rounds go on: memory
+is one chunk with its proof (2 MiB and 642 bytes at most) for each of SERVES_MAX learners, 8.4 MB in
+all. While a reduction of this peer's own sends bytes, pieces take a small share of what it sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives import EncodedLayout
+from atoll.collectives.errors import AtollError, StateError
+from atoll.peer.group.views import short
+from atoll.peer.net.links import LinkHost
+from atoll.peer.net.wire import encode
+from atoll.peer.rounds.dataframes import DataHeader
+from atoll.peer.rounds.datastream import BlockingTls
+from atoll.peer.rounds.entries import INIT, EntryHead
+from atoll.peer.rounds.keptcopy import parse_chunks
+from atoll.peer.rounds.merkle import MerkleTree
+from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState
+from atoll.peer.rounds.streams import FrameOutlet, Streams, reason_of
+from atoll.peer.transfer import fetching as ft
+from atoll.peer.transfer.copies import TransferKind
+from atoll.peer.transfer.proven import RUN_MAX, entry_leaf, part_head
+from atoll.peer.transfer.serving import Pace, Queue
+
+__all__ = ["SERVES_MAX", "Donor", "Results"]
+
+SERVES_MAX = 4  # learners at a time: more would only share the same uplink
+# Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): at most so many,
+# and but for one tree no more than so many leaves, of 64 bytes with what is above them: 4 MB.
+TREES_MAX = 8
+TREE_LEAVES_MAX = 65_536
+WHY_CHARACTERS_MAX = 300  # of a refusal's reason
+EARLY_MAX = 64  # learners of whom is remembered what has been logged
+READ_TRIES = 3  # of a state that changes meanwhile
+U8 = NDArray[np.uint8]
+Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
+
+
+class Donor:
+    """Answers everything in ``fetching.ASKED_OF_DONORS``. Lives in the event loop.
+
+    ``is_open`` is false while this peer is no donor: it is catching up itself, or its state may be
+    wrong. Results of attempts are served regardless.
+    """
+
+    def __init__(
+        self,
+        host: LinkHost,
+        streams: Streams,
+        results: Results,
+        rounds: RoundLog,
+        log: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._streams = streams
+        self._results = results  # (round, attempt) -> a complete R, its layout, its chunks
+        self._rounds = rounds
+        self._log = log
+        self.state: ReplicatedState | None = None
+        self.is_open = True
+        self.pace = Pace(lambda: streams.sent_bytes, time.monotonic)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._queues: dict[bytes, Queue] = {}  # of learners that are being served
+        self._results_served = 0
+        self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
+        self._threads = ThreadPoolExecutor(2 * SERVES_MAX, "serve")
+        self._trees: OrderedDict[bytes, MerkleTree] = OrderedDict()  # by the entry's root
+        self._trees_lock = threading.Lock()
+
+    def busy(self, reducing: bool) -> None:
+        """A reduction of this peer's own begins, or the last of them has ended."""
+        self.pace.busy(reducing)
+
+    def close(self) -> None:
+        self.pace.close()
+        for task in self._tasks:
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def on_message(self, source: bytes, message: object) -> None:
+        match message:
+            case ft.FetchPiece():
+                self._on_fetch(source, message)
+            case ft.DropPieces():
+                if source in self._queues:
+                    self._queues[source].drop(message.tickets)
+            case ft.FetchResult():
+                self._on_fetch_result(source, message)
+            case ft.AskState():
+                self._host.send(source, self._state_from(message.first))
+            case ft.AskHeads():
+                self._host.send(source, self._heads(message.first, message.last))
+            case ft.AskBlob() if self.state is not None:
+                self._host.send(source, ft.BlobIs(self.state.blob))
+
+    # ------------------------------------------------------------ small answers
+
+    def _state_from(self, first: int) -> ft.StateIs:
+        state = self.state if self.is_open else None
+        for _ in range(READ_TRIES):
+            if state is None or not state.root:
+                break
+            position, root = state.position, state.root
+            if state.position != position:
+                continue  # a commit came between the two
+            number = position[0]
+            first = min(max(first, number + 1 - ft.DIGESTS_MAX), number)
+            digests = [self._rounds.digest_after(n) or bytes(32) for n in range(first, number + 1)]
+            blob_digest = hashlib.sha256(state.blob).digest()
+            return ft.StateIs(
+                number, root, blob_digest, self._log_first(), first, b"".join(digests)
+            )
+        return ft.StateIs(-1)
+
+    def _log_first(self) -> int:
+        """The first entry that can be proven and replayed: the chain before it is known."""
+        first = max(self._rounds.first, 2)  # INIT is the state itself
+        return first if self._rounds.chain_after(first - 1) else first + 1
+
+    def _heads(self, first: int, last: int) -> ft.HeadsAre:
+        heads: list[EntryHead] = []
+        size = 0
+        before = self._rounds.chain_after(first - 1) if self.is_open else b""
+        while before and first + len(heads) <= last and len(heads) < ft.HEADS_MAX:
+            head = self._rounds.head(first + len(heads))
+            if head is None:
+                break
+            size += len(encode(head))
+            if heads and size > ft.HEADS_BYTES_MAX:
+                break
+            heads.append(head)
+        return ft.HeadsAre(first, before, tuple(heads))
+
+    # ------------------------------------------------------------ pieces
+
+    def _on_fetch(self, source: bytes, message: ft.FetchPiece) -> None:
+        if self.state is None or not self.is_open:
+            self._refuse(source, message.ticket, "no state to give")
+            return
+        queue = self._queues.get(source)
+        if queue is None and len(self._queues) < SERVES_MAX:
+            queue = self._queues[source] = Queue()
+            self._spawn(self._serve(source, queue))
+        if queue is None:
+            self._refuse(source, message.ticket, f"{SERVES_MAX} learners are being served")
+        elif not queue.add(message):
+            self._refuse(source, message.ticket, f"{ft.ASKED_MAX} pieces have been asked for")
+
+    def _refuse(self, source: bytes, ticket: int, why: str) -> None:
+        self._host.send(source, ft.NoPiece(ticket, why[:WHY_CHARACTERS_MAX]))
+
+    async def _serve(self, source: bytes, queue: Queue) -> None:
+        """Until nothing is asked for; what cannot be sent is refused, so that others are asked."""
+        try:
+            stream = await self._streams.to(source)
+            await self._loop.run_in_executor(self._threads, self._send_all, source, queue, stream)
+        except (AtollError, MemoryError) as error:
+            self._ended_early(source, reason_of(error))
+            for message in queue.rest():
+                self._refuse(source, message.ticket, reason_of(error))
+        finally:
+            del self._queues[source]
+        for message in queue.rest():  # came while the thread ended
+            self._on_fetch(source, message)
+
+    def _send_all(self, source: bytes, queue: Queue, stream: BlockingTls) -> None:
+        """In a worker thread."""
+        buffer = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
+        while (message := queue.next()) is not None:
+            try:
+                kind, number, parts = self._piece(message, buffer)
+                self.pace.wait(sum(len(part) for part in parts))
+            except (StateError, MemoryError) as error:
+                why = reason_of(error)
+                self._loop.call_soon_threadsafe(self._refuse, source, message.ticket, why)
+                continue
+            ticket, chunk = message.ticket, message.chunk
+            header = DataHeader(int(kind), 0, 0, 0, bytes(8), 0, number, ticket, chunk)
+            FrameOutlet(stream, header, aside=True).send_parts(int(kind), chunk, *parts)
+
+    def _piece(
+        self, message: ft.FetchPiece, buffer: memoryview
+    ) -> tuple[TransferKind, int, tuple[memoryview, ...]]:
+        """Kind, round and bytes of what is asked for; StateError if it is not here."""
+        state = self.state
+        if state is None or not self.is_open or message.chunk >= state.grid.count:
+            raise StateError("no such chunk of the state here")
+        if message.entry:
+            return TransferKind.ENTRY, message.entry, self._run(state, message)
+        copy = state.read_chunk(message.chunk, buffer)
+        same = message.have == copy.leaf
+        nbytes = 0 if same else copy.nbytes
+        head = memoryview(part_head(copy.proof, nbytes, same=same))
+        return TransferKind.STATE, copy.round, (head, buffer[:nbytes])
+
+    def _run(self, state: ReplicatedState, message: ft.FetchPiece) -> tuple[memoryview, ...]:
+        """The chunk's parts of consecutive entries, as many as are here and fit into a frame."""
+        parts: list[memoryview] = []
+        size = 0
+        for number in range(message.entry, message.last + 1):
+            head, encoded = self._rounds.head(number), self._rounds.encoded(number)
+            if head is None or encoded is None or head.kind == INIT:
+                break
+            first, end = state.chunks_of(head.fragment)
+            if not first <= message.chunk < end:
+                continue
+            layout = state.layout(head.fragment)
+            lo, hi = layout.slice(message.chunk - first)
+            size += hi - lo
+            if size > CHUNK_COPY_BYTES_MAX or len(parts) == 2 * RUN_MAX:
+                break
+            proof = self._tree(head, encoded, layout, end - first).proof(message.chunk - first)
+            parts += [memoryview(part_head(proof, hi - lo, same=False)), encoded[lo:hi].data]
+        if not parts:
+            raise StateError(f"no part of chunk {message.chunk} of entry {message.entry} here")
+        return tuple(parts)
+
+    def _tree(self, head: EntryHead, encoded: U8, layout: EncodedLayout, count: int) -> MerkleTree:
+        with self._trees_lock:  # whoever else needs it waits for it
+            tree = self._trees.get(head.root)
+            if tree is None:
+                slices = [layout.slice(i) for i in range(count)]
+                shas = [hashlib.sha256(encoded[lo:hi].data).digest() for lo, hi in slices]
+                tree = MerkleTree([entry_leaf(head, i, sha) for i, sha in enumerate(shas)])
+                self._trees[head.root] = tree
+                most = max(1, min(TREES_MAX, TREE_LEAVES_MAX // count))
+                while len(self._trees) > most:
+                    self._trees.popitem(last=False)
+            return tree
+
+    # ------------------------------------------------------------ results of attempts
+
+    def _on_fetch_result(self, source: bytes, message: ft.FetchResult) -> None:
+        number, attempt = message.round, message.attempt
+        found = self._results(number, attempt) if self._results_served < SERVES_MAX else None
+        if found is not None:
+            result, layout, count = found
+            chunks = parse_chunks(message.chunks, count) or range(count)
+            self._results_served += 1
+            self._spawn(self._serve_result(source, message, result, layout, chunks))
+        self._host.send(source, ft.ResultHead(number, attempt, found is not None))
+
+    async def _serve_result(
+        self,
+        source: bytes,
+        message: ft.FetchResult,
+        result: U8,
+        layout: EncodedLayout,
+        chunks: Sequence[int],
+    ) -> None:
+        kind = int(TransferKind.RESULT_COPY)
+        header = DataHeader(kind, 0, 0, 0, bytes(8), 0, message.round, message.attempt, 0)
+
+        def push(outlet: FrameOutlet) -> None:
+            for chunk in chunks:
+                lo, hi = layout.slice(chunk)
+                outlet.send(kind, chunk, result[lo:hi].data)
+
+        try:
+            outlet = FrameOutlet(await self._streams.to(source), header)
+            await self._loop.run_in_executor(self._threads, push, outlet)
+        except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
+            self._ended_early(source, reason_of(error))
+        finally:
+            self._results_served -= 1
+
+    def _ended_early(self, source: bytes, why: str) -> None:
+        """Once for a learner and a reason: it asks again, and so will this happen again."""
+        if self._early.get(source) != why:
+            self._early[source] = why
+            if len(self._early) > EARLY_MAX:
+                del self._early[next(iter(self._early))]
+            self._log(f"serving {short(source)} ended early: {why}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

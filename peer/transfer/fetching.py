@@ -1,0 +1,162 @@
+"""The messages between a peer that lacks state or a result and those that have it.
+
+A learner asks over the control link; small answers come back there, pieces as frames of the donor's
+data stream. A *piece* is a chunk of the state, or the same chunk's parts of committed rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from atoll.peer.group.kept import KEPT_MAX
+from atoll.peer.group.views import Attempts, Digest, Lineage, Rounds, Views
+from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, Within, message
+from atoll.peer.rounds.entries import CHUNKS_MAX, Blob, EntryHead
+
+__all__ = [
+    "ANSWERED_TO_LEARNERS",
+    "ASKED_MAX",
+    "ASKED_OF_DONORS",
+    "DIGESTS_MAX",
+    "HEADS_BYTES_MAX",
+    "HEADS_MAX",
+    "AskBlob",
+    "AskHeads",
+    "AskState",
+    "BlobIs",
+    "DropPieces",
+    "FetchPiece",
+    "FetchResult",
+    "HeadsAre",
+    "NoPiece",
+    "ResultHead",
+    "StateIs",
+]
+
+DIGESTS_MAX = 1024  # rounds whose digest one answer names, as many as a log remembers: 32 KiB
+HEADS_MAX = 1024  # in one answer, if they fit
+# An answer ends before the head that would exceed it, unless that is its first.
+HEADS_BYTES_MAX = CONTROL_FRAME_BYTES_MAX // 2
+ASKED_MAX = 8  # pieces that one learner may have asked of one donor
+
+Ticket = Annotated[int, Within(1, (1 << 32) - 1)]  # names one request: its frame's ``attempt``
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskState:
+    """Which state do you hold, and which digests did the states from round ``first`` on have?"""
+
+    first: Rounds
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StateIs:
+    """``round`` -1: there is none that others may have. ``digest`` is that of ``blob_digest`` and
+    Merkle ``root``; ``digests`` has 32 bytes for each round from ``first`` on, zeros for unknown.
+
+    Entries from ``log_first`` to ``round`` can be had.
+    """
+
+    round: Annotated[int, Within(-1, (1 << 62) - 1)]
+    root: Digest = b""
+    blob_digest: Digest = b""
+    log_first: Rounds = 0
+    first: Rounds = 0
+    digests: Annotated[bytes, Within(0, 32 * DIGESTS_MAX)] = b""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskBlob:
+    """The run's specification and manifest, please."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class BlobIs:
+    blob: Blob
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskHeads:
+    """The heads of the log's entries ``first`` to ``last``, please."""
+
+    first: Rounds
+    last: Rounds
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class HeadsAre:
+    """As many of them as fit, from ``first`` on, and the chain ``before`` the first. None: gone."""
+
+    first: Rounds
+    before: Digest
+    heads: Annotated[tuple[EntryHead, ...], Within(0, HEADS_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class FetchPiece:
+    """``entry`` 0: the chunk as it is now; else its parts of the entries ``entry`` to ``last`` that
+    have one, from the first on as many as are here.
+
+    ``have`` is the leaf of what the learner has: an equal chunk is confirmed, not sent.
+    """
+
+    ticket: Ticket
+    chunk: Annotated[int, Within(0, CHUNKS_MAX)]
+    entry: Rounds = 0
+    last: Rounds = 0
+    have: Digest = b""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class NoPiece:
+    """Not from me: ask somebody else, or me again later."""
+
+    ticket: Ticket
+    why: Annotated[str, Within(0, 300)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class DropPieces:
+    """Others were faster: what has not been sent yet need not be."""
+
+    tickets: Annotated[tuple[Ticket, ...], Within(0, ASKED_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames.
+
+    ``chunks``: the numbers of those that are lacking, u32 each; empty for all.
+    """
+
+    lineage: Lineage
+    view: Views
+    round: Rounds
+    attempt: Attempts
+    chunks: Annotated[bytes, Within(0, 4 * KEPT_MAX)] = b""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ResultHead:
+    """``found`` false: ask somebody else."""
+
+    round: Rounds
+    attempt: Attempts
+    found: bool
+
+
+# Who hears what: the daemon gives the first kind to its Donor, the second to CatchUp and Results.
+ASKED_OF_DONORS = AskState | AskBlob | AskHeads | FetchPiece | DropPieces | FetchResult
+ANSWERED_TO_LEARNERS = StateIs | BlobIs | HeadsAre | NoPiece | ResultHead

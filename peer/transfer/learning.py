@@ -1,0 +1,216 @@
+"""What goes into the machine that catches up (catchup.py) and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.peer.group.events import Goal
+from atoll.peer.group.views import Member
+from atoll.peer.rounds.entries import EntryHead
+from atoll.peer.transfer.proven import Part
+
+__all__ = [
+    "Aim",
+    "Arrived",
+    "Cancel",
+    "Dial",
+    "Done",
+    "Effect",
+    "Event",
+    "Failed",
+    "Finish",
+    "Finished",
+    "Heard",
+    "Interrupted",
+    "Linked",
+    "Own",
+    "Prepare",
+    "Prepared",
+    "Say",
+    "Store",
+    "Tell",
+    "Tick",
+    "Unfinished",
+    "Unprepared",
+]
+
+
+class Store(Protocol):
+    """The state that is being put together. Fast enough for a lock: one chunk at a time."""
+
+    @property
+    def is_open(self) -> bool:
+        """False once something else has written where it writes."""
+
+    @property
+    def chunks(self) -> int: ...
+
+    def state_bytes(self, chunk: int) -> int: ...
+
+    def entry_bytes(self, chunk: int) -> int: ...
+
+    def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:
+        """Index of the chunk in the entry and the entry's chunks; None if it has no part in it."""
+
+    def leaf(self, chunk: int) -> bytes:
+        """Hash of the bytes here: put or kept, else the own state's; empty if there are none."""
+
+    def hint(self, chunk: int) -> bytes:
+        """``leaf`` as it was noted, without a look at the bytes; empty if it was not."""
+
+    def keep(self, chunk: int, number: int) -> None:
+        """The bytes here are those of round ``number``."""
+
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+        """``sha``: SHA-256 of the data."""
+
+    def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The state at hand; round 0 and no blob if there is none."""
+
+    round: int = 0
+    chain: bytes = b""
+    digest: bytes = b""
+    blob_digest: bytes = b""
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Reach this goal. While something is under way, ``own`` is ignored."""
+
+    goal: Goal
+    own: Own
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop; what has been received stays for the next goal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """These peers have a control link now, and no others."""
+
+    peers: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    source: bytes
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A piece for a ticket that this donor has. ``number``: of the state, or the first entry's."""
+
+    source: bytes
+    ticket: int
+    number: int
+    parts: tuple[Part, ...]  # none: it cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The donor's data stream broke: what was asked of it does not come."""
+
+    source: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepared:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The state is in place and has the digest that was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """It is not in place. ``is_mismatch``: it has another digest."""
+
+    why: str
+    is_mismatch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = (
+    Aim
+    | Cancel
+    | Linked
+    | Heard
+    | Arrived
+    | Interrupted
+    | Prepared
+    | Unprepared
+    | Finished
+    | Unfinished
+    | Tick
+)
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    peer: bytes
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make a store: on the state at hand, or with this blob on a new one. Answer: Prepared."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Put the store in place as the state after this round, if it has this digest."""
+
+    store: Store
+    round: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    round: int
+    chain: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    text: str
+
+
+Effect = Tell | Dial | Prepare | Finish | Done | Failed | Say

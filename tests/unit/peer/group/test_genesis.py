@@ -1,0 +1,212 @@
+"""Founding together and resuming together, on a virtual clock."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from harness.cluster import Cluster
+from harness.world import peer_id
+
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.group.views import ARCHIVE, Rules
+
+OLD = b"O" * 32
+RULES = Rules("majority", "rollback", "halt")
+
+
+def addresses(names: str) -> tuple[str, ...]:
+    return tuple(f"{name}:1" for name in names)
+
+
+def link_all(cluster: Cluster, names: str) -> None:
+    for a, b in combinations(names, 2):
+        cluster.link(a, b)
+
+
+def voters(names: str, number: int = 3, lineage: bytes = OLD) -> ms.Cradle:
+    ids = tuple(peer_id(name) for name in names)
+    return ms.Cradle(voters=ids, lineage=lineage, number=number, rules=RULES)
+
+
+def seconds(cluster: Cluster, elapsed_s: float) -> None:
+    until_s = cluster.now_s + elapsed_s
+    cluster.until(lambda: cluster.now_s >= until_s)
+
+
+def restore(cluster: Cluster, name: str, number: int, chain: bytes) -> None:
+    cluster.give(name, ev.Restored(number, chain, chain))
+
+
+# ---------------------------------------------------------------- founding
+
+
+@pytest.mark.parametrize("order", ["abc", "cab", "bca"])
+def test_all_founders_are_in_the_first_view(order: str) -> None:
+    cluster = Cluster("abc")
+    named = ms.Cradle(founders=addresses("cba"), rules=RULES)
+    for count, name in enumerate(order):
+        cluster.give(name, named)
+        for before in order[:count]:
+            cluster.link(name, before)
+        seconds(cluster, 5.0)
+        if count < 2:
+            assert all(cluster.host(n).node.view is None for n in "abc")
+            here = f"{count + 1} of 3 founders are here"
+            assert cluster.host(name).node.genesis.describe() == here
+    assert cluster.in_one_view("abc")
+    view = cluster.host("a").node.view
+    assert view is not None
+    assert (view.number, view.rules, len(view.ancestors)) == (1, RULES, 1)  # the cradle
+    assert not any(cluster.host(n).node.genesis.waiting for n in "abc")
+
+
+def test_a_call_that_is_lost_is_made_again_from_the_cradle() -> None:
+    cluster = Cluster("abc")
+    lost = {"count": 0}
+
+    def hold(source: bytes, peer: bytes, message: object) -> bool:
+        late = isinstance(message, ms.Hail) and source == peer_id("b") and cluster.now_s < 3.0
+        lost["count"] += late
+        return late
+
+    cluster.hold = hold  # b hears the others and enters; they have not heard b
+    for name in "abc":
+        cluster.give(name, ms.Cradle(founders=addresses("abc")))
+    link_all(cluster, "abc")
+    cluster.until(lambda: cluster.in_one_view("abc"), 10.0)
+    assert lost["count"] > 2
+
+
+def test_who_is_not_named_does_not_count_and_joins_later() -> None:
+    cluster = Cluster("abcd")
+    for name in "abd":
+        cluster.give(name, ms.Cradle(founders=addresses("abc")))
+    link_all(cluster, "abd")
+    seconds(cluster, 10.0)
+    assert all(cluster.host(n).node.view is None for n in "abd")
+    cluster.give("c", ms.Cradle(founders=addresses("abc")))
+    for name in "abd":
+        cluster.link("c", name)
+    cluster.until(lambda: cluster.in_one_view("abcd"))
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def test_a_majority_goes_on_from_the_highest_position_and_a_minority_waits() -> None:
+    cluster = Cluster("abc")
+    restore(cluster, "a", 5, b"5" * 32)
+    restore(cluster, "b", 7, b"7" * 32)
+    for name in "ab":
+        cluster.give(name, voters("abc"))
+    seconds(cluster, 60.0)
+    waiting = cluster.host("a").node.genesis.describe()
+    assert "1 of the 3 members of view 3 are here and 2 are needed" in waiting
+    assert cluster.host("a").node.view is None
+    cluster.link("a", "b")
+    cluster.until(lambda: cluster.in_one_view("ab"))
+    view = cluster.host("a").node.view
+    assert view is not None
+    assert (view.base_round, view.base_chain) == (7, b"7" * 32)
+    assert (view.ancestors[0], view.rules) == (OLD, RULES)
+    assert view.lineage != OLD
+
+
+def test_the_later_of_two_views_is_the_one_whose_voters_decide() -> None:
+    cluster = Cluster("abcd")
+    for name in "ac":
+        restore(cluster, name, 5, b"5" * 32)
+    restore(cluster, "d", 7, b"7" * 32)
+    for name in "ac":
+        cluster.give(name, voters("abc", number=3))
+    cluster.give("d", voters("abcd", number=4))
+    # a and c are a majority of what they know, but hear in time that d knows better.
+    link_all(cluster, "acd")
+    cluster.until(lambda: cluster.in_one_view("acd"))
+    view = cluster.host("a").node.view
+    assert view is not None
+    assert view.base_round == 7
+
+
+def test_a_voter_without_a_checkpoint_votes_too() -> None:
+    cluster = Cluster("abc")
+    restore(cluster, "a", 5, b"5" * 32)
+    cluster.give("a", voters("abc"))
+    cluster.give("b", ev.Tick())
+    cluster.link("a", "b")  # which only wants to join
+    cluster.until(lambda: cluster.in_one_view("ab"))
+    view = cluster.host("b").node.view
+    assert view is not None
+    assert view.base_round == 5
+
+
+def test_a_stranger_or_an_archive_does_not_vote() -> None:
+    cluster = Cluster("a")
+    cluster.add("f", ARCHIVE)
+    cluster.add("x")
+    cluster.give("a", voters("abf"))
+    link_all(cluster, "afx")
+    seconds(cluster, 10.0)
+    assert all(cluster.host(n).node.view is None for n in "afx")
+    assert not cluster.host("x").node.genesis.waiting
+    assert not cluster.host("f").node.genesis.waiting
+
+
+def test_whoever_finds_the_run_alive_joins_it() -> None:
+    cluster = Cluster("abc")
+    cluster.form("ab")
+    cluster.give("c", voters("abc"))
+    assert cluster.host("c").node.genesis.waiting
+    cluster.link("c", "b")  # not the coordinator
+    cluster.until(lambda: cluster.in_one_view("abc"))
+    assert not cluster.host("c").node.genesis.waiting
+
+
+def test_a_cradle_that_others_have_outrun_is_left() -> None:
+    """Two of four have founded the run; two others, in a cradle of their own, hear of it."""
+    cluster = Cluster("abcde")
+    cluster.kill("e")
+    for name in "cd":
+        cluster.give(name, voters("cde", number=9, lineage=b"C" * 32))
+
+    def hold(source: bytes, peer: bytes, message: object) -> bool:
+        return isinstance(message, ms.Promise)  # their election comes to nothing
+
+    cluster.hold = hold
+    cluster.link("c", "d")
+    cluster.until(lambda: any(cluster.host(n).node.view is not None for n in "cd"))
+    cluster.hold = lambda source, peer, message: (
+        isinstance(message, ms.Promise) and (source in (peer_id("c"), peer_id("d")))
+    )
+    cluster.form("ab")
+    for a in "ab":
+        for b in "cd":
+            cluster.link(a, b)
+    cluster.until(lambda: cluster.in_one_view("abcd"))
+
+
+def test_a_founder_that_has_forgotten_its_vote_makes_another_lineage() -> None:
+    """b votes with a, is started again, and votes with c: two first views, of two lineages."""
+    cluster = Cluster("abc")
+    cluster.isolate("c")
+    for name in "abc":
+        cluster.give(name, voters("abc"))
+        restore(cluster, name, 5, b"5" * 32)
+    cluster.link("a", "b")
+    cluster.until(lambda: cluster.in_one_view("ab"))
+    first = cluster.host("a").node.view
+    assert first is not None
+    cluster.kill("b")
+    cluster.cut.clear()
+    cluster.isolate("a")
+    cluster.restart("b")
+    restore(cluster, "b", 5, b"5" * 32)
+    cluster.give("b", voters("abc"))
+    cluster.link("b", "c")
+    cluster.until(lambda: cluster.in_one_view("bc"))
+    second = cluster.host("b").node.view
+    assert second is not None
+    assert second.number == 1
+    assert second.lineage != first.lineage

@@ -1,0 +1,175 @@
+"""Serving others goes on, or ends with a word, when this peer runs out of memory or of links."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.collectives import RoundResult, get_codec, grid_for
+from atoll.collectives.errors import ConnectError
+from atoll.peer import daemon as daemon_module
+from atoll.peer.daemon import Daemon
+from atoll.peer.group.messages import STEP, Begin
+from atoll.peer.identity import Home
+from atoll.peer.options import DaemonOptions
+from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.streams import Streams
+from atoll.peer.transfer import fetching as ft
+from atoll.peer.transfer.copies import Copies
+from atoll.peer.transfer.donor import Donor
+from atoll.peer.transfer.fetcher import Fetcher
+
+PEER = b"p" * 32
+BEGIN = Begin(b"L" * 32, 1, 2, 1, STEP, (PEER,), (1.0,))
+PATIENCE_S = 30.0
+
+
+def test_streams_come_and_go_while_a_donor_counts() -> None:
+    interval_s = sys.getswitchinterval()
+    streams = Streams(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # no link
+    stream = SimpleNamespace(sent_bytes=1, moved_bytes=2, close=lambda: None)
+    errors: list[RuntimeError] = []
+    over = threading.Event()
+
+    def count() -> None:
+        while not over.is_set():
+            try:
+                assert streams.sent_bytes >= 0
+            except RuntimeError as error:
+                errors.append(error)
+                return
+
+    sys.setswitchinterval(1e-6)  # so that a thread is stopped in the middle of its sum
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        for number in range(4000):
+            with streams._counting:  # as Streams._dial
+                streams._outgoing[number.to_bytes(4, "big")] = stream  # type: ignore[assignment]
+            if number >= 8:
+                streams.close_to((number - 8).to_bytes(4, "big"))
+    finally:
+        over.set()
+        counting.join()
+        sys.setswitchinterval(interval_s)
+    assert not errors
+    assert (streams.sent_bytes, streams.moved_bytes) == (4000, 8000)
+
+
+class Wire:
+    """In the place of links and streams: remembers what was sent."""
+
+    sent_bytes = 0
+
+    def __init__(self, *, up: bool = True) -> None:
+        self.sent: list[object] = []
+        self._up = up
+
+    def send(self, peer: bytes, message: object) -> bool:
+        self.sent.append(message)
+        return self._up
+
+    async def to(self, peer: bytes) -> Wire:
+        return self
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for comes from threads
+            await asyncio.sleep(0.002)
+
+
+def test_a_donor_without_memory_refuses_what_it_was_asked_for() -> None:
+    def no_memory(*_: object) -> Any:
+        raise MemoryError
+
+    async def scenario() -> None:
+        failures: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        wire, logs = Wire(), list[str]()
+        donor = Donor(wire, wire, lambda *_: None, RoundLog(), logs.append)  # type: ignore[arg-type]
+        donor.state = SimpleNamespace(grid=SimpleNamespace(count=2), read_chunk=no_memory)  # type: ignore[assignment]
+        for ticket in (1, 2):
+            donor.on_message(PEER, ft.FetchPiece(ticket, 0))
+        await eventually(lambda: len(wire.sent) == 2)
+        assert wire.sent == [ft.NoPiece(ticket, "no memory for it") for ticket in (1, 2)]
+        await eventually(lambda: not donor._queues)
+        wire.to = no_memory  # type: ignore[method-assign]
+        donor.on_message(PEER, ft.FetchPiece(3, 0))
+        await eventually(lambda: len(wire.sent) == 3)
+        assert "ended early: no memory" in logs[-1]
+        assert not failures
+        donor.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_question_that_cannot_be_sent_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        fetcher = Fetcher(Wire(up=False), Copies())  # type: ignore[arg-type]
+        result = RoundResult(get_codec("int8"), grid_for(10_000))
+        with pytest.raises(ConnectError, match="no control link"):
+            await fetcher.fetch(BEGIN, PEER, result)
+        assert not fetcher._heads
+
+    asyncio.run(scenario())
+
+
+def test_only_lacking_chunks_are_asked_for() -> None:
+    async def asked(final: list[int]) -> bytes:
+        wire = Wire(up=False)
+        result = RoundResult(get_codec("int8"), grid_for(10_000))
+        for chunk in final:
+            result.digests[chunk] = b"d" * 32
+        fetcher = Fetcher(wire, Copies())  # type: ignore[arg-type]
+        with pytest.raises(ConnectError):
+            await fetcher.fetch(BEGIN, PEER, result)
+        [question] = wire.sent
+        assert isinstance(question, ft.FetchResult)
+        return question.chunks
+
+    assert asyncio.run(asked([])) == b""
+    assert asyncio.run(asked([1])) == np.array([0, 2], ">u4").tobytes()
+
+
+def test_a_full_disk_only_delays_a_new_incarnation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "RENEW_PAUSE_S", 0.0)
+
+    async def scenario(home: Home) -> None:
+        options = DaemonOptions(
+            run="demo",
+            secret=b"s" * 32,
+            listen_host="127.0.0.1",
+            listen_port=0,
+            advertise="127.0.0.1",
+            found=True,
+        )
+        daemon = Daemon(home, options, lambda line: None)
+        before, store, tries = daemon._inc, home.next_incarnation, []
+
+        def next_incarnation(now_ns: int) -> int:
+            tries.append(now_ns)
+            if len(tries) < 3:
+                raise OSError(28, "No space left on device")
+            return store(now_ns)
+
+        monkeypatch.setattr(home, "next_incarnation", next_incarnation)
+        await daemon._renew()
+        assert daemon._inc > before
+        assert not daemon._end.done()
+        assert [event["kind"] for event in daemon.events].count("disk") == 2
+        await daemon._close()
+
+    with Home.open(tmp_path / "home") as home:
+        asyncio.run(scenario(home))
