@@ -83,18 +83,17 @@ class Checker:
             true = host.tainted or bool(host.flipped) or self.is_true(host.state)
             assert true, f"invariant 6: {host.name} takes part in {begin.round} with a wrong state"
 
-    def committed(self, entry: Entry, name: str) -> None:
+    def committed(self, entry: Entry, lineage: bytes, name: str) -> None:
+        """``lineage``: of the history that this peer continues with it."""
         begin, chain = entry.begin, entry.chain
-        key = (begin.lineage, begin.round)
+        key = (lineage, begin.round)
         known = self.commits.get(key)
-        if known is not None and self._rolled_back(
-            begin.lineage, known[0], begin.round, begin.view
-        ):
+        if known is not None and self._rolled_back(lineage, known[0], begin.round, begin.view):
             known = None
         if known is None:
             self.commits[key] = (begin.view, chain)
-            for (lineage, number), view in self.views.items():
-                if lineage == begin.lineage and number > begin.view:
+            for (views_of, number), view in self.views.items():
+                if views_of == lineage and number > begin.view:
                     self._survives(view, begin.view, begin.round, chain)
         else:
             what = f"invariant 2: two histories of round {begin.round} ({name})"

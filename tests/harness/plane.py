@@ -258,7 +258,9 @@ class DataPlane:
         assert in_order, f"invariant 2: {host.name} applies {begin.round} after {before.round}"
         which = origin_of(len(means), self.kept(host, begin))
         entry = Entry(begin, first, means, before.chain, effect.chain, which)
-        world.checker.committed(entry, host.name)
+        view = host.node.view  # a fork keeps what may have been committed, as a history of its own
+        lineage = view.lineage if view is not None else entry.begin.lineage
+        world.checker.committed(entry, lineage, host.name)
         world.committed = max(world.committed, begin.round)
         host.reducing = None
         for number in [n for n in host.jobs if n <= begin.round]:
