@@ -1,8 +1,7 @@
 """Chunks that a broken attempt has finished, and who holds them: packed into BEGIN.
 
 A record names a chunk, the origin of its mean, its digest and up to three holders as positions in
-the view. 43 bytes each, so that the largest BEGIN stays within a control frame and a receiver
-reads it without making an object per chunk.
+the view: 43 bytes each, so that the largest BEGIN stays within a control frame.
 """
 
 from __future__ import annotations
@@ -45,11 +44,13 @@ def pack_kept(kept: Iterable[Kept]) -> bytes:
     """Records in the order of their chunks, at most KEPT_MAX."""
     ordered = sorted(kept)[:KEPT_MAX]
     records = np.zeros(len(ordered), _RECORD)
-    for record, item in zip(records, ordered, strict=True):
-        named = item.holders[:HOLDERS_MAX]
-        holders = (*named, *(_NOBODY,) * (HOLDERS_MAX - len(named)))
-        record["chunk"], record["origin"], record["holders"] = item.chunk, item.origin, holders
-        record["digest"] = np.void(item.digest)
+    if ordered:
+        fill = (_NOBODY,) * HOLDERS_MAX
+        records["chunk"] = [item.chunk for item in ordered]
+        records["origin"] = [item.origin for item in ordered]
+        records["holders"] = [(*item.holders, *fill)[:HOLDERS_MAX] for item in ordered]
+        digests = b"".join(item.digest for item in ordered)
+        records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
     return records.tobytes()
 
 
@@ -57,13 +58,17 @@ def parse_kept(packed: bytes, members: int, origins: int) -> tuple[Kept, ...]:
     """ValueError for records that name no chunk once, no holder, or nobody of the view."""
     if len(packed) % _RECORD.itemsize or len(packed) > KEPT_BYTES_MAX:
         raise ValueError(f"{len(packed)} bytes are not a list of kept chunks")
-    found = []
-    last = -1
-    for record in np.frombuffer(packed, _RECORD):
-        holders = tuple(int(h) for h in record["holders"] if h != _NOBODY)
-        chunk, origin = int(record["chunk"]), int(record["origin"])
-        if chunk <= last or not 0 < origin < origins or not holders or max(holders) >= members:
-            raise ValueError(f"kept chunk {chunk} has origin {origin} and holders {holders}")
-        last = chunk
-        found.append(Kept(chunk, origin, record["digest"].tobytes(), holders))
-    return tuple(found)
+    records = np.frombuffer(packed, _RECORD)
+    chunk, origin, holders = records["chunk"], records["origin"], records["holders"]
+    named = holders != _NOBODY
+    wrong = (origin == 0) | (origin >= origins) | ~named.any(axis=1)
+    wrong |= (named & (holders >= members)).any(axis=1)
+    wrong[1:] |= chunk[1:] <= chunk[:-1]
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        what = f"origin {origin[first]} and holders {holders[first].tolist()}"
+        raise ValueError(f"kept chunk {chunk[first]} has {what}")
+    who = [tuple(peer for peer in three if peer != _NOBODY) for three in holders.tolist()]
+    digests = [digest.tobytes() for digest in records["digest"]]
+    rows = zip(chunk.tolist(), origin.tolist(), digests, who, strict=True)
+    return tuple(Kept(*row) for row in rows)

@@ -151,6 +151,8 @@ class Soak:
         if same and kind.name in ("pause a majority", "a guest", "flipped memory"):
             return ()  # one at a time
         possible = [n for n in NAMES if n not in broken | same and not (kind.fatal and n == ELDER)]
+        if kind.name == "flipped memory":  # it has to say how much it has
+            possible = [n for n in possible if n not in self.watch.off]
         if kind.victim == "coordinator":
             statuses = {n: self.watch.fresh(n, time.monotonic() - 1.0) for n in possible}
             possible = [n for n in possible if statuses[n].get("phase") == "coordinator"]

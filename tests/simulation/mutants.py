@@ -63,6 +63,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "election",
         "best = max(following, key=lambda run: (run.attempt, runs.count(run), run.root))",
         "best = min(following, key=lambda run: (run.attempt, runs.count(run), run.root))",
+        test="unit/peer/group/test_election.py::"
+        "test_base_is_the_highest_that_may_have_been_committed",
     ),
     Mutant(
         "base without READY",
@@ -150,6 +152,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "viewchange",
         "named = mine is not None and mine.inc == node.me.inc",
         "named = mine is not None",
+        test="unit/peer/group/test_membership_restarts.py::"
+        "test_a_view_that_names_an_earlier_life_is_not_entered",
     ),
     Mutant(
         "begins after proposing",
@@ -157,13 +161,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "lone_ok=False)\n            return",
         "lone_ok=False)",
     ),
-    Mutant("any result will do", "attempts", "or len(roots) > 1:", "or False:"),
+    Mutant(
+        "any result will do",
+        "attempts",
+        "or len(roots) > 1:",
+        "or False:",
+        test="unit/peer/group/test_membership_rounds.py::"
+        "test_one_wrong_result_excludes_the_peer_that_holds_it",
+    ),
     Mutant("digests are not compared", "comparison", "if len(groups) < 2:", "if True:"),
     Mutant(
         "kept chunks of any origin",
         "keeping",
         "origin = before.get(chunk, 0)",
         "origin = 0",
+        test="unit/peer/group/test_keeping.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
     ),
     Mutant(
         "a fork keeps its lineage", "views", "lineage=lineage, ancestors=ancestors", "ancestors=()"
@@ -173,6 +185,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lineages",
         "if (meet.round, meet.lineage) <= (",
         "if (meet.round, meet.lineage) >= (",
+        test="unit/peer/group/test_policies.py::test_the_slower_fork_gives_way",
     ),
 )
 

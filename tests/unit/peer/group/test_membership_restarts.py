@@ -70,6 +70,18 @@ def test_a_life_that_sees_a_newer_one_in_a_view_says_so_and_stays_out(sees: type
     assert not any(isinstance(effect, ev.Renew) for effect in told)
 
 
+def test_a_view_that_names_an_earlier_life_is_not_entered() -> None:
+    """What that life has promised and held is lost: this one has to be taken in anew."""
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    view = cluster.host("a").node.view
+    assert view is not None
+    again = Node(Member(peer_id("b"), 2, address="b:1"))
+    told = again.handle(ev.Received(peer_id("a"), ms.Install(view)), 1.0)
+    assert again.view is None
+    assert not any(isinstance(effect, ev.Installed) for effect in told)
+
+
 def test_an_older_life_that_asks_to_join_is_shown_the_view() -> None:
     cluster = Cluster("ab")
     cluster.form("ab")
