@@ -18,7 +18,7 @@ from atoll.peer.group.membership import Node
 from atoll.peer.group.views import ARCHIVE, View, is_quorum
 from simulation.arena import Arena
 
-__all__ = ["Outlook", "goal_reached", "outlook", "why_not"]
+__all__ = ["Outlook", "goal_reached", "is_halted", "outlook", "why_not"]
 
 FORK_S = 12.0  # T_any, drawn from 6 to 10 s, and the election
 LOST_S = 8.0  # waiting for a lost base, and the election
@@ -109,7 +109,18 @@ def _is_poisoned(view: View, staying: list[Host]) -> bool:
     voters = _voters(view, staying)  # some may not have heard of this view yet
     replicas = [h for h in staying if h.peer in voters and h.node.follower.is_replica]
     wrong = sum(bool(h.tainted or h.flipped) for h in replicas)
-    return 2 * wrong >= max(1, len(replicas))
+    # Who is still loading has no voice, and nothing to load while the others do not agree.
+    able = [h for h in replicas if not h.node.follower.unsynced and h.round >= view.base_round]
+    right = sum(not (h.tainted or h.flipped) for h in able)
+    return wrong > 0 and wrong >= right
+
+
+def is_halted(arena: Arena) -> bool:
+    """Whether a coordinator has halted because memory errors have no majority against them in its
+    view: members may have been excluded since, so that this could not be foreseen."""
+    staying = arena.living()
+    leads = [h.node for h in staying if h.node.coordinator and h.node.coordinator.halted]
+    return any(node.view is not None and _is_poisoned(node.view, staying) for node in leads)
 
 
 def _gap(staying: list[Host], arena: Arena) -> float:

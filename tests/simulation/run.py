@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simulation.arena import Arena
 from simulation.faults import Fault, Faults, draw_script
-from simulation.liveness import goal_reached, outlook, why_not
+from simulation.liveness import goal_reached, is_halted, outlook, why_not
 from simulation.options import Options, draw
 
 __all__ = ["Outcome", "run_script", "run_seed"]
@@ -92,17 +92,22 @@ def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
     waits_s = found.extra_s + max(3.0 * options.inner_s, 20 * options.delay_s)
     start = _furthest(arena)
     end_s = COMMIT_S + transfer_s + waits_s
-    _until(arena, lambda: _furthest(arena) > start, end_s, "invariant 7: no commit")
+    _until(
+        arena,
+        lambda: _furthest(arena) > start or is_halted(arena),
+        end_s,
+        "invariant 7: no commit",
+    )
     end_s = REJOIN_S + transfer_s + waits_s + 0.5 * len(arena.hosts)
     goal = start + 2
     _until(
         arena,
-        lambda: goal_reached(arena, faults.left, goal),
+        lambda: goal_reached(arena, faults.left, goal) or is_halted(arena),
         end_s,
         "invariant 7: not everyone is back",
     )
     arena.checker.bounded(arena)
-    return found.verdict
+    return "halted, and says so" if is_halted(arena) else found.verdict
 
 
 def _furthest(arena: Arena) -> int:
