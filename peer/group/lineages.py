@@ -38,7 +38,8 @@ class Lineages:
         self._strangers: dict[bytes, str] = {}  # peer -> address
         self._next_s = 0.0
         self._met: dict[bytes, None] = {}  # lineages that have been reported, the latest last
-        self._rival = ""  # the lineage beside which ours begins no rounds ...
+        self._rival = ""  # why ours begins no rounds: the lineage beside it ...
+        self._rival_lineage = b""
         self._rival_s = 0.0  # ... and when it was last met
 
     # ------------------------------------------------------------ finding others
@@ -47,13 +48,13 @@ class Lineages:
         """Whoever is no member any more may live on elsewhere."""
         for member in before.members if before is not None else ():
             self._strangers[member.peer] = member.address
+        if view.lineage == self._rival_lineage:
+            self._rival, self._rival_lineage = "", b""  # we have joined it
         for peer in view.peers:
             self._strangers.pop(peer, None)
         for peer in list(self._strangers)[:-STRANGERS_MAX]:
             del self._strangers[peer]
         if before is not None and before.number > 0 and before.lineage != view.lineage:
-            if before.lineage not in view.ancestors:
-                self._rival = ""  # we have joined another
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
             self._node.emit(Note("fork", f"{text}: {view.describe()}"))
         elif before is not None and view.rollback:
@@ -106,7 +107,7 @@ class Lineages:
             if not self._rival:
                 self._rival = f"{both}; no rounds until the peers of one of them are stopped"
                 node.emit(Note("fork", self._rival, meet.coordinator.peer))
-            self._rival_s = node.now_s
+            self._rival_lineage, self._rival_s = meet.lineage, node.now_s
         if quorate:
             assert lead is not None
             self._judge(view, meet)

@@ -107,6 +107,10 @@ class Assembly:
         newest = max(chunk.at for chunk in self._chunks)
         return newest if newest > goal else 0
 
+    def round_of(self, chunk: int) -> int:
+        """-1: it is not here."""
+        return self._chunks[chunk].at
+
     # ------------------------------------------------------------ what has come
 
     def take_state(self, chunk: int, number: int, digest: bytes, source: bytes) -> None:

@@ -1,8 +1,9 @@
 """The donor's side: serving state, log entries and results to peers that lack them.
 
 Pieces are copied and sent one at a time per learner, in worker threads, while rounds go on: memory
-is one chunk with its proof (2 MiB and 642 bytes at most) for each of SERVES_MAX learners, 8.4 MB in
-all. While a reduction of this peer's own sends bytes, pieces take a small share of what it sends.
+is one chunk with its proof (2 MiB and 646 bytes at most) for each of SERVES_MAX learners, 8.4 MB in
+all, and Merkle trees of entries; entries are sent from where they lie. While a reduction of this
+peer's own sends bytes, pieces take a small share of what it sends.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from atoll.peer.transfer.serving import Pace, Queue
 __all__ = ["SERVES_MAX", "Donor", "Results"]
 
 SERVES_MAX = 4  # learners at a time: more would only share the same uplink
-# Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): at most so many,
-# and but for one tree no more than so many leaves, of 64 bytes with what is above them: 4 MB.
-TREES_MAX = 8
-TREE_LEAVES_MAX = 65_536
+# Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): as many as a piece
+# may need, but no more leaves than so many, of 64 bytes with what is above them: 8 MB.
+TREES_MAX = RUN_MAX
+TREE_LEAVES_MAX = 131_072
+TREES_MIN = 8  # a run of int8 entries needs no more, and each answer would hash them all again
 WHY_CHARACTERS_MAX = 300  # of a refusal's reason
 EARLY_MAX = 64  # learners of whom is remembered what has been logged
 READ_TRIES = 3  # of a state that changes meanwhile
@@ -213,7 +215,7 @@ class Donor:
         """The chunk's parts of consecutive entries, as many as are here and fit into a frame."""
         parts: list[memoryview] = []
         size = 0
-        for number in range(message.entry, message.last + 1):
+        for number in range(message.entry, max(message.entry, message.last) + 1):
             head, encoded = self._rounds.head(number), self._rounds.encoded(number)
             if head is None or encoded is None or head.kind == INIT:
                 break
@@ -222,8 +224,8 @@ class Donor:
                 continue
             layout = state.layout(head.fragment)
             lo, hi = layout.slice(message.chunk - first)
-            size += hi - lo
-            if size > CHUNK_COPY_BYTES_MAX or len(parts) == 2 * RUN_MAX:
+            size += hi - lo  # the chunk itself would be smaller than more of them
+            if (parts and size > state.chunk_bytes(message.chunk)) or len(parts) == 2 * RUN_MAX:
                 break
             proof = self._tree(head, encoded, layout, end - first).proof(message.chunk - first)
             parts += [memoryview(part_head(proof, hi - lo, same=False)), encoded[lo:hi].data]
@@ -239,9 +241,10 @@ class Donor:
                 shas = [hashlib.sha256(encoded[lo:hi].data).digest() for lo, hi in slices]
                 tree = MerkleTree([entry_leaf(head, i, sha) for i, sha in enumerate(shas)])
                 self._trees[head.root] = tree
-                most = max(1, min(TREES_MAX, TREE_LEAVES_MAX // count))
+                most = max(TREES_MIN, min(TREES_MAX, TREE_LEAVES_MAX // count))
                 while len(self._trees) > most:
                     self._trees.popitem(last=False)
+            self._trees.move_to_end(head.root)
             return tree
 
     # ------------------------------------------------------------ results of attempts

@@ -176,7 +176,7 @@ class Gathering:
         """Want what the chunk needs now, and nothing else of it."""
         pull = self._supply.pull
         heads, agreed = self._histories.valid, self._supply.attestation.agreed
-        asked = pull.asked(chunk)
+        asked = pull.asked(chunk, now_s)
         piece = assembly.next_piece(chunk, goal.round, heads, agreed, pull.reaches_back, asked)
         if piece is None or (self._own_counts and now_s < self._own_until_s):
             self._drop(pull.forget(chunk))
@@ -204,12 +204,13 @@ class Gathering:
         assembly = self.assembly
         if piece is None or assembly is None or not assembly.store.is_open:
             return
-        if self._went_back and event.number > goal.round:
+        if self._went_back and max(event.number, piece.last) > goal.round:
             self._supply.pull.refuse(event.source, event.ticket, now_s)  # the donor will go back
             return
         wrong = self._store(assembly, piece, event)
         if wrong:
             self._supply.exclude(event.source, wrong)
+            self._look_again()  # what came before the wrong part counts
             return
         self.progress_s = now_s
         self._drop(self._supply.pull.arrived(event.source, event.ticket, now_s))
@@ -250,6 +251,8 @@ class Gathering:
         if not 0 < len(parts) <= len(entries):
             return f"chunk {chunk} of entry {piece.entry} cannot be read"
         for head, part in zip(entries, parts, strict=False):
+            if head.round <= assembly.round_of(chunk):
+                continue  # of an earlier answer, whose end was wrong
             place = store.place(head, chunk)
             right = len(part.data) == store.entry_bytes(chunk) and not part.same
             if place is None or not right or not entry_holds(head, *place, part):

@@ -90,8 +90,12 @@ class Pull:
         donor.first, donor.last = first, last
 
     def reaches_back(self, entry: int) -> bool:
-        """Whether the log of any donor has this entry, or will have it once it has committed it."""
-        return any(donor.first <= entry for donor in self._donors.values())
+        """Whether the log of any donor has this entry, or will have it: one newer than all."""
+        newest = max((donor.last for donor in self._donors.values()), default=-1)
+        return any(
+            donor.first <= entry and (entry <= donor.last or entry > newest)
+            for donor in self._donors.values()
+        )
 
     def lose(self, peer: bytes) -> None:
         """The donor is gone; what was asked of it is asked of others."""
@@ -153,10 +157,14 @@ class Pull:
         drops = self.forget(asked.piece.chunk)
         return [drop for drop in drops if drop.peer != peer]
 
-    def asked(self, chunk: int) -> Piece | None:
-        """What of this chunk has been asked of somebody."""
+    def asked(self, chunk: int, now_s: float) -> Piece | None:
+        """What of this chunk has been asked of somebody who does not seem to hang."""
         piece = self._wanted.get(chunk)
-        return piece if piece in self._holders else None
+        for peer, ticket in self._holders.get(piece, {}).items() if piece is not None else ():
+            donor = self._donors[peer]
+            if now_s <= max(donor.idle_until_s, donor.asked[ticket].since_s) + HANG_S:
+                return piece
+        return None
 
     @property
     def wanted(self) -> int:

@@ -340,6 +340,8 @@ class World:
     def _send_next(self, donor: Donor) -> None:
         if donor.sending or not donor.queue:
             return
+        if donor.lie == "stuck":
+            return  # it takes requests, and never sends anything
         message = donor.queue.popleft()
         found = donor.piece(message)
         if isinstance(found, str):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.peer.transfer.fetching import ASKED_MAX
-from atoll.peer.transfer.pull import REST_S, Ask, Piece, Pull
+from atoll.peer.transfer.pull import HANG_S, REST_S, Ask, Piece, Pull
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 
@@ -120,10 +120,11 @@ def test_a_longer_run_does_not_replace_what_has_been_asked_a_shorter_one_does() 
     pull = Pull()
     pull.offer(A, 2, 9)
     pull.want(Piece(0, 5, 7), 10)
-    assert pull.asked(0) is None
+    assert pull.asked(0, 0.0) is None
     pull.want(Piece(0, 5, 8), 10)
     [ask], _ = pull.plan(0.0)
-    assert ask.piece == pull.asked(0) == Piece(0, 5, 8)
+    assert ask.piece == pull.asked(0, HANG_S) == Piece(0, 5, 8)
+    assert pull.asked(0, HANG_S + 0.1) is None, "it seems to hang"
     assert pull.want(Piece(0, 5, 9), 10) == []
     assert pull.expects(A, ask.ticket) == Piece(0, 5, 8)
     assert pull.want(Piece(0, 5, 6), 10) != []
