@@ -337,15 +337,15 @@ class Daemon:
         self.stop()
 
     def _on_note(self, note: ev.Note) -> None:
-        self.note(note.kind, note.text)
+        self.note(note.kind, note.text, **note.fields)
         if note.kind == "refused":
             self.stop(IncompatibleRunError(note.text, fix="join with the run's specification"))
         elif note.kind == "conflict":
             self.stop(IdentityInUseError(note.text, fix=COPIED_HOME_FIX))
 
-    def note(self, kind: str, text: str) -> None:
-        """One line of the event log: printed, kept for the status, published."""
-        event = {"unix_s": time.time(), "kind": kind, "text": text}
+    def note(self, kind: str, text: str, **fields: object) -> None:
+        """One line of the event log: printed, kept for the status, published with ``fields``."""
+        event = {"unix_s": time.time(), "kind": kind, "text": text, **fields}
         self.events.append(event)
         if kind in ERROR_KINDS:
             self.last_error = text

@@ -22,7 +22,10 @@ from atoll.peer.net.wire import encode
 __all__ = ["Signatures", "Signed", "Signer"]
 
 Signed = Promise | Accepted | Commit
-STATEMENTS_MAX = 4096  # remembered of one view: a few of each of its members
+# Remembered of one view, with their signatures: a few of each of its members. An ACCEPTED holds a
+# whole view, so that bytes count as well.
+STATEMENTS_MAX = 4096
+STATEMENTS_BYTES_MAX = 4 << 20
 
 
 class Signer(Protocol):
@@ -40,10 +43,12 @@ class Signatures:
         self._me = me
         self._signer = signer
         self._emit = emit
-        self._said: dict[tuple[bytes, int, str, object], bytes] = {}
+        self._said: dict[tuple[bytes, int, str, object], tuple[bytes, bytes]] = {}
+        self._said_bytes = 0
 
     def new_view(self) -> None:
         self._said.clear()
+        self._said_bytes = 0
 
     def signed(self, message: Any, inc: int) -> Any:
         """A Signed message with our signature."""
@@ -68,21 +73,29 @@ class Signatures:
             return True  # a repeated promise may report a commit that came meanwhile
         key: object = message.round if isinstance(message, Commit) else message.ballot
         place = (source, message.inc, type(message).__name__, key)
-        digest = hashlib.sha256(text).digest()
-        if len(self._said) >= STATEMENTS_MAX:
-            del self._said[next(iter(self._said))]
-        if self._said.setdefault(place, digest) == digest:
+        before = self._said.get(place)
+        if before is None:
+            self._said[place] = (text, message.sig)
+            self._said_bytes += len(text)
+            while len(self._said) > STATEMENTS_MAX or self._said_bytes > STATEMENTS_BYTES_MAX:
+                self._said_bytes -= len(self._said.pop(next(iter(self._said)))[0])
             return True
-        shown = f"{self._said[place].hex()[:16]} and {digest.hex()[:16]}"
-        text_ = f"{short(source)} signed two different {type(message).__name__} at {key}: {shown}"
-        self._emit(Note("equivocation", text_, source))
+        if before[0] == text:
+            return True
+        pair = (before, (text, message.sig))
+        shown = " and ".join(hashlib.sha256(said).hexdigest()[:16] for said, _ in pair)
+        what = f"{short(source)} signed two different {type(message).__name__} at {key}: {shown}"
+        evidence = [{"statement": said.hex(), "signature": sig.hex()} for said, sig in pair]
+        fields: dict[str, object] = {"signer": source.hex(), "evidence": evidence}
+        self._emit(Note("equivocation", what, source, fields))
         return False
 
     def proven(self, install: Install, view: View | None) -> bool:
         """Whether the votes with a view decide it, as far as we can tell.
 
         A peer in the deciding view knows its voters and counts them. One that has missed views
-        between, or is outside, knows only that those who vote for it are who they claim to be.
+        between knows that some voter is of its own view; one that is outside, only that those who
+        vote for it are who they claim to be.
         """
         proof = install.proof
         if self._signer is None or (proof is None and view is None):
@@ -91,7 +104,8 @@ class Signatures:
             return False
         votes = {v.peer for v in proof.votes if self._is_vote(v.peer, v.inc, v.sig, install, proof)}
         if view is None or (proof.lineage, proof.view) != (view.lineage, view.number):
-            return bool(votes) and len(votes) == len(proof.votes)
+            known = votes if view is None else votes.intersection(view.peers)
+            return bool(known) and len(votes) == len(proof.votes)
         lone = install.decided.fork and view.may_fork and set(install.decided.peers) <= votes
         return lone or is_quorum(view, votes)
 

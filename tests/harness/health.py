@@ -169,7 +169,8 @@ def _contributes(run: Fleet, name: str, after: int) -> None:
 
 def _holds_no_more(run: Fleet, name: str) -> None:
     pid = run.peers[name].pid
-    base = run.base.setdefault(name, usage(pid)) if not run.base else _largest(run.base.values())
+    base = _largest(run.base.values()) if name in run.base else usage(pid)
+    run.base.setdefault(name, base)
     log = log_of(run.peers[name].status())
     until(
         lambda: not usage(pid).exceeds(base, log),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
@@ -120,6 +121,13 @@ def test_two_different_commits_of_one_round_are_equivocation(change: dict[str, o
     assert not bench.signatures.genuine(A.peer, other)  # type: ignore[arg-type]
     assert bench.notes == ["equivocation"]
     assert bench.signatures.genuine(A.peer, signed(A, COMMIT))  # type: ignore[arg-type]
+    [note] = [effect for effect in bench.effects if isinstance(effect, ev.Note)]
+    told: Any = note.fields["evidence"]
+    assert note.fields["signer"] == A.peer.hex()
+    for item in told:  # anybody can check it
+        said, sig = bytes.fromhex(item["statement"]), bytes.fromhex(item["signature"])
+        assert C.verify(A.peer, said, sig)
+    assert told[0] != told[1]
 
 
 def test_two_votes_at_one_ballot_are_equivocation_but_a_restart_is_not() -> None:
@@ -184,6 +192,9 @@ def test_who_has_missed_views_checks_that_the_votes_are_genuine() -> None:
     forged = replace(forged, votes=(forged.votes[0], replace(forged.votes[1], sig=b"x" * 64)))
     assert not signatures.proven(ms.Install(later, forged), VIEW)
     assert not signatures.proven(ms.Install(later, replace(forged, votes=())), VIEW)
+    strangers = proof(D, proposal=later, view=before)
+    assert not signatures.proven(ms.Install(later, strangers), VIEW), "anybody can make a key"
+    assert signatures.proven(ms.Install(later, strangers), None), "who is outside knows nobody"
 
 
 def test_a_fork_is_proven_by_all_that_are_in_it_where_the_policy_allows() -> None:
