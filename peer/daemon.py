@@ -109,6 +109,7 @@ class Daemon:
         self.desk.door = self.door
         self._carriers = self._effect_carriers()
         self._archive = options.role == ARCHIVE
+        self._was_in = False  # in some view of this life
         self.checkpointer: Checkpointer | None = None
         if options.checkpoint is not None:
             self.checkpointer = Checkpointer(
@@ -290,6 +291,7 @@ class Daemon:
     # ------------------------------------------------------------ carrying out effects
 
     def _on_installed(self, view: View) -> None:
+        self._was_in = True
         self.runner.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:
@@ -372,15 +374,14 @@ class Daemon:
             self.stop(error)
 
     def _check_joined(self) -> None:
-        if self.node.phase is Phase.LEARNER or self.node.genesis.waiting:  # which may take long
+        """Once: who was in, or was let in to learn, comes back however long that takes."""
+        if self.node.genesis.waiting:  # which may take long
             self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
-        elif self.node.view is None:
+        elif not self._was_in and self.node.phase is not Phase.LEARNER and self.node.view is None:
+            why = f"this peer is {self.node.phase.value}; {self.last_error or 'no error'}"
+            what = f"not admitted to run {self.options.run} within {JOIN_TIMEOUT_S:.0f} s ({why})"
             self.stop(
-                ConnectError(
-                    f"not admitted to run {self.options.run} within {JOIN_TIMEOUT_S:.0f} s"
-                    f" (this peer is {self.node.phase.value}; {self.last_error or 'no error'})",
-                    fix="see `atoll status` on a member; it may have no quorum",
-                )
+                ConnectError(what, fix="see `atoll status` on a member; it may have no quorum")
             )
 
     def _spawn(self, work: Any) -> None:

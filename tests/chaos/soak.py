@@ -32,6 +32,8 @@ from harness.soak_faults import GUEST, KINDS, Kind, Undo
 from harness.soak_watch import Watch
 from harness.wrong_clock import WrongClock
 
+from atoll.peer.checkpoints.checkpoint import candidates, open_latest
+
 NAMES = "abcdefgh"
 ELDER = "h"  # never killed: a leak shows in the process that lives longest
 BROKEN_MAX = 3  # of eight: five are a quorum
@@ -40,7 +42,8 @@ PARAMETERS = 2e5
 INNER_S = 0.15
 LOG_BYTES = 200_000
 TIDY_S = 10.0
-HOME_BYTES = 1 << 20
+HOME_BYTES = 8 << 20  # its checkpoints fit, while it is not filled up
+EVERY = 20  # rounds between two checkpoints of a daemon
 # How a daemon may end while it comes back: its home's disk is full, nobody answers, not admitted.
 DAEMON_MAY_END = {2, 10, 11}
 # ... and a trainer: its daemon does not answer, has died, or no round has committed.
@@ -68,6 +71,7 @@ class Soak:
         self.mean_s = mean_s
         self.net = Net([*NAMES, GUEST])
         self.run = Fleet(folder, self.net)
+        self.run.options = self.checkpoints
         self.clocks = {name: WrongClock(folder / f"clock-{name}") for name in NAMES}
         self.mounted: list[Path] = []
         self.active: list[Active] = []
@@ -80,6 +84,7 @@ class Soak:
         self.began_s = time.monotonic()
         self.next_s = self.tidy_s = 0.0
         self.slowest_back = (0.0, "")
+        self.checkpointed = 0
         self.watch: Watch
 
     def form(self) -> None:
@@ -101,6 +106,12 @@ class Soak:
         assert_healthy(self.run)
         self.watch = Watch(self.run, NAMES, ELDER)
         self.began_s = time.monotonic()
+
+    def checkpoints(self, name: str) -> tuple[str, ...]:
+        """On the disk that is filled up now and then, by daemons that are killed in between."""
+        if name == GUEST:
+            return ()
+        return ("--checkpoint", str(self.run.folder / name / "checkpoints"), "--every", str(EVERY))
 
     def close(self) -> None:
         if hasattr(self, "watch"):
@@ -259,9 +270,23 @@ class Soak:
             self.turn(time.monotonic())
             time.sleep(0.05)
         assert_healthy(self.run, NAMES, diverged=True)
+        self.check_checkpoints()
         for name, flat in self.watch.flat.items():
             if name == ELDER and (problem := flat.problem()):
                 raise Failed(f"{name}: {problem}")
+
+    def check_checkpoints(self) -> None:
+        """Whatever is there under a final name is whole, and somebody's is of late."""
+        rounds = []
+        for name in NAMES:
+            folder = self.run.folder / name / "checkpoints"
+            for path in candidates(folder):
+                with open_latest(path) as checkpoint:  # every byte is checked
+                    rounds.append(checkpoint.manifest.round)
+        self.checkpointed = len(rounds)
+        last = max(rounds, default=0)
+        if last < self.watch.round - 10 * EVERY:
+            raise Failed(f"the latest checkpoint is of round {last}, the run at {self.watch.round}")
 
     def summary(self) -> str:
         hours = (time.monotonic() - self.began_s) / 3600
@@ -271,6 +296,7 @@ class Soak:
         lines += [
             f"{self.counts.total():7d}  faults of {len(self.counts)} kinds in {hours:.2f} h",
             f"{watch.round:7d}  rounds committed; digests of {compared} compared",
+            f"{self.checkpointed:7d}  checkpoints at the end, all of them whole",
             f"{watch.worst_stall_s:7.1f}  s worst stall, during: {watch.worst_stall_note or '-'}",
             f"{self.slowest_back[0]:7.1f}  s until the slowest victim ({self.slowest_back[1]})"
             " was well again",

@@ -131,6 +131,7 @@ class Fleet:
         self.folder = folder
         self.net = net
         self.environment: dict[str, str] = {}  # of daemons that start from now on
+        self.options: Callable[[str], tuple[str, ...]] = lambda name: ()  # of each daemon
         self.base: dict[str, Usage] = {}  # what daemons held before the first fault
         self.healthy = False  # since the last look of health.assert_healthy
         self.peers: dict[str, Peer] = {}
@@ -155,7 +156,7 @@ class Fleet:
         if self.net is not None:
             host, usual_port, prefix = self.net.address(name), NET_PORT, self.net.command(name, ())
         listen = f"{host}:{usual_port if port is None else port}"
-        arguments = (*arguments, "--listen", listen)
+        arguments = (*arguments, "--listen", listen, *self.options(name))
         peer = Peer(self.folder / name, *arguments, prefix=prefix, **self.environment)
         self.peers[name] = peer
         return peer
