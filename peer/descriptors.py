@@ -8,12 +8,14 @@ from __future__ import annotations
 import resource
 import socket
 
-__all__ = ["is_scarce", "raise_limit"]
+__all__ = ["KEPT_FOR_LOCAL", "is_last", "is_scarce", "raise_limit"]
 
 # Whoever connects gets descriptors with numbers below this share of the limit ...
 SHARE_FOR_CONNECTIONS = 0.8
 # ... and never these last: dials, files, and commands at the local door.
 KEPT_FOR_CONTROL = 32
+# Nor do dials get the very last: libzmq ends the process when it cannot accept a local connection.
+KEPT_FOR_LOCAL = 8
 
 
 def raise_limit() -> str:
@@ -36,3 +38,9 @@ def is_scarce(accepted: socket.socket) -> bool:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = min(int(SHARE_FOR_CONNECTIONS * soft), soft - KEPT_FOR_CONTROL)
     return soft != resource.RLIM_INFINITY and accepted.fileno() >= limit
+
+
+def is_last(opened: socket.socket) -> bool:
+    """Whether this new socket must not be used to dial."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft != resource.RLIM_INFINITY and opened.fileno() >= soft - KEPT_FOR_LOCAL

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import ssl
 import time
@@ -21,6 +23,7 @@ from atoll.collectives.errors import (
     ConnectError,
     RemoteProtocolError,
 )
+from atoll.peer.descriptors import is_last
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address
@@ -111,6 +114,8 @@ class Dial:
             sock.setblocking(False)
             asked_s = time.monotonic()
             try:
+                if is_last(sock):
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 async with asyncio.timeout(DIAL_TIMEOUT_S / left if left > 1 else None):
                     await loop.sock_connect(sock, where)
                 return sock, time.monotonic() - asked_s

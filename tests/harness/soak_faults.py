@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from atoll.peer.descriptors import KEPT_FOR_LOCAL
 from harness.bad_path import flip_state
 from harness.health import usage
 from harness.netns import Net
@@ -143,7 +144,8 @@ def starve_descriptors(stage: Stage, name: str) -> Undo:
     daemon = stage.run.peers[name]
     stage.keep_off(name, off=True)
     pid, soft_hard = daemon.pid, resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (usage(pid).descriptors // 2, soft_hard[1]))
+    left = usage(pid).descriptors + KEPT_FOR_LOCAL // 2
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (left, soft_hard[1]))
 
     def undo() -> None:
         with contextlib.suppress(ProcessLookupError):

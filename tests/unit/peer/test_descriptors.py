@@ -50,6 +50,19 @@ def test_a_share_and_a_remainder_are_kept(
         assert descriptors.is_scarce(accepted) == (first_refused == 0)
 
 
+def test_dials_leave_the_last_to_local_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
+    with Numbered() as opened:
+        opened.number = 100 - descriptors.KEPT_FOR_LOCAL
+        assert descriptors.is_last(opened)
+        opened.number -= 1
+        assert not descriptors.is_last(opened)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    with Numbered() as opened:
+        opened.number = 1 << 30
+        assert not descriptors.is_last(opened)
+
+
 def test_the_limit_is_raised_as_far_as_it_may(limits: tuple[int, int]) -> None:
     _, hard = limits
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
