@@ -380,9 +380,7 @@ class Daemon:
         elif not self._was_in and self.node.phase is not Phase.LEARNER and self.node.view is None:
             why = f"this peer is {self.node.phase.value}; {self.last_error or 'no error'}"
             what = f"not admitted to run {self.options.run} within {JOIN_TIMEOUT_S:.0f} s ({why})"
-            self.stop(
-                ConnectError(what, fix="see `atoll status` on a member; it may have no quorum")
-            )
+            self.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))
 
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
