@@ -21,7 +21,7 @@ help:
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   measurements, with the figures that docs/log.md records"
-	@echo "make wheel   dist/atoll-VERSION-py3-none-any.whl"
+	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo
@@ -31,7 +31,7 @@ setup: $(STAMP)
 
 # torch first and by name alone: so pip takes the build that suits this machine, and what follows
 # finds it installed.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard collectives/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "atoll needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -97,5 +97,5 @@ soak-short: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,22 +3,24 @@
 A reduction has no queues. The sender thread of a destination asks the schedule for the next frame
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
 The thread that receives a stream reserves a buffer, fills it, and adds what it brought to the sum,
-if it is that source's turn; otherwise the thread whose turn comes later adds it. Own contributions
-take the same way, from a thread of their own.
+if it is that source's turn; otherwise the thread whose turn comes later adds it. The own part of a
+sum is added when its turn comes, by whichever thread is at it; where nobody else adds anything, by
+a thread for these chunks.
 
 Threads and locks: one condition guards the schedule and all shared state. It is held for look-ups
 and for the copy of one finished chunk into the result, never while a codec, a stream or a callback
-runs. A wait ends by the next final own chunk or by ``abort``. The schedule says why no set of waits
-can close a circle.
+runs. A wait ends by the next final chunk, the next complete sum or ``abort``. The schedule says why
+no set of waits can close a circle.
 
-Results are sent from where they lie. A sender may still read there after ``abort``: as long as
-``reads_result`` says so, nobody else may write there (the frame would pass for a valid one).
+Results are encoded, received and sent where they lie. A thread may still be at it after ``abort``,
+in a chunk that is not final, or reading a final one: as long as ``uses_result`` says so, nobody
+else may write there, nor read what is not final.
 
 Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at most 1 MiB::
 
     c per destination (sending)
-    (window + 1) * c per source (received and not yet added; one result that arrives)
-    window * (c + 1 MiB) (sums, and their encoded form)
+    lead * c per source and root, twice that at worst (received and not yet added)
+    lead * 1 MiB per root that it adds for, twice that at worst (sums)
     ENCODERS_MAX * 1 MiB (own contributions being encoded)
 """
 
@@ -29,21 +31,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from atoll.collectives.butterfly import Butterfly, window_chunks
+import numpy as np
+
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import (
     CodecError,
     LocalProtocolError,
-    RemoteProtocolError,
-    RoundTimeoutError,
 )
 from atoll.collectives.plan import NOBODY, ReducePlan
+from atoll.collectives.refusals import held_too_long, wrong_length
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
-from atoll.collectives.senders import Outlet, Senders, SendFrame
+from atoll.collectives.senders import Outlet, Senders, reason_of
 from atoll.collectives.sums import Sums
+from atoll.collectives.trees import TreeSchedule
 
-__all__ = ["Reduction"]
+__all__ = ["UNHASHED", "Reduction"]
+
+UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not hashed
 
 
 class Reduction:
@@ -51,13 +56,15 @@ class Reduction:
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
-    ``result`` is completed in place: the encoded mean, the same bytes for all participants. Nothing
-    writes to it after ``abort`` has returned, and its final chunks stay valid.
+    ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
+    changes it before the reduction has ended and its threads have been joined.
+    ``result`` is completed in place: the encoded mean, the same bytes for all participants. After
+    ``abort`` has returned no further chunk becomes final, and final chunks stay valid.
     ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
     them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
     ``on_done(digests)`` is called once, when the result is complete here, with the SHA-256 of each
-    chunk. Others may still need this participant's sends: call ``abort`` only after the round is
-    decided.
+    chunk (a mark instead, where they are not ``hashed``: that costs more than the sum). Others may
+    still need this participant's sends: call ``abort`` only after the round is decided.
     ``on_failed(participant, why)`` is called at most once per participant, when a stream to it
     broke or it sent bytes that do not decode; with ``me`` when the own contribution cannot be
     encoded. The reduction goes on with the others until ``abort``.
@@ -76,6 +83,8 @@ class Reduction:
         on_done: Callable[[list[bytes]], None],
         on_failed: Callable[[int, str], None],
         kept: Mapping[int, bytes] | None = None,
+        own: Callable[[int], F32] | None = None,
+        hashed: bool = True,
     ) -> None:
         self._kept = kept or {}
         unowned = {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY}
@@ -88,22 +97,23 @@ class Reduction:
             raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
         self._plan = plan
         self._me = me
-        self._source = source
+        self._source, self._own, self._hashed = source, own, hashed
         self._result = result
         self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
         self._on_done = on_done
         self._on_failed = on_failed
-        window = window_chunks(len(plan.participants), self._layout.chunk_bytes)
-        self._schedule: Schedule = Butterfly(plan, me, window)
+        part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
+        self._schedule: Schedule = TreeSchedule(plan, me, part_bytes, sum_bytes)
         self.lacking = result.keep(self._kept)  # kept chunks that are not here
         for chunk in self._kept.keys() - self.lacking:
             self._schedule.final(chunk)
 
         self._changed = threading.Condition()  # guards the schedule and everything below
-        self._aborted = False
+        self._aborted = self._started = False
         self._failed: set[int] = set()
         self._paced = 0  # senders that wait for a contribution to somebody else
         self._reading: set[int] = set()  # destinations that a result is being sent to
+        self._writing: set[int] = set()  # chunks that are being received or encoded in the result
         self._progress_bytes = 0
         self._arriving: dict[tuple[int, int, int], U8] = {}  # (src, kind, chunk)
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
@@ -119,9 +129,10 @@ class Reduction:
     # ---- the life of a reduction
 
     def start(self, outlets: Mapping[int, Outlet]) -> None:
-        """Start the own thread and a sender thread per outlet.
+        """Start a sender thread per outlet, and what there is to do alone.
 
-        May be called again, with further outlets; a destination gets one outlet only.
+        May be called again, with further outlets; a destination gets one outlet only. Those that
+        this participant sends nothing to are not needed: see ``destinations``.
         """
         with self._changed:
             if self._aborted:
@@ -129,11 +140,11 @@ class Reduction:
             taken = outlets.keys() & (self._senders.destinations | {self._me})
             if taken:
                 raise LocalProtocolError(f"a second outlet, or one to oneself: {sorted(taken)}")
-            first = self._me not in self._senders.destinations
-            if first:
-                self._spawn(self._me, self._send_to_self)
+            first, self._started = not self._started, True
+            if first and self._schedule.local_chunks():
+                self._senders.run(self._me, self._add_alone, self._thread_name(self._me))
             for dest, outlet in outlets.items():
-                self._spawn(dest, outlet.send)
+                self._senders.spawn(dest, outlet.send, self._thread_name(dest))
         if first and len(self._kept) == self._grid.count and not self.lacking:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
@@ -152,17 +163,23 @@ class Reduction:
         return self._senders.join(timeout_s)
 
     @property
-    def reads_result(self) -> bool:
-        """Whether a thread is sending from ``result``; once false after ``abort``, never again."""
+    def uses_result(self) -> bool:
+        """Whether a thread is sending from ``result`` or filling a chunk of it that is not final;
+        once false after ``abort``, never again."""
         with self._changed:
-            return bool(self._reading)
+            return bool(self._reading or self._writing)
+
+    @property
+    def destinations(self) -> frozenset[int]:
+        """The participants that this one sends to."""
+        return self._schedule.destinations
 
     # ---- what the status page and the failure detector ask
 
     @property
     def progress_bytes(self) -> int:
         """Payload bytes received and sent so far, counted by whole frames; only ever grows. With
-        those that go to itself: who contributes alone moves no others for a while."""
+        those of chunks to which nobody else adds: who is alone moves no others for a while."""
         with self._changed:
             return self._progress_bytes
 
@@ -188,9 +205,29 @@ class Reduction:
         not allow this frame. RoundTimeoutError: the window did not move for ``timeout_s``; the same
         frame may be reserved again.
         """
-        if src == self._me:
-            raise RemoteProtocolError("a data frame that claims to come from this peer itself")
-        return self._reserve(src, kind, chunk, length, timeout_s)
+        begun_s = time.monotonic()
+        with self._changed:
+            while not self._aborted:
+                admission = self._schedule.admit(src, kind, chunk)
+                expected = self._layout.size(chunk)
+                if length != expected:
+                    raise wrong_length(self._plan.name(src), chunk, length, self._codec, expected)
+                if admission is Admission.DROP:
+                    return None
+                if admission is Admission.ACCEPT:
+                    if kind == Kind.RESULT:
+                        self._writing.add(chunk)
+                        buffer = self._result.view(chunk)
+                    else:
+                        buffer = self._encoded.take()
+                    self._arriving[src, kind, chunk] = buffer
+                    return buffer[:length].data
+                waited_s = time.monotonic() - begun_s
+                if waited_s >= timeout_s:
+                    late = [self._plan.name(p) for p in sorted(self._schedule.missing())]
+                    raise held_too_long(self._plan.name(src), chunk, waited_s, late)
+                self._changed.wait(timeout_s - waited_s)
+        return None
 
     def received(self, src: int, kind: int, chunk: int) -> None:
         """The reserved buffer is full: check it, and add or store what can be added or stored.
@@ -201,6 +238,8 @@ class Reduction:
             buffer = self._arriving.pop((src, kind, chunk), None)
             if buffer is None:
                 raise LocalProtocolError(f"frame {src}/{kind}/{chunk} was not reserved")
+            if kind == Kind.RESULT:
+                self._writing.discard(chunk)
             if self._aborted:
                 return
             self._progress_bytes += self._layout.size(chunk)
@@ -210,7 +249,7 @@ class Reduction:
         if kind == Kind.CONTRIB:
             self._fold(chunk)
         else:
-            self._store_result(src, chunk, buffer)
+            self._check_result(src, chunk)
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
@@ -224,76 +263,81 @@ class Reduction:
         self._finish(chunk, data)
         return True
 
-    def _reserve(
-        self, src: int, kind: int, chunk: int, length: int, timeout_s: float | None
-    ) -> memoryview | None:
-        begun_s = time.monotonic()
-        with self._changed:
-            while not self._aborted:
-                admission = self._schedule.admit(src, kind, chunk)
-                expected = self._layout.size(chunk)
-                if length != expected:
-                    raise RemoteProtocolError(
-                        f"peer {self._plan.name(src)} sent {length} bytes for chunk {chunk}, which "
-                        f"takes {expected} in {self._codec.name}",
-                        fix="run the same version of atoll on all peers",
-                    )
-                if admission is Admission.DROP:
-                    return None
-                if admission is Admission.ACCEPT:
-                    buffer = self._encoded.take()
-                    self._arriving[src, kind, chunk] = buffer
-                    return buffer[:length].data
-                waited_s = time.monotonic() - begun_s
-                if timeout_s is not None and waited_s >= timeout_s:
-                    raise self._stalled(src, chunk, waited_s)
-                self._changed.wait(None if timeout_s is None else timeout_s - waited_s)
-        return None
+    def _check_result(self, src: int, chunk: int) -> None:
+        """After the commit nobody may fail to decode it."""
+        try:
+            self._codec.check(self._result.view(chunk), self._grid.size(chunk))
+        except CodecError as error:
+            self._fail(src, f"its result of chunk {chunk}: {error.what}")
+        else:
+            self._finish(chunk)
 
     # ---- reducing
 
     def _fold(self, chunk: int) -> None:
-        """Add to the sum of an own chunk what is here and has its turn."""
+        """Add to the sum of a chunk what is here and has its turn; the root finishes it."""
         complete = False
         while not complete:
             with self._changed:
                 src = None if self._aborted else self._schedule.next_fold(chunk)
                 if src is None:
                     return
-                buffer = self._waiting.pop((src, chunk))
+                buffer = self._waiting.pop((src, chunk), None)
             try:
-                self._sums.add(chunk, src, buffer)
-            except CodecError as error:
-                self._fail(src, f"its contribution to chunk {chunk}: {error.what}")
+                self._add(chunk, src, buffer)
+            except Exception as error:  # of codec or source: what it was must not end a reader
+                self._fail(src, f"its contribution to chunk {chunk}: {reason_of(error)}")
                 return
             with self._changed:
                 complete = self._schedule.folded(chunk)
+                if complete:
+                    self._changed.notify_all()
+        if not self._schedule.is_root(chunk):
+            return
+        with self._changed:
+            if self._aborted:
+                return
+            self._writing.add(chunk)
         try:
-            encoded = self._sums.finish(chunk)
+            self._sums.encode(chunk, self._result.view(chunk))
         except CodecError as error:
             self._fail(self._me, f"the mean of chunk {chunk}: {error.what}")
-            return
-        self._finish(chunk, encoded[: self._layout.size(chunk)])
-        self._encoded.give(encoded)
+        else:
+            self._finish(chunk)
+        finally:
+            with self._changed:
+                self._writing.discard(chunk)
 
-    def _store_result(self, src: int, chunk: int, buffer: U8) -> None:
-        data = buffer[: self._layout.size(chunk)]
-        try:
-            # Checked here, because after the commit nobody may fail to decode it.
-            self._codec.check(data, self._grid.size(chunk))
-        except CodecError as error:
-            self._fail(src, f"its result of chunk {chunk}: {error.what}")
-            return
-        self._finish(chunk, data)
-        self._encoded.give(buffer)
+    def _add(self, chunk: int, src: int, buffer: U8 | None) -> None:
+        """Among own parts alone the own one takes the same way through the codec as theirs."""
+        if buffer is not None:
+            whole = self._schedule.is_own_part(src, chunk)
+            self._sums.add(chunk, src if whole else None, buffer)
+        elif self._codec.contract.kind == "exact" or not self._schedule.is_star(chunk):
+            self._sums.add_own(chunk, src, self._source, self._own)
+        else:
+            encoded = self._encoded.take()
+            self._sums.contribution(chunk, self._source, encoded[: self._layout.size(chunk)])
+            self._sums.add(chunk, src, encoded)
 
-    def _finish(self, chunk: int, data: U8) -> None:
-        digest = hashlib.sha256(data.data).digest()
+    def _add_alone(self) -> None:
+        for chunk in self._schedule.local_chunks():
+            self._fold(chunk)
+            with self._changed:
+                self._progress_bytes += self._layout.size(chunk)
+                if self._aborted:
+                    return
+
+    def _finish(self, chunk: int, kept: U8 | None = None) -> None:
+        """A chunk lies in the result, or is ``kept`` elsewhere, and is right."""
+        data = self._result.view(chunk) if kept is None else kept
+        digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
         with self._changed:
-            # Under the lock, so that after abort() the result belongs to its owner again.
             if self._aborted or self._result.digests[chunk]:  # a kept one may come from two holders
                 return
-            self._result.store(chunk, data, digest)
+            if kept is not None:  # under the lock: nothing else says that somebody writes
+                self._result.view(chunk)[:] = kept
+            self._result.digests[chunk] = digest
             self._schedule.final(chunk)
             digests = list(self._result.digests) if self._schedule.done else []
             self._changed.notify_all()
@@ -302,9 +346,8 @@ class Reduction:
 
     # ---- sending
 
-    def _spawn(self, dest: int, send: SendFrame) -> None:
-        name = f"reduce-{self._plan.name(self._me)}-to-{self._plan.name(dest)}"
-        self._senders.spawn(dest, send, name)
+    def _thread_name(self, dest: int) -> str:
+        return f"reduce-{self._plan.name(self._me)}-to-{self._plan.name(dest)}"
 
     def _next_send(self, dest: int) -> Send | None:
         with self._changed:
@@ -328,7 +371,13 @@ class Reduction:
         if send.kind is Kind.RESULT:
             return self._result.view(send.chunk)
         payload = buffer[: self._layout.size(send.chunk)]
-        self._sums.contribution(send.chunk, self._source, payload)
+        if self._sums.has(send.chunk):
+            self._sums.encode(send.chunk, payload)
+        elif self._own is not None and self._codec.contract.kind == "exact":
+            payload = self._own(send.chunk).view(np.uint8)
+            self._codec.check(payload, self._grid.size(send.chunk))
+        else:
+            self._sums.contribution(send.chunk, self._source, payload)
         return payload
 
     def _send_ended(self, dest: int, nbytes: int, why: str, *, ours: bool) -> None:
@@ -341,12 +390,6 @@ class Reduction:
         if why:
             self._fail(self._me if ours else dest, why)
 
-    def _send_to_self(self, kind: int, chunk: int, payload: memoryview) -> None:
-        buffer = self._reserve(self._me, kind, chunk, len(payload), timeout_s=None)
-        if buffer is not None:
-            buffer[:] = payload
-            self.received(self._me, kind, chunk)
-
     # ---- failing
 
     def _fail(self, participant: int, why: str) -> None:
@@ -355,13 +398,3 @@ class Reduction:
                 return
             self._failed.add(participant)
         self._on_failed(participant, why)
-
-    def _stalled(self, src: int, chunk: int, waited_s: float) -> RoundTimeoutError:
-        late = ", ".join(self._plan.name(p) for p in sorted(self._schedule.missing()))
-        return RoundTimeoutError(
-            f"peer {self._plan.name(src)} has waited {waited_s:.1f} s to send chunk {chunk}, "
-            f"because this peer still waits for {late or 'itself'}",
-            fix="see `atoll status` for the links to those peers",
-            phase="reduce",
-            elapsed_s=waited_s,
-        )

@@ -16,6 +16,7 @@ import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.routes import Routes, star
 
 __all__ = ["NOBODY", "ReducePlan", "butterfly_plan"]
 
@@ -33,6 +34,7 @@ class ReducePlan:
     participants: tuple[bytes, ...]
     weights: tuple[float, ...]
     owners: tuple[int, ...]
+    shape: Routes | None = None  # None: the butterfly
 
     def __post_init__(self) -> None:
         count = len(self.participants)
@@ -46,6 +48,12 @@ class ReducePlan:
             raise ConfigError(f"the sum of the weights is not positive and finite: {self.weights}")
         if not all(NOBODY <= owner < count for owner in self.owners):
             raise ConfigError(f"an owner of a chunk is not one of the {count} participants")
+        if len(self.routes.up) != count:
+            raise ConfigError(f"routes of {len(self.routes.up)} for {count} participants")
+
+    @property
+    def routes(self) -> Routes:
+        return self.shape or star(len(self.participants))
 
     def factors(self) -> tuple[float, ...]:
         """``weight / sum(weights)`` of each participant, rounded to float32."""

@@ -51,11 +51,6 @@ class RoundResult:
         ]
         return frozenset(chunk for chunk in kept if not self.digests[chunk])
 
-    def store(self, chunk: int, data: U8, digest: bytes) -> None:
-        """``data`` is checked, and ``digest`` its SHA-256."""
-        self.view(chunk)[:] = data
-        self.digests[chunk] = digest
-
     def view(self, chunk: int) -> U8:
         lo, hi = self.layout.slice(chunk)
         return self.array[lo:hi]

@@ -25,7 +25,7 @@ class Send(NamedTuple):
 
 
 class Idle(Enum):
-    WAIT = "nothing to send yet: ask again after the next chunk is final"
+    WAIT = "nothing to send yet: ask again when a chunk is final or a sum complete"
     PACED = "not yet: ask again after the next contribution to another"
     DONE = "nothing left to send"
 
@@ -43,8 +43,25 @@ class Schedule(Protocol):
     def done(self) -> bool:
         """Whether every chunk is final here."""
 
+    @property
+    def destinations(self) -> frozenset[int]:
+        """Who gets anything from this participant."""
+
+    def local_chunks(self) -> tuple[int, ...]:
+        """Chunks to which only this participant adds: nothing that arrives starts them."""
+
+    def is_own_part(self, src: int, chunk: int) -> bool:
+        """Whether what ``src`` sends for this chunk is its own part, and not a sum of several."""
+
+    def is_star(self, chunk: int) -> bool:
+        """Whether nothing but own parts is added here."""
+
+    def is_root(self, chunk: int) -> bool:
+        """Whether its sum here is the whole."""
+
     def next_send(self, dest: int) -> Send | Idle:
-        """Hand out the next frame for ``dest``, each one once. ``dest`` may be this participant."""
+        """Hand out the next frame for ``dest``, each one once. CONTRIB: the sum, if there is one
+        here, else the own part."""
 
     def broken(self, dest: int) -> None:
         """Nothing more can be sent there."""
@@ -59,13 +76,15 @@ class Schedule(Protocol):
         """An accepted contribution is complete."""
 
     def next_fold(self, chunk: int) -> int | None:
-        """The source whose contribution to add to the sum of ``chunk`` now.
+        """The source whose contribution to add to the sum of ``chunk`` now; this participant itself
+        when it is the turn of its own part.
 
         None if its turn has not come, or another one is being added. Expects ``folded`` to follow.
         """
 
     def folded(self, chunk: int) -> bool:
-        """The contribution is added. True: it was the last, so encode the sum, call ``final``."""
+        """The contribution is added. True: it was the last. The root encodes the sum and calls
+        ``final``; any other sends it when ``next_send`` says so."""
 
     def final(self, chunk: int) -> None:
         """The encoded bytes of ``chunk`` are complete and checked."""

@@ -14,7 +14,7 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
 from atoll.collectives.schedule import Send
 
-__all__ = ["Outlet", "SendFrame", "Senders"]
+__all__ = ["Outlet", "SendFrame", "Senders", "reason_of"]
 
 SendFrame = Callable[[int, int, memoryview], None]  # kind, chunk, payload
 
@@ -56,8 +56,11 @@ class Senders:
 
     def spawn(self, dest: int, send: SendFrame, name: str) -> None:
         """Start the thread of this destination; the caller sees to it that there is only one."""
-        thread = threading.Thread(target=self._run, args=(dest, send), name=name, daemon=True)
-        self._threads[dest] = thread
+        self.run(dest, lambda: self._send_all(dest, send), name)
+
+    def run(self, dest: int, work: Callable[[], None], name: str) -> None:
+        """Any other work in a thread that ``join`` waits for."""
+        thread = self._threads[dest] = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
 
     def join(self, timeout_s: float) -> bool:
@@ -68,7 +71,7 @@ class Senders:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _run(self, dest: int, send_frame: SendFrame) -> None:
+    def _send_all(self, dest: int, send_frame: SendFrame) -> None:
         buffer = self._buffers.take()
         while (send := self._next_send(dest)) is not None:
             ours = True
@@ -77,11 +80,11 @@ class Senders:
                 ours = False
                 send_frame(send.kind, send.chunk, payload.data)
             except Exception as error:  # whatever it was: a thread that dies in silence is a hang
-                self._ended(dest, 0, f"sending chunk {send.chunk}: {_reason(error)}", ours=ours)
+                self._ended(dest, 0, f"sending chunk {send.chunk}: {reason_of(error)}", ours=ours)
                 break
             self._ended(dest, payload.nbytes, "", ours=False)
         self._buffers.give(buffer)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     return error.what if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"

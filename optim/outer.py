@@ -2,7 +2,8 @@
 
 Pure arithmetic on flat chunks. Each daemon runs it on the same bytes and must get the same bits,
 so each operation is a separate, rounded ufunc in the arrays' own dtype and in a fixed order:
-nothing here can be fused into a multiply-add or be computed in a wider type in between.
+nothing here can be fused into a multiply-add or be computed in a wider type in between. Where there
+are native kernels they do the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from atoll.collectives.native import KERNELS
 
 __all__ = ["Floats", "nesterov_step"]
 
@@ -38,6 +41,9 @@ def nesterov_step(
     is allocated. ``out_*`` may be the inputs themselves or other buffers; ``scratch`` must overlap
     nothing.
     """
+    if KERNELS is not None:
+        KERNELS.outer_step("nesterov", theta, momentum, delta, lr, mu, out_theta, out_momentum)
+        return
     mu_, lr_ = theta.dtype.type(mu), theta.dtype.type(lr)
     np.multiply(momentum, mu_, out=out_momentum)
     np.add(out_momentum, delta, out=out_momentum)

@@ -18,6 +18,7 @@ from pathlib import Path
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
 from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs
+from atoll.peer.cli_lab import add_lab_verb
 from atoll.peer.identity import Home, default_home
 from atoll.peer.net.invite import SECRET_BYTES
 
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     secret.set_defaults(command=_secret)
 
     add_checkpoint_verbs(verbs)
+    add_lab_verb(verbs)
 
     demo = verbs.add_parser("demo", help="three peers on this machine train, one is killed")
     demo.add_argument("--peers", type=int, default=3, metavar="N", help="at first (default 3)")

@@ -43,6 +43,7 @@ OPTIM_PURE_MAY = {
     "atoll.collectives.chunks",
     "atoll.collectives.codecs",
     "atoll.collectives.errors",
+    "atoll.collectives.native",
 } | OPTIM_PURE
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
@@ -56,7 +57,20 @@ DECISIONS = (
     | {name for name in MODULES if name.startswith("atoll.peer.group")}
     | {
         f"atoll.collectives.{name}"
-        for name in ("butterfly", "chunks", "errors", "plan", "schedule")
+        for name in (
+            "choice",
+            "chunks",
+            "costs",
+            "errors",
+            "network",
+            "plan",
+            "routes",
+            "schedule",
+            "shapes",
+            "shards",
+            "tours",
+            "trees",
+        )
     }
     | {
         f"atoll.peer.{name}"
@@ -68,10 +82,12 @@ DECISIONS = (
             "net.gate",
             "net.hello",
             "net.invite",
+            "net.streamkeys",
             "net.wire",
             "rounds.dataframes",
             "rounds.entries",
             "rounds.merkle",
+            "rounds.sealing",
             "transfer.assembly",
             "transfer.catchup",
             "transfer.fetching",
@@ -84,8 +100,9 @@ DECISIONS = (
         )
     }
 )
-# Codecs are pure functions with scratch for each thread, hence their import of `threading`.
-DECISIONS_MAY = DECISIONS | {"atoll.collectives.codecs"}
+# Codecs are pure functions with scratch for each thread, hence their import of `threading`; and the
+# kernels are found once, with `os` and `importlib`.
+DECISIONS_MAY = DECISIONS | {"atoll.collectives.codecs", "atoll.collectives.native"}
 ACTS = {
     "asyncio",
     "concurrent",

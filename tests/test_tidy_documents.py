@@ -14,7 +14,7 @@ from atoll.peer.group.phases import TRANSITIONS, Phase, Trigger
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collectives", "optim", "peer")
 # What the working tree holds beside what is in the repository.
-NOT_OURS = re.compile(r"^(__pycache__|build|dist|\..*|.*\.egg-info)$")
+NOT_OURS = re.compile(r"^(__pycache__|build|dist|\..*|.*\.egg-info|.*\.(so|pyd))$")
 
 
 def name_of(path: Path) -> str:

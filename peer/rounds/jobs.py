@@ -45,7 +45,7 @@ class Job:
     @property
     def is_read(self) -> bool:
         """Nobody may write to the result any more: bytes of two attempts would be sent as one."""
-        return self.lent or (self.reduction is not None and self.reduction.reads_result)
+        return self.lent or (self.reduction is not None and self.reduction.uses_result)
 
     @property
     def is_reducing(self) -> bool:

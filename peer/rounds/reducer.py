@@ -200,9 +200,9 @@ class Reducer:
         self._router.expect_attempt(begin, reduction, copying)
         reduction.start({})
         self._note_busy()
-        for index, peer in enumerate(plan.participants):
-            if peer != self._me:
-                self._spawn(self._attach_outlet(begin, reduction, index, peer))
+        for index in sorted(reduction.destinations):
+            peer = plan.participants[index]
+            self._spawn(self._attach_outlet(begin, reduction, index, peer))
         if reduction.lacking:
             copying.start()
             job.watching = self._loop.create_task(_watch(copying))

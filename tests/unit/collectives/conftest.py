@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from atoll.collectives import (
 )
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.routes import Routes
 
 WAIT_S = 30.0  # how long a test waits for what must happen; never reached when all is well
 HEADER = struct.Struct("<BII")
@@ -61,12 +63,13 @@ class Group:
         grid: ChunkGrid,
         rounds: list[RoundResult] | None = None,
         kept: dict[int, bytes] | None = None,
+        shape: Routes | None = None,
     ) -> None:
         self.everyone = range(len(vectors))
         self.vectors, self.codec, self.grid = vectors, codec, grid
         self.kept = kept or {}
         ids = [bytes([p]) * 32 for p in self.everyone]
-        self.plan = butterfly_plan(ids, weights, grid, self.kept)
+        self.plan = replace(butterfly_plan(ids, weights, grid, self.kept), shape=shape)
         self.rounds = rounds or [RoundResult(codec, grid, zeros) for _ in self.everyone]
         self.results: list[U8] = [result.array for result in self.rounds]
         self.done: list[list[list[bytes]]] = [[] for _ in self.everyone]
@@ -104,8 +107,8 @@ class Group:
     def start(self, streams: str = "memory") -> None:
         outlet = {"memory": MemoryOutlet, "sockets": SocketOutlet}[streams]
         for src in self.everyone:
-            others = (dest for dest in self.everyone if dest != src)
-            self.reductions[src].start({dest: outlet(self, src, dest) for dest in others})
+            needed = self.reductions[src].destinations
+            self.reductions[src].start({dest: outlet(self, src, dest) for dest in needed})
 
     def encoded(self, participant: int, chunk: int) -> bytes:
         lo, hi = self.grid.bounds(chunk)

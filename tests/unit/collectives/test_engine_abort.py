@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.butterfly import WINDOW_CHUNKS
 from atoll.collectives.codecs import U8, Int8Codec, get_codec
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.schedule import Kind
 
 INT8 = get_codec("int8")
+WINDOW_CHUNKS = 4  # twice the lead, which is a quarter of ten chunks
 WAIT_S = 30.0
 MakeGroup = Callable[..., Any]
 
@@ -80,8 +80,8 @@ def test_survivors_go_on_with_each_other_until_the_abort(make_group: MakeGroup) 
 
 
 def test_abort_wakes_a_blocked_reserve(make_group: MakeGroup) -> None:
-    group = make_group(INT8, weights=[1.0, 1.0], total=256 * 20)
-    reduction = group.reductions[0]  # not started: its own contribution never comes
+    group = make_group(INT8, weights=[1.0, 1.0, 1.0], total=256 * 30)
+    reduction = group.reductions[0]  # the parts of participant 2 never come
     for chunk in range(WINDOW_CHUNKS):
         assert group.deliver(1, 0, Kind.CONTRIB, chunk, group.encoded(1, chunk))
     wanted: list[bool] = []
@@ -112,12 +112,12 @@ def test_nothing_is_written_or_called_after_abort(make_group: MakeGroup) -> None
     reduction.start({1: None})
     assert reduction.join(WAIT_S)
     assert reduction.reserve(1, Kind.CONTRIB, 0, 260, WAIT_S) is None
-    assert not group.results[0].any()
+    assert not any(group.rounds[0].digests)
     assert (group.done[0], group.failed[0]) == ([], [])
 
 
 @pytest.mark.parametrize("kind", [Kind.CONTRIB, Kind.RESULT])
-def test_abort_in_the_middle_of_the_arithmetic_keeps_the_result_clean(
+def test_abort_in_the_middle_of_the_arithmetic_makes_no_chunk_final(
     make_group: MakeGroup, kind: Kind
 ) -> None:
     class AbortingCodec(Int8Codec):
@@ -127,8 +127,23 @@ def test_abort_in_the_middle_of_the_arithmetic_keeps_the_result_clean(
 
     group = make_group(AbortingCodec(), weights=[0.0, 1.0], total=256 * 2)
     assert group.deliver(1, 0, kind, int(kind is Kind.RESULT), group.encoded(1, 0))
-    assert not group.results[0].any()
+    assert not any(group.rounds[0].digests)
     assert (group.done[0], group.failed[0]) == ([], [])
+    assert not group.reductions[0].uses_result
+
+
+def test_a_frame_that_arrives_after_the_abort_keeps_the_result_in_use(
+    make_group: MakeGroup,
+) -> None:
+    """Its thread fills a chunk that is not final: whoever goes on writes elsewhere."""
+    group = make_group(INT8, weights=[1.0, 1.0], total=256 * 2)
+    reduction = group.reductions[0]
+    buffer = reduction.reserve(1, Kind.RESULT, 1, 260, WAIT_S)
+    reduction.abort()
+    assert reduction.uses_result
+    buffer[:] = group.encoded(1, 1)
+    reduction.received(1, Kind.RESULT, 1)
+    assert not reduction.uses_result
 
 
 def test_abort_and_join_inside_a_callback(make_group: MakeGroup) -> None:

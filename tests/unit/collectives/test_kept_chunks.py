@@ -189,7 +189,7 @@ def test_no_frame_carries_a_kept_chunk(make_group: MakeGroup) -> None:
     again = retry(make_group, group, {3: group.rounds[0].digests[3]})
     assert again.plan.owners[3] == NOBODY
     for kind in (Kind.CONTRIB, Kind.RESULT):
-        with pytest.raises(RemoteProtocolError, match="own"):
+        with pytest.raises(RemoteProtocolError, match="kept"):
             again.reductions[0].reserve(1, kind, 3, 260, timeout_s=0.0)
 
 
@@ -206,15 +206,15 @@ def test_a_sender_that_the_abort_leaves_behind_is_known_to_read(make_group: Make
 
     first = group.reductions[0]
     first.start({1: Stuck()})
-    assert not first.reads_result
+    assert not first.uses_result
     for chunk in range(CHUNKS // 2):
         group.deliver(1, 0, Kind.CONTRIB, chunk, group.encoded(1, chunk))
     assert entered.wait(WAIT_S)
     first.abort()
-    assert first.reads_result
+    assert first.uses_result
     released.set()
     assert first.join(WAIT_S)
-    assert not first.reads_result
+    assert not first.uses_result
 
 
 def test_what_waits_only_for_kept_chunks_blames_no_participant(make_group: MakeGroup) -> None:

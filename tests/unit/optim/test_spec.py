@@ -54,6 +54,8 @@ specs = st.integers(1, 64).flatmap(
         ("outer_momentum", 1.0),
         ("outer_momentum", -0.1),
         ("codec", "int7"),
+        ("codec", "int8_sr"),  # it needs a key
+        ("codec", "topk"),  # it needs error feedback
         ("codec", None),
         ("round_deadline_s", 0.0),
         ("round_deadline_s", 1e9),

@@ -1,0 +1,343 @@
+"""Which collective, in which shape: the fastest that the cost model knows and the codec allows.
+
+Pure: the coordinator calls ``choose`` with what was measured, and writes the answer into its plan.
+
+What may not be chosen, however fast:
+
+    robust aggregation      anything but the butterfly: partial sums hide who contributed what
+    4 bits and less         rings, and trees deeper than two levels. Each level quantizes the sums
+                            again; with relative error w per quantization of independent vectors,
+                            the mean has (n+1)/2 w after a ring, 2 w after a butterfly, 3 w with
+                            one level between (``noise``), and w is 0.01 to 0.02 at 4 bits
+    8 bits                  rings of more than 32: 17 w, with w = 5e-5
+    more than two peers     pairwise exchange
+
+The butterfly is taken unless another is faster by more than what the model may be wrong by: it has
+the least noise, and a death costs it the least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN, grid_for
+from atoll.collectives.costs import Cost, Rates, pairwise_cost, routes_cost
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.network import Network
+from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
+from atoll.collectives.shapes import Shape
+from atoll.collectives.shards import butterfly_shards, equal_shards
+from atoll.collectives.tours import best_tour
+
+__all__ = ["KINDS", "STREAMS_MAX", "Choice", "Task", "choose", "stream_bytes_per_s"]
+
+KINDS: Final = ("butterfly", "ring", "tree", "hierarchical", "pairwise")
+ARITIES: Final = (2, 3, 4, 8)
+ARITIES_MANY: Final = (4,)
+# Below 8 bits a quantization loses 1 % and more of the values: one level of partial sums at most.
+WHOLE_BITS_MIN: Final = 8
+DEPTH_COARSE_MAX: Final = 2
+RING_8_BIT_PEERS_MAX: Final = 32  # relative error below 1e-3
+EXACT_BITS_MIN: Final = 16  # from here on the noise of partial sums does not matter
+# With more peers a ring is not ordered, since that takes seconds, and fewer shapes are tried.
+SEARCH_PEERS_MAX: Final = 128
+# How much faster another must be than the butterfly: what the model may be wrong by.
+MARGIN: Final = 0.10
+# Chunk sizes that are tried: the grid's, and halves of it down to a quarter.
+HALVINGS: Final = 2
+# Streams of one pair. More share a lossy path no better, and each has a thread and a buffer.
+STREAMS_MAX: Final = 16
+SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
+# What systems let a socket's buffer grow to unasked: one stream has no more on the way.
+SOCKET_BUFFER_BYTES: Final = 4 * 2**20
+REASONS_MAX: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be reduced. ``bits``: encoded bits per element, scales included.
+
+    ``chunk_elements``: 0 leaves the size to the choice. ``kinds``: what may be chosen from; the
+    butterfly always may. ConfigError for what cannot be.
+    """
+
+    elements: int
+    bits: float
+    robust: bool = False
+    chunk_elements: int = 0
+    kinds: tuple[str, ...] = KINDS
+    rates: Rates = field(default_factory=Rates)
+    streams_max: int = STREAMS_MAX
+
+    def __post_init__(self) -> None:
+        if self.elements < 1 or not 0 < self.bits <= 64:
+            raise ConfigError(f"{self.elements} elements of {self.bits} bits cannot be reduced")
+        if not 0 <= self.chunk_elements <= CHUNK_ELEMENTS_MAX:
+            raise ConfigError(f"chunks of {self.chunk_elements} elements")
+        if not set(self.kinds) <= set(KINDS) or self.streams_max < 1:
+            raise ConfigError(f"kinds {self.kinds}, at most {self.streams_max} streams")
+
+    def chunk_bytes(self, chunk_elements: int) -> int:
+        """Of a whole chunk, encoded."""
+        return max(1, math.ceil(min(chunk_elements, self.elements) * self.bits / 8))
+
+    def chunks(self, chunk_elements: int) -> int:
+        return -(-self.elements // chunk_elements)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The answer. Participants are indices, as in the plan.
+
+    ``order``: of a ring, else empty. ``arity``: of a tree, else 0. ``sites``: of a hierarchical
+    one, else empty. ``shards``: chunks that each owns. ``streams``: (from, to, count) of the pairs
+    that need more than one. ``noise``: see ``Shape.noise``. ``reasons``: sentences for people.
+    """
+
+    kind: str
+    count: int
+    order: tuple[int, ...]
+    arity: int
+    sites: tuple[int, ...]
+    shards: tuple[int, ...]
+    chunk_elements: int
+    streams: tuple[tuple[int, int, int], ...]
+    predicted_s: float
+    noise: float
+    reasons: tuple[str, ...]
+
+    def routes(self) -> Routes:
+        """The trees; a pairwise exchange has those of a butterfly, if it must be one."""
+        if self.kind == "ring":
+            return ring(self.order)
+        if self.kind == "tree":
+            return tree(self.count, self.arity)
+        if self.kind == "hierarchical":
+            return hierarchical(self.sites)
+        return star(self.count)
+
+    def owners(self) -> tuple[int, ...]:
+        """The owner of each chunk: contiguous shards in the order of participants."""
+        return tuple(peer for peer, size in enumerate(self.shards) for _ in range(size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    kind: str
+    shape: Shape
+    shards: tuple[int, ...]
+    chunk_elements: int
+    cost: Cost
+    order: tuple[int, ...] = ()
+    arity: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} of {self.arity}" if self.arity else self.kind
+
+
+def choose(network: Network, task: Task) -> Choice:
+    """The collective for this task on this network, the same on every machine."""
+    allowed, reasons = _allowed(network, task)
+    sizes = _sizes(network, task)
+    found: dict[str, _Candidate] = {}
+    for size in sizes:
+        for candidate in _candidates(network, task, size, allowed):
+            best = found.get(candidate.label)
+            if best is None or candidate.cost.seconds < best.cost.seconds:
+                found[candidate.label] = candidate
+    butterfly = found["butterfly"]
+    fastest = min(found.values(), key=lambda candidate: candidate.cost.seconds)
+    # Small gains are within the error of the model.
+    worth = fastest.cost.seconds < (1 - MARGIN) * butterfly.cost.seconds
+    chosen = fastest if worth else butterfly
+    streams = _streams(network, task, chosen)
+    return Choice(
+        kind=chosen.kind,
+        count=network.count,
+        order=chosen.order,
+        arity=chosen.arity,
+        sites=network.sites if chosen.kind == "hierarchical" else (),
+        shards=chosen.shards,
+        chunk_elements=chosen.chunk_elements,
+        streams=streams,
+        predicted_s=chosen.cost.seconds,
+        noise=chosen.shape.noise if chosen.kind != "pairwise" else 2.0,
+        reasons=tuple(_explain(network, chosen, found, streams) + reasons)[:REASONS_MAX],
+    )
+
+
+# ---------------------------------------------------------------- what may be chosen
+
+
+def _allowed(network: Network, task: Task) -> tuple[set[str], list[str]]:
+    """The kinds that may be chosen, and why others may not."""
+    n, sites = network.count, len(network.site_up)
+    out: dict[str, str] = {}
+    if n != 2:
+        out["pairwise"] = ""
+    if not 1 < sites < n:
+        out["hierarchical"] = ""
+    if n < 3:
+        out |= {"ring": "", "tree": ""}
+    if n > SEARCH_PEERS_MAX:
+        out.setdefault("ring", f"{n} peers are more than {SEARCH_PEERS_MAX}")
+    if task.bits < WHOLE_BITS_MIN:
+        lost = f"{task.bits:.3g} bits per element would be quantized again at each hop"
+        out.setdefault("ring", lost)
+    elif task.bits < EXACT_BITS_MIN and n > RING_8_BIT_PEERS_MAX:
+        out.setdefault("ring", f"8 bits add up too much noise over {n} peers")
+    if task.robust:
+        for kind in KINDS[1:]:
+            out.setdefault(kind, "robust aggregation has to see every contribution")
+    for kind in KINDS[1:]:
+        if kind not in task.kinds:
+            out.setdefault(kind, "excluded by the task")
+    reasons = [f"{kind} left out: {why}" for kind, why in out.items() if why]
+    return set(KINDS) - set(out), reasons
+
+
+def _sizes(network: Network, task: Task) -> list[int]:
+    """Elements of a chunk that are tried, largest first."""
+    if task.chunk_elements:
+        return [task.chunk_elements]
+    largest = grid_for(task.elements).chunk_elements
+    if network.count > SEARCH_PEERS_MAX:
+        return [largest]
+    halves = [largest >> shift for shift in range(HALVINGS + 1)]
+    step = CHUNK_ELEMENTS_MIN  # all of these are multiples of a codec's block
+    return sorted({max(step, half // step * step) for half in halves} | {largest}, reverse=True)
+
+
+def _candidates(network: Network, task: Task, size: int, allowed: set[str]) -> Iterator[_Candidate]:
+    n, chunks, nbytes = network.count, task.chunks(size), task.chunk_bytes(size)
+    rates = replace(task.rates, sum_bytes=4 * min(size, task.elements))
+    equal = equal_shards(n, chunks)
+    splits = {equal}
+    if chunks < n:
+        splits.add(tuple(chunks if peer == _middle(network) else 0 for peer in range(n)))
+
+    def best(
+        shape: Shape,
+        among: set[tuple[int, ...]],
+        order: tuple[int, ...] = (),
+        arity: int = 0,
+    ) -> _Candidate:
+        costs = [
+            (routes_cost(network, shape, shards, nbytes, rates), shards) for shards in sorted(among)
+        ]
+        cost, shards = min(costs, key=lambda entry: entry[0].seconds)
+        return _Candidate(shape.kind, shape, shards, size, cost, order, arity)
+
+    everyone = Shape(star(n))
+    yield best(everyone, splits | {butterfly_shards(network, chunks)})
+    if "pairwise" in allowed:
+        cost = pairwise_cost(network, chunks * nbytes, task.rates)
+        yield _Candidate("pairwise", everyone, equal, size, cost)
+    if "ring" in allowed:
+        order = best_tour(_step_s(network, task))
+        yield best(Shape(ring(order)), {equal}, order=order)
+    if "hierarchical" in allowed:
+        yield best(Shape(hierarchical(network.sites)), splits)
+    if "tree" in allowed:
+        for arity in ARITIES if n <= SEARCH_PEERS_MAX else ARITIES_MANY:
+            if arity >= n - 1:
+                continue
+            shape = Shape(tree(n, arity))
+            if task.bits >= WHOLE_BITS_MIN or shape.depth <= DEPTH_COARSE_MAX:
+                yield best(shape, splits, arity=arity)
+
+
+def _step_s(network: Network, task: Task) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """[n, n]: seconds of one step of a ring on each edge: a shard of it, and the way there."""
+    shard_bytes = task.elements * task.bits / 8 / network.count / (1 - task.rates.overhead)
+    steps = shard_bytes / network.alone_bytes_per_s() + network.latency_s
+    return np.asarray(steps, dtype=np.float64)
+
+
+def _middle(network: Network) -> int:
+    """The peer that a few bytes reach all others from, and back, soonest; then the fastest."""
+    farthest = (network.latency_s + network.latency_s.T).max(axis=1)
+    slower = np.minimum(network.up, network.down)
+    return min(range(network.count), key=lambda p: (farthest[p], -slower[p], p))
+
+
+# ---------------------------------------------------------------- streams
+
+
+def stream_bytes_per_s(round_trip_s: float, loss: float) -> float:
+    """What one TCP stream carries on such a path, however fast the lines are.
+
+    Its window is what a socket's buffer holds, and with loss at most ``sqrt(3 / (2 p))`` packets
+    (Mathis et al. 1997) or ``1.054 (RTT / p)^(3/4)`` (CUBIC, RFC 9438), whichever is
+    larger. BBR does better.
+    """
+    if round_trip_s <= 0:
+        return math.inf
+    window = float(SOCKET_BUFFER_BYTES)
+    if loss > 0:
+        packets = max(math.sqrt(1.5 / loss), 1.054 * (round_trip_s / loss) ** 0.75)
+        window = min(window, packets * SEGMENT_BYTES)
+    return window / round_trip_s
+
+
+def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[int, int, int], ...]:
+    """Pairs that need several, so that a pair moves its bytes in the time of the whole."""
+    chunks = chosen.shape.flows(chosen.shards)
+    if chosen.kind == "pairwise":
+        chunks += chunks.T  # its own half as well
+    wire = chunks * task.chunk_bytes(chosen.chunk_elements) / (1 - task.rates.overhead)
+    found = []
+    for src, dst in zip(*np.nonzero(wire), strict=True):
+        trip_s = float(network.latency_s[src, dst] + network.latency_s[dst, src])
+        wanted = float(wire[src, dst]) / max(chosen.cost.seconds, 1e-9)
+        one = stream_bytes_per_s(trip_s, float(network.loss[src, dst]))
+        count = min(task.streams_max, max(1, math.ceil(wanted / one)))
+        if count > 1:
+            found.append((int(src), int(dst), count))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- reasons
+
+
+def _explain(
+    network: Network,
+    chosen: _Candidate,
+    found: dict[str, _Candidate],
+    streams: Sequence[tuple[int, int, int]],
+) -> list[str]:
+    cost = chosen.cost
+    limit = f"{cost.busiest} is the busiest"
+    if cost.windows_s > cost.lines_s:
+        limit = "the time that chunks are on their way limits it, not the rate of a line"
+    said = [f"{chosen.label}: {cost.seconds:.3g} s predicted; {limit}"]
+    for other in sorted(found.values(), key=lambda candidate: candidate.cost.seconds):
+        if other is not chosen:
+            close = other.cost.seconds < cost.seconds
+            why = f", which is within the model's error of {MARGIN:.0%}" if close else ""
+            said.append(f"{other.label} would take {other.cost.seconds:.3g} s{why}")
+    if chosen.kind == "ring":
+        way = " -> ".join(map(str, (*chosen.order, chosen.order[0])))
+        said.append(f"the order {way} has the fastest slowest edge")
+    nothing = [peer for peer, size in enumerate(chosen.shards) if not size]
+    if nothing and sum(chosen.shards) >= network.count:
+        slow = ", ".join(map(str, nothing))
+        said.append(f"{slow} own(s) no chunks: too slow to hand results out to all others")
+    elif len(set(chosen.shards)) > 1 and max(chosen.shards) - min(chosen.shards) > 1:
+        said.append(f"shards of {min(chosen.shards)} to {max(chosen.shards)} chunks, by rate")
+    said.append(f"{sum(chosen.shards)} chunks of {chosen.chunk_elements} elements")
+    if streams:
+        src, dst, count = max(streams, key=lambda entry: entry[2])
+        trip_s = float(network.latency_s[src, dst] + network.latency_s[dst, src])
+        one = stream_bytes_per_s(trip_s, float(network.loss[src, dst])) * 8 / 1e6
+        said.append(
+            f"up to {count} streams (from {src} to {dst}): with {trip_s * 1e3:.3g} ms and "
+            f"{float(network.loss[src, dst]):.2%} loss one carries {one:.3g} Mbit/s"
+        )
+    return said

@@ -1,0 +1,168 @@
+"""Error feedback: what a lossy codec left out of one round is sent with the next.
+
+One peer's memory is one or two float32 vectors over all elements, and moves only when a round
+commits. ``encode`` does not change it, so an attempt that breaks costs nothing and the next one
+encodes the same message. ``commit`` takes what was encoded and the bytes that came of it; both are
+still there when the round commits, or the caller encodes once more, which gives the same bytes. It
+is called for a chunk only if this peer's contribution to it is in the result.
+
+x is what a peer contributes, C the codec::
+
+    plain      m = e + x              send C(m)    e = m - C(m)
+    decayed    m = decay * e + x      send C(m)    e = m - C(m)
+    EF21       m = x - g              send C(m)    g = g + C(m)
+    EControl   m = eta * e + x - h    send C(m)    e = e + x - h - C(m);  h = h + C(m)
+
+With the first two the result of a round is the mean of what was sent, as without feedback. With the
+others it is the change of the mean of all g (or h), so every replica adds results to a
+``RunningMean``, and that is what takes the place of the mean. That holds as long as the same peers
+contribute with the same weights to every chunk: reset the memory of all when this changes.
+
+Sources: 1-bit SGD (Seide 2014; Stich 1809.07599), SparseLoCo (2508.15706) for the decay, EF21
+(2106.05203), EControl (2311.05645). C must be contractive: E|C(m) - m|^2 <= (1 - alpha) |m|^2 with
+alpha > 0. Every operation is rounded to float32, in the order written, from left to right.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.codecs.base import scratch
+from atoll.collectives.errors import ConfigError
+
+__all__ = ["EF21", "EControl", "ErrorFeedback", "Feedback", "RunningMean", "residual_bound"]
+
+
+class Feedback(ABC):
+    """Feedback of one peer over vectors of ``elements``, zero at first.
+
+    ``lo`` is where a part begins within the vector. Different threads may work on different parts.
+    Parts are chunks: each thread keeps scratch of the size of the largest.
+    ``arrays`` are the memory, by name, for checkpoints; they may be written into. ConfigError for a
+    codec that is not contractive.
+    """
+
+    def __init__(self, codec: Codec, elements: int, *names: str) -> None:
+        if codec.contract.alpha <= 0:
+            raise ConfigError(
+                f"error feedback needs a contractive codec, and {codec.name} is none",
+                fix="use topk, sign or a codec that rounds",
+            )
+        self.codec = codec
+        self.arrays: dict[str, F32] = {name: np.zeros(elements, np.float32) for name in names}
+
+    def encode(self, lo: int, values: F32, out: U8, key: int = 0) -> None:
+        """Encode the message for ``values``, float32[n], into uint8[encoded_bytes(n)].
+
+        CodecError if the message is not finite.
+        """
+        self.codec.encode(self._message(lo, values), out, key)
+
+    def commit(self, lo: int, values: F32, data: U8) -> None:
+        """The round that contains ``data``, what ``encode`` made of ``values``, is committed.
+
+        CodecError on malformed bytes; then nothing has moved.
+        """
+        sent: F32 = scratch("sent", np.float32, values.size)
+        self.codec.decode(data, sent)
+        self._move(lo, values, sent)
+
+    def reset(self, lo: int = 0, hi: int | None = None) -> None:
+        """Forget elements [lo, hi): on rejoining a run, or when a shard gets another owner."""
+        for array in self.arrays.values():
+            array[lo:hi] = 0
+
+    def _part(self, name: str, lo: int, like: F32) -> F32:
+        return self.arrays[name][lo : lo + like.size]
+
+    @abstractmethod
+    def _message(self, lo: int, values: F32) -> F32:
+        """m, in scratch."""
+
+    @abstractmethod
+    def _move(self, lo: int, values: F32, sent: F32) -> None:
+        """The memory after ``sent``, which is C(m), has been counted."""
+
+
+class ErrorFeedback(Feedback):
+    """Plain with ``decay`` 1; SparseLoCo has 0.95. The memory is ``residual``.
+
+    What is sent plus what is kept equals what came in, but for float32's rounding. An owner of
+    shards may have one too, for the results that it encodes.
+    """
+
+    def __init__(self, codec: Codec, elements: int, decay: float = 1.0) -> None:
+        if not 0 <= decay <= 1:
+            raise ConfigError(f"the decay of error feedback lies in [0, 1], not {decay}")
+        super().__init__(codec, elements, "residual")
+        self.decay = np.float32(decay)
+
+    def _message(self, lo: int, values: F32) -> F32:
+        message: F32 = scratch("message", np.float32, values.size)
+        np.multiply(self._part("residual", lo, values), self.decay, out=message)
+        return np.add(message, values, out=message)
+
+    def _move(self, lo: int, values: F32, sent: F32) -> None:
+        message = self._message(lo, values)
+        np.subtract(message, sent, out=self._part("residual", lo, values))
+
+
+class EF21(Feedback):
+    """Sends how x differs from the ``estimate`` that everybody has of it."""
+
+    def __init__(self, codec: Codec, elements: int) -> None:
+        super().__init__(codec, elements, "estimate")
+
+    def _message(self, lo: int, values: F32) -> F32:
+        message: F32 = scratch("message", np.float32, values.size)
+        return np.subtract(values, self._part("estimate", lo, values), out=message)
+
+    def _move(self, lo: int, values: F32, sent: F32) -> None:
+        estimate = self._part("estimate", lo, values)
+        np.add(estimate, sent, out=estimate)
+
+
+class EControl(Feedback):
+    """Between both: ``eta`` 0 is EF21; theory wants it near alpha, practice 0.001 to 0.1."""
+
+    def __init__(self, codec: Codec, elements: int, eta: float) -> None:
+        if not 0 <= eta <= 1:
+            raise ConfigError(f"EControl's eta lies in [0, 1], not {eta}")
+        super().__init__(codec, elements, "residual", "estimate")
+        self.eta = np.float32(eta)
+
+    def _message(self, lo: int, values: F32) -> F32:
+        message: F32 = scratch("message", np.float32, values.size)
+        np.multiply(self._part("residual", lo, values), self.eta, out=message)
+        np.add(message, values, out=message)
+        return np.subtract(message, self._part("estimate", lo, values), out=message)
+
+    def _move(self, lo: int, values: F32, sent: F32) -> None:
+        residual = self._part("residual", lo, values)
+        estimate = self._part("estimate", lo, values)
+        np.add(residual, values, out=residual)
+        np.subtract(residual, estimate, out=residual)
+        np.subtract(residual, sent, out=residual)
+        np.add(estimate, sent, out=estimate)
+
+
+class RunningMean:
+    """The mean of all peers' estimates: part of the replicated state, equal on all replicas."""
+
+    def __init__(self, elements: int) -> None:
+        self.mean: F32 = np.zeros(elements, np.float32)
+
+    def commit(self, lo: int, result: F32) -> None:
+        """``result`` is what the committed bytes decode to, float32[n]."""
+        part = self.mean[lo : lo + result.size]
+        np.add(part, result, out=part)
+
+
+def residual_bound(alpha: float, norm: float) -> float:
+    """What |residual| of plain feedback can reach if no |x| is larger than ``norm``, and C is
+    contractive with ``alpha`` in (0, 1]: ``2 sqrt(1 - alpha) / alpha * norm``."""
+    return 2 * math.sqrt(1 - alpha) / alpha * norm

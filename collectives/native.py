@@ -1,0 +1,148 @@
+"""The kernels in C: the hot codecs and the outer step, some ten times as fast as in numpy.
+
+They are an optional extension module (sources in collectives/native/), which is built when atoll
+is installed, if there is a C compiler. ``KERNELS`` is that module, or None; then numpy does the
+work, and ``say_once`` says why. The numpy forms stay the reference: for every finite input each
+kernel gives the same bits, with each instruction set, and the tests compare them.
+
+``ATOLL_KERNELS=numpy`` in the environment leaves the kernels unused, to look for the cause of a
+difference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "KERNELS",
+    "NUMPY_REASON",
+    "TOP_CHUNK_MAX",
+    "Floats",
+    "KernelCodec",
+    "Kernels",
+    "Rule",
+    "say_once",
+]
+
+F32: TypeAlias = NDArray[np.float32]
+U8: TypeAlias = NDArray[np.uint8]
+U16: TypeAlias = NDArray[np.uint16]
+Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+
+KernelCodec: TypeAlias = Literal["float32", "int8", "int4", "fp4_e3m0"]
+Rule: TypeAlias = Literal["nesterov", "heavy_ball", "sgd"]
+
+# Elements of a chunk that a 12-bit index reaches.
+TOP_CHUNK_MAX: Final = 4096
+
+# INTERFACE of the sources that belong to this file (native/module.c).
+_INTERFACE: Final = 1
+_VARIABLE: Final = "ATOLL_KERNELS"
+
+
+class Kernels(Protocol):
+    """The functions of ``atoll._kernels``; all arguments are positional.
+
+    Arrays are one-dimensional, C-contiguous and aligned; encoded bytes may lie at any address.
+    Nothing that is written may share memory with another argument, except where it is said. What
+    breaks these rules, and every wrong length, raises ValueError before anything is written. The
+    GIL is released during the work. False means that the values or bytes are not allowed: NaN or
+    infinity in values, or bytes that encoding never writes.
+    """
+
+    def encode(self, codec: KernelCodec, values: F32, out: U8, /) -> bool:
+        """float32[n] into its encoded bytes. False: ``out`` then holds anything."""
+
+    def check(self, codec: KernelCodec, data: U8, count: int, /) -> bool:
+        """Whether bytes encode ``count`` elements that are all finite."""
+
+    def decode(self, codec: KernelCodec, data: U8, out: F32, /) -> bool:
+        """Bytes into float32[n]. False: nothing is written."""
+
+    def decode_add(self, codec: KernelCodec, data: U8, factor: float, into: F32, /) -> bool:
+        """``into += float32(factor) * decode(data)``, both steps rounded. False: nothing is
+        written. With codec "float32" it is the sum of plain arrays: ``values.view(np.uint8)``."""
+
+    def outer_step(
+        self,
+        rule: Rule,
+        theta: Floats,
+        momentum: Floats,
+        delta: Floats,
+        lr: float,
+        mu: float,
+        out_theta: Floats,
+        out_momentum: Floats,
+        /,
+    ) -> None:
+        """An outer step as in ``atoll.optim.outer``, all arrays of one length and one dtype,
+        float32 or float64::
+
+            nesterov    b' = mu b + delta    theta' = theta - lr (delta + mu b')
+            heavy_ball  b' = mu b + delta    theta' = theta - lr b'
+            sgd         b' = b               theta' = theta - lr delta
+
+        ``out_theta`` may be ``theta`` itself, and ``out_momentum`` may be ``momentum``.
+        """
+
+    def select_top(self, values: F32, chunk: int, keep: int, out: U16, /) -> bool:
+        """The ``keep`` largest magnitudes of each ``chunk`` elements of float32[m * chunk], as
+        ascending indices within their chunk: uint16[m * keep]. Of equal magnitudes the first are
+        taken. ``chunk`` is at most ``TOP_CHUNK_MAX``. False: ``out`` then holds anything."""
+
+    def pack12(self, numbers: U16, out: U8, /) -> None:
+        """The low 12 bits of uint16[n] into uint8[ceil(12 n / 8)], low bits first, two in three
+        bytes; the bits after the last are 0."""
+
+    def unpack12(self, data: U8, out: U16, /) -> bool:
+        """The reverse. False: the bits after the last are not 0."""
+
+    def pack2(self, numbers: U8, out: U8, /) -> None:
+        """The low 2 bits of uint8[n] into uint8[ceil(n / 4)], low bits first; the rest is 0."""
+
+    def unpack2(self, data: U8, out: U8, /) -> bool:
+        """The reverse. False: the bits after the last are not 0."""
+
+    def level(self) -> str:
+        """The instruction set in use: "base" is that of every processor of the kind."""
+
+    def levels(self) -> tuple[str, ...]:
+        """The instruction sets that this processor has kernels for, the fastest last; that one
+        is in use from the start."""
+
+    def use(self, level: str, /) -> None:
+        """Take another of ``levels()``, in the whole process; for tests and measurements."""
+
+
+def _load() -> tuple[Kernels | None, str]:
+    """The kernels and "", or None and why numpy is used."""
+    if os.environ.get(_VARIABLE) == "numpy":
+        return None, f"{_VARIABLE}=numpy is set"
+    try:
+        # By name, because it may not be there, and a type checker has nothing to look into.
+        module = importlib.import_module("atoll._kernels")
+    except ImportError as error:
+        return None, str(error)
+    if getattr(module, "INTERFACE", None) != _INTERFACE:
+        return None, "they were built from other sources; install atoll again"
+    return cast(Kernels, module), ""
+
+
+_kernels, _reason = _load()
+KERNELS: Final = _kernels
+NUMPY_REASON: Final = _reason  # "" where the kernels are used
+_said: list[str] = []
+
+
+def say_once(say: Callable[[str], None]) -> None:
+    """If numpy does the work of the kernels, hand one line that says so to ``say``: the first call
+    in a process does, later ones do nothing."""
+    if NUMPY_REASON and not _said:
+        _said.append(NUMPY_REASON)
+        say(f"codecs run in numpy, which is slower: no native kernels ({NUMPY_REASON})")

@@ -1,0 +1,93 @@
+/* float32 as a codec, and the outer steps. Included by kernels_body.h. */
+
+/* ---------------------------------------------------------------- float32 */
+
+static int encode_float32(const float *restrict values, size_t count, uint8_t *restrict out)
+{
+    int32_t top = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t bits = bits_of(values[i]);
+        memcpy(out + sizeof bits * i, &bits, sizeof bits);
+        bits &= MAGNITUDE_BITS;
+        top = bits > top ? bits : top;
+    }
+    return top < INFINITY_BITS;
+}
+
+static int check_float32(const uint8_t *restrict data, size_t count)
+{
+    int32_t top = 0;
+    for (size_t i = 0; i < count; i++) {
+        int32_t bits = bits_of(scale_at(data, i)) & MAGNITUDE_BITS;
+        top = bits > top ? bits : top;
+    }
+    return top < INFINITY_BITS;
+}
+
+static void decode_float32(const uint8_t *restrict data, size_t count, float *restrict out)
+{
+    if (count)
+        memcpy(out, data, sizeof(float) * count);
+}
+
+static void decode_add_float32(const uint8_t *restrict data, size_t count, float factor,
+                               float *restrict into)
+{
+    for (size_t i = 0; i < count; i++) {
+        float value = scale_at(data, i) * factor;
+        into[i] = into[i] + value;
+    }
+}
+
+/* ---------------------------------------------------------------- outer steps */
+
+/* nesterov:   b' = mu b + delta;  theta' = theta - lr (delta + mu b')
+ * heavy_ball: b' = mu b + delta;  theta' = theta - lr b'
+ * sgd:        b' = b;             theta' = theta - lr delta
+ *
+ * One rounding for each operation, in the order of optim/outer.py. Each element is read before it
+ * is written, so inputs may be the outputs. */
+#define OUTER_STEPS(TYPE, WIDTH)                                                               \
+    static void nesterov_##WIDTH(const TYPE *theta, const TYPE *momentum, const TYPE *delta,   \
+                                 size_t count, TYPE lr, TYPE mu, TYPE *out_theta,              \
+                                 TYPE *out_momentum)                                           \
+    {                                                                                          \
+        INDEPENDENT                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                   \
+            TYPE kept = momentum[i] * mu;                                                      \
+            kept = kept + delta[i];                                                            \
+            TYPE step = kept * mu;                                                             \
+            step = step + delta[i];                                                            \
+            step = step * lr;                                                                  \
+            out_theta[i] = theta[i] - step;                                                    \
+            out_momentum[i] = kept;                                                            \
+        }                                                                                      \
+    }                                                                                          \
+    static void heavy_ball_##WIDTH(const TYPE *theta, const TYPE *momentum, const TYPE *delta, \
+                                   size_t count, TYPE lr, TYPE mu, TYPE *out_theta,            \
+                                   TYPE *out_momentum)                                         \
+    {                                                                                          \
+        INDEPENDENT                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                   \
+            TYPE kept = momentum[i] * mu;                                                      \
+            kept = kept + delta[i];                                                            \
+            TYPE step = kept * lr;                                                             \
+            out_theta[i] = theta[i] - step;                                                    \
+            out_momentum[i] = kept;                                                            \
+        }                                                                                      \
+    }                                                                                          \
+    static void sgd_##WIDTH(const TYPE *theta, const TYPE *momentum, const TYPE *delta,        \
+                            size_t count, TYPE lr, TYPE mu, TYPE *out_theta,                   \
+                            TYPE *out_momentum)                                                \
+    {                                                                                          \
+        (void)mu;                                                                              \
+        INDEPENDENT                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                   \
+            TYPE step = delta[i] * lr;                                                         \
+            out_theta[i] = theta[i] - step;                                                    \
+            out_momentum[i] = momentum[i];                                                     \
+        }                                                                                      \
+    }
+
+OUTER_STEPS(float, float32)
+OUTER_STEPS(double, float64)

@@ -1,0 +1,83 @@
+/* What a set of kernels offers, and what it is chosen from.
+ *
+ * One file of loops (kernels_body.h) is compiled once for every instruction set; each compilation
+ * gives one table. They all give the same bits, which the tests check for each that the machine has.
+ *
+ * Nothing here knows Python. Callers have checked every length, alignment and overlap (module.c),
+ * so no kernel can fail but by what the values are; each says so with 0 and the others give 1.
+ */
+#ifndef ATOLL_KERNELS_H
+#define ATOLL_KERNELS_H
+
+#include <float.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* The encoded bytes are little-endian, and they are read and written as they lie in memory. Rounding
+ * must be float32's own after every operation. Where that does not hold numpy is used. */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the kernels need a little-endian machine"
+#endif
+#if defined(__FAST_MATH__)
+#error "the kernels must not be compiled with -ffast-math"
+#endif
+#if FLT_EVAL_METHOD != 0
+#error "the kernels need float32 arithmetic without excess precision"
+#endif
+
+/* One way to write float32 values as bytes. A codec with block 0 has no scales. Encoded bytes may
+ * have any alignment; floats have theirs. No two buffers overlap. */
+typedef struct {
+    const char *name;
+    size_t block;     /* elements that share a float32 scale */
+    size_t code_bits; /* of one element, in bytes of their own after all scales */
+    /* 0 if a value is NaN or infinite; `out` then holds anything. */
+    int (*encode)(const float *values, size_t count, uint8_t *out);
+    /* 0 unless the bytes are ones that encode may have written. */
+    int (*check)(const uint8_t *data, size_t count);
+    /* What has passed `check`. */
+    void (*decode)(const uint8_t *data, size_t count, float *out);
+    void (*decode_add)(const uint8_t *data, size_t count, float factor, float *into);
+} codec_kernels;
+
+enum { CODECS = 4, RULES = 3 };
+
+enum { TOP_COUNT_MAX = 4096 }; /* what a 12-bit index reaches */
+
+/* An outer step. Inputs and outputs: theta with theta and momentum with momentum may be the same
+ * memory; otherwise nothing overlaps. */
+typedef void (*step32)(const float *theta, const float *momentum, const float *delta, size_t count,
+                       float lr, float mu, float *out_theta, float *out_momentum);
+typedef void (*step64)(const double *theta, const double *momentum, const double *delta,
+                       size_t count, double lr, double mu, double *out_theta,
+                       double *out_momentum);
+
+typedef struct {
+    const char *name;
+    step32 float32;
+    step64 float64;
+} rule_kernels;
+
+typedef struct {
+    const char *level;
+    codec_kernels codecs[CODECS];
+    rule_kernels rules[RULES];
+    /* The indices, ascending, of the `keep` largest magnitudes among values; of equal ones the
+     * first. 1 <= keep <= count <= TOP_COUNT_MAX. 0 if a value is NaN or infinite. */
+    int (*select_top)(const float *values, size_t count, size_t keep, uint16_t *out);
+    /* 12-bit numbers, two in three bytes, and 2-bit numbers, four in a byte; low bits first. `pack`
+     * keeps the low bits of each; `unpack` gives 0 if bits after the last number are set. */
+    void (*pack12)(const uint16_t *numbers, size_t count, uint8_t *out);
+    int (*unpack12)(const uint8_t *data, size_t count, uint16_t *out);
+    void (*pack2)(const uint8_t *numbers, size_t count, uint8_t *out);
+    int (*unpack2)(const uint8_t *data, size_t count, uint8_t *out);
+} kernels;
+
+extern const kernels kernels_base; /* what the compiler takes for this machine by itself */
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define HAVE_AVX2_LEVEL 1
+extern const kernels kernels_avx2;
+#endif
+
+#endif

@@ -1,0 +1,392 @@
+/* The extension module `atoll._kernels`: kernels on the buffers of numpy arrays.
+ *
+ * Each function checks its arguments, releases the GIL and calls a kernel. Wrong types, lengths,
+ * alignments or overlaps raise ValueError before anything is read. What depends on the values (NaN,
+ * bytes that are not allowed) is answered with False; the callers turn it into their errors.
+ * collectives/native.py says what each function takes.
+ */
+#include "buffers.h"
+#include "kernels.h"
+
+/* ---------------------------------------------------------------- which kernels */
+
+enum { LEVELS_MAX = 2 };
+
+/* Those that this processor can run, the fastest last; and the ones in use. Read and written with
+ * the GIL. */
+static const kernels *levels[LEVELS_MAX];
+static int levels_count;
+static const kernels *active;
+
+static void find_levels(void)
+{
+    levels_count = 0;
+    levels[levels_count++] = &kernels_base;
+#if defined(HAVE_AVX2_LEVEL)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2"))
+        levels[levels_count++] = &kernels_avx2;
+#endif
+    active = levels[levels_count - 1];
+}
+
+static PyObject *py_levels(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *names = PyTuple_New(levels_count);
+    for (int i = 0; names != NULL && i < levels_count; i++) {
+        PyObject *name = PyUnicode_FromString(levels[i]->level);
+        if (name == NULL)
+            Py_CLEAR(names);
+        else
+            PyTuple_SET_ITEM(names, i, name);
+    }
+    return names;
+}
+
+static PyObject *py_level(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyUnicode_FromString(active->level);
+}
+
+static int is_text(PyObject *object, const char *text)
+{
+    return PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, text) == 0;
+}
+
+static PyObject *py_use(PyObject *module, PyObject *name)
+{
+    (void)module;
+    for (int i = 0; i < levels_count; i++)
+        if (is_text(name, levels[i]->level)) {
+            active = levels[i];
+            Py_RETURN_NONE;
+        }
+    PyErr_Format(PyExc_ValueError, "this processor has no kernels %R", name);
+    return NULL;
+}
+
+/* ---------------------------------------------------------------- arguments */
+
+static int has_arguments(Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%zd arguments, not %zd", wanted, given);
+    return 0;
+}
+
+static int to_size(PyObject *object, size_t *size)
+{
+    Py_ssize_t given = PyLong_AsSsize_t(object);
+    if (given == -1 && PyErr_Occurred())
+        return 0;
+    if (given < 0) {
+        PyErr_SetString(PyExc_ValueError, "a count cannot be negative");
+        return 0;
+    }
+    *size = (size_t)given;
+    return 1;
+}
+
+static int to_double(PyObject *object, double *number)
+{
+    *number = PyFloat_AsDouble(object);
+    return !(*number == -1.0 && PyErr_Occurred());
+}
+
+static const codec_kernels *to_codec(PyObject *name)
+{
+    for (int i = 0; i < CODECS; i++)
+        if (is_text(name, active->codecs[i].name))
+            return &active->codecs[i];
+    PyErr_Format(PyExc_ValueError, "there are no kernels for codec %R", name);
+    return NULL;
+}
+
+/* 0 with ValueError unless the buffer has the bytes that `count` elements take. */
+static int has_encoded(const buffers *all, int index, const codec_kernels *codec, size_t count)
+{
+    if (count > (size_t)PY_SSIZE_T_MAX / sizeof(double)) { /* what follows cannot overflow */
+        PyErr_SetString(PyExc_ValueError, "so many elements cannot be");
+        return 0;
+    }
+    size_t bytes = count * codec->code_bits / 8 + (count * codec->code_bits % 8 != 0);
+    if (codec->block)
+        bytes += sizeof(float) * (count / codec->block + (count % codec->block != 0));
+    return buffer_has(all, index, bytes, "the encoded data");
+}
+
+static PyObject *finish(buffers *all, PyObject *answer)
+{
+    give_back_buffers(all);
+    return Py_XNewRef(answer);
+}
+
+/* ---------------------------------------------------------------- codecs */
+
+static PyObject *py_encode(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const codec_kernels *codec;
+    const float *values;
+    uint8_t *out;
+    int done = 0;
+    if (!has_arguments(count, 3) || (codec = to_codec(given[0])) == NULL ||
+        (values = take_buffer(&all, given[1], "values", "f", READ)) == NULL ||
+        (out = take_buffer(&all, given[2], "out", "B", WRITE)) == NULL ||
+        !has_encoded(&all, 1, codec, buffer_count(&all, 0)) || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 0);
+    Py_BEGIN_ALLOW_THREADS
+    done = codec->encode(values, elements, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
+static PyObject *py_check(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const codec_kernels *codec;
+    const uint8_t *data;
+    size_t elements;
+    int done = 0;
+    if (!has_arguments(count, 3) || (codec = to_codec(given[0])) == NULL ||
+        (data = take_buffer(&all, given[1], "data", "B", READ)) == NULL ||
+        !to_size(given[2], &elements) || !has_encoded(&all, 0, codec, elements))
+        return finish(&all, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    done = codec->check(data, elements);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
+static PyObject *py_decode(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const codec_kernels *codec;
+    const uint8_t *data;
+    float *out;
+    int done = 0;
+    if (!has_arguments(count, 3) || (codec = to_codec(given[0])) == NULL ||
+        (data = take_buffer(&all, given[1], "data", "B", READ)) == NULL ||
+        (out = take_buffer(&all, given[2], "out", "f", WRITE)) == NULL ||
+        !has_encoded(&all, 0, codec, buffer_count(&all, 1)) || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 1);
+    Py_BEGIN_ALLOW_THREADS
+    done = codec->check(data, elements);
+    if (done)
+        codec->decode(data, elements, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
+static PyObject *py_decode_add(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const codec_kernels *codec;
+    const uint8_t *data;
+    float *into;
+    double factor;
+    int done = 0;
+    if (!has_arguments(count, 4) || (codec = to_codec(given[0])) == NULL ||
+        (data = take_buffer(&all, given[1], "data", "B", READ)) == NULL ||
+        !to_double(given[2], &factor) ||
+        (into = take_buffer(&all, given[3], "into", "f", WRITE)) == NULL ||
+        !has_encoded(&all, 0, codec, buffer_count(&all, 1)) || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 1);
+    Py_BEGIN_ALLOW_THREADS
+    done = codec->check(data, elements);
+    if (done)
+        codec->decode_add(data, elements, (float)factor, into);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
+/* ---------------------------------------------------------------- the outer step */
+
+static PyObject *py_outer_step(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    enum { THETA, MOMENTUM, DELTA, OUT_THETA, OUT_MOMENTUM, ARRAYS };
+    static const char *const names[] = {"theta", "momentum", "delta", "out_theta", "out_momentum"};
+    static const int places[] = {1, 2, 3, 6, 7};
+    buffers all = {.taken = 0};
+    const rule_kernels *rule = NULL;
+    void *at[ARRAYS];
+    double lr, mu;
+    if (!has_arguments(count, 8) || !to_double(given[4], &lr) || !to_double(given[5], &mu))
+        return NULL;
+    for (int i = 0; i < RULES; i++)
+        if (is_text(given[0], active->rules[i].name))
+            rule = &active->rules[i];
+    if (rule == NULL)
+        return PyErr_Format(PyExc_ValueError, "there is no outer step %R", given[0]);
+    for (int i = 0; i < ARRAYS; i++) {
+        char first[2] = {i ? buffer_format(&all, THETA) : '\0', '\0'};
+        at[i] = take_buffer(&all, given[places[i]], names[i], i ? first : "fd", i >= OUT_THETA);
+        if (at[i] == NULL || !buffer_has(&all, i, buffer_count(&all, THETA), names[i]))
+            return finish(&all, NULL);
+    }
+    if (!buffers_are_apart(&all, OUT_THETA - THETA))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, THETA);
+    int narrow = buffer_format(&all, THETA) == 'f';
+    Py_BEGIN_ALLOW_THREADS
+    if (narrow)
+        rule->float32(at[THETA], at[MOMENTUM], at[DELTA], elements, (float)lr, (float)mu,
+                      at[OUT_THETA], at[OUT_MOMENTUM]);
+    else
+        rule->float64(at[THETA], at[MOMENTUM], at[DELTA], elements, lr, mu, at[OUT_THETA],
+                      at[OUT_MOMENTUM]);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
+/* ---------------------------------------------------------------- top-k */
+
+static PyObject *py_select_top(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *values;
+    uint16_t *out;
+    size_t chunk, keep;
+    int done = 1;
+    if (!has_arguments(count, 4) || !to_size(given[1], &chunk) || !to_size(given[2], &keep))
+        return NULL;
+    if (keep < 1 || keep > chunk || chunk > TOP_COUNT_MAX) {
+        PyErr_Format(PyExc_ValueError, "%zu of %zu values cannot be selected", keep, chunk);
+        return NULL;
+    }
+    if ((values = take_buffer(&all, given[0], "values", "f", READ)) == NULL ||
+        (out = take_buffer(&all, given[3], "out", "H", WRITE)) == NULL)
+        return finish(&all, NULL);
+    size_t chunks = buffer_count(&all, 0) / chunk;
+    if (!buffer_has(&all, 0, chunks * chunk, "values") ||
+        !buffer_has(&all, 1, chunks * keep, "out") || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    for (size_t i = 0; done && i < chunks; i++)
+        done = set->select_top(values + chunk * i, chunk, keep, out + keep * i);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
+/* The bytes of `count` numbers of `bits` bits; `count` is the length of an array. */
+static size_t packed_bytes(size_t count, size_t bits)
+{
+    return count / 8 * bits + (count % 8 * bits + 7) / 8;
+}
+
+static PyObject *pack_numbers(PyObject *const *given, Py_ssize_t count, size_t bits)
+{
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const void *numbers;
+    uint8_t *out;
+    if (!has_arguments(count, 2) ||
+        (numbers = take_buffer(&all, given[0], "numbers", bits == 12 ? "H" : "B", READ)) == NULL ||
+        (out = take_buffer(&all, given[1], "out", "B", WRITE)) == NULL ||
+        !buffer_has(&all, 1, packed_bytes(buffer_count(&all, 0), bits), "out") ||
+        !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 0);
+    Py_BEGIN_ALLOW_THREADS
+    if (bits == 12)
+        set->pack12(numbers, elements, out);
+    else
+        set->pack2(numbers, elements, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
+static PyObject *unpack_numbers(PyObject *const *given, Py_ssize_t count, size_t bits)
+{
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const uint8_t *data;
+    void *out;
+    int done = 0;
+    if (!has_arguments(count, 2) ||
+        (data = take_buffer(&all, given[0], "data", "B", READ)) == NULL ||
+        (out = take_buffer(&all, given[1], "out", bits == 12 ? "H" : "B", WRITE)) == NULL ||
+        !buffer_has(&all, 0, packed_bytes(buffer_count(&all, 1), bits), "data") ||
+        !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 1);
+    Py_BEGIN_ALLOW_THREADS
+    if (bits == 12)
+        done = set->unpack12(data, elements, out);
+    else
+        done = set->unpack2(data, elements, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
+#define PACKING(NAME, WAY, BITS)                                                             \
+    static PyObject *py_##NAME(PyObject *module, PyObject *const *given, Py_ssize_t count)   \
+    {                                                                                        \
+        (void)module;                                                                        \
+        return WAY(given, count, BITS);                                                      \
+    }
+
+PACKING(pack12, pack_numbers, 12)
+PACKING(unpack12, unpack_numbers, 12)
+PACKING(pack2, pack_numbers, 2)
+PACKING(unpack2, unpack_numbers, 2)
+
+/* ---------------------------------------------------------------- the module */
+
+#define FAST(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    FAST(encode),
+    FAST(check),
+    FAST(decode),
+    FAST(decode_add),
+    FAST(outer_step),
+    FAST(select_top),
+    FAST(pack12),
+    FAST(unpack12),
+    FAST(pack2),
+    FAST(unpack2),
+    {"levels", py_levels, METH_NOARGS, NULL},
+    {"level", py_level, METH_NOARGS, NULL},
+    {"use", py_use, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Changed with every change of what a function takes, gives or computes, here and in native.py: so a
+ * library from older sources is not used. */
+enum { INTERFACE = 1 };
+
+static int start(PyObject *module)
+{
+    find_levels();
+    return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)start}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "atoll._kernels",
+    .m_doc = "Kernels in C; collectives/native.py says what they take.",
+    .m_size = 0,
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__kernels(void)
+{
+    return PyModuleDef_Init(&definition);
+}

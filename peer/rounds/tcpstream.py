@@ -1,0 +1,236 @@
+"""A data stream over bare TCP for one thread: the plain one, and what every such stream needs."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import socket
+import struct
+import threading
+from typing import NoReturn, Protocol
+
+from atoll.collectives.errors import ConnectError, ProtocolError
+from atoll.peer.net.tls import reason_of
+from atoll.peer.rounds.datastream import unsent_limit_bytes
+
+__all__ = ["DataStream", "PlainStream", "TcpStream"]
+
+# A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
+NO_PROGRESS_TIMEOUT_S = 10.0
+# A host that vanished without a word is noticed after 10 + 3 x 3 s even on an idle stream.
+KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
+# tcpi_delivery_rate of struct tcp_info (linux/tcp.h): u64 bytes per second, 0 before it is known.
+DELIVERY_RATE = struct.Struct("=160xQ")
+# Buffers handed to the kernel in one call; it takes 1024 at most.
+PARTS_MAX = 64
+
+
+class DataStream(Protocol):
+    """What a data stream can do, whether TLS, sealed or plain; see ``BlockingTls``."""
+
+    peer: str
+    sent_bytes: int
+    received_bytes: int
+    moved_bytes: int
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def worn(self) -> bool: ...
+
+    def sendall(self, *parts: bytes | memoryview, aside: bool = False) -> None: ...
+
+    def recv_into(self, view: memoryview, *, idle: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TcpStream(abc.ABC):
+    """The socket of a data stream: one owner at a time, progress or an error, one way to end.
+
+    Only :meth:`close` may be called from any thread; it wakes the owner, whose call then raises
+    ConnectError, as it does for everything else that can happen to a connection.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self.peer = peer  # how errors name the other side
+        self.sent_bytes = 0  # what was asked to be sent, without framing; so is received_bytes
+        self.received_bytes = 0
+        # On the wire, both ways, as it moves: shows that a slow link lives. Without what is sent
+        # aside: a round that gets nowhere must not look alive because a learner is being served.
+        self.moved_bytes = 0
+        self._aside = False
+        self._sock = sock
+        self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
+        self._closed = False
+        self._broken = False
+        self._unsent_bytes_max = 0  # follows the rate, from frame to frame
+        self._timeout_s: float | None = NO_PROGRESS_TIMEOUT_S
+        sock.settimeout(self._timeout_s)
+        _tune(sock)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing can be sent or received any more: closed here, or broken."""
+        return self._closed or self._broken
+
+    @property
+    @abc.abstractmethod
+    def worn(self) -> bool:
+        """True when a new stream, with a new key, should replace this one."""
+
+    def sendall(self, *parts: bytes | memoryview, aside: bool = False) -> None:
+        """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s.
+
+        ``aside``: they are no part of a round, so ``moved_bytes`` does not count them.
+        """
+        views = [view for part in parts if (view := memoryview(part).cast("B"))]
+        with self._in_use:
+            try:
+                self._check_open()
+                self._aside = aside
+                self._limit_unsent()
+                self._wait_at_most(NO_PROGRESS_TIMEOUT_S)
+                self._send(views)
+            except (OSError, MemoryError, ProtocolError) as error:
+                self._fail(error, "to")
+            except BaseException:
+                self._broken = True  # nobody knows how much of it has left
+                raise
+
+    def recv_into(self, view: memoryview, *, idle: bool = False) -> None:
+        """Fill ``view`` (writable bytes) exactly. ConnectError if the stream ends before that.
+
+        No byte for 10 s is an error too, but with ``idle`` the first byte may take for ever: that
+        is how one waits for the next frame. Keepalive finds a vanished host meanwhile.
+        """
+        target = view.cast("B")
+        with self._in_use:
+            try:
+                self._check_open()
+                self._receive(target, idle)
+                self.received_bytes += len(target)
+            except (OSError, MemoryError, ProtocolError) as error:
+                self._fail(error, "from")
+            except BaseException:
+                self._broken = True
+                raise
+
+    def close(self) -> None:
+        """Say goodbye if nobody is in the middle of a call, wake the owner, and close.
+
+        From any thread; harmless when closed.
+        """
+        if self._in_use.acquire(blocking=False):
+            try:
+                if not self.closed:
+                    self._closed = True
+                    with contextlib.suppress(OSError, ProtocolError, MemoryError):
+                        self._goodbye()
+            finally:
+                self._in_use.release()
+        self._closed = True
+        # Shutting down first ends the owner's call; the descriptor must not be closed (and its
+        # number used again) while the owner still waits on it.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._in_use:
+            self._sock.close()
+
+    @abc.abstractmethod
+    def _send(self, views: list[memoryview]) -> None:
+        """Send the views; none of them is empty."""
+
+    @abc.abstractmethod
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        """Fill the view."""
+
+    @abc.abstractmethod
+    def _goodbye(self) -> None:
+        """Tell the other side that nothing follows. Must not wait."""
+
+    def _check_open(self) -> None:
+        if self.closed:  # a frame that broke off must not be followed by another
+            raise OSError("closed on this side" if self._closed else "it broke before")
+
+    def _put(self, views: list[memoryview]) -> None:
+        """Hand the views to the kernel, waiting for room. ``views`` is used up."""
+        # Not sock.sendall: its timeout is for the whole, ours is for progress.
+        views.reverse()
+        while views:
+            count = self._sock.sendmsg(views[: -PARTS_MAX - 1 : -1])
+            self.moved_bytes += 0 if self._aside else count
+            while views and count >= len(views[-1]):
+                count -= len(views.pop())
+            if count:
+                views[-1] = views[-1][count:]
+
+    def _get(self, view: memoryview, *, forever: bool) -> int:
+        """Receive at least one byte, at most the view full."""
+        self._wait_at_most(None if forever else NO_PROGRESS_TIMEOUT_S)
+        count = self._sock.recv_into(view)
+        if count == 0:
+            raise ConnectionResetError(self._cut_off())
+        self.moved_bytes += count
+        return count
+
+    def _cut_off(self) -> str:
+        return "the other side closed it"
+
+    def _wait_at_most(self, timeout_s: float | None) -> None:
+        if timeout_s != self._timeout_s:  # setting it is a system call
+            self._sock.settimeout(timeout_s)
+            self._timeout_s = timeout_s
+
+    def _limit_unsent(self) -> None:
+        limit_bytes = unsent_limit_bytes(_rate_bytes_per_s(self._sock))
+        if limit_bytes != self._unsent_bytes_max and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit_bytes)
+        self._unsent_bytes_max = limit_bytes
+
+    def _fail(self, error: OSError | MemoryError | ProtocolError, direction: str) -> NoReturn:
+        self._broken = True
+        if self._closed:
+            what = "closed on this side"
+        elif isinstance(error, TimeoutError):
+            what = f"no byte moved for {NO_PROGRESS_TIMEOUT_S:.0f} s"
+        else:
+            what = error.what if isinstance(error, ProtocolError) else reason_of(error)
+        raise ConnectError(f"data stream {direction} {self.peer}: {what}") from error
+
+
+class PlainStream(TcpStream):
+    """Neither secret nor protected from changes: for networks that are trusted, and benchmarks."""
+
+    @property
+    def worn(self) -> bool:
+        return False
+
+    def _send(self, views: list[memoryview]) -> None:
+        self.sent_bytes += sum(map(len, views))
+        self._put(views)
+
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        filled = 0
+        while filled < len(view):
+            filled += self._get(view[filled:], forever=idle and filled == 0)
+
+    def _goodbye(self) -> None:
+        """Bare TCP has none but its own."""
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small frames must not wait
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        if hasattr(socket, option):  # macOS names the first one otherwise; its default will do
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _rate_bytes_per_s(sock: socket.socket) -> int:
+    """At which the other side acknowledged what was sent last; 0 where the kernel does not tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
+    return int(DELIVERY_RATE.unpack(info)[0]) if len(info) == DELIVERY_RATE.size else 0

@@ -1,0 +1,52 @@
+"""The one part of the build that pyproject.toml cannot say: an optional extension in C.
+
+Without a compiler, or with one that fails, the build goes on without it and numpy does the work
+(collectives/native.py).
+"""
+
+from __future__ import annotations
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FOLDER = "collectives/native"
+SOURCES = ("module", "buffers", "kernels_base", "kernels_avx2")
+HEADERS = ("buffers", "kernels", "kernels_body", "body_blocks", "body_flat", "body_topk")
+
+# Every replica must get the same bits: no contraction into fused multiply-adds, no fast-math. They
+# come after CFLAGS, so they win. -O3 is what makes gcc vectorize.
+FLAGS = {
+    "unix": [
+        "-std=c11",
+        "-O3",
+        "-fno-fast-math",
+        "-ffp-contract=off",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+    ],
+    "mingw32": ["-std=c11", "-O3", "-fno-fast-math", "-ffp-contract=off"],
+    "msvc": ["/std:c11", "/O2", "/fp:precise"],
+}
+
+
+class BuildKernels(build_ext):
+    """Builds with the flags of the compiler that was found."""
+
+    def build_extension(self, ext: Extension) -> None:
+        ext.extra_compile_args = FLAGS.get(self.compiler.compiler_type, [])
+        super().build_extension(ext)
+
+
+setup(
+    cmdclass={"build_ext": BuildKernels},
+    ext_modules=[
+        Extension(
+            "atoll._kernels",
+            sources=[f"{FOLDER}/{name}.c" for name in SOURCES],
+            depends=[f"{FOLDER}/{name}.h" for name in HEADERS],
+            include_dirs=[FOLDER],
+            optional=True,
+        )
+    ],
+)

@@ -1,0 +1,21 @@
+"""These tests make networks: without root, TUN devices or a C compiler they are skipped."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from atoll.collectives.errors import ConfigError
+from atoll.peer.lab.forwarder import COMPILERS
+from atoll.peer.lab.spaces import check_possible
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _possible() -> None:
+    try:
+        check_possible()
+    except ConfigError as error:
+        pytest.skip(error.what)
+    if not any(map(shutil.which, COMPILERS)):
+        pytest.skip(f"a lab needs a C compiler, one of {', '.join(COMPILERS)}")
