@@ -37,8 +37,8 @@ of each root that it adds for; ``lead_chunks`` keeps that within a budget, usual
 The result of that chunk is at r or will be: by rule 3 the root that has got the smallest share from
 a sender is never paced, and while that share is at most b's, its next index is at most its base, so
 rule 2 does not stop it either; so every sender's part of chunk b leaves in turn. None is held,
-since b < base + 2 * lead. So every inner participant gets what it adds up, and sends it by rule 5; the
-root gets all; and results are never held. A stream on which a part is held carries everything
+since b < base + 2 * lead. So every inner participant gets what it adds up, and sends it by rule 5;
+the root gets all; and results are never held. A stream on which a part is held carries everything
 before it. What follows it there was handed out later: a result that frees it was known to its
 sender before the part was sent (its base was beyond i - lead), so by rule 1 it was handed out
 before. So p gets the result, its base moves on, and by induction all chunks become final
