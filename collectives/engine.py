@@ -322,11 +322,11 @@ class Reduction:
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
-            self._fold(chunk)
             with self._changed:
                 self._progress_bytes += self._layout.size(chunk)
                 if self._aborted:
                     return
+            self._fold(chunk)
 
     def _finish(self, chunk: int, kept: U8 | None = None) -> None:
         """A chunk lies in the result, or is ``kept`` elsewhere, and is right."""

@@ -215,7 +215,7 @@ class TreeSchedule:
             ready = [r for r in open_roots if own[r] < self._base[r] + self._lead]
             if not ready:
                 return Idle.WAIT
-            root = min(ready, key=lambda root: (own[root], root))
+            root = min(ready, key=lambda root: own[root] / len(self._chunks_of[root]))
             if own[root] - SPREAD_CHUNKS >= self._slowest() * len(self._chunks_of[root]):
                 return Idle.PACED
             own[root] += 1

@@ -250,6 +250,14 @@ class Admission:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain))
 
+    def lacks_base(self, alive: set[bytes]) -> bool:
+        """Whether the run cannot go on from here: we lack the last commit or, as a witness, which
+        never holds one, hear nobody that has it."""
+        own = self._own
+        if own.is_replica or own.round == 0:
+            return own.unsynced
+        return not alive.intersection(self._roster.has_synced(own.round, own.chain))
+
     def to_synced(self, alive: set[bytes]) -> View | None:
         """We lack the last commit and others have it: the run must not wait for our transfer."""
         own, view = self._own, self.view

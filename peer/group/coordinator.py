@@ -342,7 +342,7 @@ class Coordinator:
     # ------------------------------------------------------------ a boundary
 
     def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
-        if self._own.unsynced:
+        if self.admission.lacks_base(alive):
             if self.without_base_since_s is None:
                 self.without_base_since_s = now_s
             proposal = self.admission.to_synced(alive)

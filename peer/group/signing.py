@@ -109,6 +109,14 @@ class Signatures:
         lone = install.decided.fork and view.may_fork and set(install.decided.peers) <= votes
         return lone or is_quorum(view, votes)
 
+    def strange(self, install: Install, view: View) -> bool:
+        """Whether its votes are genuine, but of nobody that we know: no proof, and no forgery. A
+        fork that left our lineage before our view was formed looks like that."""
+        proof = install.proof
+        if proof is None or any(vote.peer in view.peers for vote in proof.votes):
+            return False
+        return self.proven(install, None)
+
     def _is_vote(self, peer: bytes, inc: int, sig: bytes, install: Install, proof: Proof) -> bool:
         assert self._signer is not None
         vote = Accepted(proof.lineage, proof.view, proof.ballot, install.decided, inc)

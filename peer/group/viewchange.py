@@ -50,8 +50,10 @@ class ViewChange:
         if self.superseded(decided):
             return
         if not node.signatures.proven(install, view):
-            text = f"view {decided.number} comes without the votes that decide it; ignored"
-            node.emit(Note("forged", text))
+            strange = view is not None and node.signatures.strange(install, view)
+            why = "is decided by nobody known here" if strange else "comes without its votes"
+            text = f"view {decided.number} {why}; ignored"
+            node.emit(Note("unproven" if strange else "forged", text))
             return
         mine = decided.member(node.me.peer)
         named = mine is not None and mine.inc == node.me.inc

@@ -241,8 +241,10 @@ class Reducer:
                 self._streams.close_to(peer)
 
     def _reduced(self, job: Job, root: bytes) -> None:
+        """Not after an abort: attempts of the next view count from 1 again, so what is said late of
+        this one would be taken for that one's."""
         begin = job.begin
-        if self.jobs.get(begin.round) is job and not job.root:
+        if self.jobs.get(begin.round) is job and not job.root and not job.ended:
             job.root = root
             self._feed(ev.Reduced(begin.round, begin.attempt, root))
 

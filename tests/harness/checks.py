@@ -14,6 +14,7 @@ from atoll.peer.group import messages as ms
 from atoll.peer.group.messages import INIT, Begin
 from atoll.peer.group.views import View
 from harness.bounds import held_items
+from harness.decisions import Decisions
 from harness.values import Contribution, Entry, State, chunk_after
 
 if TYPE_CHECKING:
@@ -34,11 +35,11 @@ class Checker:
         self.views: dict[tuple[bytes, int], View] = {}
         self.commits: dict[tuple[bytes, int], tuple[int, bytes]] = {}  # -> first view, chain
         self.truth: dict[bytes, tuple[bytes, ...]] = {}  # chain -> values of all chunks
+        self.decisions = Decisions(self.views)
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
         self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
         self._said: dict[Host, dict[int, ms.Ready]] = {}
-        self._lineage: dict[Host, tuple[bytes, int]] = {}
         self._frozen: dict[Host, tuple[bytes, int]] = {}
 
     @property
@@ -47,11 +48,12 @@ class Checker:
 
     # ------------------------------------------------------------ views
 
-    def installed(self, view: View) -> None:
+    def installed(self, host: Host, view: View) -> None:
         known = self.views.get((view.lineage, view.number))
         if known is not None:
             assert known == view, f"invariant 1: two views {view.number}: {known} and {view}"
             return
+        self.decisions.decided(host, view)
         self.views[view.lineage, view.number] = view
         if view.rollback:
             self.rollbacks.append(view)
@@ -92,6 +94,7 @@ class Checker:
             known = None
         if known is None:
             self.commits[key] = (begin.view, chain)
+            self.decisions.committed.add((*key, chain))
             for (views_of, number), view in self.views.items():
                 if views_of == lineage and number > begin.view:
                     self._survives(view, begin.view, begin.round, chain)
@@ -156,6 +159,7 @@ class Checker:
 
     def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
         """READY is not taken back, and not said any more after a promise."""
+        self.decisions.watch(host, event, effects)
         said = self._said.setdefault(host, {})
         if said and type(event) is ev.Received:
             for ready in [x for x in said.values() if _overtakes(event.message, x)]:
@@ -170,8 +174,6 @@ class Checker:
                 elif type(message) is ms.Promise:
                     self._frozen[host] = (message.lineage, message.view)
                     self._reports_ready(host, message)
-            elif type(effect) is ev.Installed:
-                self._same_lineage(host, effect.view, effects)
 
     def _reports_ready(self, host: Host, promise: ms.Promise) -> None:
         report = promise.report
@@ -180,15 +182,6 @@ class Checker:
             if (said.lineage, said.view) == (promise.lineage, promise.view):
                 held = report.round >= said.round or (said.round, said.attempt) in reported
                 assert held, f"I5: {host.name} takes READY {said.round}.{said.attempt} back"
-
-    def _same_lineage(self, host: Host, view: View, effects: Sequence[ev.Effect]) -> None:
-        """I6: from one lineage to another only with a note, flagged, or by joining anew."""
-        before = self._lineage.get(host)
-        self._lineage[host] = view.lineage, host.node.me.inc
-        if before is None or before[0] == view.lineage or before[1] != host.node.me.inc:
-            return
-        notes = {effect.kind for effect in effects if type(effect) is ev.Note}
-        assert "fork" in notes, f"I6: {host.name} changes its lineage without an event"
 
 
 def _overtakes(news: object, said: ms.Ready) -> bool:

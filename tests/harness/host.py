@@ -10,9 +10,19 @@ from atoll.peer.group.messages import Begin
 from atoll.peer.group.phases import Phase
 from harness.values import Entry, Job, State
 
-__all__ = ["FOREVER_S", "Host"]
+__all__ = ["FOREVER_S", "Host", "Trap"]
 
 FOREVER_S = float("inf")
+
+
+@dataclass(eq=False)
+class Trap:
+    """A failpoint: the process dies right before or after its next effects of a kind."""
+
+    kind: str
+    left: int  # of these effects, until it springs
+    side: str  # before or after
+    away_s: float = 0.0  # how long the process is gone then
 
 
 @dataclass(eq=False)
@@ -51,7 +61,7 @@ class Host:
     tick_s: float = FOREVER_S
     rate: float = 1.0  # its clock's seconds per second
     skew_s: float = 0.0
-    trap: tuple[str, int, str] | None = None  # dies at the n-th effect of a type
+    traps: list[Trap] = field(default_factory=list)  # several hosts may share one
 
     def region(self, fragment: int) -> int:
         """The submission that the machine would contribute now, 0 for none."""

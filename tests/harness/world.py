@@ -18,7 +18,7 @@ from atoll.peer.group.phases import Phase
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import REPLICA, Member
 from harness.checks import Checker
-from harness.host import FOREVER_S, Host
+from harness.host import FOREVER_S, Host, Trap
 from harness.plane import DataPlane
 
 __all__ = ["DIAL_AGAIN_S", "LINEAGE", "World", "brief", "peer_id"]
@@ -27,6 +27,8 @@ LINEAGE = b"L" * 32
 DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
 TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
 REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
+# Nobody here lies, and no identity runs twice: these notes accuse somebody wrongly.
+ALARMS = frozenset({"conflict", "forged", "equivocation"})
 
 
 def peer_id(name: str) -> bytes:
@@ -51,6 +53,9 @@ class World(ABC):
         self.fragments = 1
         self.log_rounds = 8  # entries that a donor's log keeps
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
+        self.alarms = ALARMS
+        self.may_die: Callable[[Host], bool] = lambda host: True
+        self.sprung: Callable[[Host, Trap], None] = lambda host, trap: None  # it has just died
         self.checker = Checker()
         self.plane = DataPlane(self)
         self.timing = timing or Timing()
@@ -109,20 +114,24 @@ class World(ABC):
         self.log("{} killed", name)
         self.hear_of_death(host)
 
-    def restart(self, name: str) -> Host:
-        """The process is back, with the next incarnation and nothing in memory."""
+    def restart(self, name: str, begin: Callable[[Host], None] | None = None) -> Host:
+        """The process is back, with the next incarnation and nothing in memory. ``begin``: how it
+        comes into the run, if it does not just ask to come in."""
         before = self.host(name)
         assert not before.alive
         host = self.add(name, before.node.me.role)
         host.trains, host.inner_s = before.trains, before.inner_s
         host.weight, host.rate, host.skew_s = before.weight, before.rate, before.skew_s
+        host.traps = before.traps
         self.log("{} restarted", name)
+        if begin is not None:
+            begin(host)
         self.deliver(host, ev.Tick())
         for other in self.living():
             if other is not host:
                 self.dial(host, other.peer)
         if host.trains:
-            self.deliver(host, ev.Offered(b"spec"))
+            self.train(name)
         return host
 
     def pause(self, name: str) -> None:
@@ -226,6 +235,8 @@ class World(ABC):
     # ------------------------------------------------------------ events in, effects out
 
     def give(self, name: str, event: ev.Event) -> None:
+        if type(event) is ev.Found:
+            self.checker.decisions.rules = event.rules
         self.deliver(self.host(name), event)
 
     def deliver(self, host: Host, event: ev.Event) -> None:
@@ -246,28 +257,29 @@ class World(ABC):
             host.tick_s = max((deadline_s - host.skew_s) / host.rate, self.now_s + TICK_MIN_S)
         if effects:
             self.checker.watch(host, event, effects)
-            if host.trap is not None:
+            if host.traps:
                 effects = self._spring(host, effects)
             for effect in effects:
                 self._carry[type(effect)](host, effect)
 
     def _spring(self, host: Host, effects: list[ev.Effect]) -> list[ev.Effect]:
-        """A failpoint: the process dies right before or after its n-th effect of a type."""
-        assert host.trap is not None
-        kind, left, side = host.trap
+        """A failpoint: the process dies right before or after its n-th effect of a kind."""
         for i, effect in enumerate(effects):
-            if effect_name(effect) == kind:
-                left -= 1
-                if left == 0:
-                    host.trap = None
-                    kept = effects[: i + (side == "after")]
-                    self.log("{} dies {} {}", host.name, side, kind)
-                    for last in kept:
-                        self._carry[type(last)](host, last)
-                    if host.alive:
-                        self.kill(host.name)
-                    return []
-        host.trap = (kind, left, side)
+            name = effect_name(effect)
+            for trap in host.traps:
+                if trap.kind != name:
+                    continue
+                trap.left -= 1
+                if trap.left > 0 or not self.may_die(host):
+                    continue
+                host.traps.remove(trap)
+                self.log("{} dies {} {}", host.name, trap.side, name)
+                for last in effects[: i + (trap.side == "after")]:
+                    self._carry[type(last)](host, last)
+                if host.alive:
+                    self.kill(host.name)
+                self.sprung(host, trap)
+                return []
         return effects
 
     def log(self, text: str, *parts: object) -> None:
@@ -305,7 +317,7 @@ class World(ABC):
         self.after(0.0, lambda: self.deliver(host, ev.Incarnated(inc)))
 
     def _installed(self, host: Host, effect: ev.Installed) -> None:
-        self.checker.installed(effect.view)
+        self.checker.installed(host, effect.view)
         if self.tracing:
             self.log("{} installed {}", host.name, effect.view.describe())
         for peer in effect.view.peers:
@@ -313,7 +325,7 @@ class World(ABC):
                 self.dial(host, peer)
 
     def _note(self, host: Host, effect: ev.Note) -> None:
-        assert effect.kind != "conflict", effect.text  # no identity runs twice here
+        assert effect.kind not in self.alarms, f"alarm: {effect.kind}: {effect.text}"
         host.notes.append(effect.kind)
         self.log("{} note {}: {}", host.name, effect.kind, effect.text)
 

@@ -18,10 +18,10 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from simulation.faults import draw_script
 from simulation.mutants import gate
 from simulation.options import draw
 from simulation.run import Outcome, run_script, run_seed
+from simulation.script import draw_script
 from simulation.shrink import shrink
 
 BATCH = 50
@@ -52,6 +52,7 @@ def many(first: int, end: int, jobs: int) -> int:
     """All seeds from ``first`` to before ``end``; prints failures and a summary."""
     started_s = time.perf_counter()
     verdicts: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     failed: list[Outcome] = []
     done = rounds = views = 0
     with ProcessPoolExecutor(jobs) as pool:
@@ -62,6 +63,7 @@ def many(first: int, end: int, jobs: int) -> int:
                 done += 1
                 rounds += outcome.rounds
                 views += outcome.views
+                seen.update(outcome.seen)
                 if outcome.failure:
                     failed.append(outcome)
                     if len(failed) <= SHOWN:
@@ -74,6 +76,7 @@ def many(first: int, end: int, jobs: int) -> int:
     print(f"{len(failed)} failed; {rounds} rounds, {views} views; commit {commit()}")
     for verdict, count in verdicts.most_common():
         print(f"  {count:6} {verdict}")
+    print("  seen: " + ", ".join(f"{count} {what}" for what, count in sorted(seen.items())))
     return bool(failed)
 
 

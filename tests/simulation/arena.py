@@ -10,25 +10,56 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from harness.host import Host
+from harness.values import State
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group import events as ev
 from atoll.peer.group.membership import Node
-from atoll.peer.group.views import ARCHIVE, REPLICA, WITNESS, Member, Rules
+from atoll.peer.group.views import (
+    ANCESTORS_MAX,
+    ARCHIVE,
+    REPLICA,
+    WITNESS,
+    Member,
+    View,
+    new_lineage,
+)
 from atoll.peer.net import wire
 from simulation.options import Options
 
-__all__ = ["Arena"]
+__all__ = ["NAMES", "Arena", "Checkpoint", "Seal"]
 
 RETRANSMIT_S = 0.2  # what a lost segment costs a stream
 NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long breaks
 ORDER_S = 1e-6
 NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is on a disk: a state, and the view of who wrote it."""
+
+    state: State
+    view: View
+
+    def cradle(self) -> ev.Cradle:
+        """As `atoll up` with a home and a checkpoint (peer/options.py): whoever lives asks us in,
+        else a majority of that view goes on."""
+        view = self.view
+        return ev.Cradle((), view.peers, view.lineage, view.number, view.ancestors, view.rules)
+
+    def found(self, mark: bytes) -> ev.Found:
+        """As `atoll up --resume`: alone, in a lineage of its own."""
+        view = self.view
+        ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
+        return ev.Found(new_lineage(view.lineage, mark), view.rules, ancestors)
 
 
 class Arena(World):
@@ -52,6 +83,13 @@ class Arena(World):
         self._link: dict[frozenset[Host], int] = {}  # number of the link that is up
         self._links = 0
         self._dialling: set[tuple[Host, bytes]] = set()
+        self.disks: dict[str, Checkpoint] = {}  # the latest checkpoint of each
+        self.formed = False
+        self.noted: Counter[str] = Counter()  # kinds, by anybody
+        self.seen: Counter[str] = Counter()  # what this run has come to, for the summary
+        self.checker.decisions.rules = options.rules
+        if options.checkpoints:
+            self._carry[ev.Apply] = self._apply_and_save
 
     def add_host(self, name: str, role: str = "replica") -> Host:
         host = self.add(name, role)
@@ -61,12 +99,58 @@ class Arena(World):
         host.skew_s = self.dice.choice((0.0, 1000.0))
         return host
 
+    def _note(self, host: Host, effect: ev.Note) -> None:
+        self.noted[effect.kind] += 1
+        super()._note(host, effect)
+
     def make_node(self, member: Member) -> Node:
         options = self.options
-        signer = _Seal(member.peer) if options.signed else None
+        signer = Seal(member.peer) if options.signed else None
         node = Node(member, self.timing, signer)
         node.handle(ev.Configured("spec", options.fragments, options.in_flight), 0.0)
         return node
+
+    # ------------------------------------------------------------ disks
+
+    def _apply_and_save(self, host: Host, effect: ev.Apply) -> None:
+        """Peers take turns with their checkpoints."""
+        self.plane.apply(host, effect)
+        view, turn = host.node.view, NAMES.index(host.name)
+        due = (effect.begin.round + turn) % self.options.checkpoints == 0
+        if due and view is not None and view.number > 0 and self.checker.is_true(host.state):
+            self.disks[host.name] = Checkpoint(host.state, view)
+
+    def back(self, name: str, how: str = "up") -> Host:
+        """A dead process is back: ``up`` with the checkpoint that it has, if any; ``resume`` with
+        it and alone; ``new`` with an empty disk."""
+        if how == "new":
+            self.disks.pop(name, None)
+        saved = self.disks.get(name)
+        if saved is None and self.formed:
+            return self.restart(name)
+        if saved is None:
+            return self.restart(name, self._founds_again)
+
+        def begin(host: Host) -> None:
+            host.state = saved.state
+            host.digests[saved.state.round] = saved.state.digest
+            position = saved.state.round, saved.state.chain, saved.state.digest
+            self.deliver(host, ev.Restored(*position))
+            self.log("{} has round {}, {}", name, saved.state.round, how)
+            self.seen[how] += 1
+            mark = f"{name} {host.life}".encode()
+            self.deliver(host, saved.found(mark) if how == "resume" else saved.cradle())
+
+        return self.restart(name, begin)
+
+    def _founds_again(self, host: Host) -> None:
+        """It does not know whether the others have founded the run meanwhile."""
+        if self.options.genesis == "cradle":
+            self.deliver(host, self._cradle())
+
+    def _cradle(self) -> ev.Cradle:
+        founders = tuple(f"{name}:1" for name in NAMES[: self.options.hosts])
+        return ev.Cradle(founders, rules=self.options.rules)
 
     # ------------------------------------------------------------ messages
 
@@ -276,13 +360,12 @@ class Arena(World):
             role = WITNESS if is_witness else REPLICA if i < options.hosts else ARCHIVE
             self.add_host(name, role)
         hosts = [self.host(name) for name in names]
-        rules = Rules(options.policy, options.on_lost, options.on_fork)
+        rules = options.rules
         if options.genesis == "found":
             self.deliver(hosts[0], ev.Found(LINEAGE, rules))
         else:
-            founders = tuple(host.node.me.address for host in hosts[: options.hosts])
             for host in hosts[: options.hosts]:
-                self.deliver(host, ev.Cradle(founders, rules=rules))
+                self.deliver(host, self._cradle())
         for i, host in enumerate(hosts):
             for other in hosts[:i]:
                 self.connect(host, other)
@@ -291,7 +374,7 @@ class Arena(World):
                 self.train(host.name)
 
 
-class _Seal:
+class Seal:
     """A signer that costs little: everybody could forge it, and nobody here does."""
 
     def __init__(self, peer: bytes) -> None:

@@ -1,116 +1,18 @@
-"""The script of faults that a seed expands to, and how each is done and undone.
-
-A script is drawn up front and does not look at the run, so that a shrinker may take any line out
-of it. A fault that makes no sense when its time comes (killing the dead) does nothing.
-"""
+"""How each fault of a script is done to an arena, and undone."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
-from harness.host import Host
+from harness.host import Host, Trap
 from harness.world import peer_id
 
 from atoll.peer.group import events as ev
-from simulation.arena import NAMES, Arena
-from simulation.options import Options
+from simulation.arena import Arena
+from simulation.script import Fault
 
-__all__ = ["FAILPOINTS", "Fault", "Faults", "draw_script"]
-
-# Right before or right after emitting one of these a process may die.
-FAILPOINTS = (
-    "Begin",
-    "Ready",
-    "Commit",
-    "Apply",
-    "Reduce",
-    "Prepare",
-    "Promise",
-    "Accept",
-    "Accepted",
-    "Install",
-    "Installed",
-    "Learn",
-    "Notice",
-    "AskFinals",
-    "Finals",
-    "Meet",
-    "Yield",
-    "CatchUp",
-    "Repair",
-    "Fetch",
-    "Abort",
-    "Join",
-    "Redirect",
-    "Renew",
-    "ListFinal",
-    "Undo",
-    "TellTrainer",
-    "Note",
-)
-
-
-@dataclass(frozen=True)
-class Fault:
-    at_s: float
-    kind: str
-    who: str = ""  # names of hosts
-    lasts_s: float = 0.0
-    detail: str = ""
-
-    def __str__(self) -> str:
-        lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
-        return f"{self.at_s:7.3f} {self.kind} {self.who}{lasts} {self.detail}".rstrip()
-
-
-def draw_script(options: Options) -> list[Fault]:
-    dice = random.Random(options.seed ^ 0xFA17)
-    names = NAMES[: options.hosts + options.archives]
-    spare = list(NAMES[len(names) :])
-    script: list[Fault] = []
-    at_s = 0.0
-    while True:
-        at_s += dice.expovariate(options.fault_rate)
-        if at_s >= options.faulty_s:
-            return script
-        kind = dice.choice(options.kinds)
-        fault = _draw(dice, options, kind, names, spare, at_s)
-        script.append(fault)
-        names += fault.who if kind in ("join", "mass_join") else ""
-
-
-def _draw(
-    dice: random.Random, options: Options, kind: str, names: str, spare: list[str], at_s: float
-) -> Fault:
-    def some(low: int, high: int) -> str:
-        count = max(1, min(len(names), dice.randint(low, high)))
-        return "".join(dice.sample(names, count))
-
-    lasts_s = round(dice.choice((0.2, 1.0, 2.5, 5.0)) * dice.uniform(0.5, 1.5), 3)
-    who, detail = some(1, 1), ""
-    if kind in ("kill", "off", "failpoint"):
-        lasts_s = round(options.restart_s * dice.uniform(0.3, 2.0), 3)
-        if dice.random() < 0.15:
-            lasts_s = 1e6  # not before the faults end
-    if kind == "failpoint":
-        detail = (
-            f"{dice.choice(FAILPOINTS)} {dice.randint(1, 6)} {dice.choice(('before', 'after'))}"
-        )
-    elif kind in ("cut", "one_way", "clog", "break", "corrupt"):
-        who = some(2, 2)
-    elif kind in ("split", "bridge", "isolate", "swizzle"):
-        who = some(1, max(1, len(names) - 1))
-    elif kind == "mass_leave":
-        who = some(1, max(1, len(names) // 2))
-    elif kind in ("join", "mass_join"):
-        count = 1 if kind == "join" else dice.randint(2, 5)
-        who = "".join(spare.pop(0) for _ in range(min(count, len(spare))))
-    elif kind == "burst":
-        loss, double, late = (dice.choice((0.0, 0.05, 0.15)) for _ in range(3))
-        detail = f"{loss} {double} {late}"
-    return Fault(round(at_s, 3), kind, who, lasts_s, detail)
+__all__ = ["Faults"]
 
 
 class Faults:
@@ -123,6 +25,7 @@ class Faults:
         self.over = False
         self.drain_s = 0.0
         self._base_s = arena.now_s
+        arena.may_die, arena.sprung = self._can_die, self._sprung
         for fault in script:
             arena.at(self._base_s + fault.at_s, self._doing(fault))
 
@@ -160,7 +63,7 @@ class Faults:
         arena.loss = arena.double = arena.late = 0.0
         arena.mend()
         for host in list(arena.hosts.values()):
-            host.trap = None
+            host.traps.clear()
             host.hangs = host.garbles = False
             host.slow = 1.0
             if host.alive and host.paused:
@@ -177,16 +80,17 @@ class Faults:
             if not host.alive and host.name not in self.left:
                 self._restart(host)
 
-    def _restart(self, host: Host) -> None:
+    def _restart(self, host: Host, how: str = "up") -> None:
         arena = self.arena
         if not host.alive and arena.hosts[host.peer] is host and host.name not in self.left:
-            arena.restart(host.name)
+            arena.back(host.name, how)
 
     # ------------------------------------------------------------ processes
 
     def _can_die(self, host: Host) -> bool:
+        """The last replica only where checkpoints are left."""
         living = [h for h in self.arena.living() if h.node.me.role == "replica"]
-        return host.alive and living != [host]
+        return host.alive and (living != [host] or bool(self.arena.disks))
 
     def _kill(self, fault: Fault, off: bool = False) -> None:
         for host in self._hosts(fault):
@@ -199,17 +103,37 @@ class Faults:
         """The machine loses its power: no kernel answers for it."""
         self._kill(fault, off=True)
 
+    def _power(self, fault: Fault) -> None:
+        """Nothing runs any more, anywhere; each comes back in its own time and way, or not."""
+        arena = self.arena
+        if not arena.disks:
+            return  # nothing would be left of the run
+        hosts = arena.living()
+        for host in hosts:
+            host.off = True
+            arena.kill(host.name)
+        arena.seen["power cut"] += 1
+        for name, how, after_s in (word.split(":") for word in fault.detail.split()):
+            host = arena.hosts.get(peer_id(name))
+            if host is not None and how != "gone" and not host.alive:
+                wait = Fault(0.0, "back", name, float(after_s))
+                self._undo(wait, partial(self._restart, host, how))
+
     def _failpoint(self, fault: Fault) -> None:
+        """Armed until it springs or the faults end, also in the processes that follow."""
         kind, count, side = fault.detail.split()
+        trap = Trap(kind, int(count), side, fault.lasts_s)
+        self.arena.seen["failpoints"] += 1
         for host in self._hosts(fault):
-            if self._can_die(host):
-                host.trap = (kind, int(count), side)
+            host.traps.append(trap)
 
-                def again(host: Host = host) -> None:
-                    host.trap = None
-                    self._restart(host)
-
-                self._undo(fault, again)
+    def _sprung(self, host: Host, trap: Trap) -> None:
+        self.arena.seen[f"sprung {trap.kind}"] += 1
+        for other in self.arena.hosts.values():
+            if trap in other.traps:
+                other.traps.remove(trap)
+        back = Fault(0.0, "back", host.name, trap.away_s)
+        self._undo(back, lambda: self._restart(host))
 
     def _pause(self, fault: Fault) -> None:
         for host in self._hosts(fault):

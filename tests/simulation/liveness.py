@@ -15,6 +15,7 @@ from harness.host import Host
 
 from atoll.peer.group.election import base_of
 from atoll.peer.group.membership import Node
+from atoll.peer.group.phases import Phase
 from atoll.peer.group.views import ARCHIVE, View, is_quorum
 from simulation.arena import Arena
 
@@ -23,6 +24,7 @@ __all__ = ["Outlook", "goal_reached", "is_halted", "outlook", "why_not"]
 FORK_S = 12.0  # T_any, drawn from 6 to 10 s, and the election
 LOST_S = 8.0  # waiting for a lost base, and the election
 MEET_S = 6.0  # lineages look for each other every 1.5 s; joining anew
+GATHER_S = 6.0  # of founders that resume together: calls, waiting for the rest, the election
 REMOVE_S = 9.0  # a peer that never comes back is voted out after 8 s
 
 
@@ -40,6 +42,8 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     if any(h.node.coordinator and h.node.coordinator.halted for h in staying):
         return Outlook("halted, and says so")
     tips = _tips(arena, staying)
+    if not tips and _resumes(arena, left):
+        return Outlook("resumed from checkpoints", True, GATHER_S + MEET_S)
     if len({view.lineage for view in tips}) > 1 and arena.options.on_fork == "halt":
         return Outlook("two lineages, and on_fork=halt")
     found = [_prospect(view, staying) for view in tips]
@@ -50,6 +54,28 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     if any(_is_poisoned(view, staying) for view in tips):
         return Outlook("memory errors without a majority against them")
     return Outlook("recovered", True, min(able) + several)
+
+
+def _resumes(arena: Arena, left: set[str]) -> bool:
+    """Nobody is in a view, and a majority of the last view that a disk names will be here: those
+    who are dead come back with what their disks hold, and whoever is outside may vote."""
+    disks = [disk.view for name, disk in arena.disks.items() if name not in left]
+    last = [v for v in disks if all(_comes_before(other, v) for other in disks)]
+    if not last or any(host.node.view is not None for host in arena.living()):
+        return False
+    here = 0
+    for host in arena.hosts.values():
+        node, may_vote = host.node, host.name not in left
+        if host.alive:
+            outside = node.phase is Phase.OUT and not node.joining.renewing
+            may_vote &= node.genesis.waiting or outside
+        here += may_vote and host.peer in last[0].peers
+    return 2 * here > len(last[0].peers)
+
+
+def _comes_before(view: View, last: View) -> bool:
+    earlier = view.lineage == last.lineage and view.number <= last.number
+    return earlier or view.lineage in last.ancestors
 
 
 def _tips(arena: Arena, staying: Iterable[Host]) -> list[View]:

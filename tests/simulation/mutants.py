@@ -187,10 +187,60 @@ MUTANTS: tuple[Mutant, ...] = (
         "if (meet.round, meet.lineage) >= (",
         test="unit/peer/group/test_policies.py::test_the_slower_fork_gives_way",
     ),
+    Mutant(
+        "any policy forks",
+        "views",
+        'return policy == "any" or (policy == "auto" and len(self.members) == 2)',
+        "return bool(policy)",
+    ),
+    Mutant(
+        "auto forks as any",
+        "views",
+        '(policy == "auto" and len(self.members) == 2)',
+        'policy == "auto"',
+    ),
+    Mutant(
+        "rolls back unasked",
+        "election",
+        'if back is None or self.view.rules.on_lost == "halt":',
+        "if back is None:",
+    ),
+    Mutant(
+        "goes back in secret",
+        "election",
+        "            rollback=lost,\n",
+        "            rollback=False,\n",
+    ),
+    Mutant(
+        "gives way when it should halt",
+        "lineages",
+        "            return  # see ``rival``\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "goes on beside a rival",
+        "lineages",
+        'if view.rules.on_fork == "halt":  # members too',
+        "if False:  # members too",
+    ),
+    Mutant(
+        "a witness waits for what is lost",
+        "admission",
+        "if own.is_replica or own.round == 0:",
+        "if True:",
+        test="simulation/test_directed.py::test_a_witness_that_leads_does_not_wait_for_ever",
+    ),
 )
 
 # Those that few seeds find: the suite plants them every time.
-CHEAP = ("double count", "minimum base", "third quorum", "half quorum")
+CHEAP = (
+    "double count",
+    "minimum base",
+    "third quorum",
+    "half quorum",
+    "any policy forks",
+    "rolls back unasked",
+)
 
 
 def plant(name: str) -> None:
@@ -258,7 +308,7 @@ def _first_of(name: str, first: int, end: int) -> str:
     return done.stdout.strip()
 
 
-def _caught(mutant: Mutant) -> tuple[Mutant, str]:
+def caught(mutant: Mutant) -> tuple[Mutant, str]:
     if mutant.test:
         done = subprocess.run(
             [sys.executable, "-m", "simulation.mutants", mutant.name, "--test"],
@@ -282,7 +332,7 @@ def gate(jobs: int) -> int:
     """The table; 1 if a planted fault was not caught."""
     missed = 0
     with ThreadPoolExecutor(jobs) as pool:
-        for mutant, how in pool.map(_caught, MUTANTS):
+        for mutant, how in pool.map(caught, MUTANTS):
             missed += not how
             print(f"{mutant.name:28} {how or 'NOT CAUGHT'}", flush=True)
     return bool(missed)

@@ -1,15 +1,19 @@
 """What one seed is: options drawn once, printed, and never consulted again for luck.
 
 Swarm testing: every seed has its own kinds of faults, sizes and speeds, so that rare combinations
-get a seed of their own instead of drowning in the average.
+get a seed of their own instead of drowning in the average. What takes several faults in the right
+order hardly ever comes about by chance: a few per cent of the seeds have a *profile*, which bends
+the options and puts these faults into the script (script.py), beside some of any kind.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
-__all__ = ["FAULT_KINDS", "Options", "draw"]
+from atoll.peer.group.views import Rules
+
+__all__ = ["FAULT_KINDS", "PROFILES", "Options", "draw"]
 
 # Weighted: what one seed may do to a run. "burst" needs the datagram network.
 FAULT_KINDS = (
@@ -43,10 +47,16 @@ FAULT_KINDS = (
 )
 RARE = {"flip", "garble", "mass_leave", "leave", "mass_join"}
 
+# Weighted. "holders": who holds the last rounds dies, and witnesses make a quorum without them.
+# "split": a partition that lasts until both sides go on, and its end. "power": all machines go dark
+# at once and come back with what their disks hold. "birth": a process dies while the run forms.
+PROFILES = {"": 87, "holders": 4, "split": 4, "power": 4, "birth": 1}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     seed: int
+    profile: str = ""  # one of PROFILES
     hosts: int
     witnesses: int = 0
     archives: int = 0
@@ -72,6 +82,11 @@ class Options:
     fault_rate: float = 1.0  # faults in a second
     restart_s: float = 2.0  # a dead process is back after about this time
     kinds: tuple[str, ...] = ()
+    checkpoints: int = 0  # rounds between two of a peer; 0: nobody writes any
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.policy, self.on_lost, self.on_fork)
 
     def text(self) -> str:
         return "\n".join(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))
@@ -86,12 +101,14 @@ def draw(seed: int) -> Options:
     kinds = {kind for kind in FAULT_KINDS if dice.random() < (0.1 if kind in RARE else 0.35)}
     if not datagrams:
         kinds.discard("burst")
+    if "failpoint" in kinds:  # most of them spring only where something else goes wrong
+        kinds.add(dice.choice(("kill", "cut", "pause", "split")))
     fragments = dice.choice((1, 1, 1, 2, 3))
     chunks = dice.choice((1, 3, 4)) * fragments
     slow_bulk = dice.random() < 0.3
     inner_s, log_rounds = dice.choice((0.2, 0.4, 0.8)), dice.choice((2, 4, 16))
     load_s = dice.choice((1.0, 2.0)) if slow_bulk else dice.choice((0.02, 0.1, 0.4))
-    return Options(
+    plain = Options(
         seed=seed,
         hosts=hosts,
         witnesses=1 if hosts >= 2 and dice.random() < 0.15 else 0,
@@ -100,7 +117,7 @@ def draw(seed: int) -> Options:
         policy=dice.choice(("majority", "auto", "auto", "any")),
         on_lost=dice.choice(("halt", "halt", "rollback")),
         on_fork="halt" if dice.random() < 0.05 else "auto",
-        signed=dice.random() < 0.2,
+        signed=dice.random() < 0.5,
         network="datagrams" if datagrams else "streams",
         delay_s=dice.choice((0.0005, 0.005, 0.02, 0.06, 0.15)),
         jitter=dice.choice((0.0, 0.2, 0.9)),
@@ -119,3 +136,63 @@ def draw(seed: int) -> Options:
         restart_s=dice.choice((0.3, 1.5, 3.0)),
         kinds=tuple(sorted(kinds)) or ("kill",),
     )
+    profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
+    bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
+    return replace(bend(plain, dice), profile=profile) if bend is not None else plain
+
+
+def _holders(plain: Options, dice: random.Random) -> Options:
+    """Fast rounds and links, so that some are committed before those who lag are voted out."""
+    hosts = dice.choice((3, 4, 5))
+    return replace(
+        plain,
+        hosts=hosts,
+        witnesses=1 if hosts == 3 else 2,
+        archives=0,
+        policy=dice.choice(("majority", "auto", "any")),
+        on_lost=dice.choice(("halt", "rollback", "rollback")),
+        delay_s=min(plain.delay_s, 0.02),
+        inner_s=dice.choice((0.2, 0.2, 0.6)),
+        chunk_s=min(plain.chunk_s, 0.005),
+        load_s=0.1,
+        log_rounds=16,
+        faulty_s=12.0,
+        fault_rate=0.2,
+    )
+
+
+def _split(plain: Options, dice: random.Random) -> Options:
+    """Going on without a quorum takes 6 to 10 s, meeting again some more."""
+    hosts = dice.choice((2, 2, 3, 4, 4, 5, 6))
+    return replace(
+        plain,
+        hosts=hosts,
+        witnesses=min(plain.witnesses, hosts - 1),
+        archives=0,
+        policy="auto" if hosts == 2 and dice.random() < 0.5 else "any",
+        on_fork="halt" if dice.random() < 0.15 else "auto",
+        load_s=min(plain.load_s, 0.4),
+        faulty_s=20.0,
+        fault_rate=0.2,
+    )
+
+
+def _power(plain: Options, dice: random.Random) -> Options:
+    left_out = {"leave", "mass_leave", "flip", "garble"}
+    kinds = tuple(kind for kind in plain.kinds if kind not in left_out)
+    return replace(
+        plain,
+        hosts=max(2, min(plain.hosts, 6)),
+        archives=0,
+        load_s=min(plain.load_s, 0.4),
+        faulty_s=dice.choice((5.0, 10.0)),
+        fault_rate=dice.choice((0.2, 0.5)),
+        kinds=kinds or ("kill",),
+        checkpoints=dice.choice((1, 2, 4)),
+    )
+
+
+def _birth(plain: Options, dice: random.Random) -> Options:
+    """One death of three leaves a quorum."""
+    genesis = dice.choice(("found", "cradle", "cradle"))
+    return replace(plain, hosts=max(3, plain.hosts), witnesses=0, archives=0, genesis=genesis)

@@ -7,12 +7,13 @@ invariant. Tracing costs a factor of two, so failures are run again with it.
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simulation.arena import Arena
-from simulation.faults import Fault, Faults, draw_script
+from simulation.faults import Faults
 from simulation.liveness import goal_reached, is_halted, outlook, why_not
 from simulation.options import Options, draw
+from simulation.script import Fault, draw_script
 
 __all__ = ["Outcome", "run_script", "run_seed"]
 
@@ -34,6 +35,7 @@ class Outcome:
     events: int = 0
     virtual_s: float = 0.0
     trace: str = ""
+    seen: dict[str, int] = field(default_factory=dict)  # what the run has come to
 
     @property
     def invariant(self) -> str:
@@ -67,15 +69,32 @@ def run_script(options: Options, script: list[Fault], tracing: bool = False) -> 
         arena.events,
         arena.now_s,
         arena.tail(100_000) if tracing else "",
+        _seen(arena),
     )
 
 
+def _seen(arena: Arena) -> dict[str, int]:
+    """How often the rare things have come about: seeds that reach nothing show nothing."""
+    views = arena.checker.views.values()
+    seen = arena.seen.copy()
+    seen["fork views"] = sum(view.fork for view in views)
+    seen["rollback views"] = sum(view.rollback for view in views)
+    seen["cradles"] = sum(v.number == 1 and bool(v.ancestors) for v in views)
+    seen["resumed views"] = sum(v.number == 1 and v.base_round > 0 for v in views)
+    for kind in ("yield", "base-lost", "excluded", "diverged"):
+        seen[kind] = arena.noted[kind]
+    return {what: count for what, count in sorted(seen.items()) if count}
+
+
 def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
-    arena.begin()
-    hosts = arena.living()
     calm = arena.loss, arena.double
     arena.loss = arena.double = 0.0
-    _until(arena, lambda: all(host.round >= 2 for host in hosts), FORM_S, "the run never formed")
+    if options.profile == "birth":
+        Faults(arena, [fault for fault in script if fault.at_s == 0.0])
+        script = [fault for fault in script if fault.at_s > 0.0]
+    arena.begin()
+    _until(arena, lambda: _has_formed(arena), FORM_S, "the run never formed")
+    arena.formed = True
     arena.loss, arena.double = calm
     faults = Faults(arena, script)
     arena.run(options.faulty_s)
@@ -108,6 +127,10 @@ def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
     )
     arena.checker.bounded(arena)
     return "halted, and says so" if is_halted(arena) else found.verdict
+
+
+def _has_formed(arena: Arena) -> bool:
+    return all(host.alive and host.round >= 2 for host in arena.hosts.values())
 
 
 def _furthest(arena: Arena) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulation.faults import Fault, draw_script
 from simulation.options import Options, draw
 from simulation.run import Outcome, run_script
+from simulation.script import Fault, draw_script
 
 __all__ = ["shrink", "shrink_script"]
 

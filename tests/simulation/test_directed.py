@@ -5,14 +5,17 @@ The mutation gate (simulation/mutants.py) runs them with the fault planted; then
 
 from __future__ import annotations
 
+import pytest
 from harness.cluster import Cluster, peer_id
 from harness.faults import lose
 
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.follower import Follower
+from atoll.peer.group.membership import Node
 from atoll.peer.group.phases import Phase
-from atoll.peer.group.views import Member
+from atoll.peer.group.views import WITNESS, Member, Rules
+from simulation.arena import Seal
 
 
 def test_a_replica_does_not_vote_for_what_others_hold() -> None:
@@ -137,3 +140,61 @@ def test_a_late_lesson_of_an_older_view_does_not_stick() -> None:
     cluster.run(1.0)
     cluster.give("d", ev.Received(*lessons[0]))
     cluster.until(lambda: cluster.in_one_view("bd"), limit_s=15.0)
+
+
+@pytest.mark.parametrize("on_lost", ["halt", "rollback"])
+def test_a_witness_that_leads_does_not_wait_for_ever(on_lost: str) -> None:
+    """Nobody alive holds what the witness knows to be committed: as its rules say, it goes back,
+    or says so. A witness never lacks anything itself."""
+    cluster = Cluster("")
+    cluster.rules = Rules("majority", on_lost)
+    for name in "vwab":
+        cluster.add(name, WITNESS if name in "vw" else "replica")
+    cluster.found("v")
+    for i, name in enumerate("vwab"):
+        for other in "vwab"[:i]:
+            cluster.link(name, other)
+    cluster.until(lambda: cluster.in_one_view("vwab"))
+    for name in "ab":
+        cluster.train(name)
+    cluster.until(lambda: all(cluster.host(n).round >= 3 for n in "vwab"))
+    cluster.kill("b")
+    cluster.run(1.0)
+    cluster.restart("b")  # and enters one round behind
+    host = cluster.host("b")
+    cluster.until(lambda: cluster.in_one_view("vwab") and host.node.follower.unsynced)
+    assert cluster.host("v").leads
+    cluster.kill("a")
+    left = host.round
+    assert left < cluster.committed
+    if on_lost == "halt":
+        cluster.until(lambda: bool(cluster.noted("base-lost")), limit_s=30.0)
+    else:
+        cluster.until(lambda: host.round > left + 2, limit_s=30.0)
+        assert cluster.checker.rollbacks
+
+
+class SignedCluster(Cluster):
+    def make_node(self, member: Member) -> Node:
+        return Node(member, self.timing, Seal(member.peer))
+
+
+def test_a_fork_of_strangers_is_no_forgery() -> None:
+    """f has lost its coordinator in a view that was formed after b, c and e had gone: their votes
+    for their fork are genuine, but no voter of its own view stands for them."""
+    cluster = SignedCluster("abcdef")
+    cluster.rules = Rules("any")
+    cluster.form("abcdef")
+    cluster.isolate("bce")
+    cluster.until(lambda: cluster.in_one_view("adf"), limit_s=20.0)
+    cluster.until(lambda: cluster.in_one_view("bce"), limit_s=20.0)
+    fork, host = cluster.host("b").node, cluster.host("f")
+    assert fork.view is not None
+    assert fork.view.fork
+    cluster.isolate("f")
+    cluster.until(lambda: host.node.phase is Phase.CANDIDATE)
+    before = host.node.view
+    install = ms.Install(fork.view, fork.changes.proof)
+    cluster.give("f", ev.Received(peer_id("b"), install))
+    assert "unproven" in host.notes
+    assert host.node.view == before

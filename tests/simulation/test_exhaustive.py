@@ -1,51 +1,135 @@
 """All orders of events, for small runs.
 
 What these searches cover: three peers in one view, links that keep their order, every delivery and
-every end of a reduction or fetch interleaved in every way, crashes at every state. What they do
-not: lost messages on living links, restarts, joins, more than one chunk, and timeouts that fire
-while something else could still happen. A state counts once; 64-bit fingerprints are compared.
-Measured, complete: 2 rounds without a crash have 186 states, 1 round with 1 crash 1,416, 2 rounds
-with 1 crash 5,198, 2 rounds with 2 crashes 10,354 (12 s of a core).
+every end of a reduction or fetch interleaved in every way, crashes at every state, with every
+beginning of what the victim had under way, down to the last survivor; a coordinator that is heard
+late; a hand-over under way. What they do not: lost messages on living links, restarts, joins, more
+than one chunk, and timeouts that fire while something else could still happen, but for those of one
+silence. A state counts once; 64-bit fingerprints are compared.
+
+Measured, complete: 2 rounds without a fault have 186 states, 1 round with 1 crash 2,400, 2 rounds
+with 2 crashes 33,900 (10 s of a busy core), 1 round with a late coordinator 40,000, 1 round with a
+hand-over and a crash 124,000.
+
+Faults that are planted have to be found. A freeze matters only while the old coordinator can still
+commit, so with crashes alone nothing shows its loss: who crashed commits nothing, and nobody stands
+against a coordinator that is heard. One that is heard late shows it. A base of another height than
+the highest is only chosen if a voter lacks a round that was committed without it: a replica without
+a trainer. An accepted view has to be repeated only if it was decided and its proposer is gone,
+while a quorum of its voters lives: a hand-over, then one crash.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from atoll.peer.group import events as ev
-from simulation.exhaustive import Search, fingerprint, search
+from simulation.exhaustive import Found, Search, Setting, search
+from simulation.moves import fingerprint
 from simulation.snapshots import clone
+
+TESTS = Path(__file__).parents[1]
+HUNT = """
+import sys
+from simulation.mutants import plant
+plant(sys.argv[1])
+from simulation.exhaustive import Setting, search
+found = search(eval(sys.argv[2]))
+print(found.failure)
+"""
+
+PLANTED = {  # what is searched, and what is broken
+    "base without READY": (Setting(1, 1, 5_000), "forgets round"),
+    "minimum base": (Setting(1, 1, 5_000, trainers="ab"), "forgets round"),
+    "ignore accepted value": (Setting(1, 1, 10_000, heir="b"), "two views"),
+    "no freeze on promise": (Setting(1, 0, 100_000, silent="a"), "forgets round"),
+    "third quorum": (Setting(1, 2, 1_000), "without a quorum"),
+    "half quorum": (Setting(1, 2, 5_000), "without a quorum"),
+    "commit before quorum": (Setting(1, 1, 1_000), "without a quorum"),
+}
+
+
+def complete(setting: Setting) -> Found:
+    found = search(setting)
+    assert not found.failure, "\n".join([found.failure, *found.path])
+    assert found.complete
+    return found
 
 
 def test_two_rounds_without_faults_are_complete() -> None:
-    found = search(rounds=2, crashes=0, states_max=10_000)
-    assert found.complete
+    found = complete(Setting(2, 0, 10_000))
     assert found.ends
     assert found.states > 100
 
 
 def test_one_round_with_a_crash_anywhere_is_complete() -> None:
-    found = search(rounds=1, crashes=1, states_max=20_000)
-    assert found.complete
-    assert found.ends > 50
+    assert complete(Setting(1, 1, 10_000)).ends > 100
+
+
+def test_one_round_of_two_of_three_with_a_crash_anywhere_is_complete() -> None:
+    assert complete(Setting(1, 1, 10_000, trainers="ab")).ends > 100
 
 
 @pytest.mark.timeout(300)
 def test_two_rounds_and_two_crashes_anywhere_are_complete() -> None:
-    found = search(rounds=2, crashes=2, states_max=50_000)
-    assert found.complete
-    assert found.ends > 1_000
+    assert complete(Setting(2, 2, 100_000)).ends > 2_000
+
+
+@pytest.mark.timeout(300)
+def test_a_coordinator_that_is_heard_late_is_complete() -> None:
+    assert complete(Setting(1, 0, 100_000, silent="a")).ends > 2_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hand_over_and_a_crash_are_complete() -> None:
+    assert complete(Setting(1, 1, 400_000, heir="b")).ends > 2_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_rounds_of_two_of_three_with_two_crashes_are_complete() -> None:
+    assert complete(Setting(2, 2, 400_000, trainers="ab")).ends > 2_000
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_three_rounds_and_two_crashes_as_far_as_the_bound_goes() -> None:
-    found = search(rounds=3, crashes=2, states_max=200_000)
-    assert found.ends > 1_000
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting(3, 2, 200_000),
+        Setting(1, 1, 20_000, silent="a"),
+        Setting(2, 2, 50_000, heir="c"),
+    ],
+    ids=["three rounds", "a silence and a crash", "a hand-over and two crashes"],
+)
+def test_more_than_can_be_completed_as_far_as_the_bound_goes(setting: Setting) -> None:
+    found = search(setting)
+    assert not found.failure, "\n".join([found.failure, *found.path])
+    assert found.ends > 300
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name: str) -> None:
+    setting, broken = PLANTED[name]
+    done = subprocess.run(
+        [sys.executable, "-c", HUNT, name, repr(setting)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=TESTS,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert broken in done.stdout
 
 
 def test_a_copy_of_a_machine_leaves_the_original_alone() -> None:
-    start = Search(1, 0, 10).start
+    start = Search(Setting(1, 0, 10)).start
     peer, node = start.nodes[0]
     before = fingerprint(start)
     twin = clone(node)

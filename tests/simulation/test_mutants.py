@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import atoll.peer.group
-from simulation.mutants import CHEAP, CHEAP_SEEDS, MUTANTS, first_failure
+from simulation.mutants import CHEAP, CHEAP_SEEDS, MUTANTS, caught, first_failure
 
 GROUP = Path(next(iter(atoll.peer.group.__path__)))
 
@@ -24,6 +24,12 @@ def test_the_fault_fits_its_source(mutant) -> None:  # type: ignore[no-untyped-d
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_cheap_mutant_is_caught(name: str) -> None:
     assert first_failure(name, 0, CHEAP_SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.test], ids=lambda mutant: mutant.name)
+def test_a_directed_test_fails_with_its_fault(mutant) -> None:  # type: ignore[no-untyped-def]
+    assert caught(mutant)[1]
 
 
 def test_there_are_at_least_twelve() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from simulation.faults import Fault
 from simulation.options import draw
 from simulation.run import run_seed
+from simulation.script import Fault
 from simulation.shrink import shrink_script
 
 SEEDS = 5_000

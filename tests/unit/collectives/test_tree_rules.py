@@ -53,6 +53,17 @@ def test_own_parts_leave_for_all_roots_at_the_same_pace() -> None:
     assert schedule.next_send(1) == Send(Kind.CONTRIB, 2 + SPREAD_CHUNKS)
 
 
+def test_of_two_roots_by_the_same_way_the_one_with_the_smaller_share_comes_first() -> None:
+    """Participant 3 sends to 1 for root 1, which owns 8 chunks, and for root 2, which owns 16."""
+    up = ((-1, 0, 0, 1), (1, -1, 1, 1), (2, 2, -1, 1), (3, 3, 3, -1))
+    schedule = schedule_of([0, 0, 0, 1], [1] * 8 + [2] * 16, 3, Routes("sites", up, up))
+    sent = []
+    while isinstance(send := schedule.next_send(1), Send):
+        sent.append(send.chunk)
+    assert send is Idle.WAIT, "for results, and not for itself"
+    assert sorted(sent) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
 def test_results_go_before_sums_and_sums_before_own_parts() -> None:
     """Participant 1 of a ring 0 -> 1 -> 2 -> 0: inner for root 2, leaf for root 0."""
     schedule = schedule_of([1, 1, 1], [0, 1, 2], 1, ring([0, 1, 2]))

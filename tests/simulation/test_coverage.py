@@ -1,0 +1,119 @@
+"""Seeds that reach nothing show nothing: what a fixed range of them comes to, and that a process
+may die at every failpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from atoll.peer.group import effects as ef
+from atoll.peer.group import messages as ms
+from simulation.arena import NAMES
+from simulation.options import PROFILES, Options, draw
+from simulation.run import run_script, run_seed
+from simulation.script import FAILPOINTS, Fault, draw_script
+
+PROFILED = range(350)  # of these, those with a profile ...
+PLAIN = range(50)  # ... and of these, those whose script has failpoints
+# About half of what these seeds come to today.
+AT_LEAST = {
+    "rollback views": 2,
+    "base-lost": 4,
+    "fork views": 13,
+    "yield": 10,
+    "power cut": 10,
+    "up": 28,  # back with a checkpoint
+    "cradles": 16,
+    "resumed views": 9,  # first views of a lineage that go on from checkpoints ...
+    "resume": 2,  # ... of one alone
+}
+SPRUNG_MIN, SPRUNG_KINDS_MIN = 13, 9
+SHARE_MIN = 0.02  # of the seeds, for each profile but births
+
+
+def test_the_seeds_reach_what_is_rare() -> None:
+    seen: Counter[str] = Counter()
+    for seed in PROFILED:
+        options = draw(seed)
+        if options.profile or (seed in PLAIN and "failpoint" in options.kinds):
+            outcome = run_seed(seed)
+            assert not outcome.failure, f"make replay SEED={seed}: {outcome.failure}"
+            seen.update(outcome.seen)
+    missed = {what: seen[what] for what, least in AT_LEAST.items() if seen[what] < least}
+    assert not missed, f"{missed} of {AT_LEAST}; all: {seen}"
+    sprung = {what: count for what, count in seen.items() if what.startswith("sprung ")}
+    assert len(sprung) >= SPRUNG_KINDS_MIN, sprung
+    assert SPRUNG_MIN <= sum(sprung.values()) <= seen["failpoints"], sprung
+
+
+def test_profiles_have_a_few_per_cent_of_the_seeds_each() -> None:
+    drawn = Counter(draw(seed).profile for seed in range(3000))
+    assert drawn.keys() == PROFILES.keys()
+    assert all(drawn[profile] > SHARE_MIN * 3000 for profile in PROFILES if profile != "birth")
+    assert drawn[""] > 2 * 3000 / 3
+
+
+# ---------------------------------------------------------------- failpoints
+
+
+def _plain(options: Options) -> bool:
+    return not options.profile
+
+
+def _is_quick(options: Options) -> bool:
+    """A learner that is ahead of what it was told last goes back to that."""
+    quick = options.fragments > 1 and options.inner_s == 0.2 and options.load_s <= 0.1
+    return quick and _plain(options) and bool({"join", "kill"} & set(options.kinds))
+
+
+# Where to look for those that plain seeds seldom come to.
+WHERE: dict[str, Callable[[Options], bool]] = {
+    "Hail": lambda options: options.profile == "power",
+    "Leave": lambda options: _plain(options) and "leave" in options.kinds,
+    "Meet": lambda options: options.profile == "split",
+    "Notice": lambda options: options.profile == "holders",
+    "Offer": lambda options: options.profile == "birth" and options.genesis == "cradle",
+    "Renew": lambda options: options.profile == "split",
+    "Resync": lambda options: _plain(options) and "flip" in options.kinds,
+    "Undo": _is_quick,
+    "Yield": lambda options: options.profile == "split",
+}
+TRIES = 40
+
+
+@pytest.mark.parametrize("kind", FAILPOINTS)
+def test_a_process_may_die_at_every_failpoint(kind: str) -> None:
+    """The first to do it dies right afterwards; the run bears it, in every seed on the way."""
+    fits = WHERE.get(kind, _plain)
+    tried = 0
+    for seed in range(5000):
+        options = draw(seed)
+        if not fits(options):
+            continue
+        if spring(options, kind):
+            return
+        tried += 1
+        assert tried < TRIES, f"{tried} seeds, and nobody came to {kind}"
+
+
+def spring(options: Options, kind: str) -> bool:
+    names = NAMES[: options.hosts + options.archives]
+    at_s, script = 0.05, draw_script(options)
+    if options.profile == "birth":  # in the place of its own; one of three may die
+        at_s, names = 0.0, names[:1]
+        script = [fault for fault in script if fault.at_s > 0.0]
+    point = Fault(at_s, "failpoint", names, 1.0, f"{kind} 1 after")
+    outcome = run_script(options, [point, *script])
+    assert not outcome.failure, f"seed {options.seed} with a failpoint: {outcome.failure}"
+    return bool(outcome.seen.get(f"sprung {kind}"))
+
+
+def test_no_message_and_no_effect_is_left_out() -> None:
+    """But parts of messages, what nobody is refused for here, and what ends a process anyway."""
+    messages = {kind.__name__ for kind in (*ms.InView.__subclasses__(), *get_args(ms.MEMBERSHIP))}
+    effects = {kind.__name__ for kind in get_args(ef.Effect)}
+    assert messages | effects == {*FAILPOINTS, "InView", "JoinRefused", "Left", "Send"}
