@@ -15,7 +15,7 @@ __all__ = ["Flatness", "Watch"]
 
 LOOK_S = 0.3  # between two questions to one daemon
 STALL_S = 30.0
-YOUNG_S = 10.0  # a process's first seconds do not count for its memory
+YOUNG_S = 60.0  # a process's first minute does not count: the arenas of its threads fill up
 SAMPLE_S = 2.0
 ROUNDS_KEPT = 2000
 GROWTH_MAX = 1.15  # of the median of the last third over that of the first
