@@ -1,7 +1,16 @@
 """Settings of all tests."""
 
+import signal
+
 from hypothesis import settings
 
 # These machines are shared and noisy: how long an example takes says nothing about the code.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+
+def pytest_configure() -> None:
+    """Whoever starts the tests in the background of a script leaves SIGINT ignored, and so it would
+    be in every process that they start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -75,15 +75,10 @@ def test_an_interrupt_ends_all(ignore: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(command, "GRACE_S", 0.2)
     hosts = PlainHosts(2)
     here = threading.get_ident()
-    # Whoever started the tests in the background of a script has left it ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(INTERRUPT_S, lambda: signal.pthread_kill(here, signal.SIGINT))
     timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(hosts, f"{ignore}while :; do sleep 0.05; done")
-        timer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        run(hosts, f"{ignore}while :; do sleep 0.05; done")
+    timer.join()
     assert len(hosts.started) == 2
     assert all(process.poll() is not None for process in hosts.started)
