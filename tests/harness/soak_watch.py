@@ -18,8 +18,8 @@ STALL_S = 30.0
 YOUNG_S = 60.0  # a process's first minute does not count: the arenas of its threads fill up
 SAMPLE_S = 2.0
 ROUNDS_KEPT = 2000
-# Of the median of the last third over that of the first: what threads' arenas take (health.py). Over
-# hours it should be far less: look at the summary.
+# Of the median of the last third over that of the first: what threads' arenas take (health.py).
+# Over hours it should be far less: look at the summary.
 GROWTH_BYTES_MAX = 32 << 20
 GROWTH_DESCRIPTORS_MAX = 16
 
