@@ -22,7 +22,7 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
-__all__ = ["GOODBYE_TIMEOUT_S", "READ_BYTES", "TlsChannel", "TlsSocket", "reason_of"]
+__all__ = ["GOODBYE_TIMEOUT_S", "READ_BYTES", "TlsChannel", "TlsSocket", "reason_of", "tune"]
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
 READ_BYTES = 256 << 10
@@ -69,7 +69,7 @@ class TlsChannel:
             # Here, where whoever made the socket expects errors: a connection that is reset later
             # does not know its other end any more.
             self._remote_ip = str(sock.getpeername()[0])
-            _tune(sock)
+            tune(sock)
             self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         except BaseException:
             sock.close()
@@ -209,7 +209,8 @@ def _kernel_rtt_s(sock: socket.socket) -> float:
     return float(RTT_US.unpack(info)[0]) / 1e6 if len(info) == RTT_US.size else 0.0
 
 
-def _tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
+    """What every connection between peers has: no waiting for more, and keepalive."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages must not wait
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

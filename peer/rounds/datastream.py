@@ -13,7 +13,12 @@ from typing import NoReturn, cast
 from atoll.collectives.errors import ConnectError
 from atoll.peer.net.tls import READ_BYTES, TlsSocket, reason_of
 
-__all__ = ["BlockingTls", "unsent_limit_bytes"]
+__all__ = [
+    "NO_PROGRESS_TIMEOUT_S",
+    "BlockingTls",
+    "rate_bytes_per_s",
+    "unsent_limit_bytes",
+]
 
 # A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
 NO_PROGRESS_TIMEOUT_S = 10.0
@@ -118,7 +123,7 @@ class BlockingTls:
                 self._flush()
 
     def _limit_unsent(self) -> None:
-        limit_bytes = unsent_limit_bytes(_rate_bytes_per_s(self._sock))
+        limit_bytes = unsent_limit_bytes(rate_bytes_per_s(self._sock))
         if limit_bytes != self._unsent_bytes_max and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit_bytes)
         self._unsent_bytes_max = limit_bytes
@@ -174,7 +179,7 @@ def unsent_limit_bytes(rate_bytes_per_s: float) -> int:
     return int(min(max(rate_bytes_per_s * UNSENT_S, UNSENT_BYTES_MIN), UNSENT_BYTES_MAX))
 
 
-def _rate_bytes_per_s(sock: socket.socket) -> int:
+def rate_bytes_per_s(sock: socket.socket) -> int:
     """At which the other side acknowledged what was sent last; 0 where the kernel does not tell."""
     if not hasattr(socket, "TCP_INFO"):
         return 0

@@ -5,22 +5,19 @@ from __future__ import annotations
 import abc
 import contextlib
 import socket
-import struct
 import threading
 from typing import NoReturn, Protocol
 
 from atoll.collectives.errors import ConnectError, ProtocolError
-from atoll.peer.net.tls import reason_of
-from atoll.peer.rounds.datastream import unsent_limit_bytes
+from atoll.peer.net.tls import reason_of, tune
+from atoll.peer.rounds.datastream import (
+    NO_PROGRESS_TIMEOUT_S,
+    rate_bytes_per_s,
+    unsent_limit_bytes,
+)
 
 __all__ = ["DataStream", "PlainStream", "TcpStream"]
 
-# A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
-NO_PROGRESS_TIMEOUT_S = 10.0
-# A host that vanished without a word is noticed after 10 + 3 x 3 s even on an idle stream.
-KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
-# tcpi_delivery_rate of struct tcp_info (linux/tcp.h): u64 bytes per second, 0 before it is known.
-DELIVERY_RATE = struct.Struct("=160xQ")
 # Buffers handed to the kernel in one call; it takes 1024 at most.
 PARTS_MAX = 64
 
@@ -68,7 +65,7 @@ class TcpStream(abc.ABC):
         self._unsent_bytes_max = 0  # follows the rate, from frame to frame
         self._timeout_s: float | None = NO_PROGRESS_TIMEOUT_S
         sock.settimeout(self._timeout_s)
-        _tune(sock)
+        tune(sock)
 
     @property
     def closed(self) -> bool:
@@ -184,7 +181,7 @@ class TcpStream(abc.ABC):
             self._timeout_s = timeout_s
 
     def _limit_unsent(self) -> None:
-        limit_bytes = unsent_limit_bytes(_rate_bytes_per_s(self._sock))
+        limit_bytes = unsent_limit_bytes(rate_bytes_per_s(self._sock))
         if limit_bytes != self._unsent_bytes_max and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit_bytes)
         self._unsent_bytes_max = limit_bytes
@@ -218,19 +215,3 @@ class PlainStream(TcpStream):
 
     def _goodbye(self) -> None:
         """Bare TCP has none but its own."""
-
-
-def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small frames must not wait
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in KEEPALIVE:
-        if hasattr(socket, option):  # macOS names the first one otherwise; its default will do
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _rate_bytes_per_s(sock: socket.socket) -> int:
-    """At which the other side acknowledged what was sent last; 0 where the kernel does not tell."""
-    if not hasattr(socket, "TCP_INFO"):
-        return 0
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
-    return int(DELIVERY_RATE.unpack(info)[0]) if len(info) == DELIVERY_RATE.size else 0

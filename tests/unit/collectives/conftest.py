@@ -24,6 +24,7 @@ from atoll.collectives import (
 )
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.native import KERNELS, NUMPY_REASON
 from atoll.collectives.routes import Routes
 
 WAIT_S = 30.0  # how long a test waits for what must happen; never reached when all is well
@@ -221,3 +222,16 @@ def make_group() -> Iterator[Callable[..., Group]]:
     for group in groups:
         group.close()
     assert not [t.name for t in threading.enumerate() if t.name.startswith("reduce-")]
+
+
+@pytest.fixture(params=("base", "avx2"))
+def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Each instruction set in turn. Without a type: many calls are wrong on purpose."""
+    if KERNELS is None:
+        pytest.skip(f"no kernels: {NUMPY_REASON}")
+    if request.param not in KERNELS.levels():
+        pytest.skip(f"this processor has no {request.param}")
+    before = KERNELS.level()
+    KERNELS.use(request.param)
+    yield KERNELS
+    KERNELS.use(before)

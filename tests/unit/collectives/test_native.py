@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,19 +29,6 @@ checked = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-@pytest.fixture(params=("base", "avx2"))
-def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    """Each instruction set in turn."""
-    if KERNELS is None:
-        pytest.skip(f"no kernels: {NUMPY_REASON}")
-    if request.param not in KERNELS.levels():
-        pytest.skip(f"this processor has no {request.param}")
-    before = KERNELS.level()
-    KERNELS.use(request.param)
-    yield KERNELS
-    KERNELS.use(before)
 
 
 # ---------------------------------------------------------------- the numpy forms

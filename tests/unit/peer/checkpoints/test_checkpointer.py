@@ -36,25 +36,6 @@ from atoll.peer.identity import Home
 PATIENCE_S = 30.0  # only a hang ever takes this long
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with Home.open(tmp_path / "home") as home:
-        yield home
-
-
-@pytest.fixture
-def run(home: Home) -> Iterator[TinyRun]:
-    run = TinyRun(home.peer_id, parameters=SMALL)
-    yield run
-    run.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "checkpoints").mkdir()
-    return tmp_path / "checkpoints"
-
-
 # ---------------------------------------------------------------- when
 
 

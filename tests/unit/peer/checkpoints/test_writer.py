@@ -29,26 +29,6 @@ from atoll.peer.checkpoints.checkpoint import STATE_FILE, candidates, load_check
 from atoll.peer.checkpoints.checkpointer import Shelf
 from atoll.peer.identity import Home
 
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with Home.open(tmp_path / "home") as home:
-        yield home
-
-
-@pytest.fixture
-def run(home: Home) -> Iterator[TinyRun]:
-    run = TinyRun(home.peer_id, parameters=SMALL)
-    yield run
-    run.close()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "checkpoints").mkdir()
-    return tmp_path / "checkpoints"
-
-
 # ---------------------------------------------------------------- the state after one round
 
 
