@@ -19,6 +19,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.peer.allocator import cap_arenas
 from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.commands import Commands
 from atoll.peer.descriptors import raise_limit
@@ -130,7 +131,7 @@ class Daemon:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
         try:
-            self.note("limits", raise_limit())
+            self.note("limits", f"{raise_limit()}; {cap_arenas()}")
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())

@@ -4,6 +4,10 @@ import signal
 
 from hypothesis import settings
 
+from atoll.peer.allocator import cap_arenas
+
+cap_arenas()  # as every daemon does: tests of parts of one judge memory too
+
 # These machines are shared and noisy: how long an example takes says nothing about the code.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")

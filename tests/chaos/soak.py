@@ -269,7 +269,6 @@ class Soak:
         while time.monotonic() < until_s:
             self.turn(time.monotonic())
             time.sleep(0.05)
-        self.run.base.clear()  # of other processes, long ago: what follows judges memory over time
         assert_healthy(self.run, NAMES, diverged=True)
         self.check_checkpoints()
         for name, flat in self.watch.flat.items():

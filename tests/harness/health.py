@@ -16,9 +16,9 @@ from harness.processes import WAIT_S, Fleet, until
 __all__ = ["Ledger", "Usage", "assert_healthy", "usage"]
 
 ROUNDS = 2  # that must commit on everybody after a fault
-# Growth of a daemon that is none, beside the log of rounds, which fills up: another thread's arena
-# (glibc takes 64 MiB of address space for each and touches a few), links that are closing.
-GROWTH_BYTES_MAX = 32 << 20
+# Growth of a daemon that is none, beside the log of rounds, which fills up: what the two arenas of
+# its allocator keep for the next round, links that are closing.
+GROWTH_BYTES_MAX = 16 << 20
 GROWTH_DESCRIPTORS_MAX = 24
 GROWTH_THREADS_MAX = 16
 

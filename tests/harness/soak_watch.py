@@ -15,12 +15,11 @@ __all__ = ["Flatness", "Watch"]
 
 LOOK_S = 0.3  # between two questions to one daemon
 STALL_S = 30.0
-YOUNG_S = 60.0  # a process's first minute does not count: the arenas of its threads fill up
+YOUNG_S = 10.0  # a process that has just started does not count: it still takes what it needs
 SAMPLE_S = 2.0
 ROUNDS_KEPT = 2000
-# Of the median of the last third over that of the first: what threads' arenas take (health.py).
-# Over hours it should be far less: look at the summary.
-GROWTH_BYTES_MAX = 32 << 20
+# Of the median of the last third over that of the first.
+GROWTH_MAX = 1.15
 GROWTH_DESCRIPTORS_MAX = 16
 
 
@@ -46,7 +45,7 @@ class Flatness:
         if len(self.samples) < 9:
             return ""
         first, last = self.medians("rss_bytes")
-        if last > first + GROWTH_BYTES_MAX:
+        if last > GROWTH_MAX * first:
             return f"memory grew from {first / 2**20:.1f} to {last / 2**20:.1f} MiB"
         first, last = self.medians("descriptors")
         if last > first + GROWTH_DESCRIPTORS_MAX:

@@ -95,16 +95,11 @@ def test_three_hundred_aborted_rounds_leave_memory_flat(tmp_path: Path) -> None:
                     site.runner.carry_out(ev.Abort(begin.round, attempt))
                     site.fed.clear()
 
-        await abort_some(120)
-        before_fds = open_files()
-        # How much the threads of aborted attempts hold for a while varies; the least of several
-        # looks does not.
-        looks = []
-        for _ in range(6):
-            await abort_some(50)
-            looks.append(resident_bytes())
-        grown_bytes = min(looks[3:]) - min(looks[:3])
-        assert grown_bytes < 24 << 20, f"{grown_bytes / 2**20:.1f} MiB more after 150 aborts"
+        await abort_some(60)
+        before_bytes, before_fds = resident_bytes(), open_files()
+        await abort_some(300)
+        grown_bytes = resident_bytes() - before_bytes
+        assert grown_bytes < 16 << 20, f"{grown_bytes / 2**20:.1f} MiB more after 300 aborts"
         assert open_files() <= before_fds + 2
         attempt += 1
         begin = begin_of(sites, attempt)  # and the next one works
@@ -121,7 +116,7 @@ def test_three_hundred_aborted_rounds_leave_memory_flat(tmp_path: Path) -> None:
 
 
 def resident_bytes() -> int:
-    """Without what is free: every new thread may get another arena of glibc's to allocate from."""
+    """Without what is free: how much of that glibc keeps is not the runner's doing."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

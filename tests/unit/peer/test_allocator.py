@@ -1,0 +1,78 @@
+"""Threads that come and go leave no memory behind in arenas of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+from atoll.peer import allocator
+
+HAS_GLIBC = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+
+# Eight threads at once allocate; how many arenas does malloc_info tell of?
+COUNT_ARENAS = """
+import ctypes, os, tempfile, threading
+from atoll.peer.allocator import cap_arenas
+print(cap_arenas())
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+barrier = threading.Barrier(8)
+def allocate():
+    barrier.wait()
+    for _ in range(1000):
+        libc.malloc(1000)
+    barrier.wait()
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(file.read().count(b"<heap nr="))
+"""
+
+
+def arenas(**environment: str) -> tuple[str, int]:
+    """What was said, and how many arenas eight threads got."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_ARENAS],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said, count = done.stdout.splitlines()
+    return said, int(count)
+
+
+@pytest.mark.skipif(not HAS_GLIBC, reason="another allocator than glibc's")
+def test_threads_share_two_arenas() -> None:
+    said, count = arenas()
+    assert said.endswith("at most 2 memory arenas")
+    assert count == allocator.ARENAS_MAX
+
+
+@pytest.mark.skipif(not HAS_GLIBC, reason="another allocator than glibc's")
+def test_who_has_chosen_a_number_keeps_it() -> None:
+    said, count = arenas(MALLOC_ARENA_MAX="5")
+    assert said == "memory arenas as the environment says"
+    assert count == 5
+    said, _ = arenas(GLIBC_TUNABLES="glibc.malloc.arena_max=3")
+    assert said == "memory arenas as the environment says"
+
+
+def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+
+    def unknown(name: str) -> str:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "confstr", unknown)
+    monkeypatch.setattr(ctypes, "CDLL", None)  # nothing may be called
+    assert allocator.cap_arenas() == "memory arenas as this system has them"
