@@ -19,10 +19,9 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
-from atoll.peer.allocator import cap_arenas
+from atoll.peer import allocator, descriptors
 from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.commands import Commands
-from atoll.peer.descriptors import raise_limit
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
@@ -102,6 +101,7 @@ class Daemon:
             feed=self.feed,
             tell_trainer=lambda effect: self.desk.tell(effect),
             log=lambda line: self.note("transfer", line),
+            shelf=home.path / "received",
         )
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
@@ -131,7 +131,7 @@ class Daemon:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
         try:
-            self.note("limits", f"{raise_limit()}; {cap_arenas()}")
+            self.note("limits", f"{descriptors.raise_limit()}; {allocator.cap_arenas()}")
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())

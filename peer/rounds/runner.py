@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from atoll.peer.rounds.streams import Streams
 from atoll.peer.transfer.donor import Donor
 from atoll.peer.transfer.fetching import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.transfer.learner import CatchUp
+from atoll.peer.transfer.shelf import Shelf
 
 __all__ = ["RoundRunner"]
 
@@ -49,6 +51,7 @@ class RoundRunner:
         feed: Callable[[ev.Event], None],
         tell_trainer: Callable[[ev.TellTrainer], None],
         log: Callable[[str], None],
+        shelf: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
         self._feed = feed
@@ -73,6 +76,7 @@ class RoundRunner:
             host=host,
             copies=self.router.copies,
             rounds=rounds,
+            shelf=Shelf(shelf, log),
             state=lambda: self.state,
             adopt=self._adopt,
             failed=lambda why: feed(ev.CatchUpFailed(why)),

@@ -23,7 +23,7 @@ class _Chunk:
     at: int = -1  # the round that it is of; -1: it is not here, or not confirmed
     origin: int = -1  # the round of the donor's state that it came from; `at` or before
     digest: bytes = b""  # of that state, where the proof leads; empty: from our own state
-    source: bytes = b""
+    source: bytes = b""  # the donor; empty: ourselves
     confirmed: bool = False  # the digest has been agreed
 
 
@@ -154,7 +154,7 @@ class Assembly:
             if digest == chunk.digest:
                 chunk.confirmed = True
                 continue
-            if not chunk.confirmed:
+            if chunk.source and not chunk.confirmed:
                 liars[chunk.source] = chunk.origin
             self._chunks[index] = _Chunk()
         return liars

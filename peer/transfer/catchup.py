@@ -78,7 +78,7 @@ class CatchingUp:
             case ln.Interrupted():
                 self.supply.pull.interrupt(event.source)
             case ln.Prepared():
-                self._on_prepared(event.store)
+                self._on_prepared(event)
             case ln.Unprepared():
                 self._fail(event.why)
             case ln.Finished():
@@ -259,10 +259,11 @@ class CatchingUp:
         self.gathering.assembly = None
         self._out.append(ln.Prepare(blob))
 
-    def _on_prepared(self, store: ln.Store) -> None:
+    def _on_prepared(self, event: ln.Prepared) -> None:
         if self.phase is Phase.PREPARING:
             self.phase = Phase.PULLING
-            self.gathering.prepared(store, self._blob_digest, self._now_s)
+            self.gathering.prepared(event.store, self._blob_digest, self._now_s)
+            self.gathering.take_shelved(event.shelved)
 
     # ------------------------------------------------------------ the end
 

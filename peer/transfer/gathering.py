@@ -66,6 +66,19 @@ class Gathering:
         self._look_again()
         self.progress_s = now_s
 
+    def take_shelved(self, shelved: Sequence[tuple[int, int, bytes]]) -> None:
+        """Chunks of an earlier life that donors may confirm and bring forward."""
+        assert self.assembly is not None
+        taken = 0
+        for chunk, number, digest in shelved:
+            is_recent = self._goal - ft.DIGESTS_MAX < number <= self._goal
+            if is_recent and self._supply.pull.reaches_back(number + 1):
+                self.assembly.take_state(chunk, number, digest, b"")
+                taken += 1
+        if shelved:
+            count = self.assembly.count
+            self._out.append(ln.Say(f"{taken} of {count} chunks are here from an earlier life"))
+
     def release(self) -> None:
         """Nothing that was asked for is taken any more."""
         if self.assembly is not None:
@@ -237,7 +250,7 @@ class Gathering:
         if part.same:
             store.keep(chunk, event.number)
         else:
-            store.put(chunk, event.number, part.data, part.sha)
+            store.put(chunk, event.number, part.data, part.sha, digest)
             self._refuted.discard(chunk)
         assembly.take_state(chunk, event.number, digest, event.source)
         return ""

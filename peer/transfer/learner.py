@@ -25,6 +25,7 @@ from atoll.peer.transfer import learning as ln
 from atoll.peer.transfer.catchup import CatchingUp, Phase
 from atoll.peer.transfer.copies import Copies, TransferKind
 from atoll.peer.transfer.proven import PART_HEAD_BYTES_MAX, RUN_MAX, open_parts
+from atoll.peer.transfer.shelf import Shelf
 from atoll.peer.transfer.supply import DONORS_MAX
 
 __all__ = ["CatchUp"]
@@ -46,13 +47,14 @@ class CatchUp:
         host: LinkHost,
         copies: Copies,
         rounds: RoundLog,
+        shelf: Shelf,
         state: Callable[[], ReplicatedState | None],
         adopt: Callable[[ReplicatedState, int, bytes], None],
         failed: Callable[[str], None],
         log: Callable[[str], None],
     ) -> None:
         self._host = host
-        self._rounds = rounds
+        self._rounds, self._shelf = rounds, shelf
         self._state = state
         self._adopt, self._failed, self._log = adopt, failed, log
         self._loop = asyncio.get_running_loop()
@@ -93,6 +95,7 @@ class CatchUp:
         self.cancel()
         with self._lock:
             self._closed = True  # reader threads may outlive the loop
+            self._shelf.close()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -205,11 +208,12 @@ class CatchUp:
             if blob:
                 state = await asyncio.to_thread(ReplicatedState, blob)
             assert state is not None
-            store = _Store(state)
+            store = _Store(state, self._shelf)
+            shelved = await asyncio.to_thread(store.take_shelved, _sha(blob)) if blob else ()
         except (AtollError, MemoryError, OSError) as error:
             self._feed(ln.Unprepared(_reason(error)))
             return
-        self._feed(ln.Prepared(store))
+        self._feed(ln.Prepared(store, shelved))
 
     async def _finish(self, store: _Store, number: int, digest: bytes) -> None:
         try:
@@ -233,6 +237,8 @@ class CatchUp:
         known = self._rounds.chain_after(done.round), self._rounds.digest_after(done.round)
         if known != (done.chain, done.digest):
             self._rounds.restart(done.round, done.digest, done.chain)
+        with self._lock:
+            self._shelf.clear()
         self._adopt(state, done.round, done.chain)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -242,10 +248,11 @@ class CatchUp:
 
 
 class _Store:
-    """``learning.Store`` on a StateLoad. Chunks that are kept are copied when that is needed."""
+    """``learning.Store`` on a StateLoad. Chunks that are kept are copied when that is needed; what
+    is put is shelved as well, while the shelf is open."""
 
-    def __init__(self, state: ReplicatedState) -> None:
-        self.state = state
+    def __init__(self, state: ReplicatedState, shelf: Shelf) -> None:
+        self.state, self._shelf = state, shelf
         self._load = StateLoad(state)
         self._kept: dict[int, int] = {}  # chunk of the current state -> the round that it is of
         self._leaves: dict[int, bytes] = {}  # of chunks that were put, where they are known
@@ -282,7 +289,21 @@ class _Store:
         else:
             self._kept[chunk] = number
 
-    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
+        self._take(chunk, number, data, sha)
+        self._shelf.add(chunk, number, digest, sha, data)
+
+    def take_shelved(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
+        """Open the shelf; (chunk, round, digest of that round's state) of what it has."""
+        sizes = [self.state_bytes(chunk) for chunk in range(self.chunks)]
+        self._shelf.begin(blob_digest, sum(sizes))
+        taken: dict[int, tuple[int, int, bytes]] = {}
+        for chunk, number, digest, sha, data in self._shelf.chunks(sizes):
+            self._take(chunk, number, memoryview(data), sha)
+            taken[chunk] = (chunk, number, digest)
+        return tuple(taken.values())
+
+    def _take(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
         self._kept.pop(chunk, None)
         self._load.put(chunk, number, data)
         self._leaves[chunk] = sha  # of parameters and momentum, in this order, as a leaf is

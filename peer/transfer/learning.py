@@ -62,8 +62,8 @@ class Store(Protocol):
     def keep(self, chunk: int, number: int) -> None:
         """The bytes here are those of round ``number``."""
 
-    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
-        """``sha``: SHA-256 of the data."""
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
+        """``sha``: of the data; ``digest``: of the state after round ``number``."""
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None: ...
 
@@ -127,6 +127,7 @@ class Interrupted:
 @dataclass(frozen=True, slots=True)
 class Prepared:
     store: Store
+    shelved: tuple[tuple[int, int, bytes], ...] = ()  # chunk, round, digest: from an earlier life
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness.bad_path import BadPath
 from harness.health import assert_healthy
 from harness.netns import Net
-from harness.processes import Fleet
-from harness.soak_faults import GUEST, KINDS, Kind, Undo
+from harness.processes import NET_PORT, Fleet
+from harness.soak_faults import GUEST, KINDS, MARRED, Kind, Undo
 from harness.soak_watch import Watch
 from harness.wrong_clock import WrongClock
 
@@ -70,8 +71,11 @@ class Soak:
         self.dice = random.Random(seed)
         self.mean_s = mean_s
         self.net = Net([*NAMES, GUEST])
+        host = self.net.address(MARRED)
+        self.path = BadPath(host, lambda make: self.net.inside(MARRED, make))
+        self.path.target_port = NET_PORT
         self.run = Fleet(folder, self.net)
-        self.run.options = self.checkpoints
+        self.run.options = self.options
         self.clocks = {name: WrongClock(folder / f"clock-{name}") for name in NAMES}
         self.mounted: list[Path] = []
         self.active: list[Active] = []
@@ -107,15 +111,18 @@ class Soak:
         self.watch = Watch(self.run, NAMES, ELDER)
         self.began_s = time.monotonic()
 
-    def checkpoints(self, name: str) -> tuple[str, ...]:
-        """On the disk that is filled up now and then, by daemons that are killed in between."""
+    def options(self, name: str) -> tuple[str, ...]:
+        """Checkpoints lie on the disk that is filled up now and then."""
         if name == GUEST:
             return ()
-        return ("--checkpoint", str(self.run.folder / name / "checkpoints"), "--every", str(EVERY))
+        folder = self.run.folder / name / "checkpoints"
+        advertised = ("--advertise", self.path.address) if name == MARRED else ()
+        return ("--checkpoint", str(folder), "--every", str(EVERY), *advertised)
 
     def close(self) -> None:
         if hasattr(self, "watch"):
             self.watch.close()
+        self.path.close()
         self.run.close()  # the network with it
         for home in self.mounted:
             subprocess.run(["umount", "--lazy", str(home)], check=True)

@@ -9,6 +9,7 @@ import os
 import random
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,13 +20,19 @@ READ_BYTES = 256 << 10
 
 
 class BadPath:
-    """Whoever connects to ``address`` is connected to ``target_port`` of this machine, by threads
-    of this process: one for each connection and direction."""
+    """Whoever connects to ``address`` is connected to ``host``'s ``target_port``, by threads of
+    this process: one for each connection and direction. ``there`` makes its sockets, on another
+    host's network if need be (Net.inside)."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        there: Callable[[Callable[[], socket.socket]], socket.socket] = lambda make: make(),
+    ) -> None:
         self.target_port = 0
         self.flipped = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._host, self._there = host, there
+        self._listener = there(lambda: socket.create_server((host, 0)))
         self._lock = threading.Lock()
         self._flips = 0
         self._reads = threading.Event()  # what goes towards the daemon
@@ -72,17 +79,21 @@ class BadPath:
             except OSError:  # closed
                 return
             try:
-                daemon = socket.create_connection(("127.0.0.1", self.target_port), timeout=5)
+                daemon = self._there(self._dial)
             except OSError:  # the daemon is gone: end the call, as its own address would
                 caller.close()
                 continue
             daemon.settimeout(None)
             self._open |= {caller, daemon}
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
             for source, target in ((caller, daemon), (daemon, caller)):
                 arguments = (source, target, source is caller)
                 thread = threading.Thread(target=self._pass_on, args=arguments, daemon=True)
                 self._threads.append(thread)
                 thread.start()
+
+    def _dial(self) -> socket.socket:
+        return socket.create_connection((self._host, self.target_port), timeout=5)
 
     def _pass_on(self, source: socket.socket, target: socket.socket, to_daemon: bool) -> None:
         with contextlib.suppress(OSError):  # an end was reset: so is the other

@@ -129,7 +129,7 @@ class Store:
         self.data.setdefault(chunk, self.own[chunk] if self.own else b"")
         self.version[chunk] = number
 
-    def put(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
         self.noted.pop(chunk, None)
         self.data[chunk], self.version[chunk] = bytes(data), number
 

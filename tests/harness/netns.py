@@ -28,7 +28,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
@@ -128,16 +128,12 @@ class Net:
 
     def connect(self, host: str, port: int, timeout_s: float = 2.0) -> socket.socket:
         """A TCP connection to the host from the router: from nobody of the run. OSError."""
+        address = self.address(host), port
+        return _inside(self._router, lambda: socket.create_connection(address, timeout_s))
 
-        def dial() -> socket.socket:
-            with (NAMESPACES / self._router).open() as space:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(space.fileno(), CLONE_NEWNET):  # of this thread alone
-                    raise OSError(ctypes.get_errno(), "cannot enter the router's namespace")
-            return socket.create_connection((self.address(host), port), timeout_s)
-
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(dial).result()
+    def inside(self, host: str, make: Callable[[], socket.socket]) -> socket.socket:
+        """What ``make`` returns on that host; a socket stays where it was made."""
+        return _inside(self._space(host), make)
 
     def moved_bytes(self, host: str) -> tuple[int, int]:
         """(sent, received) by this host since the beginning, with all headers."""
@@ -259,6 +255,20 @@ class Net:
             self._delay_line = None
         for space in (self._router, *map(self._space, self.hosts)):
             _run(["ip", "netns", "del", space], may_fail=True)
+
+
+def _inside(space: str, make: Callable[[], socket.socket]) -> socket.socket:
+    """By a thread of its own: setns moves the calling thread alone."""
+
+    def enter_and_make() -> socket.socket:
+        with (NAMESPACES / space).open() as file:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(file.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {space}")
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(enter_and_make).result()
 
 
 def _of(value: float | Mapping[str, float], host: str) -> float:

@@ -52,6 +52,7 @@ class Site:
             feed=self.fed.append,
             tell_trainer=lambda effect: None,
             log=self.logs.append,
+            shelf=home.path / "received",
         )
         self.task = asyncio.get_running_loop().create_task(self.runner.run())
 

@@ -10,21 +10,23 @@ import contextlib
 import random
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from atoll.peer.descriptors import KEPT_FOR_LOCAL
-from harness.bad_path import flip_state
+from harness.bad_path import BadPath, flip_state
 from harness.health import usage
 from harness.netns import Net
 from harness.processes import NET_PORT, Fleet
 from harness.wrong_clock import WrongClock
 
-__all__ = ["GUEST", "KINDS", "Kind", "Stage"]
+__all__ = ["GUEST", "KINDS", "MARRED", "Kind", "Stage"]
 
 GUEST = "guest"  # a host whose daemon joins and leaves
+MARRED = "g"  # the others reach it over a path that can flip bits and stop taking them
 HOUR_S = 3600.0
 Undo = Callable[[], None]
 
@@ -35,6 +37,7 @@ class Stage(Protocol):
     run: Fleet
     net: Net
     clocks: dict[str, WrongClock]
+    path: BadPath
     dice: random.Random
 
     def expect_end(self, name: str) -> None:
@@ -76,6 +79,22 @@ def terminate(stage: Stage, name: str) -> Undo:
         daemon.kill(signal.SIGCONT)  # it may be among those that are paused just now
         assert daemon.ends(30) == 0, f"{name} did not leave cleanly"
         stage.start_again(name)
+
+    return undo
+
+
+def take_port(stage: Stage, name: str) -> Undo:
+    """While its daemon is dead, another program listens where it did."""
+    end = kill(stage, name)
+    stage.run.peers[name].ends()
+    address = stage.net.address(name), NET_PORT
+    squatter = stage.net.inside(name, lambda: socket.create_server(address))
+    refused = stage.run.start(name, "up", "--run", "demo")
+
+    def undo() -> None:
+        assert refused.ends(30) == 2, f"{name} did not refuse a port that is in use"
+        squatter.close()
+        end()
 
     return undo
 
@@ -190,6 +209,17 @@ def flip_memory(stage: Stage, name: str) -> Undo:
     return lambda: None
 
 
+def flip_frames(stage: Stage, name: str) -> Undo:
+    for _ in range(stage.dice.randint(1, 4)):
+        stage.path.flip()
+    return lambda: None
+
+
+def stop_reading(stage: Stage, name: str) -> Undo:
+    stage.path.stop_reading()
+    return stage.path.read_again
+
+
 def visit(stage: Stage, name: str) -> Undo:
     """A guest joins; it leaves, or is killed, whether it is in by then or not."""
     host = stage.run.join(GUEST)
@@ -223,5 +253,8 @@ KINDS = (
     Kind("wall-clock jump", jump_clock, 5.0, broken=0, weight=2.0),
     Kind("strangers", strangers, 5.0, broken=0),
     Kind("flipped memory", flip_memory, 0.1, weight=0.5),
+    Kind("flipped frames", flip_frames, 2.0, victim=MARRED, weight=2.0),
+    Kind("stopped reader", stop_reading, 6.0, victim=MARRED, weight=2.0),
+    Kind("port in use", take_port, 3.0, weight=0.5, fatal=True),
     Kind("a guest", visit, 6.0, broken=0),
 )

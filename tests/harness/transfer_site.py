@@ -32,6 +32,7 @@ from atoll.peer.rounds.streams import Streams
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer.donor import Donor
 from atoll.peer.transfer.learner import CatchUp
+from atoll.peer.transfer.shelf import Shelf
 
 CHAIN = b"c" * 32
 
@@ -74,6 +75,7 @@ class Site:
             host=self.host,
             copies=router.copies,
             rounds=self.rounds,
+            shelf=Shelf(home.path / "received", lambda line: say(log=line)),
             state=lambda: self.state,
             adopt=self._adopt,
             failed=self.outcome.set_result,

@@ -5,145 +5,25 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.tinyrun import TinyRun
+from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
 from atoll.collectives import encoded_layout, get_codec
 from atoll.collectives.errors import StateError
-from atoll.optim.manifest import Parameter
 from atoll.peer.group.events import Goal
 from atoll.peer.group.views import Member
-from atoll.peer.identity import Home
-from atoll.peer.net.certs import run_tls
-from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.dataframes import DataHeader
 from atoll.peer.rounds.merkle import MerkleTree
-from atoll.peer.rounds.roundlog import RoundLog
-from atoll.peer.rounds.router import Router
-from atoll.peer.rounds.state import ReplicatedState
-from atoll.peer.rounds.streams import FrameOutlet, Streams
+from atoll.peer.rounds.streams import FrameOutlet
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer import supply
 from atoll.peer.transfer.copies import TransferKind
-from atoll.peer.transfer.donor import Donor
-from atoll.peer.transfer.learner import CatchUp
 from atoll.peer.transfer.proven import entry_holds, entry_leaf, open_parts, part_head
 from atoll.peer.transfer.serving import BUSY_BYTES, BUSY_SHARE, Pace, Queue
-
-PATIENCE_S = 30.0
-LARGE = (Parameter("w", (700_000,), "float32"),)  # 64 chunks of 88 kB
-
-
-class Site:
-    """A donor, or with nothing to give a learner."""
-
-    def __init__(self, home: Home, run: TinyRun | None) -> None:
-        self.me, self.address = home.peer_id, ""
-        self.logs: list[str] = []
-        self.failed: list[str] = []
-        self.reached: list[tuple[int, bytes]] = []
-        self.state: ReplicatedState | None = run.state if run else None
-        self.rounds = run.log if run else RoundLog()
-        self.host = LinkHost(
-            peer_id=home.peer_id,
-            tls=run_tls(home, b"s" * 32),
-            run="demo",
-            inc=lambda: 1,
-            advertise=lambda: self.address,
-            on_message=self._on_message,
-            on_up=lambda peer, address, inc: self.streams.know(peer, address),
-            on_down=lambda peer, why: self.streams.close_to(peer),
-            on_data=lambda peer, stream: self.streams.accept(peer, stream),
-            log=self.logs.append,
-        )
-        self.router = Router(lambda peer, why: None)
-        self.streams = Streams(self.host, self.router)
-        self.donor = Donor(
-            self.host, self.streams, lambda number, attempt: None, self.rounds, self.logs.append
-        )
-        self.donor.state = self.state
-        self.catch_up = CatchUp(
-            host=self.host,
-            copies=self.router.copies,
-            rounds=self.rounds,
-            state=lambda: self.state,
-            adopt=self._adopt,
-            failed=self.failed.append,
-            log=self.logs.append,
-        )
-        self.pieces = 0
-
-    def _on_message(self, peer: bytes, message: object) -> None:
-        if isinstance(message, ft.ASKED_OF_DONORS):
-            self.pieces += isinstance(message, ft.FetchPiece)
-            self.donor.on_message(peer, message)
-        else:
-            self.catch_up.on_message(peer, message)
-
-    def _adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
-        self.state = self.donor.state = state
-        self.reached.append((number, chain))
-
-    async def die(self) -> None:
-        self.streams.close()
-        await self.host.close()
-
-    async def close(self) -> None:
-        self.catch_up.close()
-        self.donor.close()
-        self.streams.close()
-        await self.host.close()
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  # what is waited for comes from threads
-            await asyncio.sleep(0.002)
-
-
-def run_of(rounds: int, **options: object) -> TinyRun:
-    run = TinyRun(b"p" * 32, parameters=LARGE, **options)  # type: ignore[arg-type]
-    while run.state.round < rounds:
-        run.commit()
-    return run
-
-
-def scenario(
-    folder: Path, runs: list[TinyRun | None], play: Callable[[list[Site]], Awaitable[None]]
-) -> None:
-    async def whole() -> None:
-        homes = [Home.open(folder / str(i)) for i in range(len(runs))]
-        sites = [Site(home, run) for home, run in zip(homes, runs, strict=True)]
-        try:
-            for site in sites:
-                host, port = await site.host.listen("127.0.0.1", 0)
-                site.address = f"{host}:{port}"
-            await play(sites)
-        finally:
-            for site in sites:
-                await site.close()
-            for home in homes:
-                home.close()
-
-    asyncio.run(whole())
-
-
-def goal_of(run: TinyRun, donors: list[Site], *, doubtful: bool = False) -> Goal:
-    members = tuple(Member(site.me, 1, address=site.address) for site in donors)
-    return Goal(run.state.round, run.chain, donors[0].me, members, doubtful)
-
-
-def same(one: ReplicatedState | None, other: ReplicatedState) -> bool:
-    assert one is not None
-    return (one.digest, one.theta.tobytes(), one.momentum.tobytes()) == (
-        other.digest,
-        other.theta.tobytes(),
-        other.momentum.tobytes(),
-    )
 
 
 def test_a_state_comes_from_three_donors_of_which_one_dies_and_one_lies(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Chunks that a joiner has received, kept in its home until its state is in place.
+
+The state that is being put together lies in memory and dies with the process; whoever is killed in
+the middle of a long way finds here what had come. Every chunk has been verified before it is kept,
+and is believed again only if its bytes have the hash that was noted and the group agrees on the
+digest of the state that it is of, as with a chunk that a donor sends.
+
+    file:   magic, SHA-256 of the specification, records
+    record: chunk, round, digest of that round's state, SHA-256 of the data, length; CRC; data
+
+Records are appended; the last one of a chunk counts, and one that was cut short ends the file.
+Nothing is synced: a power cut may cost what the hashes then refuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["Shelf"]
+
+MAGIC = b"atoll-chunks-1\n\0"
+HEAD = struct.Struct(">IQ32s32sI")
+RECORD = struct.Struct(f">{HEAD.size}sI")
+# Of the free space, when a state begins to come: the home's own records matter more.
+SPACE_SHARE_MAX = 0.5
+# Chunks may come twice, when the donors' logs have dropped what the first ones need.
+SIZE_FACTOR_MAX = 2
+
+
+class Shelf:
+    """One file. Not for two threads at a time. Trouble with the disk is logged once and costs
+    nothing but this; ``log`` gets one line."""
+
+    def __init__(self, path: Path, log: Callable[[str], None]) -> None:
+        self._path, self._log = path, log
+        self._file: BinaryIO | None = None
+        self._left_bytes = 0
+
+    def begin(self, blob_digest: bytes, state_bytes: int) -> None:
+        """Chunks of a state of this specification are going to come."""
+        self.close()
+        try:
+            self._open(blob_digest, state_bytes)
+        except OSError as error:
+            self._give_up(str(error))
+
+    def _open(self, blob_digest: bytes, state_bytes: int) -> None:
+        head = MAGIC + blob_digest
+        # Never through a link, and for nobody else: it is the model.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(self._path, flags, 0o600), "r+b", buffering=0)
+        here_bytes = os.fstat(self._file.fileno()).st_size
+        if self._file.read(len(head)) != head:  # of another run, or nothing
+            self._file.truncate(0)
+            self._file.seek(0)
+            self._file.write(head)
+            here_bytes = len(head)
+        space = os.fstatvfs(self._file.fileno())
+        free_bytes = space.f_bavail * space.f_frsize
+        self._left_bytes = SIZE_FACTOR_MAX * state_bytes - here_bytes
+        if max(0, state_bytes - here_bytes) > SPACE_SHARE_MAX * free_bytes:
+            self._give_up(f"{free_bytes >> 20} MiB are free, the state has {state_bytes >> 20}")
+
+    def chunks(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
+        """(chunk, round, digest of the state, SHA-256, data) of those whose bytes are right, in the
+        order in which they came. ``sizes``: bytes of each chunk."""
+        if self._file is None:
+            return
+        end = len(MAGIC) + 32
+        try:
+            self._file.seek(end)
+            while len(head := self._file.read(RECORD.size)) == RECORD.size:
+                fields, crc = RECORD.unpack(head)
+                chunk, number, digest, sha, length = HEAD.unpack(fields)
+                if zlib.crc32(fields) != crc or chunk >= len(sizes) or length != sizes[chunk]:
+                    break
+                data = self._file.read(length)
+                if hashlib.sha256(data).digest() != sha:
+                    break
+                end += RECORD.size + length
+                yield chunk, number, digest, sha, data
+            self._file.truncate(end)  # what follows cannot be read: new records go here
+            self._file.seek(end)
+        except OSError as error:
+            self._give_up(str(error))
+
+    def add(self, chunk: int, number: int, digest: bytes, sha: bytes, data: memoryview) -> None:
+        """``data`` is a verified chunk of the state after round ``number``, with that digest."""
+        if self._file is None:
+            return
+        wanted = RECORD.size + len(data)
+        self._left_bytes -= wanted
+        if self._left_bytes < 0:
+            return
+        fields = HEAD.pack(chunk, number, digest, sha, len(data))
+        head = RECORD.pack(fields, zlib.crc32(fields))
+        try:
+            if os.writev(self._file.fileno(), [head, data]) != wanted:
+                raise OSError("the disk is full")
+        except OSError as error:
+            self._give_up(str(error))
+
+    def clear(self) -> None:
+        """The state is in place: nothing is kept any more."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """What is kept stays for the next process."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _give_up(self, why: str) -> None:
+        self._log(f"what comes is not kept on disk, a joiner that is killed begins anew: {why}")
+        try:
+            self.clear()
+        except OSError:
+            self._file = None
