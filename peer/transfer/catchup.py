@@ -69,8 +69,7 @@ class CatchingUp:
             case ln.Cancel():
                 self._stop()
             case ln.Linked():
-                if self.supply.set_linked(event.peers):
-                    self.gathering.learned()
+                self._on_linked(event.peers)
             case ln.Heard():
                 self._on_heard(event.source, event.message)
             case ln.Arrived():
@@ -193,6 +192,15 @@ class CatchingUp:
             ahead = assembly.ahead_of(goal.round) if assembly is not None else 0
             why = f"chunks of round {ahead} are here" if ahead else self.supply.describe()
             self._fail(f"nothing came for {PROGRESS_S:.0f} s towards round {goal.round}: {why}")
+
+    def _on_linked(self, peers: frozenset[bytes]) -> None:
+        """What was asked over a link that has ended is not waited for."""
+        for peer in self.supply.linked - peers:
+            self.gathering.lost(peer)
+            if peer == self._blob_asked[0]:
+                self._blob_asked = (b"", float("-inf"))
+        if self.supply.set_linked(peers):
+            self.gathering.learned()
 
     def _on_heard(self, source: bytes, message: object) -> None:
         if not self.supply.knows(source) or self.phase is Phase.IDLE:

@@ -85,6 +85,10 @@ class Gathering:
             self._want_nothing(self.assembly)
             self.assembly.forget_unsettled(self._supply.attestation.agreed)
 
+    def lost(self, peer: bytes) -> None:
+        """The control link to this donor has ended."""
+        self._histories.forget(peer)
+
     def learned(self) -> None:
         """Donors have said something new."""
         self._look_again()
@@ -137,6 +141,8 @@ class Gathering:
 
     def _judge_own(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
         """Whether our own state is on the history of the goal: then it needs entries only."""
+        if not self._supply.usable():
+            return  # links are being renewed
         own, heads = self._own, self._histories.valid
         known = heads.chain_after(own.round) if heads is not None else b""
         if own.round == goal.round:

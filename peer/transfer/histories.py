@@ -121,7 +121,7 @@ class Histories:
         return ""
 
     def forget(self, peer: bytes) -> None:
-        """The donor is gone or left out."""
+        """Its answer is not waited for: the link by which it was asked has ended."""
         if self._question is not None and self._question.peer == peer:
             self._question = self._more = None
 

@@ -59,7 +59,7 @@ class Supply:
         self._out = out
         self._coordinator = b""
         self._gathers_until_s = 0.0
-        self._linked: frozenset[bytes] = frozenset()
+        self.linked: frozenset[bytes] = frozenset()
         self._donors: dict[bytes, _Donor] = {}
 
     def begin(self, now_s: float) -> None:
@@ -103,13 +103,13 @@ class Supply:
 
     def set_linked(self, peers: frozenset[bytes]) -> bool:
         """Whether that is news."""
-        changed = peers != self._linked
-        for peer in self._linked - peers:
+        changed = peers != self.linked
+        for peer in self.linked - peers:
             self.pull.lose(peer)
             self.attestation.forget(peer)
             if peer in self._donors:
                 self._donors[peer] = _Donor(self._donors[peer].member)
-        self._linked = peers
+        self.linked = peers
         return changed
 
     def knows(self, peer: bytes) -> bool:
@@ -166,7 +166,7 @@ class Supply:
         return [
             (peer, donor.has)
             for peer, donor in self._donors.items()
-            if donor.has is not None and peer in self._linked and peer not in self.excluded
+            if donor.has is not None and peer in self.linked and peer not in self.excluded
         ]
 
     def newest(self) -> int:
@@ -180,7 +180,7 @@ class Supply:
             if donor.member.role != ARCHIVE
             and peer not in self.excluded
             and not donor.empty
-            and (now_s < self._gathers_until_s or peer in self._linked)
+            and (now_s < self._gathers_until_s or peer in self.linked)
         }
 
     # ------------------------------------------------------------ asking
@@ -190,7 +190,7 @@ class Supply:
         for peer, donor in self._donors.items():
             if peer in self.excluded:
                 continue
-            if peer not in self._linked:
+            if peer not in self.linked:
                 if now_s >= donor.dialled_s + DIAL_S and donor.member.address:
                     donor.dialled_s = now_s
                     self._out.append(ln.Dial(donor.member))

@@ -19,8 +19,8 @@ from atoll.peer.group.views import Member
 from atoll.peer.rounds.dataframes import DataHeader
 from atoll.peer.rounds.merkle import MerkleTree
 from atoll.peer.rounds.streams import FrameOutlet
+from atoll.peer.transfer import catchup, supply
 from atoll.peer.transfer import fetching as ft
-from atoll.peer.transfer import supply
 from atoll.peer.transfer.copies import TransferKind
 from atoll.peer.transfer.proven import entry_holds, entry_leaf, open_parts, part_head
 from atoll.peer.transfer.serving import BUSY_BYTES, BUSY_SHARE, Pace, Queue
@@ -143,6 +143,37 @@ def test_what_is_lost_with_a_link_is_asked_again_although_the_link_is_back(tmp_p
 
     run = run_of(2)
     scenario(tmp_path, [run, None], play)
+
+
+@pytest.mark.parametrize("question", [ft.AskHeads, ft.AskBlob])
+def test_whichever_question_was_lost_with_a_link_is_asked_again_at_once(
+    tmp_path: Path, question: type
+) -> None:
+    async def play(sites: list[Site]) -> None:
+        donor, learner = sites
+        lost: list[object] = []
+        answer = donor.donor.on_message
+
+        def lose(peer: bytes, message: object) -> None:
+            if isinstance(message, question) and not lost:
+                lost.append(message)
+            else:
+                answer(peer, message)
+
+        donor.donor.on_message = lose  # type: ignore[method-assign]
+        learner.catch_up.aim(goal_of(run, [donor]))
+        await eventually(lambda: lost or learner.reached)
+        assert lost
+        began_s = asyncio.get_running_loop().time()
+        learner.catch_up.lost(donor.me)
+        await eventually(lambda: learner.reached)
+        assert asyncio.get_running_loop().time() - began_s < catchup.ANSWER_S
+        if question is ft.AskHeads:  # the way that it had begun
+            assert learner.streams.received_bytes < 2.5 * run.state.layout(0).total_bytes
+
+    run = run_of(5)
+    runs = [run, run_of(3) if question is ft.AskHeads else None]
+    scenario(tmp_path, runs, play)
 
 
 def test_frames_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
