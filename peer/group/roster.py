@@ -56,6 +56,8 @@ class Roster:
     def removable(self, now_s: float) -> set[bytes]:
         """Dead for long; or for a while when one more loss would cost the quorum."""
         dead = self.dead(now_s)
+        if not dead:
+            return dead
         alive = [p for p in self.view.peers if p not in dead]
         fragile = any(not is_quorum(self.view, set(alive) - {p}) for p in alive)
         limit_s = self._timing.remove_eager_s if fragile else self._timing.remove_s

@@ -186,7 +186,7 @@ class View:
 
 def is_quorum(view: View, peers: Collection[bytes]) -> bool:
     """More than half of the voters, or exactly half with the tie-breaker: any two intersect."""
-    present = sum(peer in peers for peer in view.peers)
+    present = sum(member.peer in peers for member in view.members)
     half_with_tie_breaker = 2 * present == len(view.members) and view.members[0].peer in peers
     return 2 * present > len(view.members) or half_with_tie_breaker
 
