@@ -12,9 +12,9 @@ and for the copy of one finished chunk into the result, never while a codec, a s
 runs. A wait ends by the next final chunk, the next complete sum or ``abort``. The schedule says why
 no set of waits can close a circle.
 
-Results are encoded, received and sent where they lie. A thread may still be at it after ``abort``,
-in a chunk that is not final, or reading a final one: as long as ``uses_result`` says so, nobody
-else may write there, nor read what is not final.
+Results are encoded, received and sent where they lie, and sums of an exact codec grow there. A
+thread may still be at it after ``abort``, in a chunk that is not final, or reading a final one: as
+long as ``uses_result`` says so, nobody else may write there, nor read what is not final.
 
 Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at most 1 MiB::
 
@@ -34,10 +34,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from atoll.collectives.codecs import F32, U8
-from atoll.collectives.errors import (
-    CodecError,
-    LocalProtocolError,
-)
+from atoll.collectives.errors import CodecError, LocalProtocolError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.refusals import held_too_long, wrong_length
 from atoll.collectives.result import RoundResult
@@ -95,13 +92,11 @@ class Reduction:
             )
         if unowned != self._kept.keys():
             raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
-        self._plan = plan
-        self._me = me
+        self._plan, self._me = plan, me
         self._source, self._own, self._hashed = source, own, hashed
         self._result = result
         self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
-        self._on_done = on_done
-        self._on_failed = on_failed
+        self._on_done, self._on_failed = on_done, on_failed
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
         self._schedule: Schedule = TreeSchedule(plan, me, part_bytes, sum_bytes)
         self.lacking = result.keep(self._kept)  # kept chunks that are not here
@@ -113,14 +108,13 @@ class Reduction:
         self._failed: set[int] = set()
         self._paced = 0  # senders that wait for a contribution to somebody else
         self._reading: set[int] = set()  # destinations that a result is being sent to
-        self._writing: set[int] = set()  # chunks that are being received or encoded in the result
+        self._writing: set[int] = set()  # chunks of the result that are being filled
         self._progress_bytes = 0
         self._arriving: dict[tuple[int, int, int], U8] = {}  # (src, kind, chunk)
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
-        self._sums = Sums(result, plan.factors())
-        self._encoded = self._sums.encoded
+        self._sums = Sums(result, plan.factors(), self._schedule.is_root)
         self._senders = Senders(
-            buffers=self._encoded,
+            buffers=self._sums.encoded,
             next_send=self._next_send,
             load=self._load,
             ended=self._send_ended,
@@ -143,8 +137,8 @@ class Reduction:
             first, self._started = not self._started, True
             if first and self._schedule.local_chunks():
                 self._senders.run(self._me, self._add_alone, self._thread_name(self._me))
-            for dest, outlet in outlets.items():
-                self._senders.spawn(dest, outlet.send, self._thread_name(dest))
+            for dest in outlets:
+                self._senders.spawn(dest, outlets[dest].send, self._thread_name(dest))
         if first and len(self._kept) == self._grid.count and not self.lacking:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
@@ -200,10 +194,9 @@ class Reduction:
     ) -> memoryview | None:
         """A buffer of ``length`` bytes for the payload of a frame, to fill before ``received``.
 
-        Blocks while the frame is ahead of the window. None: read the payload and drop it, because
-        the attempt is aborted or the bytes are here already. RemoteProtocolError: the schedule does
-        not allow this frame. RoundTimeoutError: the window did not move for ``timeout_s``; the same
-        frame may be reserved again.
+        Blocks while the frame is ahead of the window. None: read the payload and drop it, as the
+        attempt is aborted or the bytes are here. RemoteProtocolError: the schedule does not allow
+        it. RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
         """
         begun_s = time.monotonic()
         with self._changed:
@@ -219,7 +212,7 @@ class Reduction:
                         self._writing.add(chunk)
                         buffer = self._result.view(chunk)
                     else:
-                        buffer = self._encoded.take()
+                        buffer = self._sums.encoded.take()
                     self._arriving[src, kind, chunk] = buffer
                     return buffer[:length].data
                 waited_s = time.monotonic() - begun_s
@@ -283,17 +276,26 @@ class Reduction:
                 if src is None:
                     return
                 buffer = self._waiting.pop((src, chunk), None)
+                if self._sums.in_place(chunk):
+                    self._writing.add(chunk)
+            wrong = ""
             try:
                 self._add(chunk, src, buffer)
             except Exception as error:  # of codec or source: what it was must not end a reader
-                self._fail(src, f"its contribution to chunk {chunk}: {reason_of(error)}")
-                return
+                wrong = f"its contribution to chunk {chunk}: {reason_of(error)}"
             with self._changed:
-                complete = self._schedule.folded(chunk)
+                self._writing.discard(chunk)
+                complete = not wrong and self._schedule.folded(chunk)
                 if complete:
                     self._changed.notify_all()
-        if not self._schedule.is_root(chunk):
-            return
+            if wrong:
+                self._fail(src, wrong)
+                return
+        if self._schedule.is_root(chunk):
+            self._complete(chunk)
+
+    def _complete(self, chunk: int) -> None:
+        """Its sum is the whole: to the result with it."""
         with self._changed:
             if self._aborted:
                 return
@@ -316,7 +318,7 @@ class Reduction:
         elif self._codec.contract.kind == "exact" or not self._schedule.is_star(chunk):
             self._sums.add_own(chunk, src, self._source, self._own)
         else:
-            encoded = self._encoded.take()
+            encoded = self._sums.encoded.take()
             self._sums.contribution(chunk, self._source, encoded[: self._layout.size(chunk)])
             self._sums.add(chunk, src, encoded)
 
@@ -324,9 +326,7 @@ class Reduction:
         for chunk in self._schedule.local_chunks():
             with self._changed:
                 self._progress_bytes += self._layout.size(chunk)
-                if self._aborted:
-                    return
-            self._fold(chunk)
+            self._fold(chunk)  # nothing, once it is aborted
 
     def _finish(self, chunk: int, kept: U8 | None = None) -> None:
         """A chunk lies in the result, or is ``kept`` elsewhere, and is right."""

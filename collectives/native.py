@@ -69,6 +69,11 @@ class Kernels(Protocol):
         """``into += float32(factor) * decode(data)``, both steps rounded. False: nothing is
         written. With codec "float32" it is the sum of plain arrays: ``values.view(np.uint8)``."""
 
+    def weigh(self, data: U8, factor: float, into: F32, first: bool, /) -> bool:
+        """Codec "float32" in one pass: ``into += float32(factor) * values``, or, for the ``first``,
+        what it is if ``into`` was 0. False: a value or a sum is NaN or infinite, and ``into`` then
+        holds anything."""
+
     def outer_step(
         self,
         rule: Rule,

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.buffers import BufferPool
-from atoll.collectives.codecs import F32, U8, get_codec
+from atoll.collectives.codecs import F32, U8, Codec, get_codec
+from atoll.collectives.native import KERNELS
 from atoll.collectives.result import RoundResult
 
 __all__ = ["ENCODERS_MAX", "Sums"]
@@ -24,20 +25,30 @@ EXACT: Final = get_codec("float32")
 
 
 class Sums:
-    """``factors`` weight the participants' parts. Buffers that ``encoded`` lends are given back to
-    it, but where bytes could not be decoded: then the reduction fails anyway."""
+    """``factors`` weight the participants' parts; ``is_root(chunk)``: whether its sum here is the
+    whole. Buffers that ``encoded`` lends are given back to it, but where bytes could not be
+    decoded: then the reduction fails anyway."""
 
-    def __init__(self, result: RoundResult, factors: tuple[float, ...]) -> None:
+    def __init__(
+        self, result: RoundResult, factors: tuple[float, ...], is_root: Callable[[int], bool]
+    ) -> None:
         self.encoded = BufferPool(result.layout.chunk_bytes, np.uint8)
         self._floats = BufferPool(result.grid.size(0), np.float32)
+        self._result, self._is_root = result, is_root
         self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
+        self._is_exact = result.codec.contract.kind == "exact"
         self._factors = factors
         self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
         self._sums: dict[int, F32] = {}
+        self._doubtful: set[int] = set()  # in place, and not known to be finite
 
     @property
     def allocated_bytes(self) -> int:
         return self.encoded.allocated_bytes + self._floats.allocated_bytes
+
+    def in_place(self, chunk: int) -> bool:
+        """Whether the sum grows where the result lies: then each addition writes there."""
+        return self._is_exact and self._is_root(chunk)
 
     def contribution(self, chunk: int, source: Callable[[int, F32], None], out: U8) -> None:
         """Encode the own part of a chunk. CodecError, or what ``source`` raises."""
@@ -53,10 +64,8 @@ class Sums:
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
         """Add the part of a participant, or a sum of several, which has its weights already (None);
         and give the buffer back. CodecError."""
-        total = self._open(chunk)
-        data = buffer[: self._layout.size(chunk)]
         factor = 1.0 if participant is None else self._factors[participant]
-        self._codec.decode_add(data, factor, total[: self._grid.size(chunk)])
+        self._weigh(self._codec, chunk, factor, buffer[: self._layout.size(chunk)])
         self.encoded.give(buffer)
 
     def add_own(
@@ -66,37 +75,47 @@ class Sums:
         source: Callable[[int, F32], None],
         own: Callable[[int], F32] | None,
     ) -> None:
-        """Add the own part as it is, without encoding it. What ``source`` raises."""
-        total = self._open(chunk)
+        """Add the own part as it is, without encoding it. CodecError, or what ``source`` raises."""
         if own is not None:
-            values = own(chunk)
-            EXACT.decode_add(values.view(np.uint8), self._factors[me], total[: values.size])
+            self._weigh(EXACT, chunk, self._factors[me], own(chunk).view(np.uint8))
             return
         with self._encoders:
             buffer = self._floats.take()
             try:
                 values = buffer[: self._grid.size(chunk)]
                 source(chunk, values)
-                np.multiply(values, np.float32(self._factors[me]), out=values)
-                np.add(total[: values.size], values, out=total[: values.size])
+                self._weigh(EXACT, chunk, self._factors[me], values.view(np.uint8))
             finally:
                 self._floats.give(buffer)
 
-    def _open(self, chunk: int) -> F32:
-        total = self._sums.get(chunk)
-        if total is None:
-            total = self._sums[chunk] = self._floats.take()
+    def _weigh(self, codec: Codec, chunk: int, factor: float, data: U8) -> None:
+        is_first = chunk not in self._sums
+        if is_first:
+            place = self._result.view(chunk).view(np.float32) if self.in_place(chunk) else None
+            self._sums[chunk] = self._floats.take() if place is None else place
+        total = self._sums[chunk][: self._grid.size(chunk)]
+        if codec.contract.kind == "exact" and KERNELS is not None:
+            if not KERNELS.weigh(data, factor, total, is_first):
+                codec.check(data, total.size)  # else the sum is too large: see `encode`
+                self._doubtful.add(chunk)
+            return
+        if is_first:
             total.fill(0)
-        return total
+        codec.decode_add(data, factor, total)
+        self._doubtful.add(chunk)
 
     def has(self, chunk: int) -> bool:
         """Whether there is a sum of this chunk here."""
         return chunk in self._sums
 
     def encode(self, chunk: int, out: U8) -> None:
-        """Encode the sum into ``out`` and forget it. CodecError only for values next to the largest
-        float32, or where the own part was not finite: other parts have been checked."""
+        """Encode the sum into ``out`` and forget it. CodecError for values next to the largest
+        float32: the parts have been checked."""
         total = self._sums.pop(chunk)
+        if self.in_place(chunk):
+            if chunk in self._doubtful:
+                self._codec.check(out, self._grid.size(chunk))
+            return
         try:
             self._codec.encode(total[: self._grid.size(chunk)], out)
         finally:

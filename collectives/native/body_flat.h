@@ -39,6 +39,31 @@ static void decode_add_float32(const uint8_t *restrict data, size_t count, float
     }
 }
 
+/* One pass for what `check`, `decode_add` and a check of the sum take four for. Adding to 0.0 makes
+ * -0.0 to 0.0, as decode_add on zeros does. */
+INLINE int weigh_float32(const uint8_t *restrict data, size_t count, float factor,
+                         float *restrict into, int first)
+{
+    int32_t top = 0;
+    for (size_t i = 0; i < count; i++) {
+        float value = scale_at(data, i);
+        int32_t bits = bits_of(value) & MAGNITUDE_BITS;
+        value = value * factor;
+        value = (first ? 0.0f : into[i]) + value;
+        into[i] = value;
+        top = bits > top ? bits : top;
+        bits = bits_of(value) & MAGNITUDE_BITS;
+        top = bits > top ? bits : top;
+    }
+    return top < INFINITY_BITS;
+}
+
+static int weigh(const uint8_t *data, size_t count, float factor, float *into, int first)
+{
+    return first ? weigh_float32(data, count, factor, into, 1)
+                 : weigh_float32(data, count, factor, into, 0);
+}
+
 /* ---------------------------------------------------------------- outer steps */
 
 /* nesterov:   b' = mu b + delta;  theta' = theta - lr (delta + mu b')

@@ -62,6 +62,9 @@ typedef struct {
     const char *level;
     codec_kernels codecs[CODECS];
     rule_kernels rules[RULES];
+    /* Weighted values (float32, at any address) into a sum: += or, for the first, =. 0 if a value
+     * or a sum is NaN or infinite; `into` then holds anything. */
+    int (*weigh)(const uint8_t *data, size_t count, float factor, float *into, int first);
     /* The indices, ascending, of the `keep` largest magnitudes among values; of equal ones the
      * first. 1 <= keep <= count <= TOP_COUNT_MAX. 0 if a value is NaN or infinite. */
     int (*select_top)(const float *values, size_t count, size_t keep, uint16_t *out);

@@ -34,6 +34,7 @@
         {BLOCK_CODEC(float32, 0, 32), BLOCK_CODEC(int8, 256, 8), BLOCK_CODEC(int4, 64, 4), \
          BLOCK_CODEC(fp4_e3m0, 64, 4)},                                                   \
         {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                    \
+        weigh,                                                                            \
         select_top,                                                                       \
         pack12,                                                                           \
         unpack12,                                                                         \

@@ -210,6 +210,29 @@ static PyObject *py_decode_add(PyObject *module, PyObject *const *given, Py_ssiz
     return finish(&all, done ? Py_True : Py_False);
 }
 
+static PyObject *py_weigh(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const uint8_t *data;
+    float *into;
+    double factor;
+    int done = 0, first;
+    if (!has_arguments(count, 4) || (first = PyObject_IsTrue(given[3])) < 0 ||
+        (data = take_buffer(&all, given[0], "data", "B", READ)) == NULL ||
+        !to_double(given[1], &factor) ||
+        (into = take_buffer(&all, given[2], "into", "f", WRITE)) == NULL ||
+        !buffer_has(&all, 0, sizeof(float) * buffer_count(&all, 1), "data") ||
+        !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 1);
+    Py_BEGIN_ALLOW_THREADS
+    done = set->weigh(data, elements, (float)factor, into, first);
+    Py_END_ALLOW_THREADS
+    return finish(&all, done ? Py_True : Py_False);
+}
+
 /* ---------------------------------------------------------------- the outer step */
 
 static PyObject *py_outer_step(PyObject *module, PyObject *const *given, Py_ssize_t count)
@@ -353,6 +376,7 @@ static PyMethodDef methods[] = {
     FAST(check),
     FAST(decode),
     FAST(decode_add),
+    FAST(weigh),
     FAST(outer_step),
     FAST(select_top),
     FAST(pack12),

@@ -45,18 +45,30 @@ class Genesis:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._wanted: Cradle | None = None
+        self._put_off: Cradle | None = None
+        self._put_off_s = 0.0  # when somebody last said that the run lives
         self._next_s = 0.0
         self._enough_since_s: float | None = None
+        self._position = (0, b"")  # what we hold ...
+        self._since: tuple[bytes, ...] = ()  # ... and, if we learnt it while we waited, where
         self.hails: dict[bytes, Hail] = {}
 
     def start(self, cradle: Cradle) -> None:
+        if self._wanted is None and self._put_off is None:
+            self._position, self._since = self._held(), ()
         self._wanted = cradle
         self._next_s = 0.0
         self._enough_since_s = None
 
     def stop(self) -> None:
-        """Others have founded it: join them."""
-        self._wanted = None
+        """Others have founded it, and we are in."""
+        self._wanted = self._put_off = None
+
+    def put_off(self) -> None:
+        """The run lives, they say: join it. Should it die before we are in, we wait again."""
+        self._put_off_s = self._node.now_s
+        if self._wanted is not None:
+            self._put_off, self._wanted = self._wanted, None
 
     def soon(self) -> None:
         self._next_s = self._node.now_s
@@ -123,13 +135,16 @@ class Genesis:
         return sorted(p for p, at in here.items() if p in wanted.voters or at in wanted.founders)
 
     def step(self) -> None:
+        self._note_position()
+        self._wait_again()
         node, wanted = self._node, self._wanted
         if wanted is None:
             return
         if node.now_s >= self._next_s:
             self._next_s = node.now_s + node.timing.hail_s
-            own = node.follower
-            mine = self.hails[node.me.peer] = Hail(node.me, wanted, own.round, own.chain)
+            mine = self.hails[node.me.peer] = Hail(
+                node.me, wanted, *self._position, self._learnt_in(wanted)
+            )
             for peer in sorted(node.linked):
                 node.emit(Send(peer, mine))
         if node.view is not None:
@@ -143,6 +158,29 @@ class Genesis:
         everyone = len(present) >= len(wanted.voters)
         if everyone or node.now_s - self._enough_since_s >= node.timing.hail_gather_s:
             self._found(wanted, present)
+
+    def _wait_again(self) -> None:
+        node = self._node
+        if node.joining.is_taught:
+            self._put_off_s = node.now_s
+        if self._put_off is not None and node.now_s > self._put_off_s + node.timing.run_lost_s:
+            node.emit(Note("genesis", "the run that was found is silent; waiting for founders"))
+            self.start(self._put_off)
+            self._put_off = None
+
+    def _note_position(self) -> None:
+        """Somebody has resumed the run alone, has taught us, and may be gone again."""
+        position, taught = self._held(), self._node.joining.taught
+        if position != self._position:
+            self._position = position
+            self._since = (*taught.ancestors, taught.lineage) if taught is not None else ()
+
+    def _held(self) -> tuple[int, bytes]:
+        return self._node.follower.round, self._node.follower.chain
+
+    def _learnt_in(self, wanted: Cradle) -> tuple[bytes, ...]:
+        known = {*wanted.ancestors, wanted.lineage}
+        return tuple(lineage for lineage in self._since if lineage not in known)
 
     def _enough(self, wanted: Cradle, present: list[bytes]) -> bool:
         if self._node.me.peer not in present:
@@ -161,7 +199,9 @@ class Genesis:
             self.hails[peer].member if peer in present else Member(peer, 0) for peer in voters
         )
         lineage = new_lineage(wanted.lineage, _mark(wanted) + b"".join(voters))
-        ancestors = (*wanted.ancestors, wanted.lineage)[-ANCESTORS_MAX:] if wanted.lineage else ()
+        # The base will be what one of the furthest holds, so its history is ours.
+        since = max((self.hails[peer] for peer in present), key=lambda x: (x.round, x.chain)).since
+        ancestors = (*wanted.ancestors, wanted.lineage, *since) if wanted.lineage else ()
         cradle = View(
             lineage,
             0,
@@ -169,7 +209,7 @@ class Genesis:
             voters[-1],  # nobody coordinates; the last stands last
             0,
             genesis_chain(lineage),
-            ancestors=ancestors,
+            ancestors=ancestors[-ANCESTORS_MAX:],
             rules=wanted.rules,
         )
         text = f"{len(present)} of {len(voters)} founders are here; electing the first view"

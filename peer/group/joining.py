@@ -65,7 +65,7 @@ class Joining:
             known = self._excluded_by
             if known is not None and follows(known.decided, redirect.decided):
                 self._node.emit(Send(source, known))
-            self._node.genesis.stop()
+            self._node.genesis.put_off()
 
     def on_refused(self, source: bytes, refused: JoinRefused) -> None:
         if self._node.view is None:  # a member has not asked anybody

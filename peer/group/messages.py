@@ -330,12 +330,14 @@ class Cradle:
 @message
 @dataclass(frozen=True, slots=True)
 class Hail:
-    """A peer that waits for others to found or resume a run with: who it is, what it holds."""
+    """A peer that waits for others to found or resume a run with: who it is, what it holds, and the
+    lineages after the cradle's in which it has learnt that."""
 
     member: Member
     cradle: Cradle
     round: Rounds = 0
     chain: Digest = b""
+    since: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
 
 
 @message

@@ -42,6 +42,7 @@ class Timing:
     meet_s: float = 1.5  # between two looks for peers of other lineages
     hail_s: float = 0.5  # between two calls to the other founders of a run
     hail_gather_s: float = 3.0  # after enough have called: wait for the rest, they may hold more
+    run_lost_s: float = 10.0  # a founder that has found the run alive hopes so long for its voice
     repair_s: float = 1.0  # between REPAIR orders for one peer
     leave_s: float = 4.0  # a leaver goes then, whether or not the others have agreed
     step_s: float = 0.025  # while something is pending the machine looks again this soon

@@ -58,7 +58,7 @@ class SealedStream(TcpStream):
         self._out = _NOTHING
         self._out_end = 0  # sealed, and not yet sent
         self._in = _NOTHING
-        self._in_start = self._in_end = 0  # arrived, and not yet opened
+        self._in_end = 0  # how far the present record has arrived
         self._opened = _NOTHING  # what is left of a record that its reader takes in pieces
         self._opened_buffer = _NOTHING
 
@@ -92,15 +92,14 @@ class SealedStream(TcpStream):
             self._out = _grown(self._out[: self._out_end], self._out_end + count)
         return self._out[self._out_end :]
 
-    def _flush(self) -> None:
+    def _flush(self, *, wait: bool = True) -> None:
         if self._out_end:
             waiting, self._out_end = self._out[: self._out_end], 0
-            self._put([waiting])
+            self._put([waiting], wait=wait)
 
     def _goodbye(self) -> None:
-        self._wait_at_most(0)
         self._seal(Kind.END, _NOTHING)
-        self._flush()
+        self._flush(wait=False)
 
     # ------------------------------------------------------------ receiving
 
@@ -117,14 +116,11 @@ class SealedStream(TcpStream):
 
     def _open_into(self, view: memoryview, *, idle: bool) -> int:
         """Open the next record into ``view``, or beside it if it is longer; the bytes in it."""
-        self._await(RECORD_HEADER_BYTES, idle=idle)
-        start = self._in_start
-        kind, length = self._opener.expect(self._in[start : start + RECORD_HEADER_BYTES])
-        self._await(length + RECORD_OVERHEAD_BYTES)
-        start, end = self._in_start, self._in_start + length + RECORD_OVERHEAD_BYTES
-        self._in_start = end
+        self._in_end = 0
+        kind, length = self._opener.expect(self._await(RECORD_HEADER_BYTES, idle=idle))
+        record = self._await(length + RECORD_OVERHEAD_BYTES)
         target = view[:length] if length <= len(view) else self._beside(length)
-        self._opener.open(self._in[start:end], target)
+        self._opener.open(record, target)
         if kind is Kind.END:
             raise ConnectionResetError("the other side closed it")
         if length <= len(view):
@@ -137,23 +133,13 @@ class SealedStream(TcpStream):
             self._opened_buffer = memoryview(bytearray(length))
         return self._opened_buffer[:length]
 
-    def _await(self, count: int, *, idle: bool = False) -> None:
-        """Until the next ``count`` bytes have arrived. What is read ahead is little: it moves."""
-        have = self._in_end - self._in_start
-        if have >= count:
-            return
-        size = count + AHEAD_BYTES
-        if self._in_start + size > len(self._in):
-            waiting = self._in[self._in_start : self._in_end]
-            if size > len(self._in):
-                self._in = _grown(waiting, size)
-            else:
-                self._in[:have] = waiting
-            self._in_start, self._in_end = 0, have
-        while self._in_end - self._in_start < count:
-            limit = self._in_start + size
-            forever = idle and self._in_end == self._in_start
-            self._in_end += self._get(self._in[self._in_end : limit], forever=forever)
+    def _await(self, count: int, *, idle: bool = False) -> memoryview:
+        """The next ``count`` bytes of a record, whose first ones may be here already."""
+        if count > len(self._in):
+            self._in = _grown(self._in[: self._in_end], count)
+        have, self._in_end = self._in_end, count
+        self._get(self._in[have:count], forever=idle and not have)
+        return self._in[:count]
 
     def _cut_off(self) -> str:
         return "it was cut off: no goodbye came before its end"

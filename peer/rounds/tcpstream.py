@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import contextlib
 import socket
+import struct
 import threading
+import time
 from typing import NoReturn, Protocol
 
 from atoll.collectives.errors import ConnectError, ProtocolError
@@ -20,6 +22,13 @@ __all__ = ["DataStream", "PlainStream", "TcpStream"]
 
 # Buffers handed to the kernel in one call; it takes 1024 at most.
 PARTS_MAX = 64
+# One call takes or brings as much as it can in this time, so that slow links show progress.
+TICK_S = 0.25
+TIMEVAL = struct.Struct("@ll")  # of the kernel: seconds, microseconds
+# Of the kernel, each way, between two processes of one machine: what is sent is still in the
+# processor's cache when it is received. Left alone, they grow to megabytes, which takes half as
+# long again. Over a network the kernel sizes them by the way.
+LOCAL_BUFFER_BYTES = 128 << 10
 
 
 class DataStream(Protocol):
@@ -63,9 +72,16 @@ class TcpStream(abc.ABC):
         self._closed = False
         self._broken = False
         self._unsent_bytes_max = 0  # follows the rate, from frame to frame
-        self._timeout_s: float | None = NO_PROGRESS_TIMEOUT_S
-        sock.settimeout(self._timeout_s)
+        # The kernel waits, and goes on within a call: Python's own timeouts take two calls for each
+        # few packets.
+        sock.settimeout(None)
+        self._patience_s = TICK_S
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, _timeval(TICK_S))
         tune(sock)
+        if _is_local(sock):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, LOCAL_BUFFER_BYTES)
 
     @property
     def closed(self) -> bool:
@@ -88,7 +104,6 @@ class TcpStream(abc.ABC):
                 self._check_open()
                 self._aside = aside
                 self._limit_unsent()
-                self._wait_at_most(NO_PROGRESS_TIMEOUT_S)
                 self._send(views)
             except (OSError, MemoryError, ProtocolError) as error:
                 self._fail(error, "to")
@@ -151,34 +166,52 @@ class TcpStream(abc.ABC):
         if self.closed:  # a frame that broke off must not be followed by another
             raise OSError("closed on this side" if self._closed else "it broke before")
 
-    def _put(self, views: list[memoryview]) -> None:
+    def _put(self, views: list[memoryview], *, wait: bool = True) -> None:
         """Hand the views to the kernel, waiting for room. ``views`` is used up."""
-        # Not sock.sendall: its timeout is for the whole, ours is for progress.
         views.reverse()
+        moved_s = time.monotonic()
         while views:
-            count = self._sock.sendmsg(views[: -PARTS_MAX - 1 : -1])
+            try:
+                flags = 0 if wait else socket.MSG_DONTWAIT
+                count = self._sock.sendmsg(views[: -PARTS_MAX - 1 : -1], (), flags)
+            except BlockingIOError:
+                if not wait or time.monotonic() - moved_s >= NO_PROGRESS_TIMEOUT_S:
+                    raise TimeoutError from None
+                continue
+            moved_s = time.monotonic()
             self.moved_bytes += 0 if self._aside else count
             while views and count >= len(views[-1]):
                 count -= len(views.pop())
             if count:
                 views[-1] = views[-1][count:]
 
-    def _get(self, view: memoryview, *, forever: bool) -> int:
-        """Receive at least one byte, at most the view full."""
-        self._wait_at_most(None if forever else NO_PROGRESS_TIMEOUT_S)
-        count = self._sock.recv_into(view)
-        if count == 0:
-            raise ConnectionResetError(self._cut_off())
-        self.moved_bytes += count
-        return count
+    def _get(self, view: memoryview, *, forever: bool) -> None:
+        """Fill the view; ``forever``: its first byte may take so long."""
+        filled = 0
+        moved_s = time.monotonic()
+        while filled < len(view):
+            idle = forever and not filled
+            self._wait_at_most(0.0 if idle else TICK_S)
+            try:
+                count = self._sock.recv_into(view[filled:], 0, 0 if idle else socket.MSG_WAITALL)
+            except BlockingIOError:
+                if time.monotonic() - moved_s >= NO_PROGRESS_TIMEOUT_S:
+                    raise TimeoutError from None
+                continue
+            if count == 0:
+                raise ConnectionResetError(self._cut_off())
+            moved_s = time.monotonic()
+            filled += count
+            self.moved_bytes += count
 
     def _cut_off(self) -> str:
         return "the other side closed it"
 
-    def _wait_at_most(self, timeout_s: float | None) -> None:
-        if timeout_s != self._timeout_s:  # setting it is a system call
-            self._sock.settimeout(timeout_s)
-            self._timeout_s = timeout_s
+    def _wait_at_most(self, patience_s: float) -> None:
+        """How long one call may wait for bytes; 0 is for ever."""
+        if patience_s != self._patience_s:  # setting it is a call as well
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience_s))
+            self._patience_s = patience_s
 
     def _limit_unsent(self) -> None:
         limit_bytes = unsent_limit_bytes(rate_bytes_per_s(self._sock))
@@ -209,9 +242,19 @@ class PlainStream(TcpStream):
         self._put(views)
 
     def _receive(self, view: memoryview, idle: bool) -> None:
-        filled = 0
-        while filled < len(view):
-            filled += self._get(view[filled:], forever=idle and filled == 0)
+        self._get(view, forever=idle)
 
     def _goodbye(self) -> None:
         """Bare TCP has none but its own."""
+
+
+def _timeval(seconds_s: float) -> bytes:
+    return TIMEVAL.pack(int(seconds_s), round(seconds_s % 1 * 1e6))
+
+
+def _is_local(sock: socket.socket) -> bool:
+    """Whether both ends are on this machine."""
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # it was reset meanwhile
+        return False

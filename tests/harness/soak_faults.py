@@ -92,6 +92,7 @@ def take_port(stage: Stage, name: str) -> Undo:
     refused = stage.run.start(name, "up", "--run", "demo")
 
     def undo() -> None:
+        refused.kill(signal.SIGCONT)  # it may be among those that are paused just now
         assert refused.ends(30) == 2, f"{name} did not refuse a port that is in use"
         squatter.close()
         end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from harness.cluster import Cluster
+from harness.cluster import LINEAGE, Cluster
 from harness.world import peer_id
 
 from atoll.peer.group import events as ev
@@ -210,3 +210,29 @@ def test_a_founder_that_has_forgotten_its_vote_makes_another_lineage() -> None:
     assert second is not None
     assert second.number == 1
     assert second.lineage != first.lineage
+
+
+def test_where_a_founder_has_learnt_while_it_waited_is_history_too() -> None:
+    """a and b are of a run that goes on from the same view as c and d would; it teaches c and dies
+    before c is in."""
+    cluster = Cluster("abcde")
+    cluster.rules = RULES
+    cluster.kill("e")
+    cluster.form("ab")
+    restore(cluster, "d", 1, b"1" * 32)
+    for name in "cd":
+        cluster.give(name, voters("cde"))
+    cluster.hold = lambda source, peer, message: isinstance(message, ms.Install)
+    cluster.link("c", "a")
+    host = cluster.host("c")
+    cluster.until(lambda: host.round >= 2)
+    assert host.node.view is None
+    for name in "ab":
+        cluster.kill(name)
+    cluster.hold = lambda source, peer, message: False
+    cluster.link("c", "d")
+    cluster.until(lambda: cluster.in_one_view("cd"))
+    view = host.node.view
+    assert view is not None
+    assert view.base_round == host.round
+    assert view.ancestors[:2] == (OLD, LINEAGE)
