@@ -1,0 +1,137 @@
+"""Processes that reduce with atoll's engine and streams and without its daemons; for benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from atoll.collectives import Reduction, RoundResult, butterfly_plan, get_codec, grid_for
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConnectError
+from atoll.peer.rounds.sealedstream import SealedStream
+from atoll.peer.rounds.tcpstream import DataStream, PlainStream
+
+__all__ = ["Mesh", "all_reducer"]
+
+HEADER = struct.Struct("<IBII")  # attempt, kind, chunk, bytes
+SECRET = bytes(range(32))  # of these streams, which are nobody's
+PATIENCE_S = 120.0  # for a result, and for the others' listeners
+
+
+class Mesh:
+    """A TCP connection in each direction between any two processes."""
+
+    def __init__(
+        self, me: int, addresses: list[tuple[str, int]], listener: socket.socket, streams: str
+    ) -> None:
+        self.me, self.everyone = me, range(len(addresses))
+        self.streams = streams
+        self.out: dict[int, DataStream] = {}
+        self.into: dict[int, DataStream] = {}
+        accepting = threading.Thread(target=self._accept, args=(listener, len(addresses) - 1))
+        accepting.start()
+        for peer, address in enumerate(addresses):
+            if peer != me:
+                sock = _connected(address)
+                sock.sendall(bytes([me]))
+                self.out[peer] = self._stream(sock, f"{peer}", dialled=True)
+        accepting.join()
+        self.reduction: Reduction | None = None
+        self.attempt = 0
+        self.changed = threading.Condition()
+        for peer, stream in self.into.items():
+            threading.Thread(target=self._read, args=(peer, stream), daemon=True).start()
+
+    def _accept(self, listener: socket.socket, count: int) -> None:
+        for _ in range(count):
+            sock, _ = listener.accept()
+            peer = sock.recv(1)[0]
+            self.into[peer] = self._stream(sock, f"{peer}", dialled=False)
+
+    def _stream(self, sock: socket.socket, peer: str, *, dialled: bool) -> DataStream:
+        if self.streams == "plain":
+            return PlainStream(sock, peer)
+        return SealedStream(sock, peer, SECRET, dialled=dialled)
+
+    def _read(self, peer: int, stream: DataStream) -> None:
+        with contextlib.suppress(ConnectError):  # the other process has ended
+            self._read_all(peer, stream)
+
+    def _read_all(self, peer: int, stream: DataStream) -> None:
+        head = memoryview(bytearray(HEADER.size))
+        while True:
+            stream.recv_into(head, idle=True)
+            attempt, kind, chunk, length = HEADER.unpack(head)
+            with self.changed:
+                self.changed.wait_for(lambda attempt=attempt: self.attempt >= attempt)
+            assert self.reduction is not None
+            buffer = self.reduction.reserve(peer, kind, chunk, length, 60.0)
+            assert buffer is not None
+            stream.recv_into(buffer)
+            self.reduction.received(peer, kind, chunk)
+
+    def begin(self, reduction: Reduction) -> None:
+        with self.changed:
+            self.reduction = reduction
+            self.attempt += 1
+            self.changed.notify_all()
+        reduction.start({p: Outlet(self.out[p], self.attempt) for p in reduction.destinations})
+
+
+class Outlet:
+    def __init__(self, stream: DataStream, attempt: int) -> None:
+        self.stream, self.attempt = stream, attempt
+
+    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        self.stream.sendall(HEADER.pack(self.attempt, kind, chunk, payload.nbytes), payload)
+
+
+def all_reducer(mesh: Mesh, codec_name: str, elements: int) -> Callable[[F32], None]:
+    """What reduces float32[elements] with all others, each time that it is called."""
+    codec, grid = get_codec(codec_name), grid_for(elements)
+    ids = [bytes([p]) * 32 for p in mesh.everyone]
+    plan = butterfly_plan(ids, [1.0] * len(ids), grid)
+    result = RoundResult(codec, grid)
+
+    def once(values: F32) -> None:
+        result.digests = [b""] * grid.count
+        done = threading.Event()
+
+        def source(chunk: int, out: F32) -> None:
+            lo, hi = grid.bounds(chunk)
+            out[:] = values[lo:hi]
+
+        def failed(participant: int, why: str) -> None:
+            raise SystemExit(f"{participant}: {why}")
+
+        reduction = Reduction(
+            plan=plan,
+            me=mesh.me,
+            source=source,
+            result=result,
+            on_done=lambda digests: done.set(),
+            on_failed=failed,
+            own=lambda chunk: values[slice(*grid.bounds(chunk))],
+            hashed=False,
+        )
+        mesh.begin(reduction)
+        assert done.wait(PATIENCE_S)
+        assert reduction.join(PATIENCE_S)
+
+    return once
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    """The other side may not listen yet."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return socket.create_connection(address)
+        except ConnectionRefusedError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.05)
