@@ -38,64 +38,82 @@ INLINE size_t top_width(size_t count, size_t block)
 
 /* ---------------------------------------------------------------- selecting */
 
-/* Values are dealt out to so many groups, which vectorizes. No more than so many are kept, so at
- * least as many lie at or above the smallest of the groups' largest magnitudes: few others do. */
-enum { GROUPS = TOP_KEPT };
+/* Values are dealt out to so many groups, which vectorizes. The keep-th largest of the groups' largest
+ * magnitudes has `keep` others at or above it at least, and few more: those are looked at one by one. */
+enum { GROUPS = 256 };
+/* Bytes that are looked at together. */
+enum { WORD = 8 };
 
-INLINE size_t count_from(const int32_t *restrict magnitudes, size_t count, int32_t lowest)
+INLINE size_t count_from(const int32_t *restrict numbers, size_t count, int32_t lowest)
 {
     uint32_t found = 0;
     for (size_t i = 0; i < count; i++)
-        found += magnitudes[i] >= lowest;
+        found += numbers[i] >= lowest;
     return found;
 }
 
-/* Largest and smallest of the groups' largest magnitudes; a group without a value has 0. */
-INLINE int32_t group_bounds(const float *restrict values, size_t count, int32_t *smallest)
+/* The n-th largest of numbers from `low` to `high`. */
+INLINE int32_t nth_largest(const int32_t *restrict numbers, size_t count, size_t n, int32_t low,
+                           int32_t high)
 {
-    int32_t tops[GROUPS] = {0};
-    size_t whole = count - count % GROUPS;
-    for (size_t row = 0; row < whole; row += GROUPS)
-        for (size_t group = 0; group < GROUPS; group++) {
+    while (low < high) { /* n or more lie at or above `low`, fewer above `high` */
+        int32_t middle = low + (high - low + 1) / 2;
+        if (count_from(numbers, count, middle) >= n)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* The largest magnitude of each group; a group without a value has 0. */
+INLINE void group_tops(const float *restrict values, size_t count, int32_t *restrict tops)
+{
+    memset(tops, 0, sizeof *tops * GROUPS);
+    for (size_t row = 0; row < count; row += GROUPS) {
+        size_t width = count - row < GROUPS ? count - row : GROUPS;
+        for (size_t group = 0; group < width; group++) {
             int32_t bits = bits_of(values[row + group]) & MAGNITUDE_BITS;
             tops[group] = bits > tops[group] ? bits : tops[group];
         }
-    for (size_t i = whole; i < count; i++) {
-        int32_t bits = bits_of(values[i]) & MAGNITUDE_BITS;
-        tops[i - whole] = bits > tops[i - whole] ? bits : tops[i - whole];
     }
-    int32_t largest = 0, least = MAGNITUDE_BITS;
-    for (size_t group = 0; group < GROUPS; group++) {
-        largest = tops[group] > largest ? tops[group] : largest;
-        least = tops[group] < least ? tops[group] : least;
+}
+
+/* Those of magnitude `bound` and more, in their order; how many they are. */
+INLINE size_t find_candidates(const float *restrict values, size_t count, int32_t bound,
+                              int32_t *restrict magnitudes, uint16_t *restrict indices)
+{
+    uint8_t found[TOP_BLOCK + WORD];
+    size_t candidates = 0;
+    for (size_t i = 0; i < count; i++)
+        found[i] = (bits_of(values[i]) & MAGNITUDE_BITS) >= bound;
+    memset(found + count, 0, WORD);
+    for (size_t i = 0; i < count; i += WORD) {
+        uint64_t word;
+        memcpy(&word, found + i, sizeof word);
+        for (size_t j = i; word != 0; j++, word >>= 8)
+            if (word & 1) {
+                magnitudes[candidates] = bits_of(values[j]) & MAGNITUDE_BITS;
+                indices[candidates++] = (uint16_t)j;
+            }
     }
-    *smallest = least;
-    return largest;
+    return candidates;
 }
 
 /* The indices, ascending, of the `keep` largest magnitudes among values; of equal ones the first.
  * 1 <= keep <= GROUPS, and keep <= count <= TOP_BLOCK. 0 if a value is NaN or infinite. */
 static int select_top(const float *values, size_t count, size_t keep, uint16_t *out)
 {
-    int32_t magnitudes[TOP_BLOCK + 1]; /* of the candidates; one place more for the loop */
-    uint16_t indices[TOP_BLOCK + 1];
-    int32_t lowest, highest = group_bounds(values, count, &lowest);
+    int32_t tops[GROUPS], magnitudes[TOP_BLOCK], highest = 0;
+    uint16_t indices[TOP_BLOCK];
+    group_tops(values, count, tops);
+    for (size_t group = 0; group < GROUPS; group++)
+        highest = tops[group] > highest ? tops[group] : highest;
     if (highest >= INFINITY_BITS)
         return 0;
-    size_t candidates = 0;
-    for (size_t i = 0; i < count; i++) {
-        int32_t bits = bits_of(values[i]) & MAGNITUDE_BITS;
-        magnitudes[candidates] = bits;
-        indices[candidates] = (uint16_t)i;
-        candidates += bits >= lowest;
-    }
-    while (lowest < highest) { /* `keep` or more lie at or above `lowest`, fewer above `highest` */
-        int32_t middle = lowest + (highest - lowest + 1) / 2;
-        if (count_from(magnitudes, candidates, middle) >= keep)
-            lowest = middle;
-        else
-            highest = middle - 1;
-    }
+    int32_t bound = nth_largest(tops, GROUPS, keep, 0, highest);
+    size_t candidates = find_candidates(values, count, bound, magnitudes, indices);
+    int32_t lowest = nth_largest(magnitudes, candidates, keep, bound, highest);
     size_t ties = keep - count_from(magnitudes, candidates, lowest + 1), found = 0;
     for (size_t i = 0; i < candidates && found < keep; i++) {
         int tie = magnitudes[i] == lowest;
