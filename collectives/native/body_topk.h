@@ -164,7 +164,7 @@ INLINE int places_of(const uint8_t *restrict data, size_t block, size_t keep,
 /* ---------------------------------------------------------------- encoding */
 
 /* -0 is what a sum begins with so that it equals its first term even where that is -0. */
-#define NO_TERM -0.0
+#define NO_TERM (-0.0)
 
 /* The places of all blocks, and the mean of what lies there: sums go from the first to the last. */
 INLINE int encode_places(const float *restrict values, size_t count, uint8_t *restrict out,

@@ -8,22 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.floats import (
+    MAX,
+    any_values,
+    around_limits,
+    finite,
+    halfway,
+    near_ties,
+    normal,
+    shifted,
+    special_values,
+)
 from harness.roundtrip import decoded, encoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.collectives.codecs import CODECS, NUMPY_CODECS, Codec
+from atoll.collectives.codecs import CODECS, F32, NUMPY_CODECS, U8, Codec
 from atoll.collectives.codecs.blocks import BlockCodec
-from atoll.collectives.codecs.levels import LevelCodec
-from atoll.collectives.codecs.scales import FloatScales
 from atoll.collectives.errors import CodecError
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Kernels
 from atoll.optim.outer import nesterov_step
-
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
-MAX, TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
 
 REFERENCES = [NUMPY_CODECS[name] for name in KERNEL_CODECS]
 WITH_SCALES = [codec for codec in REFERENCES if isinstance(codec, BlockCodec)]
@@ -38,42 +43,9 @@ checked = settings(
 )
 
 
-# ---------------------------------------------------------------- inputs
+# ---------------------------------------------------------------- the same bytes
 
-# float32's limits, int8's and int4's codes, steps of bfloat16 and float16, levels of fp4_e3m0.
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 127.0, 16.0, 7.0, 1e-45, -1e-45, 1.1754942e-38, float(TINY)]
-SPECIAL += [float(TINY) * 127, 0.5, 1.5, -2.5, 3.0, 6.0, 12.0, 0.125, 0.75, float(MAX), -float(MAX)]
-SPECIAL += [65504.0, 65519.996, 65520.0, -1e5, 2.0**-14, 2.0**-24, 2.0**-25, 2047.5 * 2.0**-25]
-SPECIAL += [1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-11, 1 - 2.0**-24, 2.0**128 - 2.0**119]
-SPECIAL += [float(codec.scales.high) for codec in WITH_SCALES if codec.scales.size == 4]
-SPECIAL_VALUES = np.array(SPECIAL, np.float32)
-
-
-def finite(data: bytes) -> F32:
-    """Any bits, but of infinities and NaN one bit is cleared."""
-    bits = np.frombuffer(data[: len(data) // 4 * 4], np.uint32)
-    return np.where(bits >> 23 & 255 == 255, bits & 0xBFFF_FFFF, bits).view(np.float32)
-
-
-any_values = st.binary(max_size=2800).map(finite)
-special_values = st.binary(max_size=300).map(
-    lambda data: SPECIAL_VALUES[np.frombuffer(data, np.uint8) % SPECIAL_VALUES.size]
-)
 any_key = st.integers(0, 2**64 - 1)
-
-
-def normal(count: int, seed: int) -> F32:
-    """Values over many binades, so that blocks differ."""
-    random = np.random.default_rng(seed)
-    spread = np.exp2(random.integers(-30, 30, count // 50 + 1).repeat(50)[:count])
-    return (random.standard_normal(count) * spread).astype(np.float32)
-
-
-def shifted(values: NDArray[Any], by: int) -> NDArray[Any]:
-    """The same values, ``by`` elements into a buffer: vectors there are not aligned."""
-    buffer = np.empty(values.size + by, values.dtype)
-    buffer[by:] = values
-    return buffer[by:]
 
 
 def same(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
@@ -88,9 +60,6 @@ def encode(kernels: Kernels, codec: Codec, values: F32, key: int = 0) -> bytes:
     out = shifted(np.full(codec.encoded_bytes(values.size), 0xEE, np.uint8), 1)
     assert kernels.encode(codec.name, values, key, out)
     return out.tobytes()
-
-
-# ---------------------------------------------------------------- the same bytes
 
 
 @every_codec
@@ -139,53 +108,16 @@ def test_topk_of_means_that_cancel_and_ties_between_bins(kernels: Kernels) -> No
 
 
 @block_codecs
-def test_ties_and_their_neighbours(kernels: Kernels, codec: BlockCodec) -> None:
-    """With powers of two as scales every quotient is exact; with others it is rounded."""
-    assert isinstance(codec.scales, FloatScales)
-    top = codec.scales.divisor
-    ties = np.arange(top, dtype=np.float32) + np.float32(0.5)
-    if isinstance(codec, LevelCodec):
-        ties = (codec.levels.values[1:8] + codec.levels.values[:7]) / 2
-    near = np.concatenate([np.nextafter(ties, np.float32(side)) for side in (0, 99)] + [ties])
-    block = codec.contract.block
-    for factor in (1.0, 2.0**-100, 2.0**90, 3.3, 1e-30):
-        scale = np.float32(factor)
-        for sign in (1, -1):
-            row = np.full(block, top * scale)
-            for lo in range(0, near.size, block - 1):
-                part = near[lo : lo + block - 1] * scale * np.float32(sign)
-                row[: part.size] = part
-                assert encode(kernels, codec, row, lo) == encoded(codec, row, lo).tobytes()
+def test_ties_and_scales_at_their_limits(kernels: Kernels, codec: BlockCodec) -> None:
+    for values in (*near_ties(codec), *around_limits(codec)):
+        assert encode(kernels, codec, values, 3) == encoded(codec, values, 3).tobytes()
 
 
-@block_codecs
-def test_scales_at_their_limits(kernels: Kernels, codec: BlockCodec) -> None:
-    """Largest magnitudes around which a scale becomes 0 or reaches its maximum."""
-    assert isinstance(codec.scales, FloatScales)
-    low, high = (limit * codec.scales.divisor for limit in (codec.scales.low, codec.scales.high))
-    for limit in (0, low, high, MAX):
-        for steps in range(-130, 131):
-            top = np.float32(limit).view(np.int32) + np.int32(steps)
-            value = np.clip(top, 0, MAX.view(np.int32)).astype(np.int32).view(np.float32)
-            for row in (value, -value):
-                values = np.array([row, row / 2, -row / 3], np.float32)
-                assert encode(kernels, codec, values) == encoded(codec, values).tobytes()
-
-
-def halfway(bits: int) -> F32:
-    """Floats around every middle of two neighbours that keep so many upper bits, of both signs."""
-    upper = np.arange(0, 1 << bits, dtype=np.uint32) << np.uint32(32 - bits)
-    middle = upper | np.uint32(1 << 31 - bits)
-    values: F32 = np.concatenate([middle - 1, middle, middle + 1, upper]).view(np.float32)
-    return values[np.isfinite(values)]
-
-
-@pytest.mark.parametrize(("name", "bits"), [("bfloat16", 16), ("float16", 19)])
-def test_every_tie_of_halves(kernels: Kernels, name: str, bits: int) -> None:
-    codec, values = NUMPY_CODECS[name], halfway(bits)
-    steps = np.arange(4100, dtype=np.float32) * np.float32(2**-26)  # float16's subnormal numbers
-    for part in (values, steps, np.nextafter(steps, np.float32(1)), -steps):
-        assert encode(kernels, codec, part) == encoded(codec, part).tobytes()
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_every_tie_of_halves(kernels: Kernels, name: str) -> None:
+    for values in halfway(name):
+        ours = encode(kernels, NUMPY_CODECS[name], values)
+        assert ours == encoded(NUMPY_CODECS[name], values).tobytes()
 
 
 # ---------------------------------------------------------------- the same values
