@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.codecs import CODECS, F32, NUMPY_CODECS, U8, Codec
 from atoll.collectives.codecs.blocks import BlockCodec
+from atoll.collectives.counter_rng import random_words, unit_floats
 from atoll.collectives.errors import CodecError
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Kernels
 from atoll.optim.outer import nesterov_step
@@ -82,7 +83,7 @@ def test_encoding_many_blocks_and_short_ones(kernels: Kernels, codec: Codec) -> 
 
 @given(
     count=st.sampled_from([1, 63, 64, 65, 4032, 4095, 4096, 4097, 4160, 8192, 12_345]),
-    levels=st.integers(1, 40),
+    levels=st.integers(1, 40) | st.integers(100, 2000),
     seed=st.integers(0, 2**32),
     scale=st.sampled_from([1.0, -1.0, 1e-45, 1e-38, 3e38, 1 / 3]),
 )
@@ -90,6 +91,7 @@ def test_encoding_many_blocks_and_short_ones(kernels: Kernels, codec: Codec) -> 
 def test_topk_of_many_equal_magnitudes(
     kernels: Kernels, count: int, levels: int, seed: int, scale: float
 ) -> None:
+    """Few levels: all that is kept is equal. Many: the smallest that are kept are."""
     random = np.random.default_rng(seed)
     signs = random.choice(np.array([1, -1], np.float32), count)
     values = random.integers(0, levels, count) / np.float32(levels) * np.float32(scale) * signs
@@ -97,14 +99,57 @@ def test_topk_of_many_equal_magnitudes(
     assert encode(kernels, topk, values) == encoded(topk, values).tobytes()
 
 
-def test_topk_of_means_that_cancel_and_ties_between_bins(kernels: Kernels) -> None:
-    """Values at the edges of bins: at -1, 0 and 1 steps and a half from the mean."""
+@pytest.mark.parametrize("factor", [1.0, 2.0**-100, 2.0**120, 1 / 3, 1e-30, float(MAX) / 9])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        # A standard deviation of 4, so a bin of 6: 9 and 3 lie at the edges of bins.
+        [3] * 7 + [-3] * 7 + [9, -9, 0, 0],
+        [9] * 8 + [-9] * 8 + [0] * 65,
+        [3, -3],
+        [1, 1, 1],
+        [-0.0] * 4,
+    ],
+)
+def test_topk_of_values_at_the_edges_of_bins(
+    kernels: Kernels, kept: list[float], factor: float
+) -> None:
+    values = np.zeros(64 * len(kept), np.float32)
+    values[: len(kept)] = np.array(kept, np.float32) * np.float32(factor)
     topk = NUMPY_CODECS["topk"]
-    for kept in ([3, -3], [1, -1, 0, 0], [3, 1, -1, -3], [6, 2, -2, -6, 0.5, -0.5], [-0.0] * 4):
-        for factor in (1.0, 1 / 3, 1e-30, float(MAX) / 8):
-            values = np.zeros(64 * len(kept), np.float32)
-            values[: len(kept)] = np.array(kept, np.float32) * np.float32(factor)
-            assert encode(kernels, topk, values) == encoded(topk, values).tobytes()
+    assert encode(kernels, topk, values) == encoded(topk, values).tobytes()
+
+
+@pytest.mark.parametrize(("name", "top"), [("int8_sr", 127), ("int4_sr", 7)])
+def test_a_fraction_that_equals_its_random_number_is_rounded_down(
+    kernels: Kernels, name: str, top: int
+) -> None:
+    codec, words = NUMPY_CODECS[name], np.empty(1024, np.uint32)
+    random_words(9, 0, words)
+    values = unit_floats(words)
+    values[:: codec.contract.block] = top  # so the scale is 1
+    ours = encode(kernels, codec, values, key=9)
+    assert ours == encoded(codec, values, key=9).tobytes()
+    assert np.count_nonzero(decoded(codec, np.frombuffer(ours, np.uint8), 1024)) == (
+        1024 // codec.contract.block
+    )
+
+
+@pytest.mark.parametrize(("name", "top"), [("int8_sr", 127), ("int4_sr", 7)])
+def test_what_is_divided_to_more_than_the_largest_code_is_not_rounded_up(
+    kernels: Kernels, name: str, top: int
+) -> None:
+    codec, words = NUMPY_CODECS[name], np.empty(1 << 22, np.uint32)
+    random_words(3, 0, words)
+    candidates = np.arange(1, 2, 1e-4, np.float32)
+    quotients = candidates / (candidates / np.float32(top))
+    beyond = int(quotients.argmax())
+    assert quotients[beyond] > top
+    # As many elements as it takes until a random number is so small that it would be.
+    place = int(np.argmax(unit_floats(words) < quotients[beyond] - top))
+    assert words.view(np.float32)[place] < quotients[beyond] - top
+    values = np.full(place + 1, candidates[beyond], np.float32)
+    assert encode(kernels, codec, values, key=3) == encoded(codec, values, key=3).tobytes()
 
 
 @block_codecs
