@@ -11,7 +11,8 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = "collectives/native"
 SOURCES = ("module", "buffers", "kernels_base", "kernels_avx2")
-HEADERS = ("buffers", "kernels", "kernels_body", "body_blocks", "body_flat", "body_topk")
+BODIES = ("bits", "blocks", "flat", "halves", "random", "topk")
+HEADERS = ("buffers", "kernels", "kernels_body", *(f"body_{name}" for name in BODIES))
 
 # Every replica must get the same bits: no contraction into fused multiply-adds, no fast-math. They
 # come after CFLAGS, so they win. -O3 is what makes gcc vectorize.
@@ -35,6 +36,7 @@ class BuildKernels(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         ext.extra_compile_args = FLAGS.get(self.compiler.compiler_type, [])
+        ext.libraries = ["m"] if self.compiler.compiler_type == "unix" else []
         super().build_extension(ext)
 
 

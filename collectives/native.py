@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 __all__ = [
     "KERNELS",
+    "KERNEL_CODECS",
     "NUMPY_REASON",
-    "TOP_CHUNK_MAX",
     "Floats",
-    "KernelCodec",
     "Kernels",
     "Rule",
     "say_once",
@@ -32,17 +31,26 @@ __all__ = [
 
 F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
-U16: TypeAlias = NDArray[np.uint16]
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 
-KernelCodec: TypeAlias = Literal["float32", "int8", "int4", "fp4_e3m0"]
 Rule: TypeAlias = Literal["nesterov", "heavy_ball", "sgd"]
 
-# Elements of a chunk that a 12-bit index reaches.
-TOP_CHUNK_MAX: Final = 4096
+KERNEL_CODECS: Final = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "int8",
+    "int8_sr",
+    "int8_shift",
+    "int4",
+    "int4_sr",
+    "int4_shift",
+    "fp4_e3m0",
+    "topk",
+)
 
 # INTERFACE of the sources that belong to this file (native/module.c).
-_INTERFACE: Final = 1
+_INTERFACE: Final = 2
 _VARIABLE: Final = "ATOLL_KERNELS"
 
 
@@ -53,19 +61,20 @@ class Kernels(Protocol):
     Nothing that is written may share memory with another argument, except where it is said. What
     breaks these rules, and every wrong length, raises ValueError before anything is written. The
     GIL is released during the work. False means that the values or bytes are not allowed: NaN or
-    infinity in values, or bytes that encoding never writes.
+    infinity in values, a key that does not fit into 64 bits, or bytes that encoding never writes.
     """
 
-    def encode(self, codec: KernelCodec, values: F32, out: U8, /) -> bool:
-        """float32[n] into its encoded bytes. False: ``out`` then holds anything."""
+    def encode(self, codec: str, values: F32, key: int, out: U8, /) -> bool:
+        """float32[n] into its encoded bytes; of ``KERNEL_CODECS``, as are all codecs below. The key
+        is for those that round at random. False: ``out`` then holds anything."""
 
-    def check(self, codec: KernelCodec, data: U8, count: int, /) -> bool:
+    def check(self, codec: str, data: U8, count: int, /) -> bool:
         """Whether bytes encode ``count`` elements that are all finite."""
 
-    def decode(self, codec: KernelCodec, data: U8, out: F32, /) -> bool:
+    def decode(self, codec: str, data: U8, out: F32, /) -> bool:
         """Bytes into float32[n]. False: nothing is written."""
 
-    def decode_add(self, codec: KernelCodec, data: U8, factor: float, into: F32, /) -> bool:
+    def decode_add(self, codec: str, data: U8, factor: float, into: F32, /) -> bool:
         """``into += float32(factor) * decode(data)``, both steps rounded. False: nothing is
         written. With codec "float32" it is the sum of plain arrays: ``values.view(np.uint8)``."""
 
@@ -95,24 +104,6 @@ class Kernels(Protocol):
 
         ``out_theta`` may be ``theta`` itself, and ``out_momentum`` may be ``momentum``.
         """
-
-    def select_top(self, values: F32, chunk: int, keep: int, out: U16, /) -> bool:
-        """The ``keep`` largest magnitudes of each ``chunk`` elements of float32[m * chunk], as
-        ascending indices within their chunk: uint16[m * keep]. Of equal magnitudes the first are
-        taken. ``chunk`` is at most ``TOP_CHUNK_MAX``. False: ``out`` then holds anything."""
-
-    def pack12(self, numbers: U16, out: U8, /) -> None:
-        """The low 12 bits of uint16[n] into uint8[ceil(12 n / 8)], low bits first, two in three
-        bytes; the bits after the last are 0."""
-
-    def unpack12(self, data: U8, out: U16, /) -> bool:
-        """The reverse. False: the bits after the last are not 0."""
-
-    def pack2(self, numbers: U8, out: U8, /) -> None:
-        """The low 2 bits of uint8[n] into uint8[ceil(n / 4)], low bits first; the rest is 0."""
-
-    def unpack2(self, data: U8, out: U8, /) -> bool:
-        """The reverse. False: the bits after the last are not 0."""
 
     def level(self) -> str:
         """The instruction set in use: "base" is that of every processor of the kind."""

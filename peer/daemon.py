@@ -19,7 +19,6 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
-from atoll.peer import allocator, descriptors
 from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
@@ -37,6 +36,7 @@ from atoll.peer.net.links import LinkHost
 from atoll.peer.options import DaemonOptions, first_event
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.snapshot import missing_founders
+from atoll.peer.startup import prepare_process
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
 
@@ -131,7 +131,7 @@ class Daemon:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
         try:
-            self.note("limits", f"{descriptors.raise_limit()}; {allocator.cap_arenas()}")
+            prepare_process(self.note)
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())

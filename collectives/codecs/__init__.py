@@ -46,6 +46,7 @@ __all__ = [
     "BLOCK_ELEMENTS",
     "CODECS",
     "F32",
+    "NUMPY_CODECS",
     "SCALE_MAX",
     "SCALE_MIN",
     "TILE_ELEMENTS",
@@ -75,6 +76,8 @@ _ALL: Final[tuple[Codec, ...]] = (
     RandKCodec(),
 )
 
+# The reference forms, and what is used: the same on kernels where there are any.
+NUMPY_CODECS: Final[dict[str, Codec]] = {codec.name: codec for codec in _ALL}
 CODECS: Final[dict[str, Codec]] = {codec.name: accelerated(codec) for codec in _ALL}
 
 

@@ -7,24 +7,16 @@ not take. Both give the same bits for every input.
 from __future__ import annotations
 
 import copy
-from typing import Final
 
 from atoll.collectives.codecs.base import F32, U8, Codec
-from atoll.collectives.native import KERNELS, KernelCodec
+from atoll.collectives.native import KERNEL_CODECS, KERNELS
 
 __all__ = ["accelerated"]
-
-_NAMES: Final[dict[str, KernelCodec]] = {
-    "float32": "float32",
-    "int8": "int8",
-    "int4": "int4",
-    "fp4_e3m0": "fp4_e3m0",
-}
 
 
 def accelerated(codec: Codec) -> Codec:
     """The same codec on kernels; itself where there is none for it."""
-    if KERNELS is None or codec.name not in _NAMES:
+    if KERNELS is None or codec.name not in KERNEL_CODECS:
         return codec
     native = copy.copy(codec)
     native.__class__ = type(f"Native{type(codec).__name__}", (_OnKernels, type(codec)), {})
@@ -37,23 +29,23 @@ class _OnKernels(Codec):
     def encode(self, values: F32, out: U8, key: int = 0) -> None:
         assert KERNELS is not None
         self._check_length(out, values.size)
-        if not KERNELS.encode(_NAMES[self.name], values, out):
+        if not KERNELS.encode(self.name, values, key, out):
             super().encode(values, out, key)  # type: ignore[safe-super]
 
     def check(self, data: U8, count: int) -> None:
         assert KERNELS is not None
         self._check_length(data, count)
-        if not KERNELS.check(_NAMES[self.name], data, count):
+        if not KERNELS.check(self.name, data, count):
             super().check(data, count)  # type: ignore[safe-super]
 
     def decode(self, data: U8, out: F32) -> None:
         assert KERNELS is not None
         self._check_length(data, out.size)
-        if not KERNELS.decode(_NAMES[self.name], data, out):
+        if not KERNELS.decode(self.name, data, out):
             super().decode(data, out)  # type: ignore[safe-super]
 
     def decode_add(self, data: U8, factor: float, into: F32) -> None:
         assert KERNELS is not None
         self._check_length(data, into.size)
-        if not KERNELS.decode_add(_NAMES[self.name], data, factor, into):
+        if not KERNELS.decode_add(self.name, data, factor, into):
             super().decode_add(data, factor, into)  # type: ignore[safe-super]

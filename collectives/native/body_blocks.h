@@ -1,79 +1,65 @@
-/* Codecs with a scale for each block: int8, int4 and fp4_e3m0.
+/* Codecs with a float32 scale for each block: int8 and int4, rounded in three ways, and fp4_e3m0.
  *
- * All scales come first, then all codes. scale = largest magnitude / code range, at most the largest
- * scale, and 0 where that is below the smallest. Included by kernels_body.h.
+ * The key comes first where decoding needs it, then all scales, then all codes. scale = largest
+ * magnitude / code range, at most the largest scale, and 0 where that is below the smallest. The
+ * numpy forms are in codecs/integers.py and codecs/levels.py. Included by kernels_body.h.
  */
 
-enum { INT8_BLOCK = 256, NIBBLE_BLOCK = 64 };
-enum kind { INT8, INT4, E3M0 };
+/* Nibbles of one block are unpacked on the stack. */
+enum { NIBBLE_BLOCK = 64 };
 
-#define MAGNITUDE_BITS 0x7FFFFFFF
-#define INFINITY_BITS 0x7F800000
+/* TO_POWERS: codes are those of E3M0's levels; all others are integers. */
+enum rounding { NEAREST, STOCHASTIC, SHIFTED, TO_POWERS };
 
-/* Added to a float below 2^22 it leaves the nearest integer, ties to even, in the low bits: between
- * 2^23 and 2^24 floats are one apart. It is rint and the conversion in one addition. */
-#define ROUNDING 12582912.0f
+/* The largest scale is one step under the largest float / range, so that what is multiplied with it
+ * cannot round to infinity. With the smallest one everything that is decoded is 0 or a normal number.
+ * A shift adds 1/2 at most to the largest code, and makes the smallest number 2^-17. */
+typedef struct {
+    enum rounding rounding;
+    size_t bits, block; /* of a code; elements that share a scale */
+    float range, scale_min, scale_max;
+} form;
 
-/* The largest scale is one step under the largest float / range, so that range * scale cannot round
- * to infinity. With the smallest one everything that is decoded is 0 or a normal number. */
-#define INT8_RANGE 127.0f
-#define INT8_SCALE_MIN FLT_MIN
-#define INT8_SCALE_MAX 0x1.020406p+121f
-#define INT4_RANGE 7.0f
-#define INT4_SCALE_MIN FLT_MIN
-#define INT4_SCALE_MAX 0x1.249246p+125f
-#define E3M0_RANGE 16.0f
-#define E3M0_SCALE_MIN (4 * FLT_MIN)
-#define E3M0_SCALE_MAX 0x1.fffffcp+123f
+static const form INT8 = {NEAREST, 8, 256, 127.0f, FLT_MIN, 0x1.020406p+121f};
+static const form INT8_SR = {STOCHASTIC, 8, 256, 127.0f, FLT_MIN, 0x1.020406p+121f};
+static const form INT8_SHIFT = {SHIFTED, 8, 256, 127.0f, 0x1p17f * FLT_MIN, 0x1.0100fep+121f};
+static const form INT4 = {NEAREST, 4, 64, 7.0f, FLT_MIN, 0x1.249246p+125f};
+static const form INT4_SR = {STOCHASTIC, 4, 64, 7.0f, FLT_MIN, 0x1.249246p+125f};
+static const form INT4_SHIFT = {SHIFTED, 4, 64, 7.0f, 0x1p17f * FLT_MIN, 0x1.11110ep+125f};
+static const form E3M0 = {TO_POWERS, 4, 64, 16.0f, 4 * FLT_MIN, 0x1.fffffcp+123f};
 
-INLINE int32_t bits_of(float value)
+/* ---------------------------------------------------------------- where what lies */
+
+INLINE size_t blocks_of(const form *form, size_t count)
 {
-    int32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
+    return count / form->block + (count % form->block != 0);
 }
 
-INLINE float float_of(int32_t bits)
+INLINE size_t scales_at(const form *form)
 {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return form->rounding == SHIFTED ? KEY_BYTES : 0;
 }
 
-INLINE float range_of(enum kind kind)
+INLINE size_t codes_at(const form *form, size_t count)
 {
-    return kind == INT8 ? INT8_RANGE : kind == INT4 ? INT4_RANGE : E3M0_RANGE;
+    return scales_at(form) + sizeof(float) * blocks_of(form, count);
 }
 
-INLINE float scale_min_of(enum kind kind)
+INLINE size_t block_bytes(const form *form, size_t count)
 {
-    return kind == INT8 ? INT8_SCALE_MIN : kind == INT4 ? INT4_SCALE_MIN : E3M0_SCALE_MIN;
+    return codes_at(form, count) + (form->bits == 8 ? count : count / 2 + count % 2);
 }
 
-INLINE float scale_max_of(enum kind kind)
+/* What is added to every code of a block in decoding: in (-1/2, 1/2). */
+INLINE float shift_of(stream random, size_t block)
 {
-    return kind == INT8 ? INT8_SCALE_MAX : kind == INT4 ? INT4_SCALE_MAX : E3M0_SCALE_MAX;
-}
-
-INLINE float scale_at(const uint8_t *data, size_t block)
-{
-    float scale;
-    memcpy(&scale, data + sizeof scale * block, sizeof scale);
-    return scale;
+    float part = (float)(int32_t)(word_of(random, (uint32_t)block) >> 16);
+    part = part + 0.5f;
+    part = part * 0x1p-16f;
+    return part - 0.5f;
 }
 
 /* ---------------------------------------------------------------- encoding */
-
-/* Magnitudes order like their bits read as integers; infinity and NaN come last. */
-INLINE int32_t largest_magnitude_bits(const float *restrict values, size_t count)
-{
-    int32_t top = 0;
-    for (size_t i = 0; i < count; i++) {
-        int32_t bits = bits_of(values[i]) & MAGNITUDE_BITS;
-        top = bits > top ? bits : top;
-    }
-    return top;
-}
 
 /* The index of the level among 0, 2^-2, 2^-1 ... 2^4 that is nearest to a magnitude up to 16 and a
  * little; of two equally near ones that with the even index. The exponent is what counts: it is
@@ -88,16 +74,38 @@ INLINE int32_t e3m0_index(float magnitude)
     return index > lowest ? index : lowest;
 }
 
-/* One byte for each element. */
-INLINE void quantize(enum kind kind, const float *restrict values, size_t count, float divisor,
-                     uint8_t *restrict codes)
+/* By magnitude, because compilers vectorize it. */
+INLINE float clamp(float value, float limit)
 {
+    int32_t magnitude = bits_of(value) & MAGNITUDE_BITS, sign = bits_of(value) & ~MAGNITUDE_BITS;
+    magnitude = magnitude < bits_of(limit) ? magnitude : bits_of(limit);
+    return float_of(magnitude | sign);
+}
+
+/* Up with the probability of what is above the next lower integer. */
+INLINE int32_t stochastic(float value, uint32_t word)
+{
+    int32_t nearest = bits_of(value + ROUNDING) - bits_of(ROUNDING);
+    int32_t floor = nearest - ((float)nearest > value);
+    return floor + (unit_float(word) < value - (float)floor);
+}
+
+/* One byte for each element of the block that begins with element `first`. */
+INLINE void quantize(const form *form, const float *restrict values, size_t count, float divisor,
+                     stream random, size_t first, uint8_t *restrict codes)
+{
+    const float shift = form->rounding == SHIFTED ? shift_of(random, first / form->block) : 0.0f;
     for (size_t i = 0; i < count; i++) {
         float scaled = values[i] / divisor;
-        if (kind == E3M0) {
+        if (form->rounding == TO_POWERS) {
             int32_t sign = (int32_t)((uint32_t)bits_of(values[i]) >> 31) << 3;
             codes[i] = (uint8_t)(sign | e3m0_index(float_of(bits_of(scaled) & MAGNITUDE_BITS)));
+        } else if (form->rounding == STOCHASTIC) {
+            uint32_t word = word_of(random, (uint32_t)first + (uint32_t)i);
+            codes[i] = (uint8_t)(uint32_t)stochastic(clamp(scaled, form->range), word);
         } else {
+            if (form->rounding == SHIFTED)
+                scaled = clamp(scaled - shift, form->range);
             codes[i] = (uint8_t)(uint32_t)bits_of(scaled + ROUNDING);
         }
     }
@@ -113,23 +121,23 @@ INLINE void pack_nibbles(const uint8_t *restrict nibbles, size_t bytes, uint8_t 
     }
 }
 
-INLINE int encode_block(enum kind kind, const float *restrict values, size_t count,
-                        uint8_t *restrict scale_out, uint8_t *restrict codes)
+INLINE int encode_block(const form *form, const float *restrict values, size_t count, stream random,
+                        size_t first, uint8_t *restrict scale_out, uint8_t *restrict codes)
 {
     int32_t top = largest_magnitude_bits(values, count);
     if (top >= INFINITY_BITS)
         return 0;
-    float scale = float_of(top) / range_of(kind);
-    scale = scale < scale_max_of(kind) ? scale : scale_max_of(kind);
+    float scale = float_of(top) / form->range;
+    scale = scale < form->scale_max ? scale : form->scale_max;
     /* Where the scale is 0 the values are so small that they round to 0 when divided by 1. */
-    float divisor = scale < scale_min_of(kind) ? 1.0f : scale;
-    scale = scale < scale_min_of(kind) ? 0.0f : scale;
+    float divisor = scale < form->scale_min ? 1.0f : scale;
+    scale = scale < form->scale_min ? 0.0f : scale;
     memcpy(scale_out, &scale, sizeof scale);
-    if (kind == INT8) {
-        quantize(kind, values, count, divisor, codes);
+    if (form->bits == 8) {
+        quantize(form, values, count, divisor, random, first, codes);
     } else {
         uint8_t nibbles[NIBBLE_BLOCK];
-        quantize(kind, values, count, divisor, nibbles);
+        quantize(form, values, count, divisor, random, first, nibbles);
         if (count % 2)
             nibbles[count] = 0; /* a short block: there is room for one more */
         pack_nibbles(nibbles, (count + 1) / 2, codes);
@@ -137,47 +145,49 @@ INLINE int encode_block(enum kind kind, const float *restrict values, size_t cou
     return 1;
 }
 
-INLINE int encode_blocks(enum kind kind, const float *restrict values, size_t count,
+INLINE int encode_blocks(const form *form, const float *restrict values, size_t count, uint64_t key,
                          uint8_t *restrict out)
 {
-    const size_t width = kind == INT8 ? INT8_BLOCK : NIBBLE_BLOCK;
-    const size_t code_bytes = kind == INT8 ? width : width / 2;
+    const size_t width = form->block, code_bytes = width * form->bits / 8;
+    const stream random = stream_of(key);
     size_t whole = count / width, rest = count % width;
-    uint8_t *codes = out + sizeof(float) * (whole + (rest > 0));
+    uint8_t *scales = out + scales_at(form), *codes = out + codes_at(form, count);
+    if (form->rounding == SHIFTED)
+        memcpy(out, &key, sizeof key);
     for (size_t block = 0; block < whole; block++)
-        if (!encode_block(kind, values + width * block, width, out + sizeof(float) * block,
-                          codes + code_bytes * block))
+        if (!encode_block(form, values + width * block, width, random, width * block,
+                          scales + sizeof(float) * block, codes + code_bytes * block))
             return 0;
-    return rest == 0 || encode_block(kind, values + width * whole, rest,
-                                     out + sizeof(float) * whole, codes + code_bytes * whole);
+    return rest == 0 || encode_block(form, values + width * whole, rest, random, width * whole,
+                                     scales + sizeof(float) * whole, codes + code_bytes * whole);
 }
 
 /* ---------------------------------------------------------------- checking */
 
 /* A scale is +0 or lies between the smallest and the largest. Bits of positive floats order like
  * integers, and negative ones, -0 among them, are negative integers. */
-INLINE int scales_allowed(enum kind kind, const uint8_t *restrict data, size_t blocks)
+INLINE int scales_allowed(const form *form, const uint8_t *restrict scales, size_t blocks)
 {
-    const int32_t lowest = bits_of(scale_min_of(kind)), highest = bits_of(scale_max_of(kind));
+    const int32_t lowest = bits_of(form->scale_min), highest = bits_of(form->scale_max);
     int32_t wrong = 0;
     for (size_t block = 0; block < blocks; block++) {
         int32_t bits;
-        memcpy(&bits, data + sizeof bits * block, sizeof bits);
+        memcpy(&bits, scales + sizeof bits * block, sizeof bits);
         wrong |= (bits != 0) & ((bits < lowest) | (bits > highest));
     }
     return !wrong;
 }
 
-INLINE int codes_allowed(enum kind kind, const uint8_t *restrict codes, size_t count)
+INLINE int codes_allowed(const form *form, const uint8_t *restrict codes, size_t count)
 {
     uint8_t wrong = 0;
-    if (kind == INT8) {
+    if (form->bits == 8) {
         for (size_t i = 0; i < count; i++)
             wrong |= codes[i] == 0x80; /* -128 */
         return !wrong;
     }
     size_t bytes = (count + 1) / 2;
-    if (kind == INT4)
+    if (form->rounding != TO_POWERS)
         for (size_t i = 0; i < bytes; i++)
             wrong |= ((codes[i] & 0x0F) == 0x08) | ((codes[i] & 0xF0) == 0x80); /* -8 */
     if (count % 2)
@@ -185,48 +195,49 @@ INLINE int codes_allowed(enum kind kind, const uint8_t *restrict codes, size_t c
     return !wrong;
 }
 
-INLINE int check_blocks(enum kind kind, const uint8_t *restrict data, size_t count)
+INLINE int check_blocks(const form *form, const uint8_t *restrict data, size_t count)
 {
-    const size_t width = kind == INT8 ? INT8_BLOCK : NIBBLE_BLOCK;
-    size_t blocks = count / width + (count % width > 0);
-    return scales_allowed(kind, data, blocks) &&
-           codes_allowed(kind, data + sizeof(float) * blocks, count);
+    return scales_allowed(form, data + scales_at(form), blocks_of(form, count)) &&
+           codes_allowed(form, data + codes_at(form, count), count);
 }
 
 /* ---------------------------------------------------------------- decoding */
 
 /* A byte for each element: int4 with its sign, fp4_e3m0 as it is. */
-INLINE void unpack_nibbles(enum kind kind, const uint8_t *restrict codes, size_t bytes,
+INLINE void unpack_nibbles(const form *form, const uint8_t *restrict codes, size_t bytes,
                            uint8_t *restrict nibbles)
 {
     for (size_t i = 0; i < bytes; i++) {
         uint16_t pair = (uint16_t)((codes[i] & 0x0F) | (codes[i] & 0xF0) << 4);
         memcpy(nibbles + 2 * i, &pair, sizeof pair);
     }
-    if (kind == INT4)
+    if (form->rounding != TO_POWERS)
         for (size_t i = 0; i < 2 * bytes; i++)
             nibbles[i] = (uint8_t)((nibbles[i] ^ 8) - 8);
 }
 
-INLINE float level_of(enum kind kind, uint8_t code)
+INLINE float level_of(const form *form, uint8_t code, float shift)
 {
-    if (kind != E3M0)
+    if (form->rounding == SHIFTED)
+        return (float)(int8_t)code + shift;
+    if (form->rounding != TO_POWERS)
         return (float)(int8_t)code;
     int32_t index = code & 7;
     int32_t bits = index ? (index + 124) << 23 : 0;
     return float_of((int32_t)((uint32_t)bits | (uint32_t)(code & 8) << 28));
 }
 
-INLINE void decode_block(enum kind kind, int add, float scale, const uint8_t *restrict codes,
-                         size_t count, float factor, float *restrict out)
+INLINE void decode_block(const form *form, int add, float scale, float shift,
+                         const uint8_t *restrict codes, size_t count, float factor,
+                         float *restrict out)
 {
     uint8_t nibbles[NIBBLE_BLOCK];
-    if (kind != INT8) {
-        unpack_nibbles(kind, codes, (count + 1) / 2, nibbles);
+    if (form->bits != 8) {
+        unpack_nibbles(form, codes, (count + 1) / 2, nibbles);
         codes = nibbles;
     }
     for (size_t i = 0; i < count; i++) {
-        float value = level_of(kind, codes[i]) * scale;
+        float value = level_of(form, codes[i], shift) * scale;
         if (add) {
             value = value * factor;
             out[i] = out[i] + value;
@@ -236,41 +247,58 @@ INLINE void decode_block(enum kind kind, int add, float scale, const uint8_t *re
     }
 }
 
-INLINE void decode_blocks(enum kind kind, int add, const uint8_t *restrict data, size_t count,
+INLINE void decode_blocks(const form *form, int add, const uint8_t *restrict data, size_t count,
                           float factor, float *restrict out)
 {
-    const size_t width = kind == INT8 ? INT8_BLOCK : NIBBLE_BLOCK;
-    const size_t code_bytes = kind == INT8 ? width : width / 2;
+    const size_t width = form->block, code_bytes = width * form->bits / 8;
+    const uint8_t *scales = data + scales_at(form), *codes = data + codes_at(form, count);
+    stream random = {0, 0};
     size_t whole = count / width, rest = count % width;
-    const uint8_t *codes = data + sizeof(float) * (whole + (rest > 0));
+    if (form->rounding == SHIFTED) {
+        uint64_t key;
+        memcpy(&key, data, sizeof key);
+        random = stream_of(key);
+    }
     for (size_t block = 0; block < whole; block++)
-        decode_block(kind, add, scale_at(data, block), codes + code_bytes * block, width, factor,
-                     out + width * block);
+        decode_block(form, add, float_at(scales, block), shift_of(random, block),
+                     codes + code_bytes * block, width, factor, out + width * block);
     if (rest)
-        decode_block(kind, add, scale_at(data, whole), codes + code_bytes * whole, rest, factor,
-                     out + width * whole);
+        decode_block(form, add, float_at(scales, whole), shift_of(random, whole),
+                     codes + code_bytes * whole, rest, factor, out + width * whole);
 }
 
 /* ---------------------------------------------------------------- by name */
 
-#define BLOCK_FUNCTIONS(NAME, KIND)                                                           \
-    static int encode_##NAME(const float *values, size_t count, uint8_t *out)                 \
+#define ENCODE_BLOCKS(NAME, FORM)                                                             \
+    static int encode_##NAME(const float *values, size_t count, uint64_t key, uint8_t *out)   \
     {                                                                                         \
-        return encode_blocks(KIND, values, count, out);                                       \
+        return encode_blocks(&FORM, values, count, key, out);                                 \
+    }
+
+#define BLOCK_FUNCTIONS(NAME, FORM)                                                           \
+    ENCODE_BLOCKS(NAME, FORM)                                                                 \
+    static size_t bytes_##NAME(size_t count)                                                  \
+    {                                                                                         \
+        return block_bytes(&FORM, count);                                                     \
     }                                                                                         \
     static int check_##NAME(const uint8_t *data, size_t count)                                \
     {                                                                                         \
-        return check_blocks(KIND, data, count);                                               \
+        return check_blocks(&FORM, data, count);                                              \
     }                                                                                         \
     static void decode_##NAME(const uint8_t *data, size_t count, float *out)                  \
     {                                                                                         \
-        decode_blocks(KIND, 0, data, count, 0.0f, out);                                       \
+        decode_blocks(&FORM, 0, data, count, 0.0f, out);                                      \
     }                                                                                         \
     static void decode_add_##NAME(const uint8_t *data, size_t count, float factor, float *into) \
     {                                                                                         \
-        decode_blocks(KIND, 1, data, count, factor, into);                                    \
+        decode_blocks(&FORM, 1, data, count, factor, into);                                   \
     }
 
+/* What was rounded at random is decoded like what was rounded to the nearest. */
 BLOCK_FUNCTIONS(int8, INT8)
+ENCODE_BLOCKS(int8_sr, INT8_SR)
+BLOCK_FUNCTIONS(int8_shift, INT8_SHIFT)
 BLOCK_FUNCTIONS(int4, INT4)
+ENCODE_BLOCKS(int4_sr, INT4_SR)
+BLOCK_FUNCTIONS(int4_shift, INT4_SHIFT)
 BLOCK_FUNCTIONS(fp4_e3m0, E3M0)

@@ -2,8 +2,15 @@
 
 /* ---------------------------------------------------------------- float32 */
 
-static int encode_float32(const float *restrict values, size_t count, uint8_t *restrict out)
+static size_t bytes_float32(size_t count)
 {
+    return sizeof(float) * count;
+}
+
+static int encode_float32(const float *restrict values, size_t count, uint64_t key,
+                          uint8_t *restrict out)
+{
+    (void)key;
     int32_t top = 0;
     for (size_t i = 0; i < count; i++) {
         int32_t bits = bits_of(values[i]);
@@ -18,7 +25,7 @@ static int check_float32(const uint8_t *restrict data, size_t count)
 {
     int32_t top = 0;
     for (size_t i = 0; i < count; i++) {
-        int32_t bits = bits_of(scale_at(data, i)) & MAGNITUDE_BITS;
+        int32_t bits = bits_of(float_at(data, i)) & MAGNITUDE_BITS;
         top = bits > top ? bits : top;
     }
     return top < INFINITY_BITS;
@@ -34,7 +41,7 @@ static void decode_add_float32(const uint8_t *restrict data, size_t count, float
                                float *restrict into)
 {
     for (size_t i = 0; i < count; i++) {
-        float value = scale_at(data, i) * factor;
+        float value = float_at(data, i) * factor;
         into[i] = into[i] + value;
     }
 }
@@ -46,7 +53,7 @@ INLINE int weigh_float32(const uint8_t *restrict data, size_t count, float facto
 {
     int32_t top = 0;
     for (size_t i = 0; i < count; i++) {
-        float value = scale_at(data, i);
+        float value = float_at(data, i);
         int32_t bits = bits_of(value) & MAGNITUDE_BITS;
         value = value * factor;
         value = (first ? 0.0f : into[i]) + value;

@@ -19,7 +19,6 @@ static size_t size_of(char code)
     switch (code) {
     case 'f': return sizeof(float);
     case 'd': return sizeof(double);
-    case 'H': return sizeof(uint16_t);
     case 'B': return sizeof(uint8_t);
     default: return 0;
     }

@@ -15,7 +15,7 @@ typedef struct {
 } buffers;
 
 /* The elements of a flat, contiguous, aligned buffer whose format is one of `formats`: f float32,
- * d float64, B uint8, H uint16. NULL with ValueError or TypeError for another. */
+ * d float64, B uint8. NULL with ValueError or TypeError for another. */
 void *take_buffer(buffers *all, PyObject *object, const char *what, const char *formats, int use);
 
 /* The elements and the format of what was taken as the `index`-th. */

@@ -25,14 +25,14 @@
 #error "the kernels need float32 arithmetic without excess precision"
 #endif
 
-/* One way to write float32 values as bytes. A codec with block 0 has no scales. Encoded bytes may
- * have any alignment; floats have theirs. No two buffers overlap. */
+/* One way to write float32 values as bytes. Encoded bytes may have any alignment; floats have theirs.
+ * No two buffers overlap. */
 typedef struct {
     const char *name;
-    size_t block;     /* elements that share a float32 scale */
-    size_t code_bits; /* of one element, in bytes of their own after all scales */
-    /* 0 if a value is NaN or infinite; `out` then holds anything. */
-    int (*encode)(const float *values, size_t count, uint8_t *out);
+    size_t (*encoded_bytes)(size_t count);
+    /* 0 if a value is NaN or infinite; `out` then holds anything. Those that round at random take
+     * the key. */
+    int (*encode)(const float *values, size_t count, uint64_t key, uint8_t *out);
     /* 0 unless the bytes are ones that encode may have written. */
     int (*check)(const uint8_t *data, size_t count);
     /* What has passed `check`. */
@@ -40,9 +40,7 @@ typedef struct {
     void (*decode_add)(const uint8_t *data, size_t count, float factor, float *into);
 } codec_kernels;
 
-enum { CODECS = 4, RULES = 3 };
-
-enum { TOP_COUNT_MAX = 4096 }; /* what a 12-bit index reaches */
+enum { CODECS = 11, RULES = 3 };
 
 /* An outer step. Inputs and outputs: theta with theta and momentum with momentum may be the same
  * memory; otherwise nothing overlaps. */
@@ -65,15 +63,6 @@ typedef struct {
     /* Weighted values (float32, at any address) into a sum: += or, for the first, =. 0 if a value
      * or a sum is NaN or infinite; `into` then holds anything. */
     int (*weigh)(const uint8_t *data, size_t count, float factor, float *into, int first);
-    /* The indices, ascending, of the `keep` largest magnitudes among values; of equal ones the
-     * first. 1 <= keep <= count <= TOP_COUNT_MAX. 0 if a value is NaN or infinite. */
-    int (*select_top)(const float *values, size_t count, size_t keep, uint16_t *out);
-    /* 12-bit numbers, two in three bytes, and 2-bit numbers, four in a byte; low bits first. `pack`
-     * keeps the low bits of each; `unpack` gives 0 if bits after the last number are set. */
-    void (*pack12)(const uint16_t *numbers, size_t count, uint8_t *out);
-    int (*unpack12)(const uint8_t *data, size_t count, uint16_t *out);
-    void (*pack2)(const uint8_t *numbers, size_t count, uint8_t *out);
-    int (*unpack2)(const uint8_t *data, size_t count, uint8_t *out);
 } kernels;
 
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */

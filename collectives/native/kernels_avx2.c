@@ -1,5 +1,6 @@
 /* The kernels for x86 processors with AVX2. */
 #include <float.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

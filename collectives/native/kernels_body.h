@@ -3,6 +3,7 @@
  * Bit for bit what the numpy forms in the codecs and in optim/outer.py do: every operation is rounded
  * to float32 by itself, in the same order. The build forbids contraction into fused multiply-adds.
  */
+#include <math.h>
 #include <string.h>
 
 #include "kernels.h"
@@ -20,24 +21,28 @@
 #define INDEPENDENT
 #endif
 
+#include "body_bits.h"
+#include "body_random.h"
+
 #include "body_blocks.h"
 #include "body_flat.h"
+#include "body_halves.h"
 #include "body_topk.h"
 
-#define BLOCK_CODEC(NAME, BLOCK, BITS) \
-    { #NAME, BLOCK, BITS, encode_##NAME, check_##NAME, decode_##NAME, decode_add_##NAME }
+/* A codec that differs from another in encoding only. */
+#define CODEC_LIKE(NAME, OTHER)                                                           \
+    {                                                                                     \
+        #NAME, bytes_##OTHER, encode_##NAME, check_##OTHER, decode_##OTHER, decode_add_##OTHER \
+    }
+#define CODEC(NAME) CODEC_LIKE(NAME, NAME)
 #define RULE(NAME) { #NAME, NAME##_float32, NAME##_float64 }
 
-#define KERNELS_TABLE(LEVEL)                                                              \
-    const kernels kernels_##LEVEL = {                                                     \
-        #LEVEL,                                                                           \
-        {BLOCK_CODEC(float32, 0, 32), BLOCK_CODEC(int8, 256, 8), BLOCK_CODEC(int4, 64, 4), \
-         BLOCK_CODEC(fp4_e3m0, 64, 4)},                                                   \
-        {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                    \
-        weigh,                                                                            \
-        select_top,                                                                       \
-        pack12,                                                                           \
-        unpack12,                                                                         \
-        pack2,                                                                            \
-        unpack2,                                                                          \
+#define KERNELS_TABLE(LEVEL)                                                          \
+    const kernels kernels_##LEVEL = {                                                 \
+        #LEVEL,                                                                       \
+        {CODEC(float32), CODEC(bfloat16), CODEC(float16), CODEC(int8),                \
+         CODEC_LIKE(int8_sr, int8), CODEC(int8_shift), CODEC(int4),                   \
+         CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0), CODEC(topk)}, \
+        {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                \
+        weigh,                                                                        \
     }

@@ -96,6 +96,19 @@ static int to_double(PyObject *object, double *number)
     return !(*number == -1.0 && PyErr_Occurred());
 }
 
+/* 1, or 0 where the number does not fit into 64 bits, or -1 with TypeError. */
+static int to_key(PyObject *object, uint64_t *key)
+{
+    unsigned long long given = PyLong_AsUnsignedLongLong(object);
+    *key = given;
+    if (given != (unsigned long long)-1 || !PyErr_Occurred())
+        return 1;
+    if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+        return -1;
+    PyErr_Clear();
+    return 0;
+}
+
 static const codec_kernels *to_codec(PyObject *name)
 {
     for (int i = 0; i < CODECS; i++)
@@ -112,10 +125,7 @@ static int has_encoded(const buffers *all, int index, const codec_kernels *codec
         PyErr_SetString(PyExc_ValueError, "so many elements cannot be");
         return 0;
     }
-    size_t bytes = count * codec->code_bits / 8 + (count * codec->code_bits % 8 != 0);
-    if (codec->block)
-        bytes += sizeof(float) * (count / codec->block + (count % codec->block != 0));
-    return buffer_has(all, index, bytes, "the encoded data");
+    return buffer_has(all, index, codec->encoded_bytes(count), "the encoded data");
 }
 
 static PyObject *finish(buffers *all, PyObject *answer)
@@ -133,15 +143,17 @@ static PyObject *py_encode(PyObject *module, PyObject *const *given, Py_ssize_t 
     const codec_kernels *codec;
     const float *values;
     uint8_t *out;
-    int done = 0;
-    if (!has_arguments(count, 3) || (codec = to_codec(given[0])) == NULL ||
+    uint64_t key;
+    int done;
+    if (!has_arguments(count, 4) || (codec = to_codec(given[0])) == NULL ||
+        (done = to_key(given[2], &key)) < 0 ||
         (values = take_buffer(&all, given[1], "values", "f", READ)) == NULL ||
-        (out = take_buffer(&all, given[2], "out", "B", WRITE)) == NULL ||
+        (out = take_buffer(&all, given[3], "out", "B", WRITE)) == NULL ||
         !has_encoded(&all, 1, codec, buffer_count(&all, 0)) || !buffers_are_apart(&all, 0))
         return finish(&all, NULL);
     size_t elements = buffer_count(&all, 0);
     Py_BEGIN_ALLOW_THREADS
-    done = codec->encode(values, elements, out);
+    done = done && codec->encode(values, elements, key, out);
     Py_END_ALLOW_THREADS
     return finish(&all, done ? Py_True : Py_False);
 }
@@ -273,100 +285,6 @@ static PyObject *py_outer_step(PyObject *module, PyObject *const *given, Py_ssiz
     return finish(&all, Py_None);
 }
 
-/* ---------------------------------------------------------------- top-k */
-
-static PyObject *py_select_top(PyObject *module, PyObject *const *given, Py_ssize_t count)
-{
-    (void)module;
-    buffers all = {.taken = 0};
-    const kernels *set = active;
-    const float *values;
-    uint16_t *out;
-    size_t chunk, keep;
-    int done = 1;
-    if (!has_arguments(count, 4) || !to_size(given[1], &chunk) || !to_size(given[2], &keep))
-        return NULL;
-    if (keep < 1 || keep > chunk || chunk > TOP_COUNT_MAX) {
-        PyErr_Format(PyExc_ValueError, "%zu of %zu values cannot be selected", keep, chunk);
-        return NULL;
-    }
-    if ((values = take_buffer(&all, given[0], "values", "f", READ)) == NULL ||
-        (out = take_buffer(&all, given[3], "out", "H", WRITE)) == NULL)
-        return finish(&all, NULL);
-    size_t chunks = buffer_count(&all, 0) / chunk;
-    if (!buffer_has(&all, 0, chunks * chunk, "values") ||
-        !buffer_has(&all, 1, chunks * keep, "out") || !buffers_are_apart(&all, 0))
-        return finish(&all, NULL);
-    Py_BEGIN_ALLOW_THREADS
-    for (size_t i = 0; done && i < chunks; i++)
-        done = set->select_top(values + chunk * i, chunk, keep, out + keep * i);
-    Py_END_ALLOW_THREADS
-    return finish(&all, done ? Py_True : Py_False);
-}
-
-/* The bytes of `count` numbers of `bits` bits; `count` is the length of an array. */
-static size_t packed_bytes(size_t count, size_t bits)
-{
-    return count / 8 * bits + (count % 8 * bits + 7) / 8;
-}
-
-static PyObject *pack_numbers(PyObject *const *given, Py_ssize_t count, size_t bits)
-{
-    buffers all = {.taken = 0};
-    const kernels *set = active;
-    const void *numbers;
-    uint8_t *out;
-    if (!has_arguments(count, 2) ||
-        (numbers = take_buffer(&all, given[0], "numbers", bits == 12 ? "H" : "B", READ)) == NULL ||
-        (out = take_buffer(&all, given[1], "out", "B", WRITE)) == NULL ||
-        !buffer_has(&all, 1, packed_bytes(buffer_count(&all, 0), bits), "out") ||
-        !buffers_are_apart(&all, 0))
-        return finish(&all, NULL);
-    size_t elements = buffer_count(&all, 0);
-    Py_BEGIN_ALLOW_THREADS
-    if (bits == 12)
-        set->pack12(numbers, elements, out);
-    else
-        set->pack2(numbers, elements, out);
-    Py_END_ALLOW_THREADS
-    return finish(&all, Py_None);
-}
-
-static PyObject *unpack_numbers(PyObject *const *given, Py_ssize_t count, size_t bits)
-{
-    buffers all = {.taken = 0};
-    const kernels *set = active;
-    const uint8_t *data;
-    void *out;
-    int done = 0;
-    if (!has_arguments(count, 2) ||
-        (data = take_buffer(&all, given[0], "data", "B", READ)) == NULL ||
-        (out = take_buffer(&all, given[1], "out", bits == 12 ? "H" : "B", WRITE)) == NULL ||
-        !buffer_has(&all, 0, packed_bytes(buffer_count(&all, 1), bits), "data") ||
-        !buffers_are_apart(&all, 0))
-        return finish(&all, NULL);
-    size_t elements = buffer_count(&all, 1);
-    Py_BEGIN_ALLOW_THREADS
-    if (bits == 12)
-        done = set->unpack12(data, elements, out);
-    else
-        done = set->unpack2(data, elements, out);
-    Py_END_ALLOW_THREADS
-    return finish(&all, done ? Py_True : Py_False);
-}
-
-#define PACKING(NAME, WAY, BITS)                                                             \
-    static PyObject *py_##NAME(PyObject *module, PyObject *const *given, Py_ssize_t count)   \
-    {                                                                                        \
-        (void)module;                                                                        \
-        return WAY(given, count, BITS);                                                      \
-    }
-
-PACKING(pack12, pack_numbers, 12)
-PACKING(unpack12, unpack_numbers, 12)
-PACKING(pack2, pack_numbers, 2)
-PACKING(unpack2, unpack_numbers, 2)
-
 /* ---------------------------------------------------------------- the module */
 
 #define FAST(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
@@ -378,11 +296,6 @@ static PyMethodDef methods[] = {
     FAST(decode_add),
     FAST(weigh),
     FAST(outer_step),
-    FAST(select_top),
-    FAST(pack12),
-    FAST(unpack12),
-    FAST(pack2),
-    FAST(unpack2),
     {"levels", py_levels, METH_NOARGS, NULL},
     {"level", py_level, METH_NOARGS, NULL},
     {"use", py_use, METH_O, NULL},
@@ -391,7 +304,7 @@ static PyMethodDef methods[] = {
 
 /* Changed with every change of what a function takes, gives or computes, here and in native.py: so a
  * library from older sources is not used. */
-enum { INTERFACE = 1 };
+enum { INTERFACE = 2 };
 
 static int start(PyObject *module)
 {

@@ -1,27 +1,40 @@
-"""The kernels in C against numpy, bit for bit, and what they refuse."""
+"""The kernels in C against numpy, bit for bit."""
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from harness.floats import (
+    MAX,
+    any_values,
+    around_limits,
+    finite,
+    halfway,
+    near_ties,
+    normal,
+    shifted,
+    special_values,
+)
+from harness.roundtrip import decoded, encoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.collectives.native import KERNELS, NUMPY_REASON, Kernels
+from atoll.collectives.codecs import CODECS, F32, NUMPY_CODECS, U8, Codec
+from atoll.collectives.codecs.blocks import BlockCodec
+from atoll.collectives.counter_rng import random_words, unit_floats
+from atoll.collectives.errors import CodecError
+from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Kernels
 from atoll.optim.outer import nesterov_step
 
-ROOT = Path(__file__).parents[3]
-F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
-MAX, TINY = np.finfo(np.float32).max, np.finfo(np.float32).tiny
-LEVELS = np.array([0, 0.25, 0.5, 1, 2, 4, 8, 16], np.float32)
-MIDDLES = (LEVELS[1:] + LEVELS[:-1]) / 2
-
+REFERENCES = [NUMPY_CODECS[name] for name in KERNEL_CODECS]
+WITH_SCALES = [codec for codec in REFERENCES if isinstance(codec, BlockCodec)]
+every_codec = pytest.mark.parametrize("codec", REFERENCES, ids=lambda codec: codec.name)
+block_codecs = pytest.mark.parametrize("codec", WITH_SCALES, ids=lambda codec: codec.name)
 needs_kernels = pytest.mark.skipif(KERNELS is None, reason=f"no kernels: {NUMPY_REASON}")
 checked = settings(
     max_examples=40,
@@ -31,122 +44,9 @@ checked = settings(
 )
 
 
-# ---------------------------------------------------------------- the numpy forms
+# ---------------------------------------------------------------- the same bytes
 
-
-class Form(NamedTuple):
-    name: str
-    block: int  # 0: no scales
-    bits: int
-    range: float
-    scale_min: float
-
-
-FLOAT32 = Form("float32", 0, 32, 0, 0)
-INT8 = Form("int8", 256, 8, 127, TINY)
-INT4 = Form("int4", 64, 4, 7, TINY)
-E3M0 = Form("fp4_e3m0", 64, 4, 16, 4 * TINY)
-FORMS = (FLOAT32, INT8, INT4, E3M0)
-every_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-block_forms = pytest.mark.parametrize("form", FORMS[1:], ids=lambda form: form.name)
-
-
-def scale_max(form: Form) -> np.float32:
-    return np.nextafter(MAX / np.float32(form.range), np.float32(0))
-
-
-def blocks(form: Form, count: int) -> int:
-    return -(-count // form.block) if form.block else 0
-
-
-def size(form: Form, count: int) -> int:
-    return 4 * blocks(form, count) + -(-count * form.bits // 8)
-
-
-def numpy_encode(form: Form, values: F32) -> bytes:
-    """Of finite values."""
-    if not form.block:
-        return values.tobytes()
-    scales, codes = [], []
-    for lo in range(0, values.size, form.block):
-        block = values[lo : lo + form.block]
-        scale = np.minimum(np.abs(block).max() / np.float32(form.range), scale_max(form))
-        scale = scale if scale >= form.scale_min else np.float32(0)
-        scaled = block / (scale or np.float32(1))
-        scales.append(scale)
-        if form is E3M0:
-            index = np.searchsorted(MIDDLES, np.abs(scaled))
-            tie = np.isin(np.abs(scaled), MIDDLES) & (index % 2 == 1)
-            codes.append((index + tie) | np.signbit(block) * 8)
-        else:
-            codes.append(np.rint(scaled).astype(np.int8))
-    flat = np.concatenate([*codes, []]).astype(np.int8).view(np.uint8)
-    if form.bits == 4:
-        flat = np.append(flat, np.uint8(0))[: 2 * -(-values.size // 2)] & 15
-        flat = flat[::2] | flat[1::2] << 4
-    return np.array(scales, "<f4").tobytes() + flat.tobytes()
-
-
-def numpy_values(form: Form, data: U8, count: int) -> F32:
-    if not form.block:
-        return data.copy().view("<f4")
-    scales = data[: 4 * blocks(form, count)].copy().view("<f4")
-    codes = data[scales.nbytes :]
-    if form.bits == 4:
-        codes = np.stack((codes & 15, codes >> 4), axis=1).reshape(-1)[:count]
-    if form is E3M0:
-        numbers = np.copysign(LEVELS[codes & 7], np.where(codes & 8, -1, 1).astype(np.float32))
-    else:
-        numbers = (codes << (8 - form.bits)).view(np.int8).astype(np.float32)
-        numbers /= np.float32(1 << (8 - form.bits))
-    return numbers * np.repeat(scales, form.block)[:count]
-
-
-def numpy_check(form: Form, data: U8, count: int) -> bool:
-    if not form.block:
-        return bool(np.isfinite(data.copy().view("<f4")).all())
-    scales = data[: 4 * blocks(form, count)].copy().view("<f4")
-    codes = data[scales.nbytes :]
-    good = (scales >= form.scale_min) & (scales <= scale_max(form)) | (scales.view("<u4") == 0)
-    if form is INT8:
-        return bool(good.all() and (codes != 0x80).all())
-    nibbles = np.stack((codes & 15, codes >> 4), axis=1).reshape(-1)
-    padded = not count % 2 or nibbles[-1] == 0
-    return bool(good.all() and padded and (form is E3M0 or (nibbles != 8).all()))
-
-
-# ---------------------------------------------------------------- inputs
-
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 127.0, 16.0, 7.0, 1e-45, -1e-45, 1.1754942e-38, float(TINY)]
-SPECIAL += [float(TINY) * 127, 0.5, 1.5, -2.5, 3.0, 6.0, 12.0, 0.125, 0.75, float(MAX), -float(MAX)]
-SPECIAL += [float(scale_max(form)) for form in FORMS[1:]]
-SPECIAL_VALUES = np.array(SPECIAL, np.float32)
-
-
-def finite(data: bytes) -> F32:
-    """Any bits, but of infinities and NaN one bit is cleared."""
-    bits = np.frombuffer(data[: len(data) // 4 * 4], np.uint32)
-    return np.where(bits >> 23 & 255 == 255, bits & 0xBFFF_FFFF, bits).view(np.float32)
-
-
-any_values = st.binary(max_size=2800).map(finite)
-special_values = st.binary(max_size=300).map(
-    lambda data: SPECIAL_VALUES[np.frombuffer(data, np.uint8) % SPECIAL_VALUES.size]
-)
-
-
-def normal(count: int, seed: int) -> F32:
-    """Values over many binades, so that blocks differ."""
-    random = np.random.default_rng(seed)
-    spread = np.exp2(random.integers(-30, 30, count // 50 + 1).repeat(50)[:count])
-    return (random.standard_normal(count) * spread).astype(np.float32)
-
-
-def shifted(values: NDArray[Any], by: int) -> NDArray[Any]:
-    """The same values, ``by`` elements into a buffer: vectors there are not aligned."""
-    buffer = np.empty(values.size + by, values.dtype)
-    buffer[by:] = values
-    return buffer[by:]
+any_key = st.integers(0, 2**64 - 1)
 
 
 def same(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
@@ -157,95 +57,184 @@ def same(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
     )
 
 
-def encode(kernels: Kernels, form: Form, values: F32) -> bytes:
-    out = shifted(np.full(size(form, values.size), 0xEE, np.uint8), 1)
-    assert kernels.encode(form.name, values, out)  # type: ignore[arg-type]
+def encode(kernels: Kernels, codec: Codec, values: F32, key: int = 0) -> bytes:
+    out = shifted(np.full(codec.encoded_bytes(values.size), 0xEE, np.uint8), 1)
+    assert kernels.encode(codec.name, values, key, out)
     return out.tobytes()
 
 
-# ---------------------------------------------------------------- the same bits
-
-
-@every_form
-@given(values=any_values | special_values, by=st.integers(0, 3))
+@every_codec
+@given(values=any_values | special_values, by=st.integers(0, 3), key=any_key)
 @checked
 def test_encoding_gives_the_bytes_of_numpy(
-    kernels: Kernels, form: Form, values: F32, by: int
+    kernels: Kernels, codec: Codec, values: F32, by: int, key: int
 ) -> None:
-    assert encode(kernels, form, shifted(values, by)) == numpy_encode(form, values)
+    ours = encode(kernels, codec, shifted(values, by), key)
+    assert ours == encoded(codec, values, key).tobytes()
 
 
-@block_forms
-def test_encoding_many_blocks_and_short_ones(kernels: Kernels, form: Form) -> None:
-    for count in (*range(1, 140), 255, 256, 257, 511, 513, 1000, 30_001):
+@every_codec
+def test_encoding_many_blocks_and_short_ones(kernels: Kernels, codec: Codec) -> None:
+    for count in (*range(1, 140), 255, 256, 257, 511, 513, 4095, 4096, 4097, 8200, 130_001):
         values = normal(count, seed=count)
-        assert encode(kernels, form, values) == numpy_encode(form, values), count
+        ours = encode(kernels, codec, values, key=count)
+        assert ours == encoded(codec, values, key=count).tobytes(), count
 
 
-@block_forms
-def test_ties_and_their_neighbours(kernels: Kernels, form: Form) -> None:
-    """With powers of two as scales every quotient is exact; with others it is rounded."""
-    ties = MIDDLES if form is E3M0 else np.arange(form.range, dtype=np.float32) + np.float32(0.5)
-    near = np.concatenate([np.nextafter(ties, np.float32(side)) for side in (0, 99)] + [ties])
-    for factor in (1.0, 2.0**-100, 2.0**90, 3.3, 1e-30):
-        scale = np.float32(factor)
-        for sign in (1, -1):
-            row = np.full(form.block, np.float32(form.range) * scale)
-            for lo in range(0, near.size, form.block - 1):
-                part = near[lo : lo + form.block - 1] * scale * np.float32(sign)
-                row[: part.size] = part
-                assert encode(kernels, form, row) == numpy_encode(form, row)
-
-
-@block_forms
-def test_scales_at_their_limits(kernels: Kernels, form: Form) -> None:
-    """Largest magnitudes around which a scale becomes 0 or reaches its maximum."""
-    low, high = np.float32(form.scale_min * form.range), scale_max(form) * np.float32(form.range)
-    for limit in (0, low, high, MAX):
-        for steps in range(-130, 131):
-            top = np.float32(limit).view(np.int32) + np.int32(steps)
-            value = np.clip(top, 0, MAX.view(np.int32)).astype(np.int32).view(np.float32)
-            for row in (value, -value):
-                values = np.array([row, row / 2, -row / 3], np.float32)
-                assert encode(kernels, form, values) == numpy_encode(form, values)
-
-
-@every_form
 @given(
-    values=any_values,
-    scale=st.floats(4 * float(TINY), 2.0**120, width=32) | st.just(0.0),
+    count=st.sampled_from([1, 63, 64, 65, 4032, 4095, 4096, 4097, 4160, 8192, 12_345]),
+    levels=st.integers(1, 40) | st.integers(100, 2000),
+    seed=st.integers(0, 2**32),
+    scale=st.sampled_from([1.0, -1.0, 1e-45, 1e-38, 3e38, 1 / 3]),
+)
+@checked
+def test_topk_of_many_equal_magnitudes(
+    kernels: Kernels, count: int, levels: int, seed: int, scale: float
+) -> None:
+    """Few levels: all that is kept is equal. Many: the smallest that are kept are."""
+    random = np.random.default_rng(seed)
+    signs = random.choice(np.array([1, -1], np.float32), count)
+    values = random.integers(0, levels, count) / np.float32(levels) * np.float32(scale) * signs
+    topk, values = NUMPY_CODECS["topk"], values.astype(np.float32)
+    assert encode(kernels, topk, values) == encoded(topk, values).tobytes()
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**-100, 2.0**120, 1 / 3, 1e-30, float(MAX) / 9])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        # A standard deviation of 4, so a bin of 6: 9 and 3 lie at the edges of bins.
+        [3] * 7 + [-3] * 7 + [9, -9, 0, 0],
+        [9] * 8 + [-9] * 8 + [0] * 65,
+        [3, -3],
+        [1, 1, 1],
+        [-0.0] * 4,
+    ],
+)
+def test_topk_of_values_at_the_edges_of_bins(
+    kernels: Kernels, kept: list[float], factor: float
+) -> None:
+    values = np.zeros(64 * len(kept), np.float32)
+    values[: len(kept)] = np.array(kept, np.float32) * np.float32(factor)
+    topk = NUMPY_CODECS["topk"]
+    assert encode(kernels, topk, values) == encoded(topk, values).tobytes()
+
+
+@pytest.mark.parametrize(("name", "top"), [("int8_sr", 127), ("int4_sr", 7)])
+def test_a_fraction_that_equals_its_random_number_is_rounded_down(
+    kernels: Kernels, name: str, top: int
+) -> None:
+    codec, words = NUMPY_CODECS[name], np.empty(1024, np.uint32)
+    random_words(9, 0, words)
+    values = unit_floats(words)
+    values[:: codec.contract.block] = top  # so the scale is 1
+    ours = encode(kernels, codec, values, key=9)
+    assert ours == encoded(codec, values, key=9).tobytes()
+    assert np.count_nonzero(decoded(codec, np.frombuffer(ours, np.uint8), 1024)) == (
+        1024 // codec.contract.block
+    )
+
+
+@pytest.mark.parametrize(("name", "top"), [("int8_sr", 127), ("int4_sr", 7)])
+def test_what_is_divided_to_more_than_the_largest_code_is_not_rounded_up(
+    kernels: Kernels, name: str, top: int
+) -> None:
+    codec, words = NUMPY_CODECS[name], np.empty(1 << 22, np.uint32)
+    random_words(3, 0, words)
+    candidates = np.arange(1, 2, 1e-4, np.float32)
+    quotients = candidates / (candidates / np.float32(top))
+    beyond = int(quotients.argmax())
+    assert quotients[beyond] > top
+    # As many elements as it takes until a random number is so small that it would be.
+    place = int(np.argmax(unit_floats(words) < quotients[beyond] - top))
+    assert words.view(np.float32)[place] < quotients[beyond] - top
+    values = np.full(place + 1, candidates[beyond], np.float32)
+    assert encode(kernels, codec, values, key=3) == encoded(codec, values, key=3).tobytes()
+
+
+@block_codecs
+def test_ties_and_scales_at_their_limits(kernels: Kernels, codec: BlockCodec) -> None:
+    for values in (*near_ties(codec), *around_limits(codec)):
+        assert encode(kernels, codec, values, 3) == encoded(codec, values, 3).tobytes()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_every_tie_of_halves(kernels: Kernels, name: str) -> None:
+    for values in halfway(name):
+        ours = encode(kernels, NUMPY_CODECS[name], values)
+        assert ours == encoded(NUMPY_CODECS[name], values).tobytes()
+
+
+# ---------------------------------------------------------------- the same values
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_every_half(kernels: Kernels, name: str) -> None:
+    codec, all_bits = NUMPY_CODECS[name], np.arange(0x10000, dtype=np.uint16)
+    good = all_bits[all_bits & 0x7FFF < (0x7F80 if name == "bfloat16" else 0x7C00)].view(np.uint8)
+    out = np.empty(good.size // 2, np.float32)
+    assert kernels.decode(name, good, out)
+    assert out.tobytes() == decoded(codec, good, out.size).tobytes()
+    for bits in (0, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x7F7F, 0x7F80, 0x7F81, 0x7FFF):
+        for sign in (0, 0x8000):
+            one = np.array([bits | sign], np.uint16).view(np.uint8)
+            assert kernels.check(name, one, 1) == allowed(codec, one, 1)
+
+
+def allowed(codec: Codec, data: U8, count: int) -> bool:
+    with contextlib.suppress(CodecError):
+        codec.check(data, count)
+        return True
+    return False
+
+
+@every_codec
+@given(
+    values=any_values | special_values,
+    key=any_key,
     factor=st.sampled_from([0.0, 0.25, 1 / 3, -1.0, 1.5, 1e-40, 3e38]),
+    changes=st.lists(st.tuples(st.integers(0), st.integers(0, 255)), max_size=4),
 )
 @checked
 def test_decoding_gives_the_values_of_numpy(
-    kernels: Kernels, form: Form, values: F32, scale: float, factor: float
+    kernels: Kernels,
+    codec: Codec,
+    values: F32,
+    key: int,
+    factor: float,
+    changes: list[tuple[int, int]],
 ) -> None:
+    """Or both refuse: of some bytes others are put into their places."""
     count = values.size
-    data = shifted(np.frombuffer(numpy_encode(form, values), np.uint8), 3)
-    if form.block and count:
-        data[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
-    expected, out = numpy_values(form, data, count), np.full(count, np.nan, np.float32)
-    assert kernels.check(form.name, data, count)  # type: ignore[arg-type]
-    assert kernels.decode(form.name, data, out)  # type: ignore[arg-type]
-    assert out.tobytes() == expected.tobytes()
-    into = shifted(normal(count, seed=1), 1)
-    with np.errstate(all="ignore"):
-        total = into + np.float32(factor) * expected
-    assert kernels.decode_add(form.name, data, factor, into)  # type: ignore[arg-type]
+    data = shifted(encoded(codec, values, key), 3)
+    for place, byte in changes if data.size else ():
+        data[place % data.size] = byte
+    good = allowed(codec, data, count)
+    out, into = np.full(count, 5, np.float32), shifted(normal(count, seed=1), 1)
+    total = into.copy()
+    if good:
+        with np.errstate(all="ignore"):
+            codec.decode_add(data, factor, total)
+    assert kernels.check(codec.name, data, count) == good
+    assert kernels.decode(codec.name, data, out) == good
+    assert (
+        out.tobytes() == (decoded(codec, data, count) if good else np.full_like(out, 5)).tobytes()
+    )
+    assert kernels.decode_add(codec.name, data, factor, into) == good
     assert same(into, total)
 
 
-@every_form
-@given(values=any_values, changes=st.lists(st.tuples(st.integers(0), st.integers(0, 255))))
-@checked
-def test_the_same_bytes_are_allowed(
-    kernels: Kernels, form: Form, values: F32, changes: list[tuple[int, int]]
-) -> None:
-    data = np.frombuffer(numpy_encode(form, values), np.uint8).copy()
-    for place, byte in changes if data.size else ():
-        data[place % data.size] = byte
-    allowed = numpy_check(form, data, values.size)
-    assert kernels.check(form.name, data, values.size) == allowed  # type: ignore[arg-type]
+@every_codec
+def test_decoding_many_blocks_and_short_ones(kernels: Kernels, codec: Codec) -> None:
+    for count in (*range(140), 255, 256, 257, 513, 4095, 4096, 4097, 8200, 130_001):
+        data = encoded(codec, normal(count, seed=count), key=count)
+        out, into = np.full(count, np.nan, np.float32), normal(count, seed=1)
+        total = into.copy()
+        codec.decode_add(data, 1 / 3, total)
+        assert kernels.decode(codec.name, data, out)
+        assert kernels.decode_add(codec.name, data, 1 / 3, into)
+        assert out.tobytes() == decoded(codec, data, count).tobytes(), count
+        assert into.tobytes() == total.tobytes(), count
 
 
 @needs_kernels
@@ -253,8 +242,37 @@ def test_threads_do_not_disturb_each_other() -> None:
     assert KERNELS is not None
     values = normal(100_000, seed=5)
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda form: encode(KERNELS, form, values), FORMS * 4))
-    assert results == [numpy_encode(form, values) for form in FORMS] * 4
+        results = list(pool.map(lambda codec: encode(KERNELS, codec, values, 7), REFERENCES * 3))
+    assert results == [encoded(codec, values, 7).tobytes() for codec in REFERENCES] * 3
+
+
+# ---------------------------------------------------------------- the same errors
+
+
+def refusal(codec: Codec, values: F32, key: int) -> str:
+    with pytest.raises(CodecError) as caught:
+        encoded(codec, values, key)
+    return str(caught.value)
+
+
+@every_codec
+@pytest.mark.parametrize("count", [1, 64, 257, 4200])
+def test_numpy_says_what_is_wrong_with_values(codec: Codec, count: int) -> None:
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        for place in {0, count // 2, count - 1}:
+            values = np.ones(count, np.float32)
+            values[place] = bad
+            assert refusal(CODECS[codec.name], values, 1) == refusal(codec, values, 1)
+
+
+@block_codecs
+@pytest.mark.parametrize("key", [-1, 2**64, 2**90, -(2**90)])
+def test_numpy_says_what_is_wrong_with_keys(codec: Codec, key: int) -> None:
+    values = np.ones(70, np.float32)
+    assert refusal(CODECS[codec.name], values, key) == refusal(codec, values, key)
+
+
+# ---------------------------------------------------------------- the outer step
 
 
 Scalar = np.float32 | np.float64

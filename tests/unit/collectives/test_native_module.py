@@ -1,4 +1,4 @@
-"""The kernels as a module: top-k and packing, refusals, loading, and builds without a compiler."""
+"""The kernels as a module: what they refuse, how they are loaded, builds without a compiler."""
 
 from __future__ import annotations
 
@@ -12,75 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.collectives.native import KERNELS, NUMPY_REASON, TOP_CHUNK_MAX, Kernels
+from atoll.collectives.codecs import CODECS, NUMPY_CODECS
+from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON
 
 ROOT = Path(__file__).parents[3]
-CODECS = ("float32", "int8", "int4", "fp4_e3m0")
-every_codec = pytest.mark.parametrize("codec", CODECS)
-checked = settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+every_codec = pytest.mark.parametrize("codec", KERNEL_CODECS)
 
 
 def size(codec: str, count: int) -> int:
-    block, bits = {"float32": (0, 32), "int8": (256, 8)}.get(codec, (64, 4))
-    return (4 * -(-count // block) if block else 0) + -(-count * bits // 8)
+    return NUMPY_CODECS[codec].encoded_bytes(count)
 
 
 def zeros(codec: str, count: int) -> NDArray[np.uint8]:
-    return np.zeros(size(codec, count), np.uint8)
-
-
-# ---------------------------------------------------------------- top-k and packing
-
-
-def numpy_top(values: NDArray[np.float32], chunk: int, keep: int) -> NDArray[np.uint16]:
-    rows = np.abs(values).reshape(-1, chunk)
-    first = np.argsort(-rows, axis=1, kind="stable")[:, :keep]
-    return np.sort(first, axis=1).astype(np.uint16).reshape(-1)
-
-
-@given(data=st.data(), seed=st.integers(0, 2**32), few=st.booleans())
-@checked
-def test_the_largest_are_selected(
-    kernels: Kernels, data: st.DataObject, seed: int, few: bool
-) -> None:
-    chunk = data.draw(st.sampled_from([1, 2, 63, 64, 65, 130, 1000, 4095, 4096]))
-    keep = data.draw(st.integers(1, chunk) | st.integers(1, min(chunk, 64)))
-    random = np.random.default_rng(seed)
-    values = random.standard_normal(3 * chunk).astype(np.float32)
-    if few:  # many ties, and zeros of both signs
-        values = np.sign(values) * random.integers(0, 3, values.size).astype(np.float32)
-    out = np.empty(3 * keep, np.uint16)
-    assert kernels.select_top(values, chunk, keep, out)
-    assert np.array_equal(out, numpy_top(values, chunk, keep))
-    values[random.integers(values.size)] = random.choice([np.nan, np.inf, -np.inf])
-    assert not kernels.select_top(values, chunk, keep, out)
-
-
-@given(raw=st.binary(max_size=400))
-@checked
-def test_packed_numbers(kernels: Kernels, raw: bytes) -> None:
-    for bits, dtype in ((12, np.uint16), (2, np.uint8)):
-        numbers = np.frombuffer(raw[: len(raw) // 2 * 2], dtype)
-        pack, unpack = getattr(kernels, f"pack{bits}"), getattr(kernels, f"unpack{bits}")
-        whole = sum(int(n) % 2**bits << bits * i for i, n in enumerate(numbers))
-        data = np.full(-(-numbers.size * bits // 8), 0xEE, np.uint8)
-        pack(numbers, data)
-        assert data.tobytes() == whole.to_bytes(data.size, "little")
-        out = np.full_like(numbers, 0xEE)
-        assert unpack(data, out)
-        assert np.array_equal(out, numbers % 2**bits)
-        if numbers.size * bits % 8:
-            data[-1] |= 0x80
-            assert not unpack(data, out)
+    """What encodes zeros: but for topk's places these are zeros."""
+    data = np.zeros(size(codec, count), np.uint8)
+    NUMPY_CODECS[codec].encode(np.zeros(count, np.float32), data)
+    return data
 
 
 # ---------------------------------------------------------------- values and bytes refused
@@ -93,37 +42,53 @@ def test_nan_and_infinity_are_found_everywhere(kernels: Any, codec: str, bad: fl
         for place in {0, count // 2, count - 1}:
             values = np.ones(count, np.float32)
             values[place] = bad
-            assert not kernels.encode(codec, values, zeros(codec, count))
+            assert not kernels.encode(codec, values, 0, zeros(codec, count))
 
 
 def bad_bytes(codec: str, count: int) -> Iterator[NDArray[np.uint8]]:
     """Bytes that encode zeros, each with one thing wrong."""
+    for number, places in bad_numbers(codec, count):
+        for place in places:
+            data = zeros(codec, count)
+            wrong = np.frombuffer(number, np.uint8)
+            data[place : place + wrong.size] = wrong
+            yield data
+
+
+def bad_numbers(codec: str, count: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """What is not allowed, and where."""
+    last = size(codec, count) - 1
     if codec == "float32":
         for value in (np.nan, np.inf, -np.inf):
-            for place in (0, count - 1):
-                data = zeros(codec, count)
-                data.view("<f4")[place] = value
-                yield data
-        return
-    blocks = -(-count // (256 if codec == "int8" else 64))
-    limit = np.finfo(np.float32).max / {"int8": 127, "int4": 7, "fp4_e3m0": 16}[codec]
+            yield np.float32(value).tobytes(), (0, last - 3)
+    elif codec in ("bfloat16", "float16"):
+        for bits in (0x7F80, 0x7FFF, 0xFF80) + (0x7C00, 0xFE00) * (codec == "float16"):
+            yield np.uint16(bits).tobytes(), (0, last - 1)
+    elif codec == "topk":
+        for value in (np.nan, np.inf, -np.inf, -0.0, 1e-45):
+            yield np.float32(value).tobytes(), (0, 12)
+        yield b"\xff\x0f", (16,)  # a place beyond the vector
+        if -(-count // 64) % 4:
+            yield b"\xc0", (last,)
+    else:
+        yield from bad_scales_and_codes(codec, count)
+
+
+def bad_scales_and_codes(codec: str, count: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    header = 8 if "shift" in codec else 0
+    blocks = -(-count // (256 if "int8" in codec else 64))
+    steps = {"int8": 127, "int4": 7, "fp4_e3m0": 16, "int8_shift": 127.5, "int4_shift": 7.5}
+    limit = np.finfo(np.float32).max / steps[codec.removesuffix("_sr")]
     tiny = np.finfo(np.float32).tiny * np.float32(4 if codec == "fp4_e3m0" else 1)
+    tiny *= np.float32(2**17 if header else 1)
     low = np.nextafter(tiny, np.float32(0))
     for scale in (np.nan, np.inf, -np.inf, -0.0, -1.0, low, -tiny, 1e-45, limit * 1.0001):
-        for block in (0, blocks - 1):
-            data = zeros(codec, count)
-            data[4 * block : 4 * block + 4] = np.float32(scale).reshape(1).view(np.uint8)
-            yield data
-    wrong = {"int8": (0x80,), "int4": (0x08, 0x80, 0x88), "fp4_e3m0": ()}[codec]
-    for byte in wrong:
-        for place in (4 * blocks, size(codec, count) - 1):
-            data = zeros(codec, count)
-            data[place] = byte
-            yield data
-    if codec != "int8" and count % 2:  # the nibble after the last
-        data = zeros(codec, count)
-        data[-1] = 0x10
-        yield data
+        yield np.float32(scale).tobytes(), (header, header + 4 * (blocks - 1))
+    codes, last = header + 4 * blocks, size(codec, count) - 1
+    for byte in {"int8": b"\x80", "int4": b"\x08\x80\x88"}.get(codec[:4], b""):
+        yield bytes([byte]), (codes, last)
+    if "int8" not in codec and count % 2:  # the nibble after the last
+        yield b"\x10", (last,)
 
 
 @every_codec
@@ -147,7 +112,7 @@ def test_wrong_lengths(kernels: Any, codec: str) -> None:
     for length in (0, 1, size(codec, 300) - 1, size(codec, 300) + 1):
         data = np.zeros(length, np.uint8)
         for call in (
-            lambda d=data: kernels.encode(codec, values, d),
+            lambda d=data: kernels.encode(codec, values, 0, d),
             lambda d=data: kernels.check(codec, d, 300),
             lambda d=data: kernels.decode(codec, d, values),
             lambda d=data: kernels.decode_add(codec, d, 1.0, values),
@@ -164,7 +129,7 @@ def test_wrong_lengths(kernels: Any, codec: str) -> None:
 
 @every_codec
 def test_wrong_arrays(kernels: Any, codec: str) -> None:
-    out, good = zeros(codec, 8), np.ones(8, np.float32)
+    out, good, both = zeros(codec, 8), np.ones(8, np.float32), np.zeros(64, np.uint8)
     frozen = good.copy()
     frozen.flags.writeable = False
     askew = np.zeros(33, np.uint8)[1:].view(np.float32)
@@ -177,21 +142,30 @@ def test_wrong_arrays(kernels: Any, codec: str) -> None:
     for message, candidates in wrong.items():
         for array in candidates:
             with pytest.raises(ValueError, match=message):
-                kernels.encode(codec, array, out)
+                kernels.encode(codec, array, 0, out)
             with pytest.raises(ValueError, match=message):
                 kernels.decode_add(codec, out, 1.0, array)
     with pytest.raises(ValueError, match="read-only"):
         kernels.decode(codec, out, frozen)
     with pytest.raises(ValueError, match="read-only"):
-        kernels.encode(codec, good, bytes(out.size))
+        kernels.encode(codec, good, 0, bytes(out.size))
     with pytest.raises(TypeError):
-        kernels.encode(codec, [1.0] * 8, out)
+        kernels.encode(codec, [1.0] * 8, 0, out)
     with pytest.raises(ValueError, match="shares memory"):
-        kernels.encode(codec, good, good.view(np.uint8)[: out.size])
-    with pytest.raises(TypeError, match="3 arguments, not 2"):
+        kernels.encode(codec, both.view(np.float32)[:8], 0, both[: out.size])
+    with pytest.raises(TypeError, match="4 arguments, not 2"):
         kernels.encode(codec, good)
+    with pytest.raises(TypeError, match="int"):
+        kernels.encode(codec, good, 1.0, out)
     with pytest.raises(ValueError, match="no kernels for codec"):
-        kernels.encode("int9", good, out)
+        kernels.encode("int9", good, 0, out)
+
+
+def test_keys_have_64_bits(kernels: Any) -> None:
+    values, out = np.ones(8, np.float32), zeros("int8_sr", 8)
+    assert kernels.encode("int8_sr", values, 2**64 - 1, out)
+    for key in (-1, 2**64, 2**100):
+        assert not kernels.encode("int8_sr", values, key, out)
 
 
 def test_wrong_outer_steps(kernels: Any) -> None:
@@ -221,15 +195,9 @@ def test_wrong_outer_steps(kernels: Any) -> None:
     assert all((array == 1).all() for array in arrays)
 
 
-def test_wrong_selections(kernels: Any) -> None:
-    values, out = np.ones(200, np.float32), np.zeros(20, np.uint16)
-    for chunk, keep in ((0, 0), (100, 0), (10, 11), (TOP_CHUNK_MAX + 1, 1), (3, 1), (100, 9)):
-        with pytest.raises(ValueError):
-            kernels.select_top(values, chunk, keep, out)
-    with pytest.raises(ValueError, match="elements, not"):
-        kernels.pack12(out, np.zeros(29, np.uint8))
-    with pytest.raises(ValueError, match="elements, not"):
-        kernels.unpack2(np.zeros(4, np.uint8), np.zeros(20, np.uint8))
+def test_every_kernel_is_used() -> None:
+    on_kernels = {name for name, codec in CODECS.items() if codec is not NUMPY_CODECS[name]}
+    assert on_kernels == (set() if KERNELS is None else set(KERNEL_CODECS))
 
 
 # ---------------------------------------------------------------- loading and building

@@ -1,4 +1,4 @@
-"""What the daemon's shell decides by itself: when a join has failed."""
+"""What the daemon's shell decides by itself: when a join has failed; and what it says at first."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from atoll.collectives import native
 from atoll.collectives.errors import ConnectError
 from atoll.peer.daemon import Daemon
 from atoll.peer.group.views import Member, View
@@ -13,17 +16,20 @@ from atoll.peer.identity import Home
 from atoll.peer.options import DaemonOptions
 
 
+def options(*, found: bool) -> DaemonOptions:
+    return DaemonOptions(
+        run="demo",
+        secret=b"s" * 32,
+        listen_host="127.0.0.1",
+        listen_port=0,
+        advertise="127.0.0.1",
+        found=found,
+    )
+
+
 def with_daemon(home_path: Path, look: Callable[[Daemon], None]) -> None:
     async def scenario(home: Home) -> None:
-        options = DaemonOptions(
-            run="demo",
-            secret=b"s" * 32,
-            listen_host="127.0.0.1",
-            listen_port=0,
-            advertise="127.0.0.1",
-            found=False,
-        )
-        daemon = Daemon(home, options, lambda line: None)
+        daemon = Daemon(home, options(found=False), lambda line: None)
         look(daemon)
         if daemon._end.done():
             daemon._end.exception()
@@ -54,3 +60,34 @@ def test_who_was_in_and_is_excluded_just_then_goes_on_trying(tmp_path: Path) -> 
         assert not daemon._end.done()
 
     with_daemon(tmp_path / "a", look)
+
+
+def first_lines(home_path: Path) -> list[str]:
+    """What a daemon says until it answers commands."""
+    said: list[str] = []
+
+    async def scenario(home: Home) -> None:
+        daemon = Daemon(home, options(found=True), said.append)
+        await daemon.run(on_ready=daemon.stop)
+
+    with Home.open(home_path) as home:
+        asyncio.run(scenario(home))
+    return said
+
+
+def test_without_kernels_the_log_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "NUMPY_REASON", "no compiler")
+    monkeypatch.setattr(native, "_said", [])
+    first, second = first_lines(tmp_path / "a"), first_lines(tmp_path / "b")
+    assert [line for line in first if "codecs" in line and "(no compiler)" in line] == [first[1]]
+    assert "descriptors" in first[0]
+    assert not any("codecs" in line for line in second)
+
+
+def test_with_kernels_nothing_is_said_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "NUMPY_REASON", "")
+    assert not any("codecs" in line for line in first_lines(tmp_path / "a"))
