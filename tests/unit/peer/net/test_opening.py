@@ -14,7 +14,7 @@ from atoll.peer.net.opening import Accepted, accept_stream, answer_asked, open_s
 from atoll.peer.net.streamkeys import (
     CIPHER_AES,
     CIPHER_NONE,
-    CIPHERS,
+    CIPHERS_PLAIN,
     GREETING_BYTES,
     OPENING_BYTES,
     STREAM_FIRST_BYTE,
@@ -101,9 +101,9 @@ def test_what_follows_the_proof_at_once_is_left_to_the_stream(
     ("asked", "allowed", "ip", "cipher"),
     [
         ((CIPHER_AES,), (CIPHER_AES,), "8.8.8.8", CIPHER_AES),
-        ((CIPHER_NONE, CIPHER_AES), CIPHERS, "10.0.0.1", CIPHER_NONE),
-        ((CIPHER_NONE, CIPHER_AES), CIPHERS, "8.8.8.8", CIPHER_AES),
-        ((CIPHER_NONE,), CIPHERS, "8.8.8.8", ""),
+        ((CIPHER_NONE, CIPHER_AES), CIPHERS_PLAIN, "10.0.0.1", CIPHER_NONE),
+        ((CIPHER_NONE, CIPHER_AES), CIPHERS_PLAIN, "8.8.8.8", CIPHER_AES),
+        ((CIPHER_NONE,), CIPHERS_PLAIN, "8.8.8.8", ""),
         ((CIPHER_NONE,), (CIPHER_AES,), "10.0.0.1", ""),
     ],
 )
@@ -126,7 +126,7 @@ def test_answers_stop_at_the_limit() -> None:
     async def scenario() -> None:
         grants = Grants()
         answers = [
-            answer_asked(grants, ALICE, StreamAsked(n, CIPHERS), remote_ip="10.0.0.1")
+            answer_asked(grants, ALICE, StreamAsked(n, CIPHERS_PLAIN), remote_ip="10.0.0.1")
             for n in range(5)
         ]
         assert [type(answer) for answer in answers] == [StreamGranted] * 4 + [StreamDenied]
