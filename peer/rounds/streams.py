@@ -24,10 +24,12 @@ from atoll.peer.rounds.dataframes import (
     unpack_header,
 )
 from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.rounds.sealing import RECORD_BYTES_MAX
 
 __all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
 
-DRAIN_BYTES = 256 << 10  # scratch of a reader thread for frames that nobody wants
+# Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
+DRAIN_BYTES = RECORD_BYTES_MAX
 ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
 OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the round
 
@@ -191,7 +193,7 @@ class Streams:
 
     def _read(self, peer: bytes, stream: DataStream) -> None:
         head = memoryview(bytearray(DATA_HEADER_BYTES))
-        scratch = memoryview(bytearray(DRAIN_BYTES))
+        scratch = memoryview(b"")  # most streams never need it
         try:
             while True:
                 stream.recv_into(head, idle=True)
@@ -201,6 +203,7 @@ class Streams:
                     stream.recv_into(target)
                     self._sink.received(peer, header)
                 else:
+                    scratch = scratch or memoryview(bytearray(DRAIN_BYTES))
                     _drain(stream, header.length, scratch)
         except AtollError as error:
             self._sink.broken(peer, error.what)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import re
 import socket
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from harness.openings import FRAME, carries, grants_of, opened
 from harness.wires import receive
 
 from atoll.collectives.errors import ConnectError
@@ -19,7 +19,6 @@ from atoll.peer.net.streamhost import STREAMS_PER_PEER_MAX
 from atoll.peer.net.streamkeys import (
     CIPHERS,
     CIPHERS_PLAIN,
-    GRANTS_PER_PEER_MAX,
     StreamAsked,
     StreamDenied,
     StreamGranted,
@@ -29,30 +28,8 @@ from atoll.peer.rounds.datastream import DataStream
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
 
-FRAME = bytes(range(251)) * 10
-
-
-async def opened(a: Node, b: Node) -> tuple[DataStream, DataStream]:
-    """The sending end at ``b`` and the receiving end at ``a`` of one more stream."""
-    before = len(a.streams)
-    sender = await b.host.open_data(a.id, a.address)
-    await a.until(lambda: len(a.streams) > before)
-    return sender, a.streams[before]
-
-
-async def carries(a: Node, b: Node) -> str:
-    """Open a stream and send a frame on it; its cipher."""
-    sender, receiver = await opened(a, b)
-    sender.sendall(FRAME)  # less than the kernel keeps
-    assert await asyncio.to_thread(receive, receiver, len(FRAME)) == FRAME
-    assert sender.cipher == receiver.cipher
-    sender.close()
-    receiver.close()
-    return sender.cipher
-
-
-def grants_of(node: Node) -> int:
-    return len(node.host._streams._grants)
+NONE_IN_COMMON = "it has none of our ciphers"
+WARNING = "data streams are neither secret nor protected with peers that agree to that"
 
 
 # ---------------------------------------------------------------- as it should be
@@ -93,26 +70,6 @@ def test_streams_of_one_peer_are_limited(net: Net, ciphers: tuple[str, ...]) -> 
             end.close()
         assert await carries(a, b) == ("aes-256-gcm" if ciphers else "tls")
         assert len(b.logs) == said
-
-    net.run(scenario())
-
-
-def test_the_limit_holds_for_keys_that_were_given_before(
-    net: Net, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        for _ in range(STREAMS_PER_PEER_MAX - 1):
-            await opened(a, b)
-        monkeypatch.setattr(streamhost, "STREAMS_PER_PEER_MAX", STREAMS_PER_PEER_MAX + 1)
-        keys = [await key_of(a, b) for _ in range(2)]
-        monkeypatch.undo()
-        for granted in keys:
-            with contextlib.closing(await dialled(a)) as sock:
-                await opening.open_stream(sock, granted)
-        await a.until(lambda: a.logs)
-        assert len(a.streams) == STREAMS_PER_PEER_MAX
-        assert a.logs[0].endswith(f": {STREAMS_PER_PEER_MAX} data streams are open")
 
     net.run(scenario())
 
@@ -164,8 +121,9 @@ def resets(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
 
 def keeps_silent(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
     async def wait(sock: socket.socket) -> None:
-        await asyncio.get_running_loop().sock_recv(sock, 1000)
-        await asyncio.get_running_loop().sock_recv(sock, 1000)
+        while await asyncio.get_running_loop().sock_recv(sock, 1000):
+            pass
+        raise ConnectionResetError("it was silence")
 
     patch.setattr(opening, "OPENING_TIMEOUT_S", 0.05)
     patch.setattr(a.host._listener, "_accept_stream", wait)
@@ -209,7 +167,7 @@ def test_where_no_sealed_stream_comes_about_tls_takes_its_place(
         assert tries[0] == 1
         (line,) = b.logs
         assert line.startswith(f"data streams to {short(a.id)} go through TLS: ")
-        assert pytest.RaisesExc(Exception, match=why).matches(Exception(line))
+        assert re.search(why, line)
         # With the next control link it is tried again.
         monkeypatch.undo()
         b.host.drop(a.id, "test")
@@ -242,10 +200,8 @@ def test_of_two_hosts_one_has_no_ciphers(
         for reader, sender in ((a, b), (b, a)):
             for _ in range(2):
                 assert await carries(reader, sender) == "tls"
-            name = short(reader.id)
-            assert sender.logs == [
-                f"data streams to {name} go through TLS: it has none of our ciphers"
-            ]
+            (line,) = sender.logs
+            assert line == f"data streams to {short(reader.id)} go through TLS: {NONE_IN_COMMON}"
 
     net.run(scenario())
 
@@ -298,183 +254,6 @@ def test_no_cipher_only_where_both_want_that_and_trust_the_network(
     async def scenario() -> None:
         a, b = await net.linked(ours, theirs, ip="127.0.0.2")
         assert await carries(a, b) == cipher
-        warned = ["data streams are neither secret nor protected with peers that agree to that"]
-        assert a.logs == (warned if "none" in ours else [])
-
-    net.run(scenario())
-
-
-# ---------------------------------------------------------------- broken in between
-
-
-async def key_of(a: Node, b: Node) -> StreamGranted:
-    """What ``a`` gives out when ``b`` asks."""
-    streams = b.host._streams
-    granted = await streams._ask(a.id, StreamAsked(next(streams._numbers), CIPHERS))
-    assert isinstance(granted, StreamGranted)
-    return granted
-
-
-async def dialled(a: Node) -> socket.socket:
-    host, _, port = a.address.rpartition(":")
-    sock = socket.socket()
-    sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, (host, int(port)))
-    return sock
-
-
-def test_keys_that_nobody_uses_run_out_and_go_with_the_link(net: Net) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        for _ in range(GRANTS_PER_PEER_MAX):
-            await key_of(a, b)
-        assert await carries(a, b) == "tls"
-        assert "4 data streams are being opened already" in b.logs[0]
-        b.host.drop(a.id, "test")
-        await a.until(lambda: a.downs)
-        assert grants_of(a) == 0
-        await b.host.dial(a.address)
-        assert await carries(a, b) == "aes-256-gcm"
-
-    net.run(scenario())
-
-
-def test_the_control_link_ends_between_the_key_and_its_use(net: Net) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        granted = await key_of(a, b)
-        a.host.drop(b.id, "test")
-        await b.until(lambda: b.downs)
-        with contextlib.closing(await dialled(a)) as sock:
-            with pytest.raises(ConnectionResetError):
-                await opening.open_stream(sock, granted)
-        await a.until(lambda: a.logs)
-        assert "whose id is not known, or not any more" in a.logs[0]
-        assert not a.streams
-
-    net.run(scenario())
-
-
-def test_the_control_link_ends_before_the_answer(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        asked = asyncio.Event()
-        monkeypatch.setattr(a.host._streams, "on_message", lambda link, msg: asked.set() or True)
-        opens = asyncio.create_task(b.host.open_data(a.id, a.address))
-        await asked.wait()
-        a.host.drop(b.id, "test")
-        with pytest.raises(ConnectError, match="its control link ended"):
-            await opens
-        assert b.host._streams._questions == {}
-        assert b.logs == []
-
-    net.run(scenario())
-
-
-def test_a_host_closes_while_it_opens_a_stream(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        asked = asyncio.Event()
-        monkeypatch.setattr(a.host._streams, "on_message", lambda link, msg: asked.set() or True)
-        opens = asyncio.create_task(b.host.open_data(a.id, a.address))
-        await asked.wait()
-        await b.host.close()
-        with pytest.raises(ConnectError, match="this daemon is closing"):
-            await opens
-
-    net.run(scenario())
-
-
-def test_a_former_life_gets_no_key(net: Net) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        link = SimpleNamespace(peer_id=b.id, hello=SimpleNamespace(inc=0), remote_ip="127.0.0.1")
-        assert a.host._streams.on_message(cast("Any", link), StreamAsked(1, CIPHERS))
-        assert grants_of(a) == 0
-        again = net.node("b", inc=2)
-        await key_of(a, b)
-        assert grants_of(a) == 1
-        await again.host.dial(a.address)
-        assert grants_of(a) == 0
-
-    net.run(scenario())
-
-
-# ---------------------------------------------------------------- hostile
-
-
-def test_a_stranger_repeats_what_opened_a_stream(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        said: list[bytes] = []
-        sendall = asyncio.get_running_loop().sock_sendall
-
-        async def overheard(sock: socket.socket, data: bytes) -> None:
-            said.append(bytes(data))
-            await sendall(sock, data)
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "sock_sendall", overheard)
-        sender, receiver = await opened(a, b)
-        monkeypatch.undo()
-        first, greeting, proof = said
-        for words in (first, first + proof, first + greeting + proof):
-            before = len(a.logs)
-            a.host._listener._logged_s = -1.0  # say each
-            with contextlib.closing(await dialled(a)) as sock:
-                await sendall(sock, words)
-                with contextlib.suppress(ConnectionError):
-                    assert await asyncio.get_running_loop().sock_recv(sock, 100) == b""
-            await a.until(lambda before=before: len(a.logs) > before)
-            assert "whose id is not known, or not any more" in a.logs[-1]
-        assert a.streams == [receiver]
-        sender.sendall(FRAME)
-        assert await asyncio.to_thread(receive, receiver, len(FRAME)) == FRAME
-
-    net.run(scenario())
-
-
-def test_a_stranger_cannot_use_up_a_key_by_its_id(net: Net) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        granted = await key_of(a, b)
-        wrong = StreamGranted(1, granted.cipher, granted.conn_id, bytes(32))
-        handshake = streamkeys.Handshake(wrong)
-        loop = asyncio.get_running_loop()
-        with contextlib.closing(await dialled(a)) as sock:
-            await loop.sock_sendall(sock, handshake.opening(bytes(16)) + bytes(32))
-            await a.until(lambda: a.logs)
-        assert "the dialler of a data stream did not prove its key" in a.logs[0]
-        with contextlib.closing(await dialled(a)) as sock:
-            await opening.open_stream(sock, granted)
-            await a.until(lambda: a.streams)
-
-    net.run(scenario())
-
-
-def test_a_member_that_asks_without_end_gets_few_keys(net: Net) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        for number in range(1000):
-            assert b.host.send(a.id, StreamAsked(number, CIPHERS))
-        await key_question_is_denied(a, b)
-        assert grants_of(a) == GRANTS_PER_PEER_MAX
-        assert not a.downs
-
-    net.run(scenario())
-
-
-async def key_question_is_denied(a: Node, b: Node) -> None:
-    streams = b.host._streams
-    why = await streams._ask(a.id, StreamAsked(1 << 40, CIPHERS))
-    assert why == "it gave no key: 4 data streams are being opened already"
-
-
-def test_answers_that_nobody_waits_for_do_nothing(net: Net) -> None:
-    async def scenario() -> None:
-        a, b = await net.linked()
-        a.host.send(b.id, StreamGranted(1, CIPHERS[0], bytes(16), bytes(32)))
-        a.host.send(b.id, StreamDenied(2, "no"))
-        assert await carries(a, b) == "aes-256-gcm"
-        assert (b.messages, b.downs) == ([], [])
+        assert (WARNING in a.logs) == ("none" in ours)
 
     net.run(scenario())
