@@ -104,22 +104,31 @@ class StreamHost:
     async def open(self, peer: bytes, address: str) -> DataStream:
         """A stream on which this side sends. ConnectErrors as of a dial."""
         link = self._link_of(peer)
-        why_tls = self._tls_only.get(peer, "")
-        if link is not None and not why_tls:
-            opened = await self._open_agreed(link, address)
-            if isinstance(opened, DataStream):
-                return opened
-            why_tls = opened
-        stream = self._added(b"", TlsStream(await self._call_tls(peer, address), address))
-        if why_tls and peer not in self._tls_only and self._link_of(peer) is not None:
-            self._tls_only[peer] = why_tls
-            self._log(f"data streams to {short(peer)} go through TLS: {why_tls}")
+        if link is None:
+            raise ConnectError(f"a data stream to {address} needs a control link first")
+        if peer in self._tls_only:
+            return await self._open_tls(link, address)
+        opened = await self._open_agreed(link, address)
+        if isinstance(opened, DataStream):
+            return opened
+        stream = await self._open_tls(link, address)
+        self._tls_only[peer] = opened
+        self._log(f"data streams to {short(peer)} go through TLS: {opened}")
         return stream
+
+    async def _open_tls(self, link: ControlLink, address: str) -> DataStream:
+        stream = TlsStream(await self._call_tls(link.peer_id, address), address)
+        try:
+            self._check_current(link, address)
+        except ConnectError:
+            stream.close()
+            raise
+        return self._added(b"", stream)
 
     async def _open_agreed(self, link: ControlLink, address: str) -> DataStream | str:
         """A stream with a cipher that both have, or why TLS is to be tried.
 
-        ConnectError where nobody can be reached at all, and where the control link is gone.
+        ConnectError where nobody can be reached at all, and where the control link has ended.
         """
         usable = tuple(name for name in self.ciphers if name in link.hello.ciphers)
         if not usable:
@@ -134,9 +143,15 @@ class StreamHost:
                     sock.close()
                     raise
         except ConnectError as error:
-            if not attempt.is_connected or self._link_of(link.peer_id) is None or self._closing:
+            if not attempt.is_connected or self._closing:
                 raise
+            self._check_current(link, address)
             return error.what
+
+    def _check_current(self, link: ControlLink, address: str) -> None:
+        """A link that has ended takes its keys with it, which says nothing about the next one."""
+        if self._link_of(link.peer_id) is not link:
+            raise ConnectError(f"the control link to {address} has ended meanwhile")
 
     async def _agree(
         self, peer: bytes, usable: tuple[str, ...], sock: socket.socket, address: str

@@ -61,4 +61,4 @@ def test_without_a_cipher_where_everybody_wants_that(
             has_streams(run, name, cipher, 4)
             warned = "data streams are neither secret nor protected" in run.peers[name].text
             assert warned == (name in plain)
-        assert run.agree("abc") >= 3
+        assert run.agree("abc") >= 1

@@ -22,6 +22,7 @@ from atoll.peer.net.streamkeys import (
     StreamDenied,
     StreamGranted,
 )
+from atoll.peer.net.tls import TlsSocket
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
@@ -86,9 +87,37 @@ def test_the_control_link_ends_before_the_answer(net: Net, monkeypatch: pytest.M
         opens = asyncio.create_task(b.host.open_data(a.id, a.address))
         await asked.wait()
         a.host.drop(b.id, "test")
-        with pytest.raises(ConnectError, match="its control link ended"):
+        with pytest.raises(ConnectError, match=r"the control link to .* has ended meanwhile"):
             await opens
         assert b.host._streams._questions == {}
+        assert b.logs == []
+
+    net.run(scenario())
+
+
+def test_the_control_link_is_another_one_before_tls_has_taken_over(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the keys of the old one were forgotten is not to be put down to the cipher."""
+
+    async def scenario() -> None:
+        a, b = await net.linked()
+        with pytest.raises(ConnectError, match="needs a control link first"):
+            await a.host.open_data(bytes(32), a.address)
+        call = b.host._streams._call_tls
+
+        async def called(peer: bytes, address: str) -> TlsSocket:
+            b.host.drop(a.id, "test")
+            await a.until(lambda: a.downs)
+            await b.host.dial(a.address)
+            return await call(peer, address)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(b.host._streams, "_call_tls", called)
+            patch.setattr(streamkeys, "GRANTS_PER_PEER_MAX", 0)
+            with pytest.raises(ConnectError, match=r"the control link to .* has ended meanwhile"):
+                await b.host.open_data(a.id, a.address)
+        assert await carries(a, b) == "aes-256-gcm"
         assert b.logs == []
 
     net.run(scenario())
