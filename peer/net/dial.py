@@ -55,7 +55,7 @@ class Dial:
 
     @property
     def is_connected(self) -> bool:
-        """Somebody is there, whoever it is: what failed after that is not the network's fault."""
+        """TCP has connected: somebody is there, whoever it is."""
         return self._stage not in ("DNS", "TCP")
 
     @contextlib.asynccontextmanager

@@ -43,6 +43,7 @@ def test_streams_are_sealed_by_default(net: Net) -> None:
         assert await carries(b, a) == "aes-256-gcm"
         assert (a.logs, b.logs) == ([], [])
         assert grants_of(a) == grants_of(b) == 0
+        assert a.host._listener._gate._pending.total() == 0
 
     net.run(scenario())
 
@@ -197,11 +198,13 @@ def test_of_two_hosts_one_has_no_ciphers(
     async def scenario() -> None:
         a, b = await net.linked(ours, theirs)
         await b.listen()
+        tries = count_attempts(a), count_attempts(b)
         for reader, sender in ((a, b), (b, a)):
             for _ in range(2):
                 assert await carries(reader, sender) == "tls"
             (line,) = sender.logs
             assert line == f"data streams to {short(reader.id)} go through TLS: {NONE_IN_COMMON}"
+        assert tries == ([0], [0])  # a version that has no ciphers does not know the question
 
     net.run(scenario())
 
