@@ -65,6 +65,12 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
     for verb in (up, join, follow):
         verb.add_argument("--listen", metavar="HOST:PORT", help=f"default 0.0.0.0:{DEFAULT_PORT}")
         verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
+        verb.add_argument(
+            "--plain-streams",
+            action="store_true",
+            help="bulk data neither secret nor protected from changes, with peers that say so too"
+            " and in private networks only: for networks that are trusted, and for benchmarks",
+        )
         add_checkpoint_options(verb)
     for verb in (up, join):
         verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
@@ -266,6 +272,7 @@ def _start(
         rules=_rules(parsed, how.get("resume")),
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
         every=parsed.every or EVERY_DEFAULT,
+        plain_streams=parsed.plain_streams,
         **how,
     )
     return asyncio.run(_serve(home, options, parsed.home, rejoins))

@@ -93,6 +93,7 @@ class Daemon:
             on_data=lambda peer, stream: self.runner.streams.accept(peer, stream),
             log=lambda line: self.note("link", line),
             on_conflict=self._on_conflict,
+            ciphers=options.ciphers,
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.runner = RoundRunner(
@@ -253,8 +254,7 @@ class Daemon:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
 
     def _tick(self) -> None:
-        progress_bytes = self.runner.progress_bytes
-        if progress_bytes != self.node.beats.progress_bytes:
+        if (progress_bytes := self.runner.progress_bytes) != self.node.beats.progress_bytes:
             self.feed(ev.Progressed(progress_bytes))
         self.feed(ev.Tick())
 

@@ -11,6 +11,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.group.events import Found
 from atoll.peer.group.messages import Cradle
 from atoll.peer.group.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
+from atoll.peer.net.streamkeys import CIPHERS, CIPHERS_PLAIN
 
 if TYPE_CHECKING:
     from atoll.peer.checkpoints.checkpoint import Loaded
@@ -35,6 +36,12 @@ class DaemonOptions:
     regenesis: bool = False  # ... together with a majority of the members that it names
     checkpoint: Path | None = None
     every: int = 10  # rounds between two checkpoints of this peer
+    plain_streams: bool = False  # data without encryption, where the other side wants that too
+
+    @property
+    def ciphers(self) -> tuple[str, ...]:
+        """Of the data streams, the preferred one first."""
+        return CIPHERS_PLAIN if self.plain_streams else CIPHERS
 
 
 def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:

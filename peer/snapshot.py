@@ -55,6 +55,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
             "data_sent": streams.sent_bytes,
             "data_received": streams.received_bytes,
         },
+        "streams": streams.ciphers(),
         "last_round_s": runner.last_round_s,
         "last_commit_unix_s": runner.last_commit_unix_s,
         "waiting": _waiting(daemon),
@@ -208,6 +209,9 @@ def render(status: dict[str, Any]) -> str:
     for way in ("sent", "received"):
         data, control = _size(moved[f"data_{way}"]), _size(moved[f"control_{way}"])
         lines.append(f"{way:<8} {data} data, {control} control")
+    if status["streams"]:
+        kinds = (f"{count} {cipher}" for cipher, count in sorted(status["streams"].items()))
+        lines.append(f"{'streams':<8} {', '.join(kinds)}")
     if status["digest"]:
         lines.append(f"state digest {status['digest'][:32]}   {status['parameters']:,} parameters")
     if status["checkpoint"]:

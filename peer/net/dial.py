@@ -53,6 +53,11 @@ class Dial:
         self._stage = "DNS"
         self._started_s = time.monotonic()
 
+    @property
+    def is_connected(self) -> bool:
+        """TCP has connected: somebody is there, whoever it is."""
+        return self._stage not in ("DNS", "TCP")
+
     @contextlib.asynccontextmanager
     async def limited(self, timeout_s: float = DIAL_TIMEOUT_S) -> AsyncIterator[None]:
         """Ends what runs inside after ``timeout_s``; turns its errors into ConnectErrors."""
@@ -91,6 +96,12 @@ class Dial:
             channel.close()
             raise
         return channel, peer_id
+
+    async def bare(self) -> socket.socket:
+        """A connection on which nothing has been said, to open a data stream on."""
+        sock, _ = await self._connect()
+        self._stage = "data stream"
+        return sock
 
     async def greet(self, channel: TlsChannel, mine: Hello) -> Hello | Refused:
         """The answer to our hello."""

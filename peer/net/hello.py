@@ -7,6 +7,8 @@ that the person at the dialling machine reads that reason and not "connection re
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from atoll.collectives.errors import (
     AdmissionError,
     AtollError,
@@ -14,7 +16,8 @@ from atoll.collectives.errors import (
     IdentityInUseError,
     VersionError,
 )
-from atoll.peer.net.wire import message
+from atoll.peer.net.streamkeys import CIPHERS_MAX, CipherName
+from atoll.peer.net.wire import Within, message
 
 __all__ = [
     "CONTROL",
@@ -52,7 +55,8 @@ _WHAT_CHARACTERS_MAX = 1000
 
 @message
 class Hello:
-    """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere."""
+    """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere;
+    ``ciphers`` what its data streams can do besides TLS, nothing in the first version."""
 
     protocol_min: int
     protocol_max: int
@@ -60,6 +64,7 @@ class Hello:
     kind: str
     inc: int
     address: str
+    ciphers: Annotated[tuple[CipherName, ...], Within(0, CIPHERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.protocol_min <= self.protocol_max:

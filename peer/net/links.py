@@ -38,16 +38,16 @@ from atoll.peer.net.hello import (
 )
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.listener import Listener
-from atoll.peer.net.tls import TlsChannel
+from atoll.peer.net.streamhost import StreamHost
+from atoll.peer.net.streamkeys import CIPHER_NONE, CIPHERS
+from atoll.peer.net.tls import TlsChannel, TlsSocket
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
-from atoll.peer.rounds.datastream import BlockingTls
+from atoll.peer.rounds.datastream import DataStream
 
 __all__ = ["LinkHost"]
 
 # Peers that a run may have (reliability_and_security.md 3.2).
 LINKS_MAX = 4096
-# Incoming data streams of one peer: one in use, one replacing it, and as many to spare.
-STREAMS_PER_PEER_MAX = 4
 # Of a defect's traceback, in the log: where it arose and who called that.
 DEFECT_CALLS = 4
 
@@ -64,7 +64,8 @@ class LinkHost:
     - ``on_data(peer_id, stream)``: the peer opened a stream that this side reads and must close;
     - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
 
-    ``inc`` and ``advertise`` are asked at each hello.
+    ``inc`` and ``advertise`` are asked at each hello. ``ciphers``: of data streams, the preferred
+    one first; none means that they go through TLS.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class LinkHost:
         on_message: Callable[[bytes, object], None],
         on_up: Callable[[bytes, str, int], None],
         on_down: Callable[[bytes, str], None],
-        on_data: Callable[[bytes, BlockingTls], None],
+        on_data: Callable[[bytes, DataStream], None],
         log: Callable[[str], None],
         on_conflict: Callable[[int], None] | None = None,
+        ciphers: tuple[str, ...] = CIPHERS,
     ) -> None:
         self.peer_id = peer_id
         self.sent_bytes = 0  # control frames as plaintext, of all links so far
@@ -88,15 +90,26 @@ class LinkHost:
         self._tls, self._run = tls, run
         self._inc, self._advertise = inc, advertise
         self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
-        self._on_data, self._on_conflict, self._log = on_data, on_conflict, log
+        self._on_conflict, self._log = on_conflict, log
         self._links: dict[bytes, ControlLink] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
-        self._streams: list[tuple[bytes, BlockingTls]] = []  # with the peer that opened it
         self._closing = False
-        self._listener = Listener(tls.server, self._greet, self._is_member_ip, log)
+        self._streams = StreamHost(
+            ciphers,
+            link_of=self._links.get,
+            send=self.send,
+            attempt=self._attempt,
+            call_tls=self._call_tls,
+            on_data=on_data,
+            log=log,
+        )
+        accept_stream = self._streams.accept
+        self._listener = Listener(tls.server, self._greet, accept_stream, self._is_member_ip, log)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the port; returns the bound address (``port`` 0 picks a free one). ConfigError."""
+        if CIPHER_NONE in self._streams.ciphers:
+            self._log("data streams are neither secret nor protected with peers that agree to that")
         return self._listener.open(host, port)
 
     async def close(self) -> None:
@@ -105,8 +118,7 @@ class LinkHost:
         await self._listener.close()
         links = [*self._links.values(), *self._leaving]
         self._links.clear()
-        for _, stream in self._streams:
-            stream.close()
+        self._streams.close()
         for link in links:
             link.close()
         await asyncio.gather(*(link.ended.wait() for link in links))
@@ -126,6 +138,7 @@ class LinkHost:
         """End the control link to ``peer_id``, if any; ``on_down`` follows."""
         link = self._links.pop(peer_id, None)
         if link is not None:
+            self._streams.forget(peer_id)
             self._retire(link)
             link.close()
             asyncio.get_running_loop().call_soon(self._report_down, peer_id, why)
@@ -169,13 +182,20 @@ class LinkHost:
                 link.drain()  # the other side keeps the link that it dialled and closes this one
         return peer_id
 
-    async def open_data(self, peer_id: bytes, address: str) -> BlockingTls:
-        """A stream on which this side sends to ``peer_id``; ConnectErrors as of :meth:`dial`."""
+    async def open_data(self, peer_id: bytes, address: str) -> DataStream:
+        """A stream on which this side sends to ``peer_id``; ConnectErrors as of :meth:`dial`.
+
+        At most 5 s, and as long again if TLS has to be tried after a sealed stream.
+        """
+        return await self._streams.open(peer_id, address)
+
+    async def _call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
+        """What a data stream through TLS is made of."""
         channel, _, answer = await self._call(DATA, address, peer_id, None)
         if isinstance(answer, Refused):
             channel.close()
             raise refusal_error(answer, address)
-        return self._stream(channel, self.peer_id, address)
+        return channel.take()
 
     async def probe(
         self, peer_id: bytes, address: str, timeout_s: float
@@ -185,7 +205,7 @@ class LinkHost:
         "up" means that it proved its identity just now: TCP and TLS, two round trips.
         """
         try:
-            attempt = Dial(address, self._run, self._tls.tag)
+            attempt = self._attempt(address)
             async with attempt.limited(timeout_s):
                 channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
                 try:
@@ -201,7 +221,7 @@ class LinkHost:
     ) -> tuple[TlsChannel, bytes, Hello | Refused]:
         """Dial and say hello; the answer, from a peer that is not this one."""
         mine = self._hello(kind)
-        attempt = Dial(address, self._run, self._tls.tag)
+        attempt = self._attempt(address)
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
                 self._tls.client, expect_peer, expect_fingerprint
@@ -221,6 +241,9 @@ class LinkHost:
                 channel.close()
                 raise
         return channel, peer_id, answer
+
+    def _attempt(self, address: str) -> Dial:
+        return Dial(address, self._run, self._tls.tag)
 
     def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
         """Of two processes with one identity exactly one stays: the newer, once a peer has a link
@@ -278,15 +301,15 @@ class LinkHost:
         link = self._links.get(peer_id)
         if link is None or link.hello.inc != theirs.inc:
             return Refused(ConnectError.code, "a data stream needs a control link first")
-        theirs_open = [by for by, stream in self._streams if by == peer_id and not stream.closed]
-        if len(theirs_open) >= STREAMS_PER_PEER_MAX:
-            return Refused(ConnectError.code, f"{STREAMS_PER_PEER_MAX} data streams are open")
+        if why_not := self._streams.why_full(peer_id):
+            return Refused(ConnectError.code, why_not)
         await channel.send(mine)
-        self._on_data(peer_id, self._stream(channel, peer_id, theirs.address or link.remote_ip))
+        self._streams.accept_tls(link, channel.take())
         return None
 
     def _hello(self, kind: str) -> Hello:
-        return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, self._inc(), self._advertise())
+        inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
+        return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers)
 
     def _link(
         self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
@@ -294,12 +317,6 @@ class LinkHost:
         return ControlLink(
             channel.take(), peer_id, theirs, dialled_by, self._on_payload, self._on_end
         )
-
-    def _stream(self, channel: TlsChannel, opened_by: bytes, name: str) -> BlockingTls:
-        stream = BlockingTls(channel.take(), name)
-        live = [entry for entry in self._streams if not entry[1].closed]
-        self._streams = [*live, (opened_by, stream)]
-        return stream
 
     def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
         """Whether a new link to ``old``'s peer takes its place; both sides decide alike."""
@@ -322,6 +339,7 @@ class LinkHost:
         if old is not None:
             self._retire(old)
             if old.hello.inc != inc:
+                self._streams.forget(peer_id)
                 old.close()
                 self._on_down(peer_id, f"it was restarted (incarnation {inc})")
             elif link.dialled_by == self.peer_id:
@@ -341,7 +359,8 @@ class LinkHost:
             return
         msg = decode(payload)
         try:
-            self._on_message(link.peer_id, msg)
+            if not self._streams.on_message(link, msg):
+                self._on_message(link.peer_id, msg)
         except RemoteProtocolError:
             raise
         except Exception as error:  # ours; the daemon goes on without the message that met it
@@ -352,6 +371,7 @@ class LinkHost:
     def _on_end(self, link: ControlLink, why: str) -> None:
         if self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
+            self._streams.forget(link.peer_id)
             self._report_down(link.peer_id, why)
 
     def _report_down(self, peer_id: bytes, why: str) -> None:

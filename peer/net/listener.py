@@ -1,4 +1,7 @@
-"""The one port: accepts connections, lets few strangers in at a time, and hears their hello."""
+"""The one port: accepts connections, lets few strangers in at a time, and hears what they want.
+
+The first byte of a connection says whether TLS follows or a data stream with a cipher of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ from atoll.peer.net.certs import peer_id_of
 from atoll.peer.net.gate import Gate
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
-from atoll.peer.net.tls import TlsChannel, reason_of
+from atoll.peer.net.streamkeys import STREAM_FIRST_BYTE
+from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, reason_of
 
 __all__ = ["Listener"]
 
-# For handshake and hello together, of whoever connects.
+# For handshake and hello together, or the opening of a data stream, of whoever connects.
 ADMISSION_TIMEOUT_S = 5.0
 # Accepting pauses this long when the process is out of descriptors, instead of spinning.
 ACCEPT_RETRY_S = 0.2
@@ -28,21 +32,36 @@ LISTEN_BACKLOG = 128
 LOG_INTERVAL_S = 1.0
 
 
+class _Caller:
+    """A connection that nobody has taken yet."""
+
+    def __init__(self, sock: socket.socket, where: str) -> None:
+        self.where = where
+        self.held: socket.socket | TlsChannel | None = sock
+
+    def close(self) -> None:
+        """Nothing, if it was taken."""
+        if self.held is not None:
+            self.held.close()
+
+
 class Listener:
     """Brings connections as far as a proved peer id and a hello, then asks ``greet``.
 
-    ``greet`` takes the channel (and returns None) or returns the refusal to send. What fails
-    before that is logged, never raised.
+    ``greet`` takes the channel (and returns None) or returns the refusal to send. ``accept_stream``
+    takes the socket of a data stream, behind its first byte, or raises. What fails before that is
+    logged, never raised.
     """
 
     def __init__(
         self,
         context: ssl.SSLContext,
         greet: Callable[[TlsChannel, bytes, Hello], Awaitable[Refused | None]],
+        accept_stream: Callable[[socket.socket], Awaitable[None]],
         is_member_ip: Callable[[str], bool],
         log: Callable[[str], None],
     ) -> None:
-        self._context, self._greet = context, greet
+        self._context, self._greet, self._accept_stream = context, greet, accept_stream
         self._is_member_ip, self._log = is_member_ip, log
         self._gate = Gate()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,15 +109,11 @@ class Listener:
             sock.close()
             self._note(f"turned away {where}: {reason}")
             return
-        try:
-            channel = TlsChannel(sock, self._context, server_side=True)
-        except OSError as error:  # it was reset meanwhile
-            self._gate.leave(ip)
-            self._note(f"turned away {where}: {reason_of(error)}")
-            return
-        task = loop.create_task(self._admit(channel, where), name=f"admit {where}")
+        sock.setblocking(False)
+        caller = _Caller(sock, where)
+        task = loop.create_task(self._admit(caller), name=f"admit {where}")
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._admitted, channel, ip))
+        task.add_done_callback(functools.partial(self._admitted, caller, ip))
 
     def _pause(self) -> None:
         assert self._socket is not None
@@ -107,33 +122,54 @@ class Listener:
         resume = functools.partial(loop.add_reader, listening, self._on_acceptable)
         self._retry = loop.call_later(ACCEPT_RETRY_S, resume)
 
-    async def _admit(self, channel: TlsChannel, where: str) -> None:
+    async def _admit(self, caller: _Caller) -> None:
         try:
             async with asyncio.timeout(ADMISSION_TIMEOUT_S):
-                await channel.handshake()
-                peer_id = peer_id_of(channel.tls)
-                hello = await channel.receive()
-                if not isinstance(hello, Hello):
-                    raise RemoteProtocolError("it refused a connection that it had opened itself")
-                refused = await self._greet(channel, peer_id, hello)
-                if refused is not None:
-                    self._note(f"refused {where}: {refused.what}")
-                    await channel.send(refused)
+                await self._hear(caller)
         except ssl.SSLError as error:
-            self._note(f"turned away {where}: {reason_of(error)} (another run or token?)")
+            self._note(f"turned away {caller.where}: {reason_of(error)} (another run or token?)")
         except OSError as error:
-            self._note(f"turned away {where}: {reason_of(error)}")
+            self._note(f"turned away {caller.where}: {reason_of(error)}")
             return
         except AtollError as error:
-            self._note(f"turned away {where}: {error.what}")
+            self._note(f"turned away {caller.where}: {error.what}")
             return
-        await channel.goodbye()  # nothing, if the channel was taken
+        if isinstance(caller.held, TlsChannel):
+            await caller.held.goodbye()  # nothing, if the channel was taken
 
-    def _admitted(self, channel: TlsChannel, ip: str, task: asyncio.Task[None]) -> None:
+    async def _hear(self, caller: _Caller) -> None:
+        """What the connection is for, and whether that may be."""
+        sock = caller.held
+        assert isinstance(sock, socket.socket)
+        head = await asyncio.get_running_loop().sock_recv(sock, 1)
+        if not head:
+            raise ConnectionResetError("the other side closed the connection")
+        if head[0] == TLS_FIRST_BYTE:
+            channel = TlsChannel(sock, self._context, server_side=True, head=head)
+            await self._hear_hello(caller, channel)
+        elif head[0] == STREAM_FIRST_BYTE:
+            await self._accept_stream(sock)
+            caller.held = None
+        else:
+            raise RemoteProtocolError(f"nothing of ours: the first byte is 0x{head[0]:02x}")
+
+    async def _hear_hello(self, caller: _Caller, channel: TlsChannel) -> None:
+        caller.held = channel
+        await channel.handshake()
+        peer_id = peer_id_of(channel.tls)
+        hello = await channel.receive()
+        if not isinstance(hello, Hello):
+            raise RemoteProtocolError("it refused a connection that it had opened itself")
+        refused = await self._greet(channel, peer_id, hello)
+        if refused is not None:
+            self._note(f"refused {caller.where}: {refused.what}")
+            await channel.send(refused)
+
+    def _admitted(self, caller: _Caller, ip: str, task: asyncio.Task[None]) -> None:
         # Here and not in a `finally` of the task: one cancelled before its first step runs none.
         self._tasks.discard(task)
         self._gate.leave(ip)
-        channel.close()
+        caller.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": f"defect in {task.get_name()}", "exception": error}
             task.get_loop().call_exception_handler(context)

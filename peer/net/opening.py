@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.net.streamkeys import (
-    CIPHER_AES,
-    CIPHER_NONE,
+    CIPHERS,
     CONN_ID_BYTES,
     DIALLER_PROOF_BYTES,
     GREETING_BYTES,
@@ -29,7 +28,7 @@ from atoll.peer.net.streamkeys import (
     StreamGranted,
     choose_cipher,
     conn_id_of,
-    is_trusted_network,
+    permitted,
 )
 
 __all__ = ["Accepted", "accept_stream", "answer_asked", "open_stream"]
@@ -52,18 +51,16 @@ def answer_asked(
     asked: StreamAsked,
     *,
     remote_ip: str,
-    allowed: tuple[str, ...] = (CIPHER_AES,),
+    allowed: tuple[str, ...] = CIPHERS,
 ) -> StreamGranted | StreamDenied:
     """What ``peer``, whose control link comes from ``remote_ip``, is told; inside a running loop.
 
-    ``allowed``: the ciphers that this side's user permits. CIPHER_NONE counts only where
-    ``is_trusted_network``.
+    ``allowed``: the ciphers that this side's user permits, as far as they are ``permitted``.
     """
-    if not is_trusted_network(remote_ip):
-        allowed = tuple(name for name in allowed if name != CIPHER_NONE)
+    allowed = permitted(allowed, remote_ip)
     cipher = choose_cipher(asked.ciphers, allowed)
     if not cipher:
-        return StreamDenied(asked.number, f"of its ciphers none is allowed here: {allowed}")
+        return StreamDenied(asked.number, f"here only these ciphers are allowed: {allowed}")
     conn_id, key = secrets.token_bytes(CONN_ID_BYTES), secrets.token_bytes(KEY_BYTES)
     granted = StreamGranted(asked.number, cipher, conn_id, key)
     why_not = grants.add(peer, granted, asyncio.get_running_loop().time())
@@ -96,13 +93,16 @@ async def accept_stream(sock: socket.socket, grants: Grants) -> Accepted:
         grant = grants.find(conn_id, loop.time())
         if grant is None:
             raise RemoteProtocolError("a data stream whose id is not known, or not any more")
+        cipher, remote_ip = grant.granted.cipher, str(sock.getpeername()[0])
+        if cipher not in permitted((cipher,), remote_ip):  # the control link's address was
+            raise RemoteProtocolError(f"a data stream from {remote_ip} needs a cipher")
         handshake = Handshake(grant.granted)
         greeting = handshake.greeting(opening, secrets.token_bytes(RANDOM_BYTES))
         await loop.sock_sendall(sock, greeting)
         handshake.finish(await _exactly(sock, DIALLER_PROOF_BYTES))
     if grants.take(conn_id, loop.time()) is not grant:
         raise RemoteProtocolError("a data stream whose id has been used meanwhile")
-    return Accepted(grant.peer, grant.granted.cipher, handshake.secret())
+    return Accepted(grant.peer, cipher, handshake.secret())
 
 
 async def _exactly(sock: socket.socket, count: int) -> bytes:

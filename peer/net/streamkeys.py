@@ -3,6 +3,7 @@
 Whoever wants to send asks over the control link (``StreamAsked``). The other side, which will have
 to read, answers with a connection id and a fresh key (``StreamGranted``), or says why not
 (``StreamDenied``); TLS streams remain for that case. So forward secrecy and identity are TLS's.
+Only who lists ciphers in its hello is asked: earlier versions do not know these messages.
 
 The TCP connection then opens with::
 
@@ -30,8 +31,11 @@ from atoll.peer.net.wire import Within, message
 
 __all__ = [
     "CIPHERS",
+    "CIPHERS_MAX",
+    "CIPHERS_PLAIN",
     "CIPHER_AES",
     "CIPHER_NONE",
+    "CIPHER_TLS",
     "CONN_ID_BYTES",
     "DIALLER_PROOF_BYTES",
     "GREETING_BYTES",
@@ -39,6 +43,7 @@ __all__ = [
     "OPENING_BYTES",
     "RANDOM_BYTES",
     "STREAM_FIRST_BYTE",
+    "CipherName",
     "Grant",
     "Grants",
     "Handshake",
@@ -49,6 +54,7 @@ __all__ = [
     "choose_cipher",
     "conn_id_of",
     "is_trusted_network",
+    "permitted",
 ]
 
 # The first byte of such a stream; TLS begins with 0x16 (design/decisions.md).
@@ -69,14 +75,19 @@ GRANTS_PER_PEER_MAX = 4
 CIPHER_AES = "aes-256-gcm"
 # Neither secret nor protected from changes. Only where both sides want it; never asked by default.
 CIPHER_NONE = "none"
-CIPHERS = (CIPHER_AES, CIPHER_NONE)
+# Not asked for either: what remains where no other is agreed on.
+CIPHER_TLS = "tls"
+# What a side can do, the preferred one first: as it is, and where its user does without protection.
+CIPHERS = (CIPHER_AES,)
+CIPHERS_PLAIN = (CIPHER_NONE, CIPHER_AES)
 # Loopback, RFC 1918, RFC 4193 and link-local. Not Python's is_private, which means "not global".
 _TRUSTED = [
     *map(ipaddress.ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
     *map(ipaddress.ip_network, ("169.254.0.0/16", "::1/128", "fc00::/7", "fe80::/10")),
 ]
-_CIPHERS_ASKED_MAX = 8
-_NAME_CHARACTERS_MAX = 64
+# That a peer, perhaps of a later version, may say it can do.
+CIPHERS_MAX = 8
+CipherName = Annotated[str, Within(1, 64)]
 _WHAT_CHARACTERS_MAX = 1000
 
 
@@ -88,11 +99,7 @@ class StreamAsked:
     """
 
     number: Annotated[int, Within(0, 2**63 - 1)]
-    ciphers: Annotated[tuple[str, ...], Within(1, _CIPHERS_ASKED_MAX)]
-
-    def __post_init__(self) -> None:
-        if any(len(name) > _NAME_CHARACTERS_MAX for name in self.ciphers):
-            raise ValueError("a cipher's name is too long")
+    ciphers: Annotated[tuple[CipherName, ...], Within(1, CIPHERS_MAX)]
 
 
 @message
@@ -100,7 +107,7 @@ class StreamGranted:
     """Yes: with this id and this key, for one connection, within GRANT_S."""
 
     number: Annotated[int, Within(0, 2**63 - 1)]
-    cipher: Annotated[str, Within(1, _NAME_CHARACTERS_MAX)]
+    cipher: CipherName
     conn_id: Annotated[bytes, Within(CONN_ID_BYTES, CONN_ID_BYTES)]
     key: Annotated[bytes, Within(KEY_BYTES, KEY_BYTES)]
 
@@ -121,6 +128,13 @@ def choose_cipher(asked: tuple[str, ...], allowed: tuple[str, ...]) -> str:
     return next((name for name in asked if name in allowed), "")
 
 
+def permitted(ciphers: tuple[str, ...], remote_ip: str) -> tuple[str, ...]:
+    """Those that may be used with this address: CIPHER_NONE only if ``is_trusted_network``."""
+    if is_trusted_network(remote_ip):
+        return ciphers
+    return tuple(name for name in ciphers if name != CIPHER_NONE)
+
+
 def check_granted(asked: StreamAsked, granted: StreamGranted, remote_ip: str) -> None:
     """RemoteProtocolError unless ``granted`` answers ``asked`` with something that it asked for.
 
@@ -129,7 +143,7 @@ def check_granted(asked: StreamAsked, granted: StreamGranted, remote_ip: str) ->
     """
     if granted.number != asked.number or granted.cipher not in asked.ciphers:
         raise RemoteProtocolError(f"{granted} does not answer {asked}")
-    if granted.cipher == CIPHER_NONE and not is_trusted_network(remote_ip):
+    if granted.cipher not in permitted((granted.cipher,), remote_ip):
         raise RemoteProtocolError(f"a data stream to {remote_ip} must not go without a cipher")
 
 

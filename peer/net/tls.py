@@ -4,7 +4,7 @@
 socket and the TLS object itself. A connection is born a :class:`TlsChannel`, which does the
 handshake and the hello in the event loop. Then :meth:`TlsChannel.take` moves it, with whatever
 has already arrived inside the TLS object, either to a ``ControlLink`` (event loop) or to a
-``BlockingTls`` (a thread). At any time exactly one of them owns the socket and closes it.
+``TlsStream`` (a thread). At any time exactly one of them owns the socket and closes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
-__all__ = ["GOODBYE_TIMEOUT_S", "READ_BYTES", "TlsChannel", "TlsSocket", "reason_of", "tune"]
+__all__ = [
+    "GOODBYE_TIMEOUT_S",
+    "READ_BYTES",
+    "TLS_FIRST_BYTE",
+    "TlsChannel",
+    "TlsSocket",
+    "reason_of",
+    "tune",
+]
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
 READ_BYTES = 256 << 10
@@ -53,15 +61,25 @@ class TlsSocket:
 
 
 class TlsChannel:
-    """A connection that is proving itself. Every wait is the caller's to limit."""
+    """A connection that is proving itself. Every wait is the caller's to limit.
+
+    ``head``: what the caller has read from the socket.
+    """
 
     def __init__(
-        self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool, rtt_s: float = 0.0
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        rtt_s: float = 0.0,
+        head: bytes = b"",
     ) -> None:
         self._sock: socket.socket | None = sock  # ours from here on, also if this raises
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._incoming.write(head)
         self._loop = asyncio.get_running_loop()
-        self._received_bytes = 0
+        self._received_bytes = len(head)
         self._proved = False
         self._rtt_s = rtt_s
         try:
@@ -82,11 +100,11 @@ class TlsChannel:
                 self.tls.do_handshake()
                 break
             except ssl.SSLWantReadError:
+                asks, asked_s = bool(self._outgoing.pending), time.monotonic()
                 await self._flush()
-                asked_s = time.monotonic()
                 await self._fill()
                 # The acceptor never sees its connect time: its flight's round trip stands in.
-                self._rtt_s = self._rtt_s or time.monotonic() - asked_s
+                self._rtt_s = self._rtt_s or (time.monotonic() - asked_s) * asks
             except ssl.SSLError:
                 # The alert in `outgoing` tells the other side why. It may not care to hear it.
                 with contextlib.suppress(OSError):
@@ -172,8 +190,6 @@ class TlsChannel:
         data = await self._loop.sock_recv(self._sock, allowed)
         if not data:
             raise ConnectionResetError("the other side closed the connection")
-        if self.tls.server_side and self._received_bytes == 0 and data[0] != TLS_FIRST_BYTE:
-            raise RemoteProtocolError(f"not TLS: the first byte is 0x{data[0]:02x}")
         self._received_bytes += len(data)
         self._incoming.write(data)
 

@@ -1,21 +1,23 @@
-"""A TLS connection for one thread: bulk frames in one direction, blocking, never stuck."""
+"""A data stream: bulk frames for one thread, blocking, never stuck; and the plain one, bare TCP."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import socket
-import ssl
 import struct
 import threading
-from collections.abc import Callable
-from typing import NoReturn, cast
+import time
+from typing import ClassVar, NoReturn
 
-from atoll.collectives.errors import ConnectError
-from atoll.peer.net.tls import READ_BYTES, TlsSocket, reason_of
+from atoll.collectives.errors import ConnectError, ProtocolError
+from atoll.peer.net.streamkeys import CIPHER_NONE
+from atoll.peer.net.tls import reason_of, tune
 
 __all__ = [
     "NO_PROGRESS_TIMEOUT_S",
-    "BlockingTls",
+    "DataStream",
+    "PlainStream",
     "rate_bytes_per_s",
     "unsent_limit_bytes",
 ]
@@ -25,39 +27,54 @@ NO_PROGRESS_TIMEOUT_S = 10.0
 # What waits in the kernel unsent is lost when a round breaks, and delays the next attempt: no more
 # than the stream sends in this time, which is long enough for its thread to come and add to it.
 UNSENT_S = 0.05
-# One record at least. At most what amortises the calls, stays in the cache, and is soon sent.
+# One TLS record at least. At most what amortises the calls, stays in the cache, and is soon sent.
 UNSENT_BYTES_MIN, UNSENT_BYTES_MAX = 16 << 10, 256 << 10
 # tcpi_delivery_rate of struct tcp_info (linux/tcp.h): u64 bytes per second, 0 before it is known.
 DELIVERY_RATE = struct.Struct("=160xQ")
-# RFC 8446 5.5: AES-GCM keys wear out after 2^24.5 full records, about 388 GB. `ssl` cannot rekey.
-KEY_BYTES_MAX = 256 << 30
+# Buffers handed to the kernel in one call; it takes 1024 at most.
+PARTS_MAX = 64
+# One call takes or brings as much as it can in this time, so that slow links show progress.
+TICK_S = 0.25
+TIMEVAL = struct.Struct("@ll")  # of the kernel: seconds, microseconds
+# Of the kernel, each way, between two processes of one machine: what is sent is still in the
+# processor's cache when it is received. Left alone, they grow to megabytes, which takes half as
+# long again. Over a network the kernel sizes them by the way.
+LOCAL_BUFFER_BYTES = 128 << 10
 
 
-class BlockingTls:
-    """A data stream: the dialler sends, the other side receives; the owner is one thread.
+class DataStream(abc.ABC):
+    """One connection: one owner at a time, progress or an error, one way to end.
 
-    Only :meth:`close` may be called from any thread; it wakes the owner, whose call then raises
-    ConnectError, as it does for everything else that can happen to a connection.
+    The dialler sends, the other side receives. Only :meth:`close` may be called from any thread;
+    it wakes the owner, whose call then raises ConnectError, as it does for everything else that
+    can happen to a connection.
     """
 
-    def __init__(self, connection: TlsSocket, peer: str) -> None:
+    cipher: ClassVar[str]  # by which people and `atoll status` know the kind of stream
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer  # how errors name the other side
-        self.sent_bytes = 0  # plaintext, as is received_bytes
+        self.sent_bytes = 0  # what was asked to be sent, without framing; so is received_bytes
         self.received_bytes = 0
-        # Encrypted, both ways, as they move: shows that a slow link lives. Without what is sent
+        # On the wire, both ways, as it moves: shows that a slow link lives. Without what is sent
         # aside: a round that gets nowhere must not look alive because a learner is being served.
         self.moved_bytes = 0
         self._aside = False
-        self._sock, self._tls = connection.sock, connection.tls
-        self._incoming, self._outgoing = connection.incoming, connection.outgoing
-        # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
-        self._read_into = cast(Callable[[int, memoryview], int], self._tls.read)
-        self._scratch = memoryview(b"")  # made when the first bytes are awaited: senders need none
+        self._sock = sock
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
         self._broken = False
-        self._sock.settimeout(NO_PROGRESS_TIMEOUT_S)
         self._unsent_bytes_max = 0  # follows the rate, from frame to frame
+        # The kernel waits, and goes on within a call: Python's own timeouts take two calls for each
+        # few packets.
+        sock.settimeout(None)
+        self._patience_s = TICK_S
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, _timeval(TICK_S))
+        tune(sock)
+        if _is_local(sock):
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, option, LOCAL_BUFFER_BYTES)
 
     @property
     def closed(self) -> bool:
@@ -65,25 +82,27 @@ class BlockingTls:
         return self._closed or self._broken
 
     @property
+    @abc.abstractmethod
     def worn(self) -> bool:
-        """True when the keys have protected so much that a new stream should replace this one."""
-        return self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
+        """True when a new stream, with a new key, should replace this one."""
 
     def sendall(self, *parts: bytes | memoryview, aside: bool = False) -> None:
         """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s.
 
         ``aside``: they are no part of a round, so ``moved_bytes`` does not count them.
         """
+        views = [view for part in parts if (view := memoryview(part).cast("B"))]
         with self._in_use:
             try:
                 self._check_open()
                 self._aside = aside
                 self._limit_unsent()
-                for part in parts:
-                    self._send(memoryview(part).cast("B"))
-                self._flush()
-            except (OSError, MemoryError) as error:
+                self._send(views)
+            except (OSError, MemoryError, ProtocolError) as error:
                 self._fail(error, "to")
+            except BaseException:
+                self._broken = True  # nobody knows how much of it has left
+                raise
 
     def recv_into(self, view: memoryview, *, idle: bool = False) -> None:
         """Fill ``view`` (writable bytes) exactly. ConnectError if the stream ends before that.
@@ -91,15 +110,31 @@ class BlockingTls:
         No byte for 10 s is an error too, but with ``idle`` the first byte may take for ever: that
         is how one waits for the next frame. Keepalive finds a vanished host meanwhile.
         """
+        target = view.cast("B")
         with self._in_use:
             try:
                 self._check_open()
-                self._receive(view.cast("B"), idle)
-            except (OSError, MemoryError) as error:
+                self._receive(target, idle)
+                self.received_bytes += len(target)
+            except (OSError, MemoryError, ProtocolError) as error:
                 self._fail(error, "from")
+            except BaseException:
+                self._broken = True
+                raise
 
     def close(self) -> None:
-        """Wake the owner and close. From any thread; harmless when closed."""
+        """Say goodbye if nobody is in the middle of a call, wake the owner, and close.
+
+        From any thread; harmless when closed.
+        """
+        if self._in_use.acquire(blocking=False):
+            try:
+                if not self.closed:
+                    self._closed = True
+                    with contextlib.suppress(OSError, ProtocolError, MemoryError):
+                        self._goodbye()
+            finally:
+                self._in_use.release()
         self._closed = True
         # Shutting down first ends the owner's call; the descriptor must not be closed (and its
         # number used again) while the owner still waits on it.
@@ -108,19 +143,73 @@ class BlockingTls:
         with self._in_use:
             self._sock.close()
 
+    @abc.abstractmethod
+    def _send(self, views: list[memoryview]) -> None:
+        """Send the views; none of them is empty."""
+
+    @abc.abstractmethod
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        """Fill the view."""
+
+    @abc.abstractmethod
+    def _goodbye(self) -> None:
+        """Tell the other side that nothing follows. Must not wait."""
+
     def _check_open(self) -> None:
         if self.closed:  # a frame that broke off must not be followed by another
             raise OSError("closed on this side" if self._closed else "it broke before")
 
-    def _send(self, data: memoryview) -> None:
-        sent = 0
-        while sent < len(data):
-            # OpenSSL makes one record (at most 16 KiB) per call.
-            count = self._tls.write(data[sent : sent + self._unsent_bytes_max])
-            sent += count
-            self.sent_bytes += count
-            if self._outgoing.pending >= self._unsent_bytes_max:
-                self._flush()
+    def _put(self, views: list[memoryview], *, wait: bool = True) -> None:
+        """Hand the views to the kernel, waiting for room. ``views`` is used up."""
+        views.reverse()
+        moved_s = time.monotonic()
+        while views:
+            try:
+                flags = 0 if wait else socket.MSG_DONTWAIT
+                count = self._sock.sendmsg(views[: -PARTS_MAX - 1 : -1], (), flags)
+            except BlockingIOError:
+                if not wait or time.monotonic() - moved_s >= NO_PROGRESS_TIMEOUT_S:
+                    raise TimeoutError from None
+                continue
+            moved_s = time.monotonic()
+            self.moved_bytes += 0 if self._aside else count
+            while views and count >= len(views[-1]):
+                count -= len(views.pop())
+            if count:
+                views[-1] = views[-1][count:]
+
+    def _get(self, view: memoryview, *, forever: bool) -> None:
+        """Fill the view; ``forever``: its first byte may take so long."""
+        filled = 0
+        while filled < len(view):
+            idle = forever and not filled
+            flags = 0 if idle else socket.MSG_WAITALL
+            filled += self._get_some(view[filled:], forever=idle, flags=flags)
+
+    def _get_some(self, view: memoryview, *, forever: bool, flags: int = 0) -> int:
+        """Receive at least one byte, at most the view full."""
+        self._wait_at_most(0.0 if forever else TICK_S)
+        waits_s = time.monotonic()
+        while True:
+            try:
+                count = self._sock.recv_into(view, 0, flags)
+            except BlockingIOError:
+                if time.monotonic() - waits_s >= NO_PROGRESS_TIMEOUT_S:
+                    raise TimeoutError from None
+                continue
+            if count == 0:
+                raise ConnectionResetError(self._cut_off())
+            self.moved_bytes += count
+            return count
+
+    def _cut_off(self) -> str:
+        return "the other side closed it"
+
+    def _wait_at_most(self, patience_s: float) -> None:
+        """How long one call may wait for bytes; 0 is for ever."""
+        if patience_s != self._patience_s:  # setting it is a call as well
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience_s))
+            self._patience_s = patience_s
 
     def _limit_unsent(self) -> None:
         limit_bytes = unsent_limit_bytes(rate_bytes_per_s(self._sock))
@@ -128,48 +217,35 @@ class BlockingTls:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit_bytes)
         self._unsent_bytes_max = limit_bytes
 
-    def _flush(self) -> None:
-        # Not sock.sendall: its timeout is for the whole, ours is for progress.
-        data = memoryview(self._outgoing.read())
-        while data:
-            count = self._sock.send(data)
-            self.moved_bytes += 0 if self._aside else count
-            data = data[count:]
-
-    def _receive(self, view: memoryview, idle: bool) -> None:
-        filled = 0
-        while filled < len(view):
-            try:
-                count = self._read_into(len(view) - filled, view[filled:])
-            except ssl.SSLWantReadError:
-                self._fill(forever=idle and filled == 0)
-                continue
-            if count == 0:
-                raise ConnectionResetError("the other side closed it")
-            filled += count
-        self.received_bytes += filled
-
-    def _fill(self, *, forever: bool) -> None:
-        if self._outgoing.pending:  # TLS may have had to answer the other side
-            self._flush()
-        self._sock.settimeout(None if forever else NO_PROGRESS_TIMEOUT_S)
-        if not self._scratch:
-            self._scratch = memoryview(bytearray(READ_BYTES))
-        count = self._sock.recv_into(self._scratch)
-        if count == 0:
-            raise ConnectionResetError("the other side closed it")
-        self.moved_bytes += count
-        self._incoming.write(self._scratch[:count])
-
-    def _fail(self, error: OSError | MemoryError, direction: str) -> NoReturn:
+    def _fail(self, error: OSError | MemoryError | ProtocolError, direction: str) -> NoReturn:
         self._broken = True
         if self._closed:
             what = "closed on this side"
         elif isinstance(error, TimeoutError):
             what = f"no byte moved for {NO_PROGRESS_TIMEOUT_S:.0f} s"
         else:
-            what = reason_of(error)
+            what = error.what if isinstance(error, ProtocolError) else reason_of(error)
         raise ConnectError(f"data stream {direction} {self.peer}: {what}") from error
+
+
+class PlainStream(DataStream):
+    """Neither secret nor protected from changes: for networks that are trusted, and benchmarks."""
+
+    cipher = CIPHER_NONE
+
+    @property
+    def worn(self) -> bool:
+        return False
+
+    def _send(self, views: list[memoryview]) -> None:
+        self.sent_bytes += sum(map(len, views))
+        self._put(views)
+
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        self._get(view, forever=idle)
+
+    def _goodbye(self) -> None:
+        """Bare TCP has none but its own."""
 
 
 def unsent_limit_bytes(rate_bytes_per_s: float) -> int:
@@ -185,3 +261,15 @@ def rate_bytes_per_s(sock: socket.socket) -> int:
         return 0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
     return int(DELIVERY_RATE.unpack(info)[0]) if len(info) == DELIVERY_RATE.size else 0
+
+
+def _timeval(seconds_s: float) -> bytes:
+    return TIMEVAL.pack(int(seconds_s), round(seconds_s % 1 * 1e6))
+
+
+def _is_local(sock: socket.socket) -> bool:
+    """Whether both ends are on this machine."""
+    try:
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # it was reset meanwhile
+        return False

@@ -11,6 +11,8 @@ import socket
 import time
 from collections.abc import Callable
 
+from atoll.peer.net.streamkeys import CIPHER_AES
+from atoll.peer.rounds.datastream import DataStream
 from atoll.peer.rounds.sealing import (
     EPOCHS_WORN,
     RECORD_BYTES_MAX,
@@ -21,7 +23,6 @@ from atoll.peer.rounds.sealing import (
     Sealer,
     direction_secrets,
 )
-from atoll.peer.rounds.tcpstream import TcpStream
 
 __all__ = ["SealedStream"]
 
@@ -33,12 +34,14 @@ BUFFER_BYTES_MAX = RECORD_BYTES_MAX + RECORD_OVERHEAD_BYTES + AHEAD_BYTES
 _NOTHING = memoryview(b"")
 
 
-class SealedStream(TcpStream):
-    """A data stream like ``BlockingTls``, encrypted and authenticated with AES-256-GCM.
+class SealedStream(DataStream):
+    """Encrypted and authenticated with AES-256-GCM.
 
     ``secret``: 32 bytes of which the two sides have agreed, for this connection alone; ``dialled``:
     whether this side is the dialler. What arrives is given to the reader when it is authenticated.
     """
+
+    cipher = CIPHER_AES
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from typing import Protocol
 
 from atoll.collectives.errors import AtollError, ConnectError
@@ -22,11 +23,13 @@ from atoll.peer.rounds.dataframes import (
     pack_header,
     unpack_header,
 )
-from atoll.peer.rounds.datastream import BlockingTls
+from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.rounds.sealing import RECORD_BYTES_MAX
 
 __all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
 
-DRAIN_BYTES = 256 << 10  # scratch of a reader thread for frames that nobody wants
+# Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
+DRAIN_BYTES = RECORD_BYTES_MAX
 ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
 OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the round
 
@@ -50,7 +53,7 @@ class FrameOutlet:
     ``aside``: of frames that are no part of a round.
     """
 
-    def __init__(self, stream: BlockingTls, header: DataHeader, *, aside: bool = False) -> None:
+    def __init__(self, stream: DataStream, header: DataHeader, *, aside: bool = False) -> None:
         self._stream = stream
         self._header = header
         self._aside = aside
@@ -71,9 +74,9 @@ class Streams:
         self._host = host
         self._sink = sink
         self._addresses: dict[bytes, str] = {}
-        self._opening: dict[bytes, asyncio.Task[BlockingTls]] = {}
-        self._outgoing: dict[bytes, BlockingTls] = {}
-        self._incoming: set[BlockingTls] = set()
+        self._opening: dict[bytes, asyncio.Task[DataStream]] = {}
+        self._outgoing: dict[bytes, DataStream] = {}
+        self._incoming: set[DataStream] = set()
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
@@ -98,6 +101,12 @@ class Streams:
             streams = [*self._outgoing.values(), *self._incoming]
             return self._moved_before + sum(stream.moved_bytes for stream in streams)
 
+    def ciphers(self) -> dict[str, int]:
+        """How many streams go with which cipher, both ways."""
+        with self._counting:
+            streams = [*self._outgoing.values(), *self._incoming]
+        return dict(Counter(stream.cipher for stream in streams if not stream.closed))
+
     def know(self, peer: bytes, address: str) -> None:
         if not address:
             return
@@ -115,14 +124,14 @@ class Streams:
         if stream is None or stream.closed:
             self._open(peer).add_done_callback(_retrieve)
 
-    async def to(self, peer: bytes) -> BlockingTls:
+    async def to(self, peer: bytes) -> DataStream:
         """The stream to this peer. ConnectError after OPEN_TRIES."""
         stream = self._outgoing.get(peer)
         if stream is not None and not stream.closed and not stream.worn:
             return stream
         return await asyncio.shield(self._open(peer))
 
-    def _open(self, peer: bytes) -> asyncio.Task[BlockingTls]:
+    def _open(self, peer: bytes) -> asyncio.Task[DataStream]:
         task = self._opening.get(peer)
         if task is None or task.done():
             task = asyncio.get_running_loop().create_task(self._dial(peer))
@@ -130,7 +139,7 @@ class Streams:
             task.add_done_callback(lambda _: self._opening.pop(peer, None))
         return task
 
-    async def _dial(self, peer: bytes) -> BlockingTls:
+    async def _dial(self, peer: bytes) -> DataStream:
         for attempt in range(OPEN_TRIES):
             address = self.address(peer)
             if not address:
@@ -175,16 +184,16 @@ class Streams:
 
     # ------------------------------------------------------------ incoming
 
-    def accept(self, peer: bytes, stream: BlockingTls) -> None:
+    def accept(self, peer: bytes, stream: DataStream) -> None:
         """A peer opened a stream to us: read it in a thread of its own until it ends."""
         with self._counting:
             self._incoming.add(stream)
         name = f"read-from-{short(peer)}"
         threading.Thread(target=self._read, args=(peer, stream), name=name, daemon=True).start()
 
-    def _read(self, peer: bytes, stream: BlockingTls) -> None:
+    def _read(self, peer: bytes, stream: DataStream) -> None:
         head = memoryview(bytearray(DATA_HEADER_BYTES))
-        scratch = memoryview(bytearray(DRAIN_BYTES))
+        scratch = memoryview(b"")  # most streams never need it
         try:
             while True:
                 stream.recv_into(head, idle=True)
@@ -194,6 +203,7 @@ class Streams:
                     stream.recv_into(target)
                     self._sink.received(peer, header)
                 else:
+                    scratch = scratch or memoryview(bytearray(DRAIN_BYTES))
                     _drain(stream, header.length, scratch)
         except AtollError as error:
             self._sink.broken(peer, error.what)
@@ -211,14 +221,14 @@ def reason_of(error: AtollError | MemoryError) -> str:
     return error.what if isinstance(error, AtollError) else "no memory for it"
 
 
-def _drain(stream: BlockingTls, length: int, scratch: memoryview) -> None:
+def _drain(stream: DataStream, length: int, scratch: memoryview) -> None:
     while length > 0:
         part = scratch[: min(length, len(scratch))]
         stream.recv_into(part)
         length -= len(part)
 
 
-def _retrieve(task: asyncio.Task[BlockingTls]) -> None:
+def _retrieve(task: asyncio.Task[DataStream]) -> None:
     """A warm-up may fail in silence: the round that needs the stream asks again and reports."""
     if not task.cancelled():
         task.exception()

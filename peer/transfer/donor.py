@@ -26,7 +26,7 @@ from atoll.peer.group.views import short
 from atoll.peer.net.links import LinkHost
 from atoll.peer.net.wire import encode
 from atoll.peer.rounds.dataframes import DataHeader
-from atoll.peer.rounds.datastream import BlockingTls
+from atoll.peer.rounds.datastream import DataStream
 from atoll.peer.rounds.entries import INIT, EntryHead
 from atoll.peer.rounds.keptcopy import parse_chunks
 from atoll.peer.rounds.merkle import MerkleTree
@@ -181,7 +181,7 @@ class Donor:
         for message in queue.rest():  # came while the thread ended
             self._on_fetch(source, message)
 
-    def _send_all(self, source: bytes, queue: Queue, stream: BlockingTls) -> None:
+    def _send_all(self, source: bytes, queue: Queue, stream: DataStream) -> None:
         """In a worker thread."""
         buffer = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
         while (message := queue.next()) is not None:

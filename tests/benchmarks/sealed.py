@@ -24,9 +24,9 @@ from atoll.peer.identity import Home
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.tls import TlsChannel
 from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES
-from atoll.peer.rounds.datastream import BlockingTls
+from atoll.peer.rounds.datastream import DataStream, PlainStream
 from atoll.peer.rounds.sealedstream import SealedStream
-from atoll.peer.rounds.tcpstream import DataStream, PlainStream
+from atoll.peer.rounds.tlsstream import TlsStream
 
 MODES = ("plain", "sealed", "tls")
 # Of this benchmark's run, which is nobody's.
@@ -106,7 +106,7 @@ def opened(mode: str, sock: socket.socket, *, dialled: bool) -> DataStream:
     return asyncio.run(shaken(sock, dialled))
 
 
-async def shaken(sock: socket.socket, dialled: bool) -> BlockingTls:
+async def shaken(sock: socket.socket, dialled: bool) -> TlsStream:
     with tempfile.TemporaryDirectory() as folder:
         home = Home.open(Path(folder) / "home")
         tls = run_tls(home, SECRET)
@@ -114,7 +114,7 @@ async def shaken(sock: socket.socket, dialled: bool) -> BlockingTls:
     context: ssl.SSLContext = tls.client if dialled else tls.server
     channel = TlsChannel(sock, context, server_side=not dialled)
     await channel.handshake()
-    return BlockingTls(channel.take(), "the other side")
+    return TlsStream(channel.take(), "the other side")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from atoll.collectives import Reduction, RoundResult, butterfly_plan, get_codec, grid_for
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
+from atoll.peer.rounds.datastream import DataStream, PlainStream
 from atoll.peer.rounds.sealedstream import SealedStream
-from atoll.peer.rounds.tcpstream import DataStream, PlainStream
 
 __all__ = ["Mesh", "all_reducer"]
 

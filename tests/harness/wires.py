@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from atoll.peer.identity import Home
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.tls import TlsChannel
+from atoll.peer.rounds.datastream import DataStream
 from atoll.peer.rounds.sealedstream import SealedStream
-from atoll.peer.rounds.tcpstream import DataStream
+from atoll.peer.rounds.tlsstream import TlsStream
 
-__all__ = ["SECRET", "Call", "ends", "receive", "sockets"]
+__all__ = ["SECRET", "Call", "ends", "receive", "sockets", "tls_ends"]
 
 SECRET = bytes(range(32))
 
@@ -31,6 +37,22 @@ def ends(wires: tuple[socket.socket, socket.socket]) -> tuple[SealedStream, Seal
         SealedStream(wires[0], "a", SECRET, dialled=True),
         SealedStream(wires[1], "b", SECRET, dialled=False),
     )
+
+
+def tls_ends(
+    wires: tuple[socket.socket, socket.socket], folder: Path
+) -> tuple[TlsStream, TlsStream]:
+    """A stream through TLS: the sending and the receiving end."""
+    with Home.open(folder / "home") as home:
+        tls = run_tls(home, SECRET)
+
+    async def shaken() -> tuple[TlsStream, TlsStream]:
+        dialler = TlsChannel(wires[0], tls.client, server_side=False)
+        acceptor = TlsChannel(wires[1], tls.server, server_side=True)
+        await asyncio.gather(dialler.handshake(), acceptor.handshake())
+        return TlsStream(dialler.take(), "a"), TlsStream(acceptor.take(), "b")
+
+    return asyncio.run(shaken())
 
 
 def receive(stream: DataStream, count: int, *, idle: bool = False) -> bytes:

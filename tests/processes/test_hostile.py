@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.collectives.errors import ConnectError
+from atoll.peer.group import messages  # noqa: F401  # what the victim says must be decodable
 from atoll.peer.identity import Home
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.links import LinkHost
+from atoll.peer.net.streamkeys import CIPHERS
 from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header
 
 ATTACKS = 150
@@ -76,30 +79,39 @@ def test_strangers_cannot_hurt_a_daemon(training: Fleet) -> None:
 def test_a_member_that_sends_broken_frames_loses_only_its_own_link(
     training: Fleet, tmp_path: Path
 ) -> None:
-    """The attacker holds the run secret: its frames get past TLS."""
+    """The attacker holds the run secret: its frames get past TLS, and past the seal of a stream."""
     invite = Invite.parse(training.invite)
     dice = random.Random(11)
+    sent: Counter[str] = Counter()
 
     def attack() -> None:
         with Home.open(tmp_path / "mallory") as home:
-            for _ in range(ATTACKS // 10):
-                asyncio.run(break_frames(home, invite, dice))
+            for number in range(ATTACKS // 10):
+                ciphers = CIPHERS if number % 2 else ()
+                sent[asyncio.run(break_frames(home, invite, dice, ciphers))] += 1
 
     trains_on_with_flat_memory(training, training.peers["a"], attack)
+    assert sent["aes-256-gcm"] >= 10
+    assert sent["tls"] >= 10
 
 
-async def break_frames(home: Home, invite: Invite, dice: random.Random) -> None:
+async def break_frames(
+    home: Home, invite: Invite, dice: random.Random, ciphers: tuple[str, ...]
+) -> str:
+    """Broken data on a stream, then broken control messages; the stream's cipher."""
+    inc, cipher = home.next_incarnation(1), "none could be opened"
     host = LinkHost(
         peer_id=home.peer_id,
         tls=run_tls(home, invite.secret),
         run=invite.run,
-        inc=lambda: home.next_incarnation(1),
+        inc=lambda: inc,
         advertise=lambda: "",
         on_message=lambda peer, message: None,
         on_up=lambda peer, address, inc: None,
         on_down=lambda peer, why: None,
         on_data=lambda peer, stream: stream.close(),
         log=lambda line: None,
+        ciphers=ciphers,
     )
     try:
         victim = await host.dial(invite.address)
@@ -107,11 +119,14 @@ async def break_frames(home: Home, invite: Invite, dice: random.Random) -> None:
             stream = await host.open_data(victim, invite.address)
             await asyncio.to_thread(stream.sendall, broken_data(dice))
             stream.close()
-        link = host._links[victim]
-        link.send(broken_control(dice))
-        await asyncio.sleep(0.01)
+            cipher = stream.cipher
+        link = host._links.get(victim)
+        if link is not None:  # else the victim has ended it before
+            link.send(broken_control(dice))
+            await asyncio.sleep(0.01)
     finally:
         await host.close()
+    return cipher
 
 
 def broken_control(dice: random.Random) -> bytes:

@@ -12,7 +12,8 @@ import pytest
 from atoll.peer.identity import Home
 from atoll.peer.net.certs import RunTls, run_tls
 from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.datastream import BlockingTls
+from atoll.peer.net.streamkeys import CIPHERS
+from atoll.peer.rounds.datastream import DataStream
 
 RUN, SECRET = "demo", bytes(range(32))
 # Only a hang ever takes this long.
@@ -22,12 +23,14 @@ PATIENCE_S = 30.0
 class Node:
     """A LinkHost and the record of its callbacks."""
 
-    def __init__(self, home: Home, tls: RunTls, run: str, inc: int) -> None:
+    def __init__(
+        self, home: Home, tls: RunTls, run: str, inc: int, ciphers: tuple[str, ...]
+    ) -> None:
         self.home, self.tls = home, tls
         self.messages: list[tuple[bytes, object]] = []
         self.ups: list[tuple[bytes, str, int]] = []
         self.downs: list[tuple[bytes, str]] = []
-        self.streams: list[BlockingTls] = []
+        self.streams: list[DataStream] = []
         self.conflicts: list[int] = []
         self.logs: list[str] = []
         self.address = ""
@@ -45,14 +48,15 @@ class Node:
             on_data=lambda peer, stream: self._note(self.streams, stream),
             log=lambda line: self._note(self.logs, line),
             on_conflict=lambda inc: self._note(self.conflicts, inc),
+            ciphers=ciphers,
         )
 
     @property
     def id(self) -> bytes:
         return self.host.peer_id
 
-    async def listen(self) -> str:
-        host, port = await self.host.listen("127.0.0.1", 0)
+    async def listen(self, ip: str = "127.0.0.1") -> str:
+        host, port = await self.host.listen(ip, 0)
         self.address = f"{host}:{port}"
         return self.address
 
@@ -80,18 +84,31 @@ class Net:
         self._homes: dict[str, Home] = {}
         self._nodes: list[Node] = []
 
-    def node(self, name: str, *, run: str = RUN, secret: bytes = SECRET, inc: int = 1) -> Node:
+    def node(
+        self,
+        name: str,
+        *,
+        run: str = RUN,
+        secret: bytes = SECRET,
+        inc: int = 1,
+        ciphers: tuple[str, ...] = CIPHERS,
+    ) -> Node:
         """A node with the identity ``name``, which several nodes may share."""
         if name not in self._homes:
             self._homes[name] = Home.open(self._folder / name)
         home = self._homes[name]
-        self._nodes.append(Node(home, run_tls(home, secret), run, inc))
+        self._nodes.append(Node(home, run_tls(home, secret), run, inc, ciphers))
         return self._nodes[-1]
 
-    async def linked(self) -> tuple[Node, Node]:
-        """Two nodes with a control link that the second one dialled."""
-        a, b = self.node("a"), self.node("b")
-        await b.host.dial(await a.listen())
+    async def linked(
+        self,
+        ours: tuple[str, ...] = CIPHERS,
+        theirs: tuple[str, ...] = CIPHERS,
+        ip: str = "127.0.0.1",
+    ) -> tuple[Node, Node]:
+        """Two nodes with a control link that the second one dialled, and their ciphers."""
+        a, b = self.node("a", ciphers=ours), self.node("b", ciphers=theirs)
+        await b.host.dial(await a.listen(ip))
         return a, b
 
     def run(self, scenario: Coroutine[None, None, None]) -> None:

@@ -130,6 +130,17 @@ def test_roles(tmp_path: Path, started: list[tuple[DaemonOptions, bool]]) -> Non
     assert [options.found for options, _ in started] == [True, True, False, False, False]
 
 
+def test_data_goes_without_a_cipher_only_if_asked(
+    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+) -> None:
+    invite = f"atoll://{A}/demo#" + _token()
+    for number, line in enumerate((("up", "--run", "demo"), ("join", invite), ("follow", invite))):
+        start(tmp_path / f"{number}", *line)
+        start(tmp_path / f"{number}", *line, "--plain-streams")
+        assert started[-2][0].ciphers == ("aes-256-gcm",)
+        assert started[-1][0].ciphers == ("none", "aes-256-gcm")
+
+
 def test_a_run_with_checkpoints_is_not_founded_anew_by_mistake(
     tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from atoll.collectives.errors import (
@@ -25,6 +26,21 @@ from atoll.peer.net.wire import decode, encode
 
 def hello(low: int = 1, high: int = 1, run: str = "demo") -> Hello:
     return Hello(low, high, run, CONTROL, 1, "a:1")
+
+
+def test_ciphers_are_something_that_the_first_version_does_not_know() -> None:
+    old = {"protocol_min": 1, "protocol_max": 1, "run": "demo", "kind": CONTROL, "inc": 1}
+    payload = msgpack.packb(["Hello", {**old, "address": "a:1"}])
+    assert decode(payload) == Hello(1, 1, "demo", CONTROL, 1, "a:1", ())
+    new = Hello(1, 1, "demo", CONTROL, 1, "a:1", ("aes-256-gcm", "of a later version"))
+    assert decode(encode(new)) == new
+    assert len(encode(new)) < HELLO_BYTES_MAX
+
+
+@pytest.mark.parametrize("ciphers", [("x",) * 9, ("x" * 65,), ("",)])
+def test_ciphers_are_few_and_have_short_names(ciphers: tuple[str, ...]) -> None:
+    with pytest.raises(RemoteProtocolError, match=r"Hello\.ciphers is "):
+        decode(encode(Hello(1, 1, "demo", CONTROL, 1, "a:1", ciphers)))
 
 
 @pytest.mark.parametrize("theirs", [hello(), hello(1, 5), hello(0, 1)])
@@ -87,6 +103,7 @@ def test_a_hello_is_checked_when_it_arrives(values: tuple[object, ...]) -> None:
 
 
 def test_the_longest_hello_fits() -> None:
-    longest = Hello(1, 1 << 60, "x" * 64, CONTROL, (1 << 64) - 1, "ä" * 300)
+    ciphers = ("x" * 64,) * 8
+    longest = Hello(1, 1 << 60, "x" * 64, CONTROL, (1 << 64) - 1, "ä" * 300, ciphers)
     assert len(encode(longest)) <= HELLO_BYTES_MAX
     assert len(encode(Refused("x" * 64, "ä" * 1000))) <= HELLO_BYTES_MAX

@@ -243,7 +243,7 @@ def test_a_refusal_reaches_the_dialler_as_its_error(net: Net) -> None:
         a, b = net.node("a"), net.node("b")
         address = await a.listen()
         with pytest.raises(ConnectError, match=f"{address} refused: a data stream needs"):
-            await b.host.open_data(a.id, address)
+            await b.host._call_tls(a.id, address)
 
     net.run(scenario())
 

@@ -69,6 +69,7 @@ GARBAGE = {
     "not tls": b"GET / HTTP/1.1\r\n\r\n",
     "a zero": b"\0",
     "a data stream of a later version": b"\xa7" * 96,
+    "a data stream that nobody asked for": b"\xa7\x01" + bytes(96),
     "a broken record": b"\x16\x03\x01\x00\x05garbage!",
     "a huge record": b"\x16\x03\x01\xff\xff" + bytes(100),
     "random": b"\x16" + random.Random(1).randbytes(4000),
@@ -107,7 +108,19 @@ def test_a_flood_of_garbage_leaves_nothing_behind(net: Net) -> None:
     net.run(scenario())
 
 
-@pytest.mark.parametrize("words", [(), (b"\x16",), (b"\x16\x03\x01",)])
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"\0", b"\x15", b"\x17", b"\xa6", b"\xff"])
+def test_the_first_byte_must_be_one_of_ours(net: Net, first: bytes) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        assert await throw(a.address, first) == b""
+        await a.until(lambda: a.logs)
+        assert f"nothing of ours: the first byte is 0x{first[0]:02x}" in a.logs[0]
+        await still_works(a, b)
+
+    net.run(scenario())
+
+
+@pytest.mark.parametrize("words", [(), (b"\x16",), (b"\x16\x03\x01",), (b"\xa7",), (b"\xa7\x01",)])
 def test_the_slow_are_turned_away(
     net: Net, monkeypatch: pytest.MonkeyPatch, words: tuple[bytes, ...]
 ) -> None:

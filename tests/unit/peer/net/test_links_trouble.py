@@ -45,7 +45,8 @@ def test_a_connection_that_is_reset_just_after_the_hello_is_a_link_that_ended(ne
             await channel.send(rogue.host._hello(theirs.kind))
             channel.close()
 
-        door = Listener(rogue.tls.server, answer_and_reset, lambda ip: True, print)
+        accept = rogue.host._streams.accept
+        door = Listener(rogue.tls.server, answer_and_reset, accept, lambda ip: True, print)
         host, port = door.open("127.0.0.1", 0)
         try:
             assert await a.host.dial(f"{host}:{port}") == rogue.id

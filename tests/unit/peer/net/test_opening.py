@@ -9,12 +9,12 @@ from collections.abc import Coroutine, Iterator
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.net import opening
+from atoll.peer.net import opening, streamkeys
 from atoll.peer.net.opening import Accepted, accept_stream, answer_asked, open_stream
 from atoll.peer.net.streamkeys import (
     CIPHER_AES,
     CIPHER_NONE,
-    CIPHERS,
+    CIPHERS_PLAIN,
     GREETING_BYTES,
     OPENING_BYTES,
     STREAM_FIRST_BYTE,
@@ -101,9 +101,9 @@ def test_what_follows_the_proof_at_once_is_left_to_the_stream(
     ("asked", "allowed", "ip", "cipher"),
     [
         ((CIPHER_AES,), (CIPHER_AES,), "8.8.8.8", CIPHER_AES),
-        ((CIPHER_NONE, CIPHER_AES), CIPHERS, "10.0.0.1", CIPHER_NONE),
-        ((CIPHER_NONE, CIPHER_AES), CIPHERS, "8.8.8.8", CIPHER_AES),
-        ((CIPHER_NONE,), CIPHERS, "8.8.8.8", ""),
+        ((CIPHER_NONE, CIPHER_AES), CIPHERS_PLAIN, "10.0.0.1", CIPHER_NONE),
+        ((CIPHER_NONE, CIPHER_AES), CIPHERS_PLAIN, "8.8.8.8", CIPHER_AES),
+        ((CIPHER_NONE,), CIPHERS_PLAIN, "8.8.8.8", ""),
         ((CIPHER_NONE,), (CIPHER_AES,), "10.0.0.1", ""),
     ],
 )
@@ -126,7 +126,7 @@ def test_answers_stop_at_the_limit() -> None:
     async def scenario() -> None:
         grants = Grants()
         answers = [
-            answer_asked(grants, ALICE, StreamAsked(n, CIPHERS), remote_ip="10.0.0.1")
+            answer_asked(grants, ALICE, StreamAsked(n, CIPHERS_PLAIN), remote_ip="10.0.0.1")
             for n in range(5)
         ]
         assert [type(answer) for answer in answers] == [StreamGranted] * 4 + [StreamDenied]
@@ -177,6 +177,26 @@ def test_of_two_that_prove_themselves_one_is_refused(
         await loop.sock_sendall(wires[0], dialler.answer(greeting))
         with pytest.raises(RemoteProtocolError, match="used meanwhile"):
             await accepting
+
+    run(scenario())
+
+
+def test_no_cipher_is_refused_to_a_connection_from_elsewhere(
+    wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control link came from a network that is trusted, and this one does not."""
+
+    async def scenario() -> None:
+        grants = Grants()
+        asked = StreamAsked(1, CIPHERS_PLAIN)
+        granted = answer_asked(grants, ALICE, asked, remote_ip="10.0.0.1", allowed=CIPHERS_PLAIN)
+        assert isinstance(granted, StreamGranted)
+        monkeypatch.setattr(streamkeys, "is_trusted_network", lambda ip: ip != "127.0.0.1")
+        wires[0].send(Handshake(granted).opening(bytes(16)))
+        with pytest.raises(RemoteProtocolError, match=r"from 127\.0\.0\.1 needs a cipher"):
+            await accept(wires[1], grants)
+        wires[1].close()
+        assert await asyncio.get_running_loop().sock_recv(wires[0], 100) == b""
 
     run(scenario())
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.rounds import sealing, tcpstream
+from atoll.peer.rounds import datastream, sealing
 from atoll.peer.rounds.sealedstream import AHEAD_BYTES, BUFFER_BYTES_MAX, SealedStream
 from atoll.peer.rounds.sealing import (
     EPOCH_S_MAX,
@@ -55,7 +55,7 @@ def test_close_does_not_wait_for_a_reader(sealed: tuple[SealedStream, SealedStre
 def test_a_stream_that_stops_within_a_record_is_an_error(
     wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcpstream, "NO_PROGRESS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(datastream, "NO_PROGRESS_TIMEOUT_S", 0.05)
     _, receiver = ends(wires)
     wires[0].sendall(b"\0")
     with pytest.raises(ConnectError, match=r"from b: no byte moved for"):

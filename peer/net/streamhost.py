@@ -1,0 +1,242 @@
+"""All data streams of a daemon: how they are opened, by others and to others, with which cipher.
+
+A stream is sealed where both sides can do that (``streamkeys``), and goes through TLS otherwise:
+with peers that list no cipher in their hello, and with those where opening a sealed one has failed.
+That is said once in the log and remembered until the peer's control link ends, so that a network
+that lets nothing but TLS through costs one try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from atoll.collectives.errors import ConnectError
+from atoll.peer.group.views import short
+from atoll.peer.net.dial import Dial
+from atoll.peer.net.link import ControlLink
+from atoll.peer.net.opening import accept_stream, answer_asked, open_stream
+from atoll.peer.net.streamkeys import (
+    CIPHER_NONE,
+    Grants,
+    StreamAsked,
+    StreamDenied,
+    StreamGranted,
+    check_granted,
+    permitted,
+)
+from atoll.peer.net.tls import TlsSocket
+from atoll.peer.rounds.datastream import DataStream, PlainStream
+from atoll.peer.rounds.sealedstream import SealedStream
+from atoll.peer.rounds.tlsstream import TlsStream
+
+__all__ = ["StreamHost"]
+
+# Incoming data streams of one peer: one in use, one replacing it, and as many to spare.
+STREAMS_PER_PEER_MAX = 4
+# For the answer to a question on a control link that works: many round trips. Less than a dial may
+# take, because TLS is tried after it.
+ANSWER_TIMEOUT_S = 2.0
+
+
+class _Question(NamedTuple):
+    """A StreamAsked that waits for the answer of ``peer``, or for why there will be none."""
+
+    peer: bytes
+    answer: asyncio.Future[StreamGranted | str]
+
+    def end(self, answer: StreamGranted | str) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+class StreamHost:
+    """Lives in the event loop beside the control links.
+
+    ``ciphers``: what this side can do, the preferred one first; ``link_of`` gives a peer's control
+    link; ``send`` puts a message on it; ``attempt`` is how one dials an address; ``call_tls``
+    brings a TLS stream as far as both hellos.
+    """
+
+    def __init__(
+        self,
+        ciphers: tuple[str, ...],
+        *,
+        link_of: Callable[[bytes], ControlLink | None],
+        send: Callable[[bytes, object], bool],
+        attempt: Callable[[str], Dial],
+        call_tls: Callable[[bytes, str], Awaitable[TlsSocket]],
+        on_data: Callable[[bytes, DataStream], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.ciphers = ciphers
+        self._link_of, self._send = link_of, send
+        self._attempt, self._call_tls = attempt, call_tls
+        self._on_data, self._log = on_data, log
+        self._grants = Grants()
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+        self._tls_only: dict[bytes, str] = {}  # linked peers with which it is to be TLS, and why
+        self._open: list[tuple[bytes, DataStream]] = []  # with the peer that opened it, b"" for us
+        self._closing = False
+
+    def close(self) -> None:
+        """End all streams, and what is being opened."""
+        self._closing = True
+        for _, stream in self._open:
+            stream.close()
+        for question in self._questions.values():
+            question.end("this daemon is closing")
+
+    def forget(self, peer: bytes) -> None:
+        """The control link to ``peer`` is gone, and what was agreed on it with it."""
+        self._grants.forget(peer)
+        self._tls_only.pop(peer, None)
+        for question in self._questions.values():
+            if question.peer == peer:
+                question.end("its control link ended")
+
+    # ------------------------------------------------------------ to others
+
+    async def open(self, peer: bytes, address: str) -> DataStream:
+        """A stream on which this side sends. ConnectErrors as of a dial."""
+        link = self._link_of(peer)
+        if link is None:
+            raise ConnectError(f"a data stream to {address} needs a control link first")
+        if peer in self._tls_only:
+            return await self._open_tls(link, address)
+        opened = await self._open_agreed(link, address)
+        if isinstance(opened, DataStream):
+            return opened
+        stream = await self._open_tls(link, address)
+        self._tls_only[peer] = opened
+        self._log(f"data streams to {short(peer)} go through TLS: {opened}")
+        return stream
+
+    async def _open_tls(self, link: ControlLink, address: str) -> DataStream:
+        stream = TlsStream(await self._call_tls(link.peer_id, address), address)
+        try:
+            self._check_current(link, address)
+        except ConnectError:
+            stream.close()
+            raise
+        return self._added(b"", stream)
+
+    async def _open_agreed(self, link: ControlLink, address: str) -> DataStream | str:
+        """A stream with a cipher that both have, or why TLS is to be tried.
+
+        ConnectError where nobody can be reached at all, and where the control link has ended.
+        """
+        usable = tuple(name for name in self.ciphers if name in link.hello.ciphers)
+        if not usable:
+            return "it has none of our ciphers"
+        attempt = self._attempt(address)
+        try:
+            async with attempt.limited():
+                sock = await attempt.bare()
+                try:
+                    return self._added(b"", await self._agree(link.peer_id, usable, sock, address))
+                except BaseException:
+                    sock.close()
+                    raise
+        except ConnectError as error:
+            if not attempt.is_connected or self._closing:
+                raise
+            self._check_current(link, address)
+            return error.what
+
+    def _check_current(self, link: ControlLink, address: str) -> None:
+        """A link that has ended takes its keys with it, which says nothing about the next one."""
+        if self._link_of(link.peer_id) is not link:
+            raise ConnectError(f"the control link to {address} has ended meanwhile")
+
+    async def _agree(
+        self, peer: bytes, usable: tuple[str, ...], sock: socket.socket, address: str
+    ) -> DataStream:
+        """Ask for a key and open the stream with it. Asked when the connection stands: its address
+        says which ciphers are permitted, and no key is given out that nobody comes for."""
+        remote_ip = str(sock.getpeername()[0])
+        asked = StreamAsked(next(self._numbers), permitted(usable, remote_ip))
+        if not asked.ciphers:
+            raise ConnectError(f"of the ciphers of both none may be used with {remote_ip}")
+        granted = await self._ask(peer, asked)
+        if isinstance(granted, str):
+            raise ConnectError(granted)
+        check_granted(asked, granted, remote_ip)
+        secret = await open_stream(sock, granted)
+        return _stream(sock, address, granted.cipher, secret, dialled=True)
+
+    async def _ask(self, peer: bytes, asked: StreamAsked) -> StreamGranted | str:
+        question = _Question(peer, asyncio.get_running_loop().create_future())
+        self._questions[asked.number] = question
+        try:
+            if not self._send(peer, asked):
+                return "its control link is ending"
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await question.answer
+        finally:
+            del self._questions[asked.number]
+
+    # ------------------------------------------------------------ from others
+
+    def on_message(self, link: ControlLink, msg: object) -> bool:
+        """Take what has arrived on a control link if it is about streams."""
+        if not isinstance(msg, StreamAsked | StreamGranted | StreamDenied):
+            return False
+        current, question = self._link_of(link.peer_id), self._questions.get(msg.number)
+        if current is None or current.hello.inc != link.hello.inc:
+            return True  # of a former life of this peer
+        if isinstance(msg, StreamAsked):
+            self._send(link.peer_id, self._answer(link, msg))
+        elif question is not None and question.peer == link.peer_id:  # else it comes too late
+            said = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
+            question.end(said)
+        return True
+
+    def _answer(self, link: ControlLink, asked: StreamAsked) -> StreamGranted | StreamDenied:
+        if why_not := self.why_full(link.peer_id):
+            return StreamDenied(asked.number, why_not)
+        return answer_asked(
+            self._grants, link.peer_id, asked, remote_ip=link.remote_ip, allowed=self.ciphers
+        )
+
+    def why_full(self, peer: bytes) -> str:
+        """Why ``peer`` may not open another stream; "" if it may."""
+        count = sum(by == peer and not stream.closed for by, stream in self._open)
+        return f"{count} data streams are open" if count >= STREAMS_PER_PEER_MAX else ""
+
+    async def accept(self, sock: socket.socket) -> None:
+        """Take a connection that began with STREAM_FIRST_BYTE, or raise: then it is not taken."""
+        accepted = await accept_stream(sock, self._grants)
+        link = self._link_of(accepted.peer)
+        if link is None:
+            raise ConnectError("a data stream needs a control link first")
+        if why_not := self.why_full(accepted.peer):
+            raise ConnectError(why_not)
+        name = link.hello.address or link.remote_ip
+        stream = _stream(sock, name, accepted.cipher, accepted.secret, dialled=False)
+        self._on_data(accepted.peer, self._added(accepted.peer, stream))
+
+    def accept_tls(self, link: ControlLink, connection: TlsSocket) -> None:
+        """The other side of a stream through TLS, whose hello has been answered."""
+        stream = TlsStream(connection, link.hello.address or link.remote_ip)
+        self._on_data(link.peer_id, self._added(link.peer_id, stream))
+
+    def _added(self, opened_by: bytes, stream: DataStream) -> DataStream:
+        if self._closing:
+            stream.close()
+            raise ConnectError("this daemon is closing")
+        live = [entry for entry in self._open if not entry[1].closed]
+        self._open = [*live, (opened_by, stream)]
+        return stream
+
+
+def _stream(
+    sock: socket.socket, name: str, cipher: str, secret: bytes, *, dialled: bool
+) -> DataStream:
+    if cipher == CIPHER_NONE:
+        return PlainStream(sock, name)
+    return SealedStream(sock, name, secret, dialled=dialled)

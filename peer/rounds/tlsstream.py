@@ -1,0 +1,73 @@
+"""A data stream inside TLS: for peers with which no sealed stream comes about."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from atoll.peer.net.streamkeys import CIPHER_TLS
+from atoll.peer.net.tls import READ_BYTES, TlsSocket
+from atoll.peer.rounds.datastream import DataStream
+
+__all__ = ["TlsStream"]
+
+# RFC 8446 5.5: AES-GCM keys wear out after 2^24.5 full records, about 388 GB. `ssl` cannot rekey.
+KEY_BYTES_MAX = 256 << 30
+
+
+class TlsStream(DataStream):
+    """Slower than a ``SealedStream``: OpenSSL makes and takes records of 16 KiB, one per call."""
+
+    cipher = CIPHER_TLS
+
+    def __init__(self, connection: TlsSocket, peer: str) -> None:
+        super().__init__(connection.sock, peer)
+        self._tls = connection.tls
+        self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
+        self._read_into = cast(Callable[[int, memoryview], int], self._tls.read)
+        self._scratch = memoryview(b"")  # made when the first bytes are awaited: senders need none
+
+    @property
+    def worn(self) -> bool:
+        return self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
+
+    def _send(self, views: list[memoryview]) -> None:
+        for view in views:
+            start = 0
+            while start < len(view):
+                count = self._tls.write(view[start : start + self._unsent_bytes_max])
+                start += count
+                self.sent_bytes += count
+                if self._outgoing.pending >= self._unsent_bytes_max:
+                    self._flush()
+        self._flush()
+
+    def _goodbye(self) -> None:
+        with contextlib.suppress(ssl.SSLError):  # "want read": the other's goodbye is to come
+            self._tls.unwrap()
+        self._flush(wait=False)
+
+    def _flush(self, *, wait: bool = True) -> None:
+        if self._outgoing.pending:
+            self._put([memoryview(self._outgoing.read())], wait=wait)
+
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        filled = 0
+        while filled < len(view):
+            try:
+                count = self._read_into(len(view) - filled, view[filled:])
+            except ssl.SSLWantReadError:
+                self._fill(forever=idle and filled == 0)
+                continue
+            if count == 0:
+                raise ConnectionResetError(self._cut_off())
+            filled += count
+
+    def _fill(self, *, forever: bool) -> None:
+        self._flush()  # TLS may have had to answer the other side
+        if not self._scratch:
+            self._scratch = memoryview(bytearray(READ_BYTES))
+        self._incoming.write(self._scratch[: self._get_some(self._scratch, forever=forever)])
