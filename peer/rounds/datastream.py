@@ -35,6 +35,8 @@ DELIVERY_RATE = struct.Struct("=160xQ")
 PARTS_MAX = 64
 # One call takes or brings as much as it can in this time, so that slow links show progress.
 TICK_S = 0.25
+SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
+PACING_RATE, UNPACED = struct.Struct("@L"), (1 << 8 * struct.calcsize("@L")) - 1
 TIMEVAL = struct.Struct("@ll")  # of the kernel: seconds, microseconds
 # Of the kernel, each way, between two processes of one machine: what is sent is still in the
 # processor's cache when it is received. Left alone, they grow to megabytes, which takes half as
@@ -121,6 +123,22 @@ class DataStream(abc.ABC):
             except BaseException:
                 self._broken = True
                 raise
+
+    def pace(self, bytes_per_s: float = 0.0, congestion: str = "") -> bool:
+        """Send no faster than that from now on, headers included; 0: as fast as TCP finds right.
+
+        Who knows its share of a link and keeps to it fills no queue, and loses nothing there.
+        ``congestion``: the control to use from now on, if the kernel has it ("cubic", "bbr"). False
+        if it does not do one of the two; then all stays as it is.
+        """
+        with contextlib.suppress(OSError, AttributeError):
+            if congestion:
+                name = congestion.encode()
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+            rate = PACING_RATE.pack(round(bytes_per_s) or UNPACED)
+            self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+            return True
+        return False
 
     def close(self) -> None:
         """Say goodbye if nobody is in the middle of a call, wake the owner, and close.

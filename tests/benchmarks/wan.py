@@ -2,6 +2,7 @@
 
     python tests/benchmarks/wan.py [--hosts 4] [--mbit 100] [--rtt-ms 50] [--loss 0.5]
         [--mib 16 64] [--times 5] [--streams sealed] [--codecs float32] [--slow 20]
+        [--plan] [--congestion cubic]
 
 Each peer is a process on a host of its own with atoll's engine and streams; links are warm. The
 figure is what a perfect all-reduce moves, 2 (n - 1) / n of the payload for each host and direction,
@@ -30,6 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness.mesh import Mesh, all_reducer
 
 from atoll.collectives import get_codec
+from atoll.collectives.choice import Choice, Task, choose
+from atoll.collectives.network import measured as measured_network
+from atoll.collectives.pacing import carried_bytes, paces
 from atoll.peer.lab.lab import Lab
 
 CLONE_NEWNET = 0x40000000
@@ -44,14 +48,14 @@ def main() -> None:
     parser.add_argument("--rtt-ms", type=float, default=50.0)
     parser.add_argument("--loss", type=float, default=0.0, help="percent, each way")
     parser.add_argument("--slow", type=float, default=0.0, help="Mbit/s of the last host's link")
+    parser.add_argument("--congestion", default="", help="cubic, bbr; default: the machine's")
+    parser.add_argument("--plan", action="store_true", help="choose and pace, knowing the links")
     parser.add_argument("--mib", type=float, nargs="+", default=[16.0, 64.0])
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--codecs", nargs="+", default=["float32"])
     parser.add_argument("--streams", nargs="+", default=["sealed"])
     chosen = parser.parse_args()
-    rates = dict.fromkeys(range(chosen.hosts), chosen.mbit)
-    if chosen.slow:
-        rates[chosen.hosts - 1] = chosen.slow
+    rates = {host: rate_mbit(chosen, host) for host in range(chosen.hosts)}
     with Lab(chosen.hosts, rate_mbit=rates, rtt_ms=chosen.rtt_ms, loss=chosen.loss) as lab:
         context = get_context("fork")
         barrier = context.Barrier(chosen.hosts)
@@ -77,14 +81,41 @@ def peer(lab: Lab, me: int, barrier: Barrier, chosen: argparse.Namespace) -> Non
             barrier.wait()  # nobody dials any more
         for codec in chosen.codecs:
             for mib in chosen.mib:
+                choice = planned(chosen, mesh, codec, int(mib * 2**18))
                 values = np.random.default_rng(me).standard_normal(int(mib * 2**18), np.float32)
-                once = all_reducer(mesh, codec, values.size)
+                once = all_reducer(mesh, codec, values.size, choice)
                 took_s = measured(lambda once=once, values=values: once(values), barrier, chosen)
                 if me == 0:
                     show(chosen, streams, codec, mib, took_s)
     barrier.wait()
     sys.stdout.flush()
     os._exit(0)  # readers wait for ever
+
+
+def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -> Choice | None:
+    """What a coordinator would plan that has measured the links as they are; streams keep to it."""
+    if not chosen.plan:
+        return None
+    last = chosen.hosts - 1
+    rates = [125e3 * rate_mbit(chosen, host) for host in range(chosen.hosts)]
+    way_s = chosen.rtt_ms / 2e3
+    ways = {(i, j): way_s for i in range(last + 1) for j in range(last + 1) if i != j}
+    network = measured_network(
+        last + 1, up=rates, down=rates, latency_s=ways, sites=range(last + 1)
+    )
+    bits = 8 * get_codec(codec).encoded_bytes(elements) / elements
+    choice = choose(network, Task(elements, bits))
+    shards = tuple(size * choice.chunk_elements * bits / 8 for size in choice.shards)
+    pace = paces(network, carried_bytes(choice.routes(), shards))
+    for other, stream in mesh.out.items():
+        stream.pace(pace[mesh.me, other], chosen.congestion)
+    if mesh.me == 0:
+        print(*choice.reasons, sep="\n", flush=True)
+    return choice
+
+
+def rate_mbit(chosen: argparse.Namespace, host: int) -> float:
+    return float(chosen.slow if chosen.slow and host == chosen.hosts - 1 else chosen.mbit)
 
 
 def enter(space: str) -> None:

@@ -8,8 +8,17 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from atoll.collectives import Reduction, RoundResult, butterfly_plan, get_codec, grid_for
+from atoll.collectives import (
+    ChunkGrid,
+    Reduction,
+    RoundResult,
+    butterfly_plan,
+    get_codec,
+    grid_for,
+)
+from atoll.collectives.choice import Choice
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
 from atoll.peer.rounds.datastream import DataStream, PlainStream
@@ -90,11 +99,16 @@ class Outlet:
         self.stream.sendall(HEADER.pack(self.attempt, kind, chunk, payload.nbytes), payload)
 
 
-def all_reducer(mesh: Mesh, codec_name: str, elements: int) -> Callable[[F32], None]:
+def all_reducer(
+    mesh: Mesh, codec_name: str, elements: int, choice: Choice | None = None
+) -> Callable[[F32], None]:
     """What reduces float32[elements] with all others, each time that it is called."""
     codec, grid = get_codec(codec_name), grid_for(elements)
     ids = [bytes([p]) * 32 for p in mesh.everyone]
     plan = butterfly_plan(ids, [1.0] * len(ids), grid)
+    if choice is not None:
+        grid = ChunkGrid(elements, choice.chunk_elements)
+        plan = replace(plan, owners=choice.owners(), shape=choice.routes())
     result = RoundResult(codec, grid)
 
     def once(values: F32) -> None:

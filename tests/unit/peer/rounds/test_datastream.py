@@ -226,3 +226,17 @@ def test_a_stream_that_stops_within_a_frame_is_an_error(
     sender.sendall(b"x")
     with pytest.raises(ConnectError, match=r"from b: no byte moved for"):
         receive(receiver, 2, idle=True)
+
+
+def test_a_stream_keeps_to_its_pace(streams: tuple[DataStream, DataStream]) -> None:
+    sender, receiver = streams
+    assert sender.pace(1 << 40, "cubic")
+    assert sender._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)[:5] == b"cubic"
+    assert sender.pace(2 << 20)
+    began_s = time.monotonic()
+    sending = Call(lambda: sender.sendall(PATTERN[: 2 << 20]))
+    receive(receiver, 2 << 20)
+    sending.end()
+    assert time.monotonic() - began_s > 0.3  # a second, but for what leaves at once
+    assert sender.pace()
+    assert not sender.pace(congestion="never-heard-of")

@@ -1,0 +1,68 @@
+"""How fast each stream of a reduction should send, so that no link is asked for more than it has.
+
+Streams that only find out for themselves what a link has fill its queue, lose packets there, and
+give way to each other by luck; on an all-to-all of equal streams that costs a tenth of the rate
+(docs/log.md). Here each link is shared in proportion to what its streams have to carry, so that all
+of them would end at the same time, and a stream keeps to the smaller of its two shares.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.network import F64, Network
+from atoll.collectives.routes import ROOT, Routes
+
+__all__ = ["LINK_SHARE", "carried_bytes", "paces"]
+
+# Of a link's rate: what is left absorbs bursts and the errors of what was measured.
+LINK_SHARE: Final = 0.97
+
+
+def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
+    """float64[n, n]: what i sends to j, if root r owns ``shard_bytes[r]`` of the encoded vector."""
+    count = len(routes.up)
+    if len(shard_bytes) != count:
+        raise ConfigError(f"{len(shard_bytes)} shards of {count} participants")
+    carried = np.zeros((count, count))
+    for root, nbytes in enumerate(shard_bytes):
+        for peer in range(count):
+            parent, giver = routes.up[root][peer], routes.down[root][peer]
+            if parent != ROOT:
+                carried[peer, parent] += nbytes
+            if giver != ROOT:
+                carried[giver, peer] += nbytes
+    return carried
+
+
+def paces(network: Network, carried: F64, share: float = LINK_SHARE) -> F64:
+    """float64[n, n], bytes per second with all headers: how fast i may send to j.
+
+    ``carried``: see ``carried_bytes``. 0 where nothing is sent. The sum of what leaves or enters a
+    participant, or what passes between two, is at most ``share`` of what that link has.
+    """
+    if carried.shape != network.pair.shape:
+        raise ConfigError(f"flows of {carried.shape[0]} peers in a network of {network.count}")
+    flows = carried.copy()
+    np.fill_diagonal(flows, 0)
+    across = flows * network.across()
+    rates = network.pair.copy()
+    for peer in range(network.count):
+        _share_line(rates, flows, [peer], network.up[peer])
+        _share_line(rates.T, flows.T, [peer], network.down[peer])
+    for site, members in enumerate(network.members):
+        _share_line(rates, across, list(members), network.site_up[site])
+        _share_line(rates.T, across.T, list(members), network.site_down[site])
+    rates[flows == 0] = 0
+    return share * rates
+
+
+def _share_line(rates: F64, flows: F64, members: list[int], rate: float) -> None:
+    """The flows of these rows share one line; ``rates`` is lowered to that."""
+    mine = flows[members]
+    if np.isfinite(rate) and mine.any():
+        limits = np.where(mine > 0, mine / mine.sum() * rate, np.inf)
+        rates[members] = np.minimum(rates[members], limits)
