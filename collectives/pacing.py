@@ -19,7 +19,7 @@ from atoll.collectives.routes import ROOT, Routes
 __all__ = ["LINK_SHARE", "carried_bytes", "paces"]
 
 # Of a link's rate: what is left absorbs bursts and the errors of what was measured.
-LINK_SHARE: Final = 0.97
+LINK_SHARE: Final = 0.99
 
 
 def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
