@@ -13,6 +13,7 @@ import itertools
 import socket
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.group.views import short
@@ -80,13 +81,15 @@ class StreamHost:
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
         self._tls_only: dict[bytes, str] = {}  # linked peers with which it is to be TLS, and why
-        self._open: list[tuple[bytes, DataStream]] = []  # with the peer that opened it, b"" for us
+        # With the peer that opened it, b"" for us. They belong to who sends or reads on them: one
+        # that has ended must not keep its buffers.
+        self._open: WeakKeyDictionary[DataStream, bytes] = WeakKeyDictionary()
         self._closing = False
 
     def close(self) -> None:
         """End all streams, and what is being opened."""
         self._closing = True
-        for _, stream in self._open:
+        for stream in list(self._open):
             stream.close()
         for question in self._questions.values():
             question.end("this daemon is closing")
@@ -205,7 +208,7 @@ class StreamHost:
 
     def why_full(self, peer: bytes) -> str:
         """Why ``peer`` may not open another stream; "" if it may."""
-        count = sum(by == peer and not stream.closed for by, stream in self._open)
+        count = sum(by == peer and not stream.closed for stream, by in self._open.items())
         return f"{count} data streams are open" if count >= STREAMS_PER_PEER_MAX else ""
 
     async def accept(self, sock: socket.socket) -> None:
@@ -229,8 +232,7 @@ class StreamHost:
         if self._closing:
             stream.close()
             raise ConnectError("this daemon is closing")
-        live = [entry for entry in self._open if not entry[1].closed]
-        self._open = [*live, (opened_by, stream)]
+        self._open[stream] = opened_by
         return stream
 
 

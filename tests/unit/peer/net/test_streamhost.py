@@ -48,6 +48,17 @@ def test_streams_are_sealed_by_default(net: Net) -> None:
     net.run(scenario())
 
 
+def test_a_stream_that_ended_is_forgotten(net: Net) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        for _ in range(3):
+            await carries(a, b)
+        a.streams.clear()
+        assert [*a.host._streams._open, *b.host._streams._open] == []
+
+    net.run(scenario())
+
+
 def test_what_is_sent_before_the_other_side_looks_is_kept(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
@@ -55,6 +66,7 @@ def test_what_is_sent_before_the_other_side_looks_is_kept(net: Net) -> None:
         sender.sendall(FRAME)
         await a.until(lambda: a.streams)
         assert await asyncio.to_thread(receive, a.streams[0], len(FRAME)) == FRAME
+        sender.close()
 
     net.run(scenario())
 
@@ -67,10 +79,12 @@ def test_streams_of_one_peer_are_limited(net: Net, ciphers: tuple[str, ...]) -> 
         said = len(b.logs)
         with pytest.raises(ConnectError, match=f"{STREAMS_PER_PEER_MAX} data streams are open"):
             await b.host.open_data(a.id, a.address)
-        for end in ends[0]:
+        for end in ends.pop():
             end.close()
         assert await carries(a, b) == ("aes-256-gcm" if ciphers else "tls")
         assert len(b.logs) == said
+        for sender, _ in ends:
+            sender.close()
 
     net.run(scenario())
 

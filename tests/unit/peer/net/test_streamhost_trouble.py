@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 def test_the_limit_holds_for_keys_that_were_given_before(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
-        for _ in range(STREAMS_PER_PEER_MAX - 1):
-            await opened(a, b)
+        ends = [await opened(a, b) for _ in range(STREAMS_PER_PEER_MAX - 1)]
         keys = [await key_of(a, b) for _ in range(2)]
         for granted in keys:
             async with dialled(a) as sock:
@@ -40,6 +39,8 @@ def test_the_limit_holds_for_keys_that_were_given_before(net: Net) -> None:
         await a.until(lambda: a.logs)
         assert len(a.streams) == STREAMS_PER_PEER_MAX
         assert a.logs[0].endswith(f": {STREAMS_PER_PEER_MAX} data streams are open")
+        for sender, _ in ends:
+            sender.close()
 
     net.run(scenario())
 
