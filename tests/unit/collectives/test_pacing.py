@@ -61,7 +61,7 @@ def test_no_link_is_asked_for_more_than_it_has(kind: str, count: int, data: st.D
         "tree": tree(count, 2),
         "sites": hierarchical([p % 2 for p in range(count)]),
     }
-    shards = data.draw(st.lists(st.floats(0, 1e9), min_size=count, max_size=count))
+    shards = data.draw(st.lists(st.integers(0, 10**9), min_size=count, max_size=count))
     carried = carried_bytes(shapes[kind], tuple(shards))
     rates = paces(network, carried)
     slack = 1 + 1e-9
