@@ -71,12 +71,17 @@ class RoundRunner:
             log=log,
         )
         rounds = self.replica.log
+
+        def in_loop(line: str) -> None:
+            """The threads that read from donors fill the shelf."""
+            self._loop.call_soon_threadsafe(log, line)
+
         self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, log)
         self.catch_up = CatchUp(
             host=host,
             copies=self.router.copies,
             rounds=rounds,
-            shelf=Shelf(shelf, log),
+            shelf=Shelf(shelf, in_loop),
             state=lambda: self.state,
             adopt=self._adopt,
             failed=lambda why: feed(ev.CatchUpFailed(why)),

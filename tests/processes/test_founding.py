@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness.netns import Net
-from harness.processes import NET_PORT, fleet, until
+from harness.processes import NET_PORT, Fleet, fleet, until
 
 
 def test_founders_wait_for_each_other_and_found_one_run(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_founders_wait_for_each_other_and_found_one_run(tmp_path: Path) -> None:
             assert where["a"] not in waiting
             assert where["c"] not in waiting
         run.start("b", *line)
-        views = [run.sees(name, 3) for name in "abc"]
+        views = [in_a_view(run, name) for name in "abc"]
         assert len({view["lineage"] for view in views}) == 1
         assert all(view["policy"].startswith("majority") for view in views)
 
@@ -57,3 +58,12 @@ def test_founders_wait_for_each_other_and_found_one_run(tmp_path: Path) -> None:
         run.peers["c"].ends()
         run.start("c", *line)
         assert run.sees("c", 4)["lineage"] == views[0]["lineage"]
+
+
+def in_a_view(run: Fleet, name: str) -> dict[str, Any]:
+    """Its status in the first view that was decided; before, in view 0, the founders elect it."""
+    return until(
+        lambda: run.sees(name, 3) if run.peers[name].status()["view"] else None,
+        f"{name} is in a view",
+        run.peers[name],
+    )
