@@ -129,7 +129,7 @@ class DataStream(abc.ABC):
 
         Who knows its share of a link and keeps to it fills no queue, and loses nothing there.
         ``congestion``: the control to use from now on, if the kernel has it ("cubic", "bbr"). False
-        if it does not do one of the two; then all stays as it is.
+        if the kernel lacks one of the two; without that control the pace stays as it is.
         """
         with contextlib.suppress(OSError, AttributeError):
             if congestion:

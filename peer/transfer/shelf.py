@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ __all__ = ["Shelf"]
 MAGIC = b"atoll-chunks-1\n\0"
 HEAD = struct.Struct(">IQ32s32sI")
 RECORD = struct.Struct(f">{HEAD.size}sI")
+# Chunk, round, digest of that round's state, SHA-256 of the data, the data.
+Record = tuple[int, int, bytes, bytes, bytes]
 # Of the free space, when a state begins to come: the home's own records matter more.
 SPACE_SHARE_MAX = 0.5
 # Chunks may come twice, when the donors' logs have dropped what the first ones need.
@@ -34,21 +37,23 @@ SIZE_FACTOR_MAX = 2
 
 
 class Shelf:
-    """One file. Not for two threads at a time. Trouble with the disk is logged once and costs
-    nothing but this; ``log`` gets one line."""
+    """One file. For several threads: who reads ends where another one begins anew or closes.
+    Trouble with the disk is logged and costs nothing but this."""
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self._path, self._log = path, log
         self._file: BinaryIO | None = None
         self._left_bytes = 0
+        self._lock = threading.RLock()  # a descriptor that is in use must not be closed
 
     def begin(self, blob_digest: bytes, state_bytes: int) -> None:
         """Chunks of a state of this specification are going to come."""
-        self.close()
-        try:
-            self._open(blob_digest, state_bytes)
-        except OSError as error:
-            self._give_up(str(error))
+        with self._lock:
+            self.close()
+            try:
+                self._open(blob_digest, state_bytes)
+            except OSError as error:
+                self._give_up(str(error))
 
     def _open(self, blob_digest: bytes, state_bytes: int) -> None:
         head = MAGIC + blob_digest
@@ -67,59 +72,73 @@ class Shelf:
         if max(0, state_bytes - here_bytes) > SPACE_SHARE_MAX * free_bytes:
             self._give_up(f"{free_bytes >> 20} MiB are free, the state has {state_bytes >> 20}")
 
-    def chunks(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, bytes, bytes, bytes]]:
-        """(chunk, round, digest of the state, SHA-256, data) of those whose bytes are right, in the
-        order in which they came. ``sizes``: bytes of each chunk."""
-        if self._file is None:
-            return
-        end = len(MAGIC) + 32
-        try:
-            self._file.seek(end)
-            while len(head := self._file.read(RECORD.size)) == RECORD.size:
-                fields, crc = RECORD.unpack(head)
-                chunk, number, digest, sha, length = HEAD.unpack(fields)
-                if zlib.crc32(fields) != crc or chunk >= len(sizes) or length != sizes[chunk]:
-                    break
-                data = self._file.read(length)
-                if hashlib.sha256(data).digest() != sha:
-                    break
-                end += RECORD.size + length
-                yield chunk, number, digest, sha, data
-            self._file.truncate(end)  # what follows cannot be read: new records go here
-            self._file.seek(end)
-        except OSError as error:
-            self._give_up(str(error))
+    def chunks(self, sizes: Sequence[int]) -> Iterator[Record]:
+        """Those whose bytes are right, in the order in which they came. ``sizes``: bytes of each
+        chunk."""
+        file, end = self._file, len(MAGIC) + 32
+        while True:
+            with self._lock:
+                if file is None or file is not self._file:
+                    return
+                try:
+                    record = read_record(file, end, sizes)
+                    if record is None:  # what follows cannot be read: new records go here
+                        file.truncate(end)
+                        file.seek(end)
+                        return
+                except OSError as error:
+                    return self._give_up(str(error))
+            end += RECORD.size + len(record[-1])
+            yield record
 
     def add(self, chunk: int, number: int, digest: bytes, sha: bytes, data: memoryview) -> None:
         """``data`` is a verified chunk of the state after round ``number``, with that digest."""
-        if self._file is None:
-            return
         wanted = RECORD.size + len(data)
-        self._left_bytes -= wanted
-        if self._left_bytes < 0:
-            return
         fields = HEAD.pack(chunk, number, digest, sha, len(data))
         head = RECORD.pack(fields, zlib.crc32(fields))
-        try:
-            if os.writev(self._file.fileno(), [head, data]) != wanted:
-                raise OSError("the disk is full")
-        except OSError as error:
-            self._give_up(str(error))
+        with self._lock:
+            if self._file is None:
+                return
+            self._left_bytes -= wanted
+            if self._left_bytes < 0:
+                return
+            try:
+                if os.writev(self._file.fileno(), [head, data]) != wanted:
+                    raise OSError("the disk is full")
+            except OSError as error:
+                self._give_up(str(error))
 
     def clear(self) -> None:
         """The state is in place: nothing is kept any more."""
         self.close()
-        self._path.unlink(missing_ok=True)
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            self._log(f"{self._path} cannot be removed, and is not needed any more: {error}")
 
     def close(self) -> None:
         """What is kept stays for the next process."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _give_up(self, why: str) -> None:
         self._log(f"what comes is not kept on disk, a joiner that is killed begins anew: {why}")
-        try:
-            self.clear()
-        except OSError:
-            self._file = None
+        self.clear()
+
+
+def read_record(file: BinaryIO, at: int, sizes: Sequence[int]) -> Record | None:
+    """None: it is not whole, or not of such a state, or its bytes are not those that were noted."""
+    file.seek(at)
+    head = file.read(RECORD.size)
+    if len(head) < RECORD.size:
+        return None
+    fields, crc = RECORD.unpack(head)
+    chunk, number, digest, sha, length = HEAD.unpack(fields)
+    if zlib.crc32(fields) != crc or chunk >= len(sizes) or length != sizes[chunk]:
+        return None
+    data = file.read(length)
+    if hashlib.sha256(data).digest() != sha:
+        return None
+    return chunk, number, digest, sha, data

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/wan.py [--hosts 4] [--mbit 100] [--rtt-ms 50] [--loss 0.5]
         [--mib 16 64] [--times 5] [--streams sealed] [--codecs float32] [--slow 20]
-        [--plan] [--congestion cubic]
+        [--plan [--share 0.97]] [--congestion cubic]
 
 Each peer is a process on a host of its own with atoll's engine and streams; links are warm. The
 figure is what a perfect all-reduce moves, 2 (n - 1) / n of the payload for each host and direction,
@@ -19,7 +19,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -28,12 +28,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from harness.mesh import Mesh, all_reducer
+from harness.mesh import PATIENCE_S, Mesh, all_reducer
 
 from atoll.collectives import get_codec
 from atoll.collectives.choice import Choice, Task, choose
 from atoll.collectives.network import measured as measured_network
-from atoll.collectives.pacing import carried_bytes, paces
+from atoll.collectives.pacing import LINK_SHARE, carried_bytes, paces
 from atoll.peer.lab.lab import Lab
 
 CLONE_NEWNET = 0x40000000
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=0.0, help="Mbit/s of the last host's link")
     parser.add_argument("--congestion", default="", help="cubic, bbr; default: the machine's")
     parser.add_argument("--plan", action="store_true", help="choose and pace, knowing the links")
+    parser.add_argument("--share", type=float, default=LINK_SHARE, help="of the links, with --plan")
     parser.add_argument("--mib", type=float, nargs="+", default=[16.0, 64.0])
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--codecs", nargs="+", default=["float32"])
@@ -58,7 +59,7 @@ def main() -> None:
     rates = {host: rate_mbit(chosen, host) for host in range(chosen.hosts)}
     with Lab(chosen.hosts, rate_mbit=rates, rtt_ms=chosen.rtt_ms, loss=chosen.loss) as lab:
         context = get_context("fork")
-        barrier = context.Barrier(chosen.hosts)
+        barrier = context.Barrier(chosen.hosts, timeout=PATIENCE_S)  # one of them may fail
         peers = [
             context.Process(target=peer, args=(lab, host, barrier, chosen))
             for host in range(chosen.hosts)
@@ -95,23 +96,26 @@ def peer(lab: Lab, me: int, barrier: Barrier, chosen: argparse.Namespace) -> Non
 def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -> Choice | None:
     """What a coordinator would plan that has measured the links as they are; streams keep to it."""
     if not chosen.plan:
+        set_pace(mesh, chosen.congestion, {})
         return None
-    last = chosen.hosts - 1
-    rates = [125e3 * rate_mbit(chosen, host) for host in range(chosen.hosts)]
-    way_s = chosen.rtt_ms / 2e3
-    ways = {(i, j): way_s for i in range(last + 1) for j in range(last + 1) if i != j}
-    network = measured_network(
-        last + 1, up=rates, down=rates, latency_s=ways, sites=range(last + 1)
-    )
+    hosts = range(chosen.hosts)
+    rates = [125e3 * rate_mbit(chosen, host) for host in hosts]
+    ways = {(i, j): chosen.rtt_ms / 2e3 for i in hosts for j in hosts if i != j}
+    network = measured_network(len(hosts), up=rates, down=rates, latency_s=ways, sites=hosts)
     bits = 8 * get_codec(codec).encoded_bytes(elements) / elements
     choice = choose(network, Task(elements, bits))
     shards = tuple(size * choice.chunk_elements * bits / 8 for size in choice.shards)
-    pace = paces(network, carried_bytes(choice.routes(), shards))
-    for other, stream in mesh.out.items():
-        stream.pace(pace[mesh.me, other], chosen.congestion)
+    pace = paces(network, carried_bytes(choice.routes(), shards), chosen.share)
+    set_pace(mesh, chosen.congestion, {other: pace[mesh.me, other] for other in mesh.out})
     if mesh.me == 0:
         print(*choice.reasons, sep="\n", flush=True)
     return choice
+
+
+def set_pace(mesh: Mesh, congestion: str, bytes_per_s: Mapping[int, float]) -> None:
+    for other, stream in mesh.out.items():
+        if not stream.pace(bytes_per_s.get(other, 0.0), congestion):
+            raise SystemExit(f"this kernel cannot pace streams, or has no {congestion}")
 
 
 def rate_mbit(chosen: argparse.Namespace, host: int) -> float:

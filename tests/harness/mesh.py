@@ -24,7 +24,7 @@ from atoll.collectives.errors import ConnectError
 from atoll.peer.rounds.datastream import DataStream, PlainStream
 from atoll.peer.rounds.sealedstream import SealedStream
 
-__all__ = ["Mesh", "all_reducer"]
+__all__ = ["PATIENCE_S", "Mesh", "all_reducer"]
 
 HEADER = struct.Struct("<IBII")  # attempt, kind, chunk, bytes
 SECRET = bytes(range(32))  # of these streams, which are nobody's

@@ -23,6 +23,7 @@ from atoll.peer.net.streamkeys import (
     StreamGranted,
 )
 from atoll.peer.net.tls import TlsSocket
+from atoll.peer.rounds.datastream import DataStream
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
@@ -80,13 +81,21 @@ def test_the_control_link_ends_between_the_key_and_its_use(net: Net) -> None:
     net.run(scenario())
 
 
+async def unanswered(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Node, Node, asyncio.Task[DataStream]]:
+    """The second opens a stream to the first, which has heard the question and says nothing."""
+    a, b = await net.linked()
+    asked = asyncio.Event()
+    monkeypatch.setattr(a.host._streams, "on_message", lambda link, msg: asked.set() or True)
+    opens = asyncio.create_task(b.host.open_data(a.id, a.address))
+    await asked.wait()
+    return a, b, opens
+
+
 def test_the_control_link_ends_before_the_answer(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        a, b = await net.linked()
-        asked = asyncio.Event()
-        monkeypatch.setattr(a.host._streams, "on_message", lambda link, msg: asked.set() or True)
-        opens = asyncio.create_task(b.host.open_data(a.id, a.address))
-        await asked.wait()
+        a, b, opens = await unanswered(net, monkeypatch)
         a.host.drop(b.id, "test")
         with pytest.raises(ConnectError, match=r"the control link to .* has ended meanwhile"):
             await opens
@@ -126,11 +135,7 @@ def test_the_control_link_is_another_one_before_tls_has_taken_over(
 
 def test_a_host_closes_while_it_opens_a_stream(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        a, b = await net.linked()
-        asked = asyncio.Event()
-        monkeypatch.setattr(a.host._streams, "on_message", lambda link, msg: asked.set() or True)
-        opens = asyncio.create_task(b.host.open_data(a.id, a.address))
-        await asked.wait()
+        _, b, opens = await unanswered(net, monkeypatch)
         await b.host.close()
         with pytest.raises(ConnectError, match="this daemon is closing"):
             await opens

@@ -129,3 +129,31 @@ def test_a_state_that_is_in_place_needs_nothing_kept(bench: Bench) -> None:
     assert not bench.path.exists()
     bench.add(1, 1)
     bench.shelf.clear()
+
+
+def test_what_is_closed_while_it_is_read_ends_there(bench: Bench) -> None:
+    """A newer task, or the end of the daemon, does not wait for a gigabyte to be read."""
+    bench.begin()
+    bench.add(0, 1)
+    bench.add(1, 1)
+    bench.shelf.begin(BLOB, sum(SIZES))
+    chunks = bench.shelf.chunks(SIZES)
+    assert next(chunks)[0] == 0
+    bench.shelf.close()
+    assert list(chunks) == []
+    assert not bench.logs
+    assert [chunk for chunk, *_ in bench.begin()] == [0, 1]
+
+
+def test_a_file_that_cannot_be_removed_is_said_and_ends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.begin()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        bench.shelf.clear()
+    assert "cannot be removed" in bench.logs[0]
