@@ -1,7 +1,9 @@
-"""The engine: runs a schedule over streams, with one thread per destination.
+"""The engine: runs a schedule over streams, with one thread per outgoing stream.
 
-A reduction has no queues. The sender thread of a destination asks the schedule for the next frame
+A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
+Several streams to one destination share its frames: whichever has room takes the next one, and what
+one of them breaks off another sends again.
 The thread that receives a stream reserves a buffer, fills it, and adds what it brought to the sum,
 if it is that source's turn; otherwise the thread whose turn comes later adds it. The own part of a
 sum is added when its turn comes, by whichever thread is at it; where nobody else adds anything, by
@@ -18,7 +20,7 @@ long as ``uses_result`` says so, nobody else may write there, nor read what is n
 
 Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at most 1 MiB::
 
-    c per destination (sending)
+    c per stream (sending; receiving too where a source has several)
     lead * c per source and root, twice that at worst (received and not yet added)
     lead * 1 MiB per root that it adds for, twice that at worst (sums)
     ENCODERS_MAX * 1 MiB (own contributions being encoded)
@@ -31,15 +33,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
+from atoll.collectives.arrivals import Arrivals, Arrived, Frame
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.plan import NOBODY, ReducePlan
-from atoll.collectives.refusals import held_too_long, wrong_length
+from atoll.collectives.plan import ReducePlan, check_fits
+from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
-from atoll.collectives.senders import Outlet, Senders, reason_of
+from atoll.collectives.senders import Lanes, Outlet, Senders, Sending, reason_of
 from atoll.collectives.sums import Sums
 from atoll.collectives.trees import TreeSchedule
 
@@ -84,16 +85,9 @@ class Reduction:
         hashed: bool = True,
     ) -> None:
         self._kept = kept or {}
-        unowned = {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY}
-        if len(plan.owners) != result.grid.count or not 0 <= me < len(plan.participants):
-            raise LocalProtocolError(
-                f"participant {me} of {len(plan.participants)} with {result.grid.count} chunks does"
-                f" not fit a plan of {len(plan.owners)} chunks"
-            )
-        if unowned != self._kept.keys():
-            raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
+        check_fits(plan, me, result.grid.count, self._kept.keys())
         self._plan, self._me = plan, me
-        self._source, self._own, self._hashed = source, own, hashed
+        self._hashed = hashed
         self._result = result
         self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
         self._on_done, self._on_failed = on_done, on_failed
@@ -107,12 +101,13 @@ class Reduction:
         self._aborted = self._started = False
         self._failed: set[int] = set()
         self._paced = 0  # senders that wait for a contribution to somebody else
-        self._reading: set[int] = set()  # destinations that a result is being sent to
-        self._writing: set[int] = set()  # chunks of the result that are being filled
+        self._reading = 0  # results that are being sent
+        self._writing: set[int] = set()  # chunks of the result that are being summed or encoded
         self._progress_bytes = 0
-        self._arriving: dict[tuple[int, int, int], U8] = {}  # (src, kind, chunk)
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
-        self._sums = Sums(result, plan.factors(), self._schedule.is_root)
+        self._sums = Sums(result, plan.factors(), self._schedule.is_root, source, own)
+        self._arrivals = Arrivals(result, self._sums.encoded)
+        self._lanes = Lanes()
         self._senders = Senders(
             buffers=self._sums.encoded,
             next_send=self._next_send,
@@ -125,19 +120,19 @@ class Reduction:
     def start(self, outlets: Mapping[int, Outlet]) -> None:
         """Start a sender thread per outlet, and what there is to do alone.
 
-        May be called again, with further outlets; a destination gets one outlet only. Those that
-        this participant sends nothing to are not needed: see ``destinations``.
+        May be called again, with further outlets, also to the same destinations. Those that this
+        participant sends nothing to are not needed: see ``destinations``.
         """
         with self._changed:
             if self._aborted:
                 return
-            taken = outlets.keys() & (self._senders.destinations | {self._me})
-            if taken:
-                raise LocalProtocolError(f"a second outlet, or one to oneself: {sorted(taken)}")
+            if self._me in outlets:
+                raise LocalProtocolError("an outlet to oneself")
             first, self._started = not self._started, True
             if first and self._schedule.local_chunks():
-                self._senders.run(self._me, self._add_alone, self._thread_name(self._me))
+                self._senders.run(self._add_alone, self._thread_name(self._me))
             for dest in outlets:
+                self._lanes.opened(dest)
                 self._senders.spawn(dest, outlets[dest].send, self._thread_name(dest))
         if first and len(self._kept) == self._grid.count and not self.lacking:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
@@ -161,7 +156,7 @@ class Reduction:
         """Whether a thread is sending from ``result`` or filling a chunk of it that is not final;
         once false after ``abort``, never again."""
         with self._changed:
-            return bool(self._reading or self._writing)
+            return bool(self._reading or self._writing) or self._arrivals.writes_result
 
     @property
     def destinations(self) -> frozenset[int]:
@@ -190,14 +185,16 @@ class Reduction:
     # ---- receiving: called by the thread that reads the stream from ``src``
 
     def reserve(
-        self, src: int, kind: int, chunk: int, length: int, timeout_s: float
+        self, src: int, kind: int, chunk: int, length: int, timeout_s: float, lane: int = 0
     ) -> memoryview | None:
         """A buffer of ``length`` bytes for the payload of a frame, to fill before ``received``.
 
-        Blocks while the frame is ahead of the window. None: read the payload and drop it, as the
-        attempt is aborted or the bytes are here. RemoteProtocolError: the schedule does not allow
-        it. RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
+        ``lane`` names the stream among several from ``src``; 0 is the only one. Blocks while
+        the frame is ahead of the window. None: read the payload and drop it, as the attempt is
+        aborted or the bytes are here. RemoteProtocolError: the schedule does not allow it.
+        RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
         """
+        frame = Frame(src, kind, chunk, lane)
         begun_s = time.monotonic()
         with self._changed:
             while not self._aborted:
@@ -207,14 +204,10 @@ class Reduction:
                     raise wrong_length(self._plan.name(src), chunk, length, self._codec, expected)
                 if admission is Admission.DROP:
                     return None
+                if frame in self._arrivals:
+                    raise twice(self._plan.name(src), chunk)
                 if admission is Admission.ACCEPT:
-                    if kind == Kind.RESULT:
-                        self._writing.add(chunk)
-                        buffer = self._result.view(chunk)
-                    else:
-                        buffer = self._sums.encoded.take()
-                    self._arriving[src, kind, chunk] = buffer
-                    return buffer[:length].data
+                    return self._arrivals.place(frame)[:length].data
                 waited_s = time.monotonic() - begun_s
                 if waited_s >= timeout_s:
                     late = [self._plan.name(p) for p in sorted(self._schedule.missing())]
@@ -222,27 +215,34 @@ class Reduction:
                 self._changed.wait(timeout_s - waited_s)
         return None
 
-    def received(self, src: int, kind: int, chunk: int) -> None:
+    def received(self, src: int, kind: int, chunk: int, lane: int = 0) -> None:
         """The reserved buffer is full: check it, and add or store what can be added or stored.
 
         Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop.
         """
         with self._changed:
-            buffer = self._arriving.pop((src, kind, chunk), None)
-            if buffer is None:
-                raise LocalProtocolError(f"frame {src}/{kind}/{chunk} was not reserved")
-            if kind == Kind.RESULT:
-                self._writing.discard(chunk)
+            arrived = self._arrivals.filled(Frame(src, kind, chunk, lane))
             if self._aborted:
                 return
             self._progress_bytes += self._layout.size(chunk)
-            if kind == Kind.CONTRIB:
-                self._waiting[src, chunk] = buffer
+            wanted = self._schedule.admit(src, kind, chunk) is not Admission.DROP
+            if wanted and kind == Kind.CONTRIB:
+                self._waiting[src, chunk] = arrived.data
                 self._schedule.arrived(src, chunk)
-        if kind == Kind.CONTRIB:
+            elif wanted and arrived.in_place:
+                self._writing.add(chunk)  # until it is known to be right
+        if wanted and kind == Kind.CONTRIB:
             self._fold(chunk)
-        else:
-            self._check_result(src, chunk)
+            return
+        if wanted:
+            self._check_result(src, chunk, arrived)
+        if not arrived.in_place:
+            self._sums.encoded.give(arrived.data)
+
+    def broken_off(self, src: int, kind: int, chunk: int, lane: int = 0) -> None:
+        """The rest of a reserved frame will not come on this stream."""
+        with self._changed:
+            self._arrivals.ended(Frame(src, kind, chunk, lane))
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
@@ -256,14 +256,18 @@ class Reduction:
         self._finish(chunk, data)
         return True
 
-    def _check_result(self, src: int, chunk: int) -> None:
+    def _check_result(self, src: int, chunk: int, arrived: Arrived) -> None:
         """After the commit nobody may fail to decode it."""
+        data = arrived.data[: self._layout.size(chunk)]
         try:
-            self._codec.check(self._result.view(chunk), self._grid.size(chunk))
+            self._codec.check(data, self._grid.size(chunk))
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
         else:
-            self._finish(chunk)
+            self._finish(chunk, None if arrived.in_place else data)
+        finally:
+            with self._changed:
+                self._writing.discard(chunk)
 
     # ---- reducing
 
@@ -315,12 +319,8 @@ class Reduction:
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
             self._sums.add(chunk, src if whole else None, buffer)
-        elif self._codec.contract.kind == "exact" or not self._schedule.is_star(chunk):
-            self._sums.add_own(chunk, src, self._source, self._own)
         else:
-            encoded = self._sums.encoded.take()
-            self._sums.contribution(chunk, self._source, encoded[: self._layout.size(chunk)])
-            self._sums.add(chunk, src, encoded)
+            self._sums.add_own(chunk, src, as_others=self._schedule.is_star(chunk))
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
@@ -349,17 +349,18 @@ class Reduction:
     def _thread_name(self, dest: int) -> str:
         return f"reduce-{self._plan.name(self._me)}-to-{self._plan.name(dest)}"
 
-    def _next_send(self, dest: int) -> Send | None:
+    def _next_send(self, dest: int) -> Sending | None:
         with self._changed:
             while not self._aborted:
-                send = self._schedule.next_send(dest)
-                if isinstance(send, Send):
-                    if send.kind is Kind.RESULT:
-                        self._reading.add(dest)
-                    elif self._paced:
+                send = self._lanes.broken_off(dest) or self._schedule.next_send(dest)
+                if not isinstance(send, Idle):
+                    sending = Sending(send) if isinstance(send, Send) else send
+                    self._lanes.sends(dest)
+                    self._reading += sending.send.kind is Kind.RESULT
+                    if self._paced and sending.send.kind is Kind.CONTRIB:
                         self._changed.notify_all()
-                    return send
-                if send is Idle.DONE:
+                    return sending
+                if send is Idle.DONE and not self._lanes.is_sending(dest):
                     return None
                 paced = send is Idle.PACED
                 self._paced += paced
@@ -368,27 +369,24 @@ class Reduction:
         return None
 
     def _load(self, send: Send, buffer: U8) -> U8:
-        if send.kind is Kind.RESULT:
-            return self._result.view(send.chunk)
-        payload = buffer[: self._layout.size(send.chunk)]
-        if self._sums.has(send.chunk):
-            self._sums.encode(send.chunk, payload)
-        elif self._own is not None and self._codec.contract.kind == "exact":
-            payload = self._own(send.chunk).view(np.uint8)
-            self._codec.check(payload, self._grid.size(send.chunk))
-        else:
-            self._sums.contribution(send.chunk, self._source, payload)
-        return payload
+        is_result = send.kind is Kind.RESULT
+        return self._result.view(send.chunk) if is_result else self._sums.part(send.chunk, buffer)
 
-    def _send_ended(self, dest: int, nbytes: int, why: str, *, ours: bool) -> None:
+    def _send_ended(self, dest: int, send: Send, payload: U8 | None, why: str) -> None:
+        wake = bool(why)  # there is something to send again, or nothing more
         with self._changed:
-            self._reading.discard(dest)
-            if why and not self._aborted:
+            self._reading -= send.kind is Kind.RESULT
+            if not why and payload is not None:
+                self._progress_bytes += payload.nbytes
+                self._lanes.ended(dest)
+            elif payload is not None and self._lanes.broke(dest, send, payload):
+                why = ""  # another stream sends it
+            elif not self._aborted:
                 self._schedule.broken(dest)
+            if wake or self._lanes.several(dest):
                 self._changed.notify_all()
-            self._progress_bytes += nbytes
         if why:
-            self._fail(self._me if ours else dest, why)
+            self._fail(self._me if payload is None else dest, why)
 
     # ---- failing
 

@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.routes import Routes, star
 
-__all__ = ["NOBODY", "ReducePlan", "butterfly_plan"]
+__all__ = ["NOBODY", "ReducePlan", "butterfly_plan", "check_fits"]
 
 NOBODY: Final = -1  # owns the chunks that are kept from an earlier attempt
 
@@ -88,3 +88,15 @@ def butterfly_plan(
         weights=tuple(float(weight) for _, weight in ordered),
         owners=tuple(owners),
     )
+
+
+def check_fits(plan: ReducePlan, me: int, chunks: int, kept: Collection[int]) -> None:
+    """LocalProtocolError if the plan is not one for ``me`` and so many chunks, or if the chunks
+    without an owner are not those that are ``kept``."""
+    if len(plan.owners) != chunks or not 0 <= me < len(plan.participants):
+        raise LocalProtocolError(
+            f"participant {me} of {len(plan.participants)} with {chunks} chunks does not fit a"
+            f" plan of {len(plan.owners)} chunks"
+        )
+    if {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY} != set(kept):
+        raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from atoll.collectives.codecs import Codec
 from atoll.collectives.errors import RemoteProtocolError, RoundTimeoutError
 
-__all__ = ["held_too_long", "wrong_length"]
+__all__ = ["held_too_long", "twice", "wrong_length"]
 
 
 def wrong_length(
@@ -18,6 +18,10 @@ def wrong_length(
         f" {codec.name}",
         fix="run the same version of atoll on all peers",
     )
+
+
+def twice(peer: str, chunk: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"peer {peer} sent chunk {chunk} while the same frame arrives")
 
 
 def held_too_long(peer: str, chunk: int, waited_s: float, late: Sequence[str]) -> RoundTimeoutError:

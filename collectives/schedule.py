@@ -64,10 +64,11 @@ class Schedule(Protocol):
         here, else the own part."""
 
     def broken(self, dest: int) -> None:
-        """Nothing more can be sent there."""
+        """Nothing more can be sent there, over any stream."""
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
-        """Judge a frame. ACCEPT expects ``arrived`` (CONTRIB) or ``final`` (RESULT) to follow.
+        """Judge a frame: whether its bytes are wanted. Several streams may bring the same one; what
+        is complete is judged again. ACCEPT lets ``arrived`` (CONTRIB) or ``final`` (RESULT) follow.
 
         RemoteProtocolError if ``src`` may not send this frame, now or ever.
         """

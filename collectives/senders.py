@@ -1,11 +1,12 @@
-"""The sending half of the engine: one thread per destination, from its first frame to its last."""
+"""The sending half of the engine: one thread per stream, from its first frame to its last."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
 from atoll.collectives.schedule import Send
 
-__all__ = ["Outlet", "SendFrame", "Senders", "reason_of"]
+__all__ = ["Lanes", "Outlet", "SendFrame", "Senders", "Sending", "reason_of"]
 
 SendFrame = Callable[[int, int, memoryview], None]  # kind, chunk, payload
 
@@ -27,62 +28,103 @@ class Outlet(Protocol):
 
 
 class SendEnded(Protocol):
-    def __call__(self, dest: int, nbytes: int, why: str, *, ours: bool) -> None: ...
+    def __call__(self, dest: int, send: Send, payload: U8 | None, why: str) -> None: ...
+
+
+class Sending(NamedTuple):
+    send: Send
+    payload: U8 | None = None  # of what another stream has broken off
+
+
+class Lanes:
+    """The streams to each destination, and what they are at. Calls never overlap."""
+
+    def __init__(self) -> None:
+        self._open: Counter[int] = Counter()
+        self._sending: Counter[int] = Counter()
+        self._again: defaultdict[int, deque[Sending]] = defaultdict(deque)
+
+    def opened(self, dest: int) -> None:
+        self._open[dest] += 1
+
+    def several(self, dest: int) -> bool:
+        return self._open[dest] > 1
+
+    def sends(self, dest: int) -> None:
+        """One of its streams has taken a frame."""
+        self._sending[dest] += 1
+
+    def is_sending(self, dest: int) -> bool:
+        return self._sending[dest] > 0
+
+    def ended(self, dest: int) -> None:
+        """It is sent."""
+        self._sending[dest] -= 1
+
+    def broke(self, dest: int, send: Send, payload: U8) -> bool:
+        """Its stream broke. True: another one will send the same bytes, which nobody may change."""
+        self._sending[dest] -= 1
+        self._open[dest] -= 1
+        if self._open[dest]:
+            self._again[dest].append(Sending(send, payload))
+        return self._open[dest] > 0
+
+    def broken_off(self, dest: int) -> Sending | None:
+        """What a stream that broke has not sent."""
+        return self._again[dest].popleft() if self._again[dest] else None
 
 
 class Senders:
     """``next_send(dest)`` blocks until there is a frame to send; None ends the thread.
     ``load(send, buffer)`` gives its payload, in ``buffer`` or from elsewhere.
-    ``ended(dest, nbytes, why, ours=...)`` is called after each frame. With a reason it was the last
-    one; ``ours``: there was no payload, so the destination is not to blame.
+    ``ended(dest, send, payload, why)`` is called after each frame. With a reason it was the last
+    one on its stream; without a payload the destination is not to blame.
     """
 
     def __init__(
         self,
         *,
         buffers: BufferPool[np.uint8],
-        next_send: Callable[[int], Send | None],
+        next_send: Callable[[int], Sending | None],
         load: Callable[[Send, U8], U8],
         ended: SendEnded,
     ) -> None:
         self._buffers = buffers
         self._next_send, self._load = next_send, load
         self._ended = ended
-        self._threads: dict[int, threading.Thread] = {}
-
-    @property
-    def destinations(self) -> frozenset[int]:
-        return frozenset(self._threads)
+        self._threads: list[threading.Thread] = []
 
     def spawn(self, dest: int, send: SendFrame, name: str) -> None:
-        """Start the thread of this destination; the caller sees to it that there is only one."""
-        self.run(dest, lambda: self._send_all(dest, send), name)
+        """Start the thread of a stream to this destination."""
+        self.run(lambda: self._send_all(dest, send), name)
 
-    def run(self, dest: int, work: Callable[[], None], name: str) -> None:
+    def run(self, work: Callable[[], None], name: str) -> None:
         """Any other work in a thread that ``join`` waits for."""
-        thread = self._threads[dest] = threading.Thread(target=work, name=name, daemon=True)
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
         thread.start()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads; whether all have ended. A thread may ask about the others."""
         deadline_s = time.monotonic() + timeout_s
-        threads = [t for t in self._threads.values() if t is not threading.current_thread()]
+        threads = [t for t in self._threads if t is not threading.current_thread()]
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def _send_all(self, dest: int, send_frame: SendFrame) -> None:
         buffer = self._buffers.take()
-        while (send := self._next_send(dest)) is not None:
-            ours = True
+        while (sending := self._next_send(dest)) is not None:
+            send, payload = sending
             try:
-                payload = self._load(send, buffer)
-                ours = False
+                if payload is None:
+                    payload = self._load(send, buffer)
                 send_frame(send.kind, send.chunk, payload.data)
             except Exception as error:  # whatever it was: a thread that dies in silence is a hang
-                self._ended(dest, 0, f"sending chunk {send.chunk}: {reason_of(error)}", ours=ours)
-                break
-            self._ended(dest, payload.nbytes, "", ours=False)
+                why = f"sending chunk {send.chunk}: {reason_of(error)}"
+                self._ended(dest, send, payload, why)
+                return  # the buffer may be what another stream sends now
+            self._ended(dest, send, payload, "")
         self._buffers.give(buffer)
 
 

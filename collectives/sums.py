@@ -26,11 +26,17 @@ EXACT: Final = get_codec("float32")
 
 class Sums:
     """``factors`` weight the participants' parts; ``is_root(chunk)``: whether its sum here is the
-    whole. Buffers that ``encoded`` lends are given back to it, but where bytes could not be
-    decoded: then the reduction fails anyway."""
+    whole; ``source`` and ``own`` give the own part, as the engine says. Buffers that ``encoded``
+    lends are given back to it, but where bytes could not be decoded: then the reduction fails
+    anyway."""
 
     def __init__(
-        self, result: RoundResult, factors: tuple[float, ...], is_root: Callable[[int], bool]
+        self,
+        result: RoundResult,
+        factors: tuple[float, ...],
+        is_root: Callable[[int], bool],
+        source: Callable[[int, F32], None],
+        own: Callable[[int], F32] | None = None,
     ) -> None:
         self.encoded = BufferPool(result.layout.chunk_bytes, np.uint8)
         self._floats = BufferPool(result.grid.size(0), np.float32)
@@ -38,6 +44,7 @@ class Sums:
         self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
         self._is_exact = result.codec.contract.kind == "exact"
         self._factors = factors
+        self._source, self._own = source, own
         self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
         self._sums: dict[int, F32] = {}
         self._doubtful: set[int] = set()  # in place, and not known to be finite
@@ -50,13 +57,25 @@ class Sums:
         """Whether the sum grows where the result lies: then each addition writes there."""
         return self._is_exact and self._is_root(chunk)
 
-    def contribution(self, chunk: int, source: Callable[[int, F32], None], out: U8) -> None:
-        """Encode the own part of a chunk. CodecError, or what ``source`` raises."""
+    def part(self, chunk: int, buffer: U8) -> U8:
+        """What to send of a chunk: the sum, if there is one here, else the own part; in ``buffer``
+        or where it lies. CodecError, or what ``source`` raises."""
+        payload = buffer[: self._layout.size(chunk)]
+        if chunk in self._sums:
+            self.encode(chunk, payload)
+        elif self._own is not None and self._is_exact:
+            payload = self._own(chunk).view(np.uint8)
+            self._codec.check(payload, self._grid.size(chunk))
+        else:
+            self._encode_own(chunk, payload)
+        return payload
+
+    def _encode_own(self, chunk: int, out: U8) -> None:
         with self._encoders:
             buffer = self._floats.take()
             try:
                 values = buffer[: self._grid.size(chunk)]
-                source(chunk, values)
+                self._source(chunk, values)
                 self._codec.encode(values, out)
             finally:
                 self._floats.give(buffer)
@@ -68,22 +87,22 @@ class Sums:
         self._weigh(self._codec, chunk, factor, buffer[: self._layout.size(chunk)])
         self.encoded.give(buffer)
 
-    def add_own(
-        self,
-        chunk: int,
-        me: int,
-        source: Callable[[int, F32], None],
-        own: Callable[[int], F32] | None,
-    ) -> None:
-        """Add the own part as it is, without encoding it. CodecError, or what ``source`` raises."""
-        if own is not None:
-            self._weigh(EXACT, chunk, self._factors[me], own(chunk).view(np.uint8))
+    def add_own(self, chunk: int, me: int, *, as_others: bool) -> None:
+        """Add the own part: ``as_others`` through the codec, else as it is. CodecError, or what
+        ``source`` raises."""
+        if as_others and not self._is_exact:
+            encoded = self.encoded.take()
+            self._encode_own(chunk, encoded[: self._layout.size(chunk)])
+            self.add(chunk, me, encoded)
+            return
+        if self._own is not None:
+            self._weigh(EXACT, chunk, self._factors[me], self._own(chunk).view(np.uint8))
             return
         with self._encoders:
             buffer = self._floats.take()
             try:
                 values = buffer[: self._grid.size(chunk)]
-                source(chunk, values)
+                self._source(chunk, values)
                 self._weigh(EXACT, chunk, self._factors[me], values.view(np.uint8))
             finally:
                 self._floats.give(buffer)
@@ -103,10 +122,6 @@ class Sums:
             total.fill(0)
         codec.decode_add(data, factor, total)
         self._doubtful.add(chunk)
-
-    def has(self, chunk: int) -> bool:
-        """Whether there is a sum of this chunk here."""
-        return chunk in self._sums
 
     def encode(self, chunk: int, out: U8) -> None:
         """Encode the sum into ``out`` and forget it. CodecError for values next to the largest

@@ -132,7 +132,6 @@ class TreeSchedule:
         self._expect_sends()
         # receiving and adding
         self._arrived: set[tuple[int, int]] = set()  # (source, chunk), not yet added
-        self._arriving: set[tuple[int, int, int]] = set()  # (source, kind, chunk)
         self._added: dict[int, int] = {}  # sources of an open sum that have been added
         self._adding: set[int] = set()
         self._summed: set[int] = set()  # chunks whose sum is complete here
@@ -249,16 +248,10 @@ class TreeSchedule:
         if root == NOBODY:
             raise self._refusal(src, f"chunk {chunk}, which is kept from an earlier attempt")
         if kind == Kind.CONTRIB:
-            admission = self._judge_part(root, src, chunk)
-        elif self._down[root] != src:
+            return self._judge_part(root, src, chunk)
+        if self._down[root] != src:
             raise self._refusal(src, f"a result of chunk {chunk}, which others hand on")
-        else:
-            admission = Admission.DROP if self._final[chunk] else Admission.ACCEPT
-        if admission is Admission.ACCEPT:
-            if (src, kind, chunk) in self._arriving:
-                raise self._refusal(src, f"chunk {chunk} while the same frame arrives")
-            self._arriving.add((src, kind, chunk))
-        return admission
+        return Admission.DROP if self._final[chunk] else Admission.ACCEPT
 
     def _judge_part(self, root: int, src: int, chunk: int) -> Admission:
         if src not in self._children[root]:
@@ -271,11 +264,8 @@ class TreeSchedule:
         return Admission.HOLD if ahead else Admission.ACCEPT
 
     def arrived(self, src: int, chunk: int) -> None:
-        try:
-            self._arriving.remove((src, Kind.CONTRIB, chunk))
-        except KeyError:
-            text = f"part of chunk {chunk} arrived, but was not admitted"
-            raise LocalProtocolError(text) from None
+        if self.admit(src, Kind.CONTRIB, chunk) is not Admission.ACCEPT:
+            raise LocalProtocolError(f"part of chunk {chunk} arrived, but is not admitted")
         self._arrived.add((src, chunk))
 
     # ------------------------------------------------------------ adding
@@ -313,7 +303,6 @@ class TreeSchedule:
         root = self._plan.owners[chunk]
         if root == NOBODY:
             return
-        self._arriving.discard((self._down[root], Kind.RESULT, chunk))
         for dest in self._hand_on[root]:
             self._results[dest].append(chunk)
         chunks = self._chunks_of[root]

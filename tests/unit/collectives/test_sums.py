@@ -29,7 +29,24 @@ class Bench:
 
     def __init__(self, codec: str, weights: list[float], *, is_root: bool = True) -> None:
         self.result = RoundResult(get_codec(codec), grid_for(ELEMENTS))
-        self.sums = sums.Sums(self.result, tuple(weights), lambda chunk: is_root)
+        self.values: F32 = np.zeros(0, np.float32)
+        self.lies = False
+        self.weights = tuple(weights)
+        self.is_root = is_root
+        self.sums = self.begin()
+
+    def begin(self) -> sums.Sums:
+        def fill(chunk: int, out: F32) -> None:
+            assert not self.lies
+            out[:] = self.values
+
+        def own(chunk: int) -> F32:
+            return self.values
+
+        root = self.is_root
+        return sums.Sums(
+            self.result, self.weights, lambda chunk: root, fill, own if self.lies else None
+        )
 
     def add(self, participant: int | None, values: F32) -> None:
         buffer = self.sums.encoded.take()
@@ -38,10 +55,11 @@ class Bench:
         self.sums.add(0, participant, buffer)
 
     def add_own(self, values: F32, *, lies: bool) -> None:
-        def fill(chunk: int, out: F32) -> None:
-            out[:] = values
-
-        self.sums.add_own(0, 0, fill, (lambda chunk: values) if lies else None)
+        self.values = values
+        if lies != self.lies:
+            self.lies = lies
+            self.sums = self.begin()
+        self.sums.add_own(0, 0, as_others=False)
 
     def encoded(self) -> bytes:
         out = self.result.view(0)
@@ -119,7 +137,8 @@ def test_an_exact_sum_takes_no_memory_beside_the_result() -> None:
 def test_the_next_attempt_begins_anew_where_the_last_one_broke_off() -> None:
     bench = Bench("float32", [0.5, 0.5])
     bench.add_own(np.full(ELEMENTS, 7, np.float32), lies=True)
-    again = sums.Sums(bench.result, (1.0, 1.0), lambda chunk: True)
+    bench.weights = (1.0, 1.0)
+    again = bench.begin()
     bench.sums = again
     bench.add_own(np.ones(ELEMENTS, np.float32), lies=True)
     assert np.frombuffer(bench.encoded(), np.float32).tolist() == [1.0] * ELEMENTS

@@ -145,12 +145,16 @@ def test_in_a_ring_only_the_neighbour_is_heard() -> None:
     assert schedule.admit(3, Kind.RESULT, 2) is Admission.ACCEPT
 
 
-def test_a_frame_arrives_once_at_a_time() -> None:
+def test_what_is_complete_is_judged_again() -> None:
+    """Several streams of one peer may bring the same frame."""
     schedule = schedule_of([1, 1], [0, 1])
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.ACCEPT
-    with pytest.raises(RemoteProtocolError, match="same frame"):
-        schedule.admit(1, Kind.CONTRIB, 0)
-    assert schedule.admit(1, Kind.RESULT, 1) is Admission.ACCEPT  # on another stream
+    for kind, chunk in ((Kind.CONTRIB, 0), (Kind.RESULT, 1)):
+        assert schedule.admit(1, kind, chunk) is Admission.ACCEPT
+        assert schedule.admit(1, kind, chunk) is Admission.ACCEPT
+    schedule.arrived(1, 0)
+    schedule.final(1)
+    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
+    assert schedule.admit(1, Kind.RESULT, 1) is Admission.DROP
 
 
 def test_missing_names_who_is_late_and_not_who_waits_for_it() -> None:
@@ -190,6 +194,7 @@ def test_own_parts_and_sums_are_told_apart() -> None:
 
 def test_misuse_by_the_engine_is_a_local_error() -> None:
     schedule = schedule_of([1, 1], [0, 1])
+    schedule.arrived(1, 0)
     with pytest.raises(LocalProtocolError, match="not admitted"):
         schedule.arrived(1, 0)
     schedule.final(1)

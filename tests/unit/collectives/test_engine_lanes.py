@@ -1,0 +1,192 @@
+"""Several streams to one destination: they share its frames, and a broken one costs nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.collectives import Kind
+from atoll.collectives.codecs import get_codec
+from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
+from atoll.collectives.routes import Routes, ring, star, tree
+
+MakeGroup = Callable[..., Any]
+WAIT_S = 30.0
+LANES = 3
+SHAPES: dict[str, Callable[[int], Routes]] = {
+    "butterfly": star,
+    "ring": lambda count: ring(range(count)),
+    "tree": lambda count: tree(count, 2),
+}
+
+
+class Lane:
+    """One of several streams from ``src`` to ``dest``; ``breaks``: with this frame, half of which
+    has arrived, and ``lost``: what of it the other side notices."""
+
+    def __init__(
+        self, group: Any, src: int, dest: int, number: int, breaks_at: int = 0, slow_s: float = 0.0
+    ) -> None:
+        self.group, self.src, self.dest, self.number = group, src, dest, number
+        self.breaks_at, self.slow_s, self.sent = breaks_at, slow_s, 0
+        self.notices = True
+
+    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        reduction = self.group.reductions[self.dest]
+        buffer = reduction.reserve(self.src, kind, chunk, len(payload), WAIT_S, self.number)
+        self.sent += 1
+        time.sleep(self.slow_s)
+        half = len(payload) // 2 if self.sent == self.breaks_at else len(payload)
+        if buffer is not None:
+            buffer[:half] = payload[:half]
+        if half != len(payload):
+            if self.notices:
+                reduction.broken_off(self.src, kind, chunk, self.number)
+            raise ConnectError("the cable was pulled")
+        if buffer is not None:
+            reduction.received(self.src, kind, chunk, self.number)
+
+
+def start(group: Any, make: Callable[[int, int, int], Lane]) -> list[Lane]:
+    lanes = []
+    for number in range(1, LANES + 1):
+        for src, reduction in enumerate(group.reductions):
+            found = {dest: make(src, dest, number) for dest in reduction.destinations}
+            lanes += found.values()
+            reduction.start(found)
+    return lanes
+
+
+def check_equal_and_right(group: Any) -> None:
+    first = group.results[0].tobytes()
+    assert all(result.tobytes() == first for result in group.results)
+    assert group.failed == [[] for _ in group.everyone]
+    values = np.empty(group.grid.total, np.float32)
+    layout = group.reductions[0]._layout
+    for chunk in range(group.grid.count):
+        (lo, hi), (begin, end) = group.grid.bounds(chunk), layout.slice(chunk)
+        group.codec.decode(group.results[0][begin:end], values[lo:hi])
+    mean = np.mean(np.array(group.vectors, np.float64), axis=0)
+    assert np.abs(values - mean).max() < {"float32": 1e-6, "int8": 0.15}[group.codec.name]
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_they_share_the_frames_and_each_is_sent_once(
+    make_group: MakeGroup, shape: str, codec: str
+) -> None:
+    group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
+    lanes = start(group, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4))
+    group.wait_done()
+    check_equal_and_right(group)
+    assert all(reduction.join(WAIT_S) for reduction in group.reductions)
+    assert sum(lane.sent for lane in lanes) == 2 * 60 * 3
+    used = Counter(lane.number for lane in lanes if lane.sent)
+    assert len(used) == LANES
+    assert not any(reduction.uses_result for reduction in group.reductions)
+
+
+@pytest.mark.parametrize("notices", [True, False], ids=["cut", "in silence"])
+@pytest.mark.parametrize("breaks_at", [1, 2, 5])
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_broken_one_has_not_sent_another_sends(
+    make_group: MakeGroup, shape: str, codec: str, breaks_at: int, notices: bool
+) -> None:
+    """Own parts, partial sums and results; also before the other side knows that it is broken."""
+    group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
+
+    def make(src: int, dest: int, number: int) -> Lane:
+        lane = Lane(group, src, dest, number, breaks_at if number == 2 else 0, slow_s=1e-4)
+        lane.notices = notices
+        return lane
+
+    start(group, make)
+    group.wait_done()
+    check_equal_and_right(group)
+
+
+def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup) -> None:
+    group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 60)
+    start(group, lambda src, dest, number: Lane(group, src, dest, number, breaks_at=number))
+    assert group.any_failed.wait(WAIT_S)
+    for me in group.everyone:
+        assert all(other == 1 - me for other, _ in group.failed[me])
+        assert len(group.failed[me]) <= 1
+
+
+def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup) -> None:
+    """Only the frame that it has taken waits for it."""
+    group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=256 * 40)
+    go_on = threading.Event()
+
+    class Stuck(Lane):
+        def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+            assert go_on.wait(WAIT_S)
+            super().send(kind, chunk, payload)
+
+    lanes = start(
+        group, lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n)
+    )
+    deadline_s = time.monotonic() + WAIT_S
+    while sum(lane.sent for lane in lanes if lane.src == 0) < 8:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+    go_on.set()
+    group.wait_done()
+    check_equal_and_right(group)
+
+
+def test_a_late_copy_of_a_result_writes_nothing(make_group: MakeGroup) -> None:
+    """One stream was slow with it, and another has brought it meanwhile."""
+    group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
+    me, payload = group.reductions[0], np.ones(256, np.float32).tobytes()
+    late = me.reserve(1, Kind.RESULT, 1, 1024, WAIT_S, 1)
+    soon = me.reserve(1, Kind.RESULT, 1, 1024, WAIT_S, 2)
+    soon[:] = payload
+    me.received(1, Kind.RESULT, 1, 2)
+    digest = group.rounds[0].digests[1]
+    assert digest
+    assert not me.uses_result
+    late[:] = bytes(1024)
+    me.received(1, Kind.RESULT, 1, 1)
+    assert group.rounds[0].digests[1] == digest
+    assert group.results[0][1024:].tobytes() == payload
+    assert me.reserve(1, Kind.RESULT, 1, 1024, WAIT_S, 3) is None
+
+
+def test_a_late_copy_of_a_part_is_not_added_again(make_group: MakeGroup) -> None:
+    group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
+    me = group.reductions[0]
+    for lane in (1, 2):
+        me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S, lane)[:] = group.encoded(1, 0)
+    for lane in (2, 1):
+        me.received(1, Kind.CONTRIB, 0, lane)
+    mean = (group.vectors[0][:256] + group.vectors[1][:256]) / 2
+    np.testing.assert_allclose(group.results[0][:1024].view(np.float32), mean, rtol=1e-6)
+    assert not group.failed[0]
+
+
+def test_one_stream_cannot_bring_a_frame_twice_at_once(make_group: MakeGroup) -> None:
+    me = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512).reductions[0]
+    me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S)
+    with pytest.raises(RemoteProtocolError, match="while the same frame arrives"):
+        me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S)
+    me.broken_off(1, Kind.CONTRIB, 0)
+    with pytest.raises(LocalProtocolError, match="not reserved"):
+        me.received(1, Kind.CONTRIB, 0)
+    assert me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S) is not None
+
+
+def test_memory_is_that_of_the_streams(make_group: MakeGroup) -> None:
+    group = make_group(get_codec("float32"), weights=[1.0] * 3, total=256 * 400)
+    start(group, lambda src, dest, number: Lane(group, src, dest, number))
+    group.wait_done()
+    for reduction in group.reductions:
+        assert reduction.buffer_bytes < group.results[0].nbytes
