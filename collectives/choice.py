@@ -29,12 +29,13 @@ from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN, gri
 from atoll.collectives.costs import Cost, Rates, pairwise_cost, routes_cost
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network
+from atoll.collectives.plan import STREAMS_MAX
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards, equal_shards
 from atoll.collectives.tours import best_tour
 
-__all__ = ["KINDS", "STREAMS_MAX", "Choice", "Task", "choose", "stream_bytes_per_s"]
+__all__ = ["KINDS", "Choice", "Task", "choose", "stream_bytes_per_s"]
 
 KINDS: Final = ("butterfly", "ring", "tree", "hierarchical", "pairwise")
 ARITIES: Final = (2, 3, 4, 8)
@@ -50,8 +51,6 @@ SEARCH_PEERS_MAX: Final = 128
 MARGIN: Final = 0.10
 # Chunk sizes that are tried: the grid's, and halves of it down to a quarter.
 HALVINGS: Final = 2
-# Streams of one pair. More share a lossy path no better, and each has a thread and a buffer.
-STREAMS_MAX: Final = 16
 SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
 # What systems let a socket's buffer grow to unasked: one stream has no more on the way.
 SOCKET_BUFFER_BYTES: Final = 4 * 2**20

@@ -18,9 +18,11 @@ from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.routes import Routes, star
 
-__all__ = ["NOBODY", "ReducePlan", "butterfly_plan", "check_fits"]
+__all__ = ["NOBODY", "STREAMS_MAX", "ReducePlan", "butterfly_plan", "check_fits"]
 
 NOBODY: Final = -1  # owns the chunks that are kept from an earlier attempt
+# From one peer to another. More share a lossy path no better, and each has a thread and a buffer.
+STREAMS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)

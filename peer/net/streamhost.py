@@ -16,6 +16,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.link import ControlLink
@@ -36,8 +37,8 @@ from atoll.peer.rounds.tlsstream import TlsStream
 
 __all__ = ["StreamHost"]
 
-# Incoming data streams of one peer: one in use, one replacing it, and as many to spare.
-STREAMS_PER_PEER_MAX = 4
+# Incoming data streams of one peer: as many as a round may use, and two that replace others.
+STREAMS_PER_PEER_MAX = STREAMS_MAX + 2
 # For the answer to a question on a control link that works: many round trips. Less than a dial may
 # take, because TLS is tried after it.
 ANSWER_TIMEOUT_S = 2.0

@@ -13,6 +13,7 @@ from typing import ClassVar, NoReturn
 from atoll.collectives.errors import ConnectError, ProtocolError
 from atoll.peer.net.streamkeys import CIPHER_NONE
 from atoll.peer.net.tls import reason_of, tune
+from atoll.peer.rounds.turns import LAST, Turns
 
 __all__ = [
     "NO_PROGRESS_TIMEOUT_S",
@@ -47,9 +48,9 @@ LOCAL_BUFFER_BYTES = 128 << 10
 class DataStream(abc.ABC):
     """One connection: one owner at a time, progress or an error, one way to end.
 
-    The dialler sends, the other side receives. Only :meth:`close` may be called from any thread;
-    it wakes the owner, whose call then raises ConnectError, as it does for everything else that
-    can happen to a connection.
+    The dialler sends, the other side receives. Threads that send take turns, frame by frame, and
+    one thread receives; :meth:`close` may be called from any, and wakes them: their calls then
+    raise ConnectError, as they do for everything else that can happen to a connection.
     """
 
     cipher: ClassVar[str]  # by which people and `atoll status` know the kind of stream
@@ -63,6 +64,7 @@ class DataStream(abc.ABC):
         self.moved_bytes = 0
         self._aside = False
         self._sock = sock
+        self._turns = Turns()
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
         self._broken = False
@@ -88,13 +90,14 @@ class DataStream(abc.ABC):
     def worn(self) -> bool:
         """True when a new stream, with a new key, should replace this one."""
 
-    def sendall(self, *parts: bytes | memoryview, aside: bool = False) -> None:
+    def sendall(self, *parts: bytes | memoryview, aside: bool = False, urgency: int = 0) -> None:
         """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s.
 
-        ``aside``: they are no part of a round, so ``moved_bytes`` does not count them.
+        ``aside``: they are no part of a round, so ``moved_bytes`` does not count them, and they
+        come last. Else the smaller ``urgency`` goes first (turns.py).
         """
         views = [view for part in parts if (view := memoryview(part).cast("B"))]
-        with self._in_use:
+        with self._turns.turn(LAST if aside else urgency), self._in_use:
             try:
                 self._check_open()
                 self._aside = aside

@@ -201,19 +201,21 @@ class Reducer:
         reduction.start({})
         self._note_busy()
         for index in sorted(reduction.destinations):
-            peer = plan.participants[index]
-            self._spawn(self._attach_outlet(begin, reduction, index, peer))
+            for lane in range(self._streams.lanes(plan.participants[index])):
+                self._spawn(self._attach_outlet(begin, reduction, index, lane))
         if reduction.lacking:
             copying.start()
             job.watching = self._loop.create_task(_watch(copying))
 
     async def _attach_outlet(
-        self, begin: Begin, reduction: Reduction, index: int, peer: bytes
+        self, begin: Begin, reduction: Reduction, index: int, lane: int
     ) -> None:
+        peer = begin.participants[index]
         try:
-            stream = await self._streams.to(peer)
+            stream = await self._streams.to(peer, lane)
         except AtollError as error:
-            self._failed(begin, (peer,), error.what)
+            if not lane:  # the others only make it faster
+                self._failed(begin, (peer,), error.what)
             return
         reduction.start({index: FrameOutlet(stream, header_of(begin))})
 

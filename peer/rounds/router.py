@@ -25,7 +25,8 @@ __all__ = ["Router"]
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
 WINDOW_TIMEOUT_S = 60.0
-OF_ATTEMPTS = (Kind.CONTRIB, Kind.RESULT, KEPT)
+OF_REDUCTIONS = (Kind.CONTRIB, Kind.RESULT)
+OF_ATTEMPTS = (*OF_REDUCTIONS, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class Router:
 
     # ------------------------------------------------------------ FrameSink
 
-    def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
+    def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
         if header.kind not in OF_ATTEMPTS:
             return self.copies.reserve(source, header)
         current = self._attempt_of(header)
@@ -118,11 +119,10 @@ class Router:
             return None
         if header.kind == KEPT:
             return current.kept.reserve(source, header.chunk, header.length)
-        return current.reduction.reserve(
-            _index(current, source), header.kind, header.chunk, header.length, WINDOW_TIMEOUT_S
-        )
+        index, kind, chunk = _index(current, source), header.kind, header.chunk
+        return current.reduction.reserve(index, kind, chunk, header.length, WINDOW_TIMEOUT_S, lane)
 
-    def received(self, source: bytes, header: DataHeader) -> None:
+    def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
         if header.kind not in OF_ATTEMPTS:
             self.copies.received(source, header)
             return
@@ -132,7 +132,13 @@ class Router:
         if header.kind == KEPT:
             current.kept.received(source, header.chunk)
         else:
-            current.reduction.received(_index(current, source), header.kind, header.chunk)
+            current.reduction.received(_index(current, source), header.kind, header.chunk, lane)
+
+    def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+        with self._changed:
+            current = self._attempts.get(header.round)
+        if header.kind in OF_REDUCTIONS and current is not None and _is_of(current.begin, header):
+            current.reduction.broken_off(_index(current, source), header.kind, header.chunk, lane)
 
     def broken(self, source: bytes, why: str) -> None:
         self.copies.broken(source, why)
@@ -152,11 +158,7 @@ class Router:
                     return None
                 self._changed.wait(left_s)
             current = self._attempts.get(header.round)
-        if current is None:
-            return None
-        begin = current.begin
-        wanted = (header.lineage8, header.view, header.attempt)
-        return current if wanted == (begin.lineage[:8], begin.view, begin.attempt) else None
+        return current if current is not None and _is_of(current.begin, header) else None
 
     def _is_promised(self, header: DataHeader) -> bool:
         promised = self._promised.get(header.round) == (header.view, header.attempt)
@@ -169,6 +171,11 @@ class Router:
             return True  # its view is still on its way here
         newest = self._newest.get(header.round, (0, 0))
         return header.view >= self._view and (header.view, header.attempt) > newest
+
+
+def _is_of(begin: Begin, header: DataHeader) -> bool:
+    mine = (begin.lineage[:8], begin.view, begin.attempt)
+    return mine == (header.lineage8, header.view, header.attempt)
 
 
 def _index(current: _Attempt, source: bytes) -> int:

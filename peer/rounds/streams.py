@@ -1,20 +1,23 @@
 """Data streams to and from the other peers, and the routing of frames that arrive.
 
-One stream per direction and pair: the dialler sends. An outgoing stream is opened when a view
-names the peer, so that a round does not wait for it, and again after it broke. Each incoming
-stream has a thread that reads a header, asks the router where the payload belongs, and receives it
-straight into the preallocated memory that it is given; what nobody wants is drained into a scratch
-buffer and dropped.
+A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
+it, so that a round does not wait for it, and again after it broke. Where one does not fill the path
+(loss, a long way) a round opens more, and the chunks are shared among these *lanes*; transfers use
+the first. Each incoming stream has a thread that reads a header, asks the router where the payload
+belongs, and receives it straight into the preallocated memory that it is given; what nobody wants
+is drained into a scratch buffer and dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from atoll.collectives.errors import AtollError, ConnectError
+from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
 from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.dataframes import (
@@ -35,16 +38,25 @@ OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the ro
 
 
 class FrameSink(Protocol):
-    """Where the payload of an incoming frame goes. Called in the reader thread of the source."""
+    """Where the payload of an incoming frame goes. Called in the reader threads of the source;
+    ``lane``: which of its streams brings it, 0 for the only one."""
 
-    def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
+    def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
         """A buffer of ``header.length`` bytes, or None to drop the frame. May wait, bounded."""
 
-    def received(self, source: bytes, header: DataHeader) -> None:
+    def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
         """The reserved buffer is full."""
 
+    def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+        """The rest of a reserved frame will not come on this stream."""
+
     def broken(self, source: bytes, why: str) -> None:
-        """No more frames from this stream."""
+        """No more frames from this peer, before it opens a stream again."""
+
+
+class Lane(NamedTuple):
+    peer: bytes
+    number: int
 
 
 class FrameOutlet:
@@ -64,7 +76,9 @@ class FrameOutlet:
     def send_parts(self, kind: int, chunk: int, *parts: memoryview) -> None:
         length = sum(part.nbytes for part in parts)
         header = self._header._replace(kind=kind, chunk=chunk, length=length)
-        self._stream.sendall(pack_header(header), *parts, aside=self._aside)
+        self._stream.sendall(
+            pack_header(header), *parts, aside=self._aside, urgency=self._header.round
+        )
 
 
 class Streams:
@@ -74,9 +88,11 @@ class Streams:
         self._host = host
         self._sink = sink
         self._addresses: dict[bytes, str] = {}
-        self._opening: dict[bytes, asyncio.Task[DataStream]] = {}
-        self._outgoing: dict[bytes, DataStream] = {}
-        self._incoming: set[DataStream] = set()
+        self._opening: dict[Lane, asyncio.Task[DataStream]] = {}
+        self._outgoing: dict[Lane, DataStream] = {}
+        self._incoming: dict[DataStream, bytes] = {}  # with the peer that sends on it
+        self._numbers = itertools.count(1)  # of incoming streams
+        self._lanes: dict[bytes, int] = {}  # where it is not one
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
@@ -118,28 +134,37 @@ class Streams:
     def address(self, peer: bytes) -> str:
         return self._addresses.get(peer, "")
 
+    def lanes(self, peer: bytes) -> int:
+        """How many streams a round uses to this peer."""
+        return self._lanes.get(peer, 1)
+
+    def widen(self, peer: bytes, count: int) -> None:
+        """From the next round on; what is open stays so."""
+        self._lanes[peer] = min(max(1, count), STREAMS_MAX)
+
     def warm(self, peer: bytes) -> None:
         """Have a stream to this peer soon; failures show when a round needs it."""
-        stream = self._outgoing.get(peer)
+        stream = self._outgoing.get(Lane(peer, 0))
         if stream is None or stream.closed:
-            self._open(peer).add_done_callback(_retrieve)
+            self._open(Lane(peer, 0)).add_done_callback(_retrieve)
 
-    async def to(self, peer: bytes) -> DataStream:
-        """The stream to this peer. ConnectError after OPEN_TRIES."""
-        stream = self._outgoing.get(peer)
+    async def to(self, peer: bytes, lane: int = 0) -> DataStream:
+        """A stream to this peer, the same one for a number again. ConnectError after OPEN_TRIES."""
+        stream = self._outgoing.get(Lane(peer, lane))
         if stream is not None and not stream.closed and not stream.worn:
             return stream
-        return await asyncio.shield(self._open(peer))
+        return await asyncio.shield(self._open(Lane(peer, lane)))
 
-    def _open(self, peer: bytes) -> asyncio.Task[DataStream]:
-        task = self._opening.get(peer)
+    def _open(self, lane: Lane) -> asyncio.Task[DataStream]:
+        task = self._opening.get(lane)
         if task is None or task.done():
-            task = asyncio.get_running_loop().create_task(self._dial(peer))
-            self._opening[peer] = task
-            task.add_done_callback(lambda _: self._opening.pop(peer, None))
+            task = asyncio.get_running_loop().create_task(self._dial(lane))
+            self._opening[lane] = task
+            task.add_done_callback(lambda _: self._opening.pop(lane, None))
         return task
 
-    async def _dial(self, peer: bytes) -> DataStream:
+    async def _dial(self, lane: Lane) -> DataStream:
+        peer = lane.peer
         for attempt in range(OPEN_TRIES):
             address = self.address(peer)
             if not address:
@@ -151,16 +176,20 @@ class Streams:
                     raise ConnectError(f"data stream to {short(peer)}: {error.what}") from error
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
-            self.close_to(peer)
+            self._close(lane)
             with self._counting:
-                self._outgoing[peer] = stream
+                self._outgoing[lane] = stream
             self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
 
     def close_to(self, peer: bytes) -> None:
+        for lane in [lane for lane in self._outgoing if lane.peer == peer]:
+            self._close(lane)
+
+    def _close(self, lane: Lane) -> None:
         with self._counting:
-            stream = self._outgoing.pop(peer, None)
+            stream = self._outgoing.pop(lane, None)
             if stream is not None:
                 self._sent_before += stream.sent_bytes
                 self._moved_before += stream.moved_bytes
@@ -171,12 +200,13 @@ class Streams:
         """The peer's process is gone."""
         self.close_to(peer)
         self.reached.discard(peer)
+        self._lanes.pop(peer, None)
 
     def close(self) -> None:
         for task in list(self._opening.values()):
             task.cancel()
-        for peer in list(self._outgoing):
-            self.close_to(peer)
+        for lane in list(self._outgoing):
+            self._close(lane)
         with self._counting:
             incoming = list(self._incoming)
         for stream in incoming:
@@ -187,34 +217,51 @@ class Streams:
     def accept(self, peer: bytes, stream: DataStream) -> None:
         """A peer opened a stream to us: read it in a thread of its own until it ends."""
         with self._counting:
-            self._incoming.add(stream)
+            self._incoming[stream] = peer
         name = f"read-from-{short(peer)}"
         threading.Thread(target=self._read, args=(peer, stream), name=name, daemon=True).start()
 
     def _read(self, peer: bytes, stream: DataStream) -> None:
-        head = memoryview(bytearray(DATA_HEADER_BYTES))
-        scratch = memoryview(b"")  # most streams never need it
+        why = ""
         try:
-            while True:
-                stream.recv_into(head, idle=True)
-                header = unpack_header(head)
-                target = self._sink.reserve(peer, header)
-                if target is not None:
-                    stream.recv_into(target)
-                    self._sink.received(peer, header)
-                else:
-                    scratch = scratch or memoryview(bytearray(DRAIN_BYTES))
-                    _drain(stream, header.length, scratch)
+            self._read_all(peer, stream)
         except AtollError as error:
-            self._sink.broken(peer, error.what)
+            why = error.what
         except Exception as error:  # a reader that dies in silence is a hang for the others
-            self._sink.broken(peer, f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
         finally:
             stream.close()
             with self._counting:
                 self._received_before += stream.received_bytes
                 self._moved_before += stream.moved_bytes
-                self._incoming.discard(stream)
+                del self._incoming[stream]
+                is_last = peer not in self._incoming.values()
+        if is_last:  # what the others of its streams bring is still to come
+            self._sink.broken(peer, why)
+
+    def _read_all(self, peer: bytes, stream: DataStream) -> None:
+        number = next(self._numbers)
+        head = memoryview(bytearray(DATA_HEADER_BYTES))
+        scratch = memoryview(b"")  # most streams never need it
+        while True:
+            stream.recv_into(head, idle=True)
+            header = unpack_header(head)
+            lane = number if self._has_several(peer) else 0
+            target = self._sink.reserve(peer, header, lane)
+            if target is None:
+                scratch = scratch or memoryview(bytearray(DRAIN_BYTES))
+                _drain(stream, header.length, scratch)
+                continue
+            try:
+                stream.recv_into(target)
+            except BaseException:
+                self._sink.broken_off(peer, header, lane)
+                raise
+            self._sink.received(peer, header, lane)
+
+    def _has_several(self, peer: bytes) -> bool:
+        with self._counting:
+            return sum(source == peer for source in self._incoming.values()) > 1
 
 
 def reason_of(error: AtollError | MemoryError) -> str:

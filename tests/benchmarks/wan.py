@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.0, help="percent, each way")
     parser.add_argument("--slow", type=float, default=0.0, help="Mbit/s of the last host's link")
     parser.add_argument("--congestion", default="", help="cubic, bbr; default: the machine's")
+    parser.add_argument("--lanes", type=int, default=1, help="streams from each to each")
+    parser.add_argument("--chunk-kib", type=int, default=0, help="of float32; default: the grid's")
     parser.add_argument("--plan", action="store_true", help="choose and pace, knowing the links")
     parser.add_argument("--share", type=float, default=LINK_SHARE, help="of the links, with --plan")
     parser.add_argument("--mib", type=float, nargs="+", default=[16.0, 64.0])
@@ -78,13 +80,13 @@ def peer(lab: Lab, me: int, barrier: Barrier, chosen: argparse.Namespace) -> Non
         with socket.create_server((lab.address(me), PORT)) as listener:
             addresses = [(lab.address(host), PORT) for host in range(chosen.hosts)]
             barrier.wait()
-            mesh = Mesh(me, addresses, listener, streams)
+            mesh = Mesh(me, addresses, listener, streams, chosen.lanes)
             barrier.wait()  # nobody dials any more
         for codec in chosen.codecs:
             for mib in chosen.mib:
                 choice = planned(chosen, mesh, codec, int(mib * 2**18))
                 values = np.random.default_rng(me).standard_normal(int(mib * 2**18), np.float32)
-                once = all_reducer(mesh, codec, values.size, choice)
+                once = all_reducer(mesh, codec, values.size, choice, chosen.chunk_kib * 256)
                 took_s = measured(lambda once=once, values=values: once(values), barrier, chosen)
                 if me == 0:
                     show(chosen, streams, codec, mib, took_s)
@@ -113,8 +115,9 @@ def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -
 
 
 def set_pace(mesh: Mesh, congestion: str, bytes_per_s: Mapping[int, float]) -> None:
-    for other, stream in mesh.out.items():
-        if not stream.pace(bytes_per_s.get(other, 0.0), congestion):
+    for other, lanes in mesh.out.items():
+        rate = bytes_per_s.get(other, 0.0) / len(lanes)
+        if not all(lane.pace(rate, congestion) for lane in lanes):
             raise SystemExit(f"this kernel cannot pace streams, or has no {congestion}")
 
 

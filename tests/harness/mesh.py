@@ -32,45 +32,52 @@ PATIENCE_S = 120.0  # for a result, and for the others' listeners
 
 
 class Mesh:
-    """A TCP connection in each direction between any two processes."""
+    """TCP connections in each direction between any two processes: ``lanes`` of them."""
 
     def __init__(
-        self, me: int, addresses: list[tuple[str, int]], listener: socket.socket, streams: str
+        self,
+        me: int,
+        addresses: list[tuple[str, int]],
+        listener: socket.socket,
+        streams: str,
+        lanes: int = 1,
     ) -> None:
         self.me, self.everyone = me, range(len(addresses))
         self.streams = streams
-        self.out: dict[int, DataStream] = {}
-        self.into: dict[int, DataStream] = {}
-        accepting = threading.Thread(target=self._accept, args=(listener, len(addresses) - 1))
+        self.out: dict[int, list[DataStream]] = {p: [] for p in self.everyone if p != me}
+        self.into: dict[int, list[DataStream]] = {p: [] for p in self.everyone if p != me}
+        count = lanes * (len(addresses) - 1)
+        accepting = threading.Thread(target=self._accept, args=(listener, count))
         accepting.start()
-        for peer, address in enumerate(addresses):
-            if peer != me:
-                sock = _connected(address)
-                sock.sendall(bytes([me]))
-                self.out[peer] = self._stream(sock, f"{peer}", dialled=True)
+        for peer in lanes * [*self.out]:
+            sock = _connected(addresses[peer])
+            sock.sendall(bytes([me]))
+            self.out[peer].append(self._stream(sock, f"{peer}", dialled=True))
         accepting.join()
         self.reduction: Reduction | None = None
         self.attempt = 0
         self.changed = threading.Condition()
-        for peer, stream in self.into.items():
-            threading.Thread(target=self._read, args=(peer, stream), daemon=True).start()
+        for peer, found in self.into.items():
+            for lane, stream in enumerate(found, lanes > 1):
+                reads = (peer, stream, lane)
+                threading.Thread(target=self._read, args=reads, daemon=True).start()
 
     def _accept(self, listener: socket.socket, count: int) -> None:
         for _ in range(count):
             sock, _ = listener.accept()
             peer = sock.recv(1)[0]
-            self.into[peer] = self._stream(sock, f"{peer}", dialled=False)
+            self.into[peer].append(self._stream(sock, f"{peer}", dialled=False))
 
     def _stream(self, sock: socket.socket, peer: str, *, dialled: bool) -> DataStream:
         if self.streams == "plain":
             return PlainStream(sock, peer)
         return SealedStream(sock, peer, SECRET, dialled=dialled)
 
-    def _read(self, peer: int, stream: DataStream) -> None:
+    def _read(self, peer: int, stream: DataStream, lane: int) -> None:
         with contextlib.suppress(ConnectError):  # the other process has ended
-            self._read_all(peer, stream)
+            self._read_all(peer, stream, lane)
 
-    def _read_all(self, peer: int, stream: DataStream) -> None:
+    def _read_all(self, peer: int, stream: DataStream, lane: int) -> None:
         head = memoryview(bytearray(HEADER.size))
         while True:
             stream.recv_into(head, idle=True)
@@ -78,17 +85,19 @@ class Mesh:
             with self.changed:
                 self.changed.wait_for(lambda attempt=attempt: self.attempt >= attempt)
             assert self.reduction is not None
-            buffer = self.reduction.reserve(peer, kind, chunk, length, 60.0)
+            buffer = self.reduction.reserve(peer, kind, chunk, length, 60.0, lane)
             assert buffer is not None
             stream.recv_into(buffer)
-            self.reduction.received(peer, kind, chunk)
+            self.reduction.received(peer, kind, chunk, lane)
 
     def begin(self, reduction: Reduction) -> None:
         with self.changed:
             self.reduction = reduction
             self.attempt += 1
             self.changed.notify_all()
-        reduction.start({p: Outlet(self.out[p], self.attempt) for p in reduction.destinations})
+        for peer in reduction.destinations:
+            for stream in self.out[peer]:
+                reduction.start({peer: Outlet(stream, self.attempt)})
 
 
 class Outlet:
@@ -100,10 +109,15 @@ class Outlet:
 
 
 def all_reducer(
-    mesh: Mesh, codec_name: str, elements: int, choice: Choice | None = None
+    mesh: Mesh,
+    codec_name: str,
+    elements: int,
+    choice: Choice | None = None,
+    chunk_elements: int = 0,
 ) -> Callable[[F32], None]:
     """What reduces float32[elements] with all others, each time that it is called."""
-    codec, grid = get_codec(codec_name), grid_for(elements)
+    codec = get_codec(codec_name)
+    grid = ChunkGrid(elements, chunk_elements) if chunk_elements else grid_for(elements)
     ids = [bytes([p]) * 32 for p in mesh.everyone]
     plan = butterfly_plan(ids, [1.0] * len(ids), grid)
     if choice is not None:

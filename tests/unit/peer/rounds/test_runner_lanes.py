@@ -1,0 +1,129 @@
+"""Rounds over several data streams from each to each: shared, broken, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, scenario
+
+from atoll.collectives.errors import ConnectError
+from atoll.collectives.plan import STREAMS_MAX
+from atoll.peer.group import events as ev
+from atoll.peer.net.streamkeys import CIPHER_AES
+from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.rounds.streams import Lane
+
+LANES = 3
+
+
+def widen(sites: list[Site], lanes: int = LANES) -> None:
+    for site in sites:
+        for other in sites:
+            if other is not site:
+                site.runner.streams.widen(other.me, lanes)
+
+
+def opened(site: Site, to: Site) -> list[DataStream]:
+    return [stream for lane, stream in site.runner.streams._outgoing.items() if lane.peer == to.me]
+
+
+async def run_round(sites: list[Site], number: int, attempt: int) -> None:
+    begin = begin_of(sites, attempt, number)
+    expected = by_hand(sites, begin, sites[0].state)
+    for site in sites:
+        site.runner.carry_out(ev.Reduce(begin))
+    await eventually(lambda: all(site.reduced(attempt, number) for site in sites))
+    assert len({site.reduced(attempt, number) for site in sites}) == 1
+    for site in sites:
+        site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+    await eventually(lambda: all(site.applied(number) for site in sites))
+    for site in sites:
+        np.testing.assert_array_equal(site.state.theta, expected)
+
+
+def test_a_round_uses_as_many_as_it_is_told_and_the_next_one_again(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 2_000_000)
+        await run_round(sites, 2, 1)
+        assert {len(opened(a, b)) for a in sites for b in sites if a is not b} == {1}
+        widen(sites)
+        await run_round(sites, 3, 1)
+        a, b, _ = sites
+        await eventually(lambda: len(opened(a, b)) == LANES)
+        before = opened(a, b)
+        await run_round(sites, 4, 1)
+        assert opened(a, b) == before
+        assert a.runner.streams.ciphers() == {CIPHER_AES: 2 * 2 * LANES}
+        sent = a.runner.streams.sent_bytes
+        a.runner.streams.close_to(b.me)
+        assert opened(a, b) == []
+        assert a.runner.streams.sent_bytes == sent
+
+    scenario(tmp_path, "abc", play)
+
+
+def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 4_000_000)
+        widen(sites)
+        await run_round(sites, 2, 1)
+        a, b = sites
+        await eventually(lambda: len(opened(a, b)) == LANES)
+        victim = opened(a, b)[1]
+        begin = begin_of(sites, 1, 3)
+        expected = by_hand(sites, begin, a.state)
+        for site in sites:
+            site.runner.carry_out(ev.Reduce(begin))
+        moved = a.runner.streams.moved_bytes
+        await eventually(lambda: a.runner.streams.moved_bytes > moved)
+        victim._sock.shutdown(socket.SHUT_RDWR)  # as a middlebox does that forgets a connection
+        await eventually(lambda: all(site.reduced(1, 3) for site in sites))
+        for site in sites:
+            site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+        await eventually(lambda: all(site.applied(3) for site in sites))
+        for site in sites:
+            np.testing.assert_array_equal(site.state.theta, expected)
+            assert not [e for e in site.fed if isinstance(e, ev.ReduceFailed)]
+        await run_round(sites, 4, 1)
+        await eventually(lambda: len(opened(a, b)) == LANES)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_one_that_cannot_be_opened_costs_only_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 500_000)
+        await run_round(sites, 2, 1)
+        widen(sites)
+
+        async def refuse(peer: bytes, address: str) -> DataStream:
+            raise ConnectError("refused")
+
+        for site in sites:
+            monkeypatch.setattr(site.host, "open_data", refuse)
+        await run_round(sites, 3, 1)
+        assert all(not isinstance(e, ev.ReduceFailed) for site in sites for e in site.fed)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_the_number_is_bounded_and_ends_with_the_peer(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        streams, other = sites[0].runner.streams, sites[1].me
+        for wanted, count in ((0, 1), (5, 5), (1000, STREAMS_MAX)):
+            streams.widen(other, wanted)
+            assert streams.lanes(other) == count
+        assert await streams.to(other, 3) is await streams.to(other, 3)
+        assert Lane(other, 3) in streams._outgoing
+        streams.forget(other)
+        assert streams.lanes(other) == 1
+        assert not streams._outgoing
+        await asyncio.sleep(0)
+
+    scenario(tmp_path, "ab", play)
