@@ -2,8 +2,8 @@
 
 A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
-Several streams to one destination share its frames: whichever has room takes the next one, and what
-one of them breaks off another sends again.
+Several streams to one destination share its frames: whichever has room takes the next one. What one
+of them breaks off, or does not get rid of, another sends again.
 The thread that receives a stream reserves a buffer, fills it, and adds what it brought to the sum,
 if it is that source's turn; otherwise the thread whose turn comes later adds it. The own part of a
 sum is added when its turn comes, by whichever thread is at it; where nobody else adds anything, by
@@ -40,7 +40,7 @@ from atoll.collectives.plan import ReducePlan, check_fits
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
-from atoll.collectives.senders import Lanes, Outlet, Senders, Sending, reason_of
+from atoll.collectives.senders import LATE_S_MIN, Lanes, Outlet, Senders, Sending, reason_of
 from atoll.collectives.sums import Sums
 from atoll.collectives.trees import TreeSchedule
 
@@ -86,8 +86,7 @@ class Reduction:
     ) -> None:
         self._kept = kept or {}
         check_fits(plan, me, result.grid.count, self._kept.keys())
-        self._plan, self._me = plan, me
-        self._hashed = hashed
+        self._plan, self._me, self._hashed = plan, me, hashed
         self._result = result
         self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
         self._on_done, self._on_failed = on_done, on_failed
@@ -118,11 +117,8 @@ class Reduction:
     # ---- the life of a reduction
 
     def start(self, outlets: Mapping[int, Outlet]) -> None:
-        """Start a sender thread per outlet, and what there is to do alone.
-
-        May be called again, with further outlets, also to the same destinations. Those that this
-        participant sends nothing to are not needed: see ``destinations``.
-        """
+        """Start a sender thread per outlet, and what there is to do alone. May be called again,
+        with more outlets, also to the same destinations; ``destinations`` says which."""
         with self._changed:
             if self._aborted:
                 return
@@ -138,11 +134,8 @@ class Reduction:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
     def abort(self) -> None:
-        """End the reduction: idempotent, never blocks on a stream.
-
-        Wakes everyone who waits. A thread inside ``Outlet.send`` ends after that send, so the
-        caller closes the streams too.
-        """
+        """End the reduction: idempotent, never blocks on a stream. Wakes everyone who waits. A
+        thread inside ``Outlet.send`` ends after that send, so the caller closes the streams too."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
@@ -153,8 +146,8 @@ class Reduction:
 
     @property
     def uses_result(self) -> bool:
-        """Whether a thread is sending from ``result`` or filling a chunk of it that is not final;
-        once false after ``abort``, never again."""
+        """Whether a thread sends from ``result`` or fills a chunk of it that is not final; once
+        false after ``abort``, never again."""
         with self._changed:
             return bool(self._reading or self._writing) or self._arrivals.writes_result
 
@@ -217,9 +210,7 @@ class Reduction:
 
     def received(self, src: int, kind: int, chunk: int, lane: int = 0) -> None:
         """The reserved buffer is full: check it, and add or store what can be added or stored.
-
-        Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop.
-        """
+        Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop."""
         with self._changed:
             arrived = self._arrivals.filled(Frame(src, kind, chunk, lane))
             if self._aborted:
@@ -352,34 +343,44 @@ class Reduction:
     def _next_send(self, dest: int) -> Sending | None:
         with self._changed:
             while not self._aborted:
-                send = self._lanes.broken_off(dest) or self._schedule.next_send(dest)
-                if not isinstance(send, Idle):
-                    sending = Sending(send) if isinstance(send, Send) else send
-                    self._lanes.sends(dest)
-                    self._reading += sending.send.kind is Kind.RESULT
-                    if self._paced and sending.send.kind is Kind.CONTRIB:
-                        self._changed.notify_all()
+                sending, idle = self._take(dest, time.monotonic())
+                if sending is not None:
                     return sending
-                if send is Idle.DONE and not self._lanes.is_sending(dest):
+                if idle is Idle.DONE and not self._lanes.is_sending(dest):
                     return None
-                paced = send is Idle.PACED
+                paced = idle is Idle.PACED
                 self._paced += paced
-                self._changed.wait()
+                self._changed.wait(LATE_S_MIN if self._lanes.several(dest) else None)
                 self._paced -= paced
         return None
+
+    def _take(self, dest: int, now_s: float) -> tuple[Sending | None, Idle | None]:
+        sending, idle = self._lanes.broken_off(dest), None
+        if sending is None:
+            send = self._schedule.next_send(dest)
+            if isinstance(send, Send):
+                sending = Sending(send)
+            else:
+                sending, idle = self._lanes.late(dest, now_s), send
+        if sending is not None:
+            self._lanes.takes(dest, sending, now_s)
+            self._reading += sending.send.kind is Kind.RESULT
+            if self._paced and sending.send.kind is Kind.CONTRIB:
+                self._changed.notify_all()
+        return sending, idle
 
     def _load(self, send: Send, buffer: U8) -> U8:
         is_result = send.kind is Kind.RESULT
         return self._result.view(send.chunk) if is_result else self._sums.part(send.chunk, buffer)
 
-    def _send_ended(self, dest: int, send: Send, payload: U8 | None, why: str) -> None:
-        wake = bool(why)  # there is something to send again, or nothing more
+    def _send_ended(self, dest: int, sending: Sending, why: str) -> None:
+        payload, wake = sending.payload, bool(why)  # there is one to send again, or nothing more
         with self._changed:
-            self._reading -= send.kind is Kind.RESULT
-            if not why and payload is not None:
+            self._reading -= sending.send.kind is Kind.RESULT
+            if payload is not None and not why:
                 self._progress_bytes += payload.nbytes
-                self._lanes.ended(dest)
-            elif payload is not None and self._lanes.broke(dest, send, payload):
+                self._lanes.ended(dest, sending, time.monotonic())
+            elif payload is not None and self._lanes.broke(dest, sending):
                 why = ""  # another stream sends it
             elif not self._aborted:
                 self._schedule.broken(dest)

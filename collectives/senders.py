@@ -6,7 +6,8 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -17,6 +18,11 @@ from atoll.collectives.schedule import Send
 
 __all__ = ["Lanes", "Outlet", "SendFrame", "Senders", "Sending", "reason_of"]
 
+# A frame that takes so many times what is usual, and so long, is sent on another stream as well:
+# TCP waits for 0.2 s at least before it sends again what got lost last.
+LATE_FACTOR: Final = 4
+LATE_S_MIN: Final = 0.25
+USUAL_OF: Final = 8  # frames that the usual time is an average of
 SendFrame = Callable[[int, int, memoryview], None]  # kind, chunk, payload
 
 
@@ -27,13 +33,14 @@ class Outlet(Protocol):
         """Send one frame; blocks. ConnectError if the stream is broken or closed."""
 
 
-class SendEnded(Protocol):
-    def __call__(self, dest: int, send: Send, payload: U8 | None, why: str) -> None: ...
+@dataclass(slots=True, eq=False)
+class Sending:
+    """A frame that a stream has taken. ``payload``: None before it is loaded."""
 
-
-class Sending(NamedTuple):
     send: Send
-    payload: U8 | None = None  # of what another stream has broken off
+    payload: U8 | None = None
+    since_s: float = 0.0
+    copied: bool = False  # another stream sends it too
 
 
 class Lanes:
@@ -41,8 +48,9 @@ class Lanes:
 
     def __init__(self) -> None:
         self._open: Counter[int] = Counter()
-        self._sending: Counter[int] = Counter()
+        self._under_way: defaultdict[int, list[Sending]] = defaultdict(list)
         self._again: defaultdict[int, deque[Sending]] = defaultdict(deque)
+        self._usual_s = 0.0  # what a frame takes, lately
 
     def opened(self, dest: int) -> None:
         self._open[dest] += 1
@@ -50,35 +58,53 @@ class Lanes:
     def several(self, dest: int) -> bool:
         return self._open[dest] > 1
 
-    def sends(self, dest: int) -> None:
-        """One of its streams has taken a frame."""
-        self._sending[dest] += 1
+    def takes(self, dest: int, sending: Sending, now_s: float) -> None:
+        """One of its streams has taken this."""
+        sending.since_s = now_s
+        self._under_way[dest].append(sending)
 
     def is_sending(self, dest: int) -> bool:
-        return self._sending[dest] > 0
+        """Whether a frame is under way that no other stream has brought."""
+        return any(not sending.copied for sending in self._under_way[dest])
 
-    def ended(self, dest: int) -> None:
+    def ended(self, dest: int, sending: Sending, now_s: float) -> None:
         """It is sent."""
-        self._sending[dest] -= 1
+        self._under_way[dest].remove(sending)
+        took_s = now_s - sending.since_s
+        self._usual_s += (took_s - self._usual_s) / USUAL_OF if self._usual_s else took_s
 
-    def broke(self, dest: int, send: Send, payload: U8) -> bool:
+    def broke(self, dest: int, sending: Sending) -> bool:
         """Its stream broke. True: another one will send the same bytes, which nobody may change."""
-        self._sending[dest] -= 1
+        self._under_way[dest].remove(sending)
         self._open[dest] -= 1
-        if self._open[dest]:
-            self._again[dest].append(Sending(send, payload))
+        if self._open[dest] and not sending.copied:
+            self._again[dest].append(Sending(sending.send, sending.payload))
         return self._open[dest] > 0
 
     def broken_off(self, dest: int) -> Sending | None:
         """What a stream that broke has not sent."""
         return self._again[dest].popleft() if self._again[dest] else None
 
+    def late(self, dest: int, now_s: float) -> Sending | None:
+        """A copy of what stands still on one stream, for another one that has nothing to send."""
+        limit_s = max(LATE_S_MIN, LATE_FACTOR * self._usual_s)
+        for sending in self._under_way[dest]:
+            is_late = now_s - sending.since_s > limit_s
+            if is_late and not sending.copied and sending.payload is not None:
+                sending.copied = True
+                return Sending(sending.send, sending.payload)
+        return None
+
+
+class SendEnded(Protocol):
+    def __call__(self, dest: int, sending: Sending, why: str) -> None: ...
+
 
 class Senders:
     """``next_send(dest)`` blocks until there is a frame to send; None ends the thread.
     ``load(send, buffer)`` gives its payload, in ``buffer`` or from elsewhere.
-    ``ended(dest, send, payload, why)`` is called after each frame. With a reason it was the last
-    one on its stream; without a payload the destination is not to blame.
+    ``ended(dest, sending, why)`` is called after each frame. With a reason it was the last one on
+    its stream; without a payload the destination is not to blame.
     """
 
     def __init__(
@@ -115,16 +141,17 @@ class Senders:
     def _send_all(self, dest: int, send_frame: SendFrame) -> None:
         buffer = self._buffers.take()
         while (sending := self._next_send(dest)) is not None:
-            send, payload = sending
+            send = sending.send
             try:
-                if payload is None:
-                    payload = self._load(send, buffer)
-                send_frame(send.kind, send.chunk, payload.data)
+                if sending.payload is None:
+                    sending.payload = self._load(send, buffer)
+                send_frame(send.kind, send.chunk, sending.payload.data)
             except Exception as error:  # whatever it was: a thread that dies in silence is a hang
-                why = f"sending chunk {send.chunk}: {reason_of(error)}"
-                self._ended(dest, send, payload, why)
+                self._ended(dest, sending, f"sending chunk {send.chunk}: {reason_of(error)}")
                 return  # the buffer may be what another stream sends now
-            self._ended(dest, send, payload, "")
+            self._ended(dest, sending, "")
+            if sending.copied:
+                buffer = self._buffers.take()
         self._buffers.give(buffer)
 
 

@@ -15,6 +15,8 @@ from atoll.collectives import Kind
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.routes import Routes, ring, star, tree
+from atoll.collectives.schedule import Send
+from atoll.collectives.senders import Lanes, Sending
 
 MakeGroup = Callable[..., Any]
 WAIT_S = 30.0
@@ -122,7 +124,7 @@ def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup) -> None:
 
 
 def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup) -> None:
-    """Only the frame that it has taken waits for it."""
+    """What it has taken another one sends as well."""
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=256 * 40)
     go_on = threading.Event()
 
@@ -131,14 +133,28 @@ def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup) -> None:
             assert go_on.wait(WAIT_S)
             super().send(kind, chunk, payload)
 
-    lanes = start(
-        group, lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n)
-    )
-    deadline_s = time.monotonic() + WAIT_S
-    while sum(lane.sent for lane in lanes if lane.src == 0) < 8:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
+    start(group, lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n))
+    group.wait_done()
+    assert not go_on.is_set()
+    check_equal_and_right(group)
     go_on.set()
+    assert all(reduction.join(WAIT_S) for reduction in group.reductions)
+    assert not any(reduction.uses_result for reduction in group.reductions)
+    check_equal_and_right(group)
+
+
+def test_one_that_was_slow_does_not_write_where_its_copy_is_read(make_group: MakeGroup) -> None:
+    """A codec's frames lie in a buffer of the thread, which goes on with the next one."""
+    group = make_group(get_codec("int8"), weights=[1.0, 1.0, 1.0], total=256 * 300)
+    held = threading.Semaphore(0)
+
+    class Slow(Lane):
+        def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+            if self.sent % 5 == 0:
+                held.acquire(timeout=0.3)
+            super().send(kind, chunk, payload)
+
+    start(group, lambda src, dest, n: (Slow if n == 2 else Lane)(group, src, dest, n))
     group.wait_done()
     check_equal_and_right(group)
 
@@ -190,3 +206,26 @@ def test_memory_is_that_of_the_streams(make_group: MakeGroup) -> None:
     group.wait_done()
     for reduction in group.reductions:
         assert reduction.buffer_bytes < group.results[0].nbytes
+
+
+def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
+    lanes, payload = Lanes(), np.zeros(4, np.uint8)
+    for _ in range(2):
+        lanes.opened(1)
+    quick, stuck = Sending(Send(Kind.CONTRIB, 0)), Sending(Send(Kind.CONTRIB, 1))
+    lanes.takes(1, quick, 0.0)
+    lanes.ended(1, quick, 0.1)
+    lanes.takes(1, stuck, 1.0)
+    assert lanes.late(1, 9.0) is None  # it is not loaded yet
+    stuck.payload = payload
+    assert lanes.late(1, 1.39) is None
+    copy = lanes.late(1, 1.41)
+    assert copy is not None
+    assert copy.payload is payload
+    assert lanes.late(1, 9.0) is None
+    lanes.takes(1, copy, 1.41)
+    assert lanes.is_sending(1)
+    lanes.ended(1, copy, 1.5)
+    assert not lanes.is_sending(1)
+    assert lanes.broke(1, stuck)
+    assert lanes.broken_off(1) is None  # the copy has brought it
