@@ -84,11 +84,12 @@ class Mesh:
             attempt, kind, chunk, length = HEADER.unpack(head)
             with self.changed:
                 self.changed.wait_for(lambda attempt=attempt: self.attempt >= attempt)
-            assert self.reduction is not None
-            buffer = self.reduction.reserve(peer, kind, chunk, length, 60.0, lane)
-            assert buffer is not None
-            stream.recv_into(buffer)
-            self.reduction.received(peer, kind, chunk, lane)
+                reduction, is_old = self.reduction, attempt != self.attempt
+            assert reduction is not None
+            place = None if is_old else reduction.reserve(peer, kind, chunk, length, 60.0, lane)
+            stream.recv_into(memoryview(bytearray(length)) if place is None else place)
+            if place is not None:
+                reduction.received(peer, kind, chunk, lane)
 
     def begin(self, reduction: Reduction) -> None:
         with self.changed:
