@@ -16,40 +16,57 @@ from atoll.peer.group.messages import Resync
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.views import View, short
 
-__all__ = ["compare_digests"]
+__all__ = ["Comparison"]
 
 
-def compare_digests(
-    view: View,
-    me: bytes,
-    own: Follower,
-    roster: Roster,
-    alive: set[bytes],
-    emit: Callable[[Effect], None],
-) -> str:
-    """Send RESYNC to a minority; why the run has to halt, or an empty string."""
-    digests = roster.digests(own.round)
-    doubted = own.unsynced or roster.is_doubted(me, own.digest)
-    if own.digest_round == own.round and own.holds and not doubted:
-        digests[me] = own.digest
-    groups: dict[bytes, list[bytes]] = {}
-    for peer, digest in digests.items():
-        groups.setdefault(digest, []).append(peer)
-    if len(groups) < 2:
-        return ""
+class Comparison:
+    """What has come out of it in one view. ``halted``: why no round may begin, or nothing. Who was
+    catching up meanwhile may bring a majority about; then the run goes on."""
+
+    def __init__(self, view: View, me: bytes, emit: Callable[[Effect], None]) -> None:
+        self._view, self._me, self._emit = view, me, emit
+        self.halted = ""
+
+    def step(self, own: Follower, roster: Roster, alive: set[bytes]) -> None:
+        """Halt, go on, or send RESYNC to a minority."""
+        digests = roster.digests(own.round)
+        doubted = own.unsynced or roster.is_doubted(self._me, own.digest)
+        if own.digest_round == own.round and own.holds and not doubted:
+            digests[self._me] = own.digest
+        groups: dict[bytes, list[bytes]] = {}
+        for peer, digest in digests.items():
+            groups.setdefault(digest, []).append(peer)
+        largest = max(map(len, groups.values()), default=0)
+        silent = roster.undigested(alive, own.round) - {self._me}
+        if 2 * largest <= len(digests) + len(silent):
+            if len(groups) > 1 and not silent and not self.halted:
+                self._halt(_shown(own.round, groups, " without a majority"))
+            return
+        if self.halted:
+            self.halted = ""
+            text = f"state after round {own.round}: a majority agrees now, the run goes on"
+            self._emit(Note("agreed", text))
+        if len(groups) > 1:
+            self._resync(own.round, groups, roster)
+
+    def _halt(self, why: str) -> None:
+        self.halted = f"{why}; no more rounds until one of them leaves or a majority agrees"
+        self._emit(Note("diverged", self.halted))
+
+    def _resync(self, number: int, groups: dict[bytes, list[bytes]], roster: Roster) -> None:
+        majority = max(groups, key=lambda digest: len(groups[digest]))
+        text = f"{_shown(number, groups)}; minority resyncs"
+        view = self._view
+        for digest, peers in groups.items():
+            for peer in peers if digest != majority else ():
+                self._emit(Note("diverged", text, peer))
+                roster.doubt(peer, digest)
+                self._emit(Send(peer, Resync(view.lineage, view.number, number, majority)))
+
+
+def _shown(number: int, groups: dict[bytes, list[bytes]], how: str = "") -> str:
     shown = "; ".join(
         f"{digest.hex()[:16]} on {', '.join(short(p) for p in peers)}"
         for digest, peers in sorted(groups.items())
     )
-    majority = max(groups, key=lambda digest: len(groups[digest]))
-    silent = roster.undigested(alive, own.round) - {me}
-    if 2 * len(groups[majority]) <= len(digests) + len(silent):
-        undecided = f"state after round {own.round} differs without a majority: {shown}"
-        return "" if silent else undecided
-    for peer, digest in digests.items():
-        if digest != majority:
-            text = f"state after round {own.round} differs: {shown}; minority resyncs"
-            emit(Note("diverged", text, peer))
-            roster.doubt(peer, digest)
-            emit(Send(peer, Resync(view.lineage, view.number, own.round, majority)))
-    return ""
+    return f"state after round {number} differs{how}: {shown}"

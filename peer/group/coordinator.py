@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from atoll.peer.group.admission import Admission
 from atoll.peer.group.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt
 from atoll.peer.group.barrier import Barrier
-from atoll.peer.group.comparison import compare_digests
+from atoll.peer.group.comparison import Comparison
 from atoll.peer.group.election import Proposer
 from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.follower import Follower, fragment_of
@@ -83,7 +83,8 @@ class Coordinator:
         self.closings: dict[int, Closing] = {}
         self.proposer: Proposer | None = None
         self.last_commit: Commit | None = None
-        self.diverged = self.rival = ""  # why no round begins: in this view, beside a lineage
+        self._comparison = Comparison(view, me, emit)
+        self.disputed = self.rival = ""  # why no round begins: in this view, beside a lineage
         self.without_base_since_s: float | None = None
         self._attempts = 0  # numbers rise within the view
         self._efforts: dict[int, Effort] = {}
@@ -94,7 +95,7 @@ class Coordinator:
 
     @property
     def halted(self) -> str:
-        return self.diverged or self.rival
+        return self._comparison.halted or self.disputed or self.rival
 
     def configure(self, rounds_in_flight: int) -> None:
         self._in_flight_max = rounds_in_flight
@@ -175,10 +176,7 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
-        if not self.diverged:
-            reason = compare_digests(self.view, self.me, self._own, self.roster, alive, self._emit)
-            if reason:
-                self.halt(reason)
+        self._comparison.step(self._own, self.roster, alive)
         if self.halted or self._own.unsynced or self.me in self.admission.leaving:
             ended = [closing.attempt for closing in self.closings.values()]
             for attempt in [*self.attempts.values(), *ended]:  # our leave aborts them
@@ -202,11 +200,6 @@ class Coordinator:
         )
         text = f"{len(alive)} of {len(self.view.members)} voters alive, no quorum; waiting: {gone}"
         self._emit(Note("no-quorum", text))
-
-    def halt(self, why: str) -> None:
-        """No more rounds in this view; whoever leaves or is removed brings the next one."""
-        self.diverged = f"{why}; no more rounds until one of them leaves"
-        self._emit(Note("diverged", self.diverged))
 
     # ------------------------------------------------------------ a round
 
@@ -296,7 +289,8 @@ class Coordinator:
             effort.disputes += 1
         if effort.disputes > DISPUTES_MAX:
             text = f"the result of round {attempt.begin.round} differs, {effort.disputes} times"
-            self.halt(f"{text}: {attempt.dispute}")
+            self.disputed = f"{text}: {attempt.dispute}; no more rounds until one of them leaves"
+            self._emit(Note("diverged", self.disputed))
 
     def _commit(self, attempt: Attempt, root: bytes, now_s: float) -> None:
         begin = attempt.begin
