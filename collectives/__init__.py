@@ -5,6 +5,7 @@ This room needs numpy only. It knows nothing of sockets, membership or training.
 
 from __future__ import annotations
 
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
 from atoll.collectives.codecs import Codec, Contract, get_codec
 from atoll.collectives.engine import Reduction
@@ -18,6 +19,7 @@ __all__ = [
     "Codec",
     "Contract",
     "EncodedLayout",
+    "Frame",
     "Kind",
     "Outlet",
     "ReducePlan",

@@ -1,13 +1,15 @@
 """Frames that are arriving: where their bytes go, and what becomes of those that do not come.
 
-A result is received where it belongs, unless another stream from the same source may bring it too:
+A frame carries a whole chunk, or, where several streams from a source share its chunks, a *piece*
+of PIECE_BYTES. A whole result is received where it belongs, unless another stream may bring it too:
 then aside, because bytes that are final must not be written again by a stream that was slow. Parts
-are always received aside. One that comes a second time is dropped when it is complete.
+and pieces are always received aside; a piece is copied to its place when it is complete. What comes
+a second time is dropped then.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,16 +19,22 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Kind
 
-__all__ = ["Arrivals", "Arrived", "Frame"]
+__all__ = ["PIECE_BYTES", "Arrivals", "Arrived", "Frame"]
+
+# A stream that loses packets carries some 0.5 MB/s: a piece is late by less than 0.1 s at the end
+# of a round, and its header costs a thousandth.
+PIECE_BYTES: Final = 32 << 10
 
 
 class Frame(NamedTuple):
-    """``lane``: which of several streams from ``src`` brings it; 0 is the only one."""
+    """``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: of
+    the piece in its chunk, in bytes."""
 
     src: int
     kind: int
     chunk: int
     lane: int = 0
+    offset: int = 0
 
 
 class Arrived(NamedTuple):
@@ -34,39 +42,109 @@ class Arrived(NamedTuple):
     in_place: bool
 
 
+class _Place(NamedTuple):
+    arrived: Arrived
+    piece_bytes: int  # 0: it is a whole chunk
+
+
+class _Pieces:
+    """Of one chunk from one source: where they belong, and which are there."""
+
+    def __init__(self, whole: Arrived, size: int) -> None:
+        self.whole = whole
+        self.lacking = set(range(0, size, PIECE_BYTES))
+
+
 class Arrivals:
     """Calls never overlap: the engine holds its lock."""
 
     def __init__(self, result: RoundResult, buffers: BufferPool[np.uint8]) -> None:
         self._result, self._buffers = result, buffers
-        self._places: dict[Frame, Arrived] = {}
+        self._piece_buffers = BufferPool(PIECE_BYTES, np.uint8)
+        self._places: dict[Frame, _Place] = {}
+        self._pieces: dict[tuple[int, int, int], _Pieces] = {}  # (src, kind, chunk)
 
     @property
     def writes_result(self) -> bool:
         """Whether somebody receives into the result."""
-        return any(arrived.in_place for arrived in self._places.values())
+        return any(place.arrived.in_place for place in self._places.values())
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._piece_buffers.allocated_bytes
 
     def __contains__(self, frame: Frame) -> bool:
         return frame in self._places
 
-    def place(self, frame: Frame) -> U8:
-        """Where to receive it."""
-        in_place = frame.kind == Kind.RESULT and not frame.lane
-        data = self._result.view(frame.chunk) if in_place else self._buffers.take()
-        self._places[frame] = Arrived(data, in_place)
-        return data
+    def length(self, frame: Frame) -> int:
+        """Bytes of one that is arriving."""
+        place = self._places.get(frame)
+        whole = self._result.layout.size(frame.chunk)
+        return place.piece_bytes or whole if place is not None else 0
 
-    def filled(self, frame: Frame) -> Arrived:
-        """It is complete; a buffer aside is the caller's, who gives it back."""
-        arrived = self._places.pop(frame, None)
-        if arrived is None:
+    def fits(self, frame: Frame, length: int) -> bool:
+        """Whether it is a whole chunk, or a piece of one."""
+        size = self._result.layout.size(frame.chunk)
+        if length == size and not frame.offset:
+            return True
+        whole_pieces = not frame.offset % PIECE_BYTES
+        return whole_pieces and 0 < length == min(PIECE_BYTES, size - frame.offset)
+
+    def place(self, frame: Frame, length: int) -> U8:
+        """Where to receive it."""
+        if length < self._result.layout.size(frame.chunk):
+            place = _Place(Arrived(self._piece_buffers.take(), False), length)
+        elif frame.kind == Kind.RESULT and not frame.lane:
+            place = _Place(Arrived(self._result.view(frame.chunk), True), 0)
+        else:
+            place = _Place(Arrived(self._buffers.take(), False), 0)
+        self._places[frame] = place
+        return place.arrived.data
+
+    def filled(self, frame: Frame, *, wanted: bool) -> Arrived | None:
+        """It is complete: the chunk, if that is whole and ``wanted`` now. What is not in place is
+        the caller's then, who gives it back."""
+        place = self._places.pop(frame, None)
+        if place is None:
             raise LocalProtocolError(
                 f"frame {frame.src}/{frame.kind}/{frame.chunk} was not reserved"
             )
-        return arrived
+        whole = place.arrived if wanted else None
+        if wanted and place.piece_bytes:
+            whole = self._add_piece(frame, place.arrived.data[: place.piece_bytes])
+        if whole is not place.arrived:
+            self._give_back(place)
+        if whole is not None or not wanted:
+            self._forget_pieces(frame, whole)
+        return whole
+
+    def _add_piece(self, frame: Frame, data: U8) -> Arrived | None:
+        key = (frame.src, frame.kind, frame.chunk)
+        pieces = self._pieces.get(key)
+        if pieces is None:
+            in_place = frame.kind == Kind.RESULT
+            target = self._result.view(frame.chunk) if in_place else self._buffers.take()
+            pieces = _Pieces(Arrived(target, in_place), self._result.layout.size(frame.chunk))
+            self._pieces[key] = pieces
+        if frame.offset in pieces.lacking:
+            pieces.whole.data[frame.offset : frame.offset + len(data)] = data
+            pieces.lacking.discard(frame.offset)
+        return None if pieces.lacking else pieces.whole
+
+    def _forget_pieces(self, frame: Frame, whole: Arrived | None) -> None:
+        """The chunk is here: what has arrived of it beside ``whole`` is not needed."""
+        pieces = self._pieces.pop((frame.src, frame.kind, frame.chunk), None)
+        if pieces is not None and pieces.whole is not whole and not pieces.whole.in_place:
+            self._buffers.give(pieces.whole.data)
 
     def ended(self, frame: Frame) -> None:
         """The rest of it will not come."""
-        arrived = self._places.pop(frame, None)
-        if arrived is not None and not arrived.in_place:
-            self._buffers.give(arrived.data)
+        place = self._places.pop(frame, None)
+        if place is not None:
+            self._give_back(place)
+
+    def _give_back(self, place: _Place) -> None:
+        if place.piece_bytes:
+            self._piece_buffers.give(place.arrived.data)
+        elif not place.arrived.in_place:
+            self._buffers.give(place.arrived.data)

@@ -2,8 +2,8 @@
 
 A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
-Several streams to one destination share its frames: whichever has room takes the next one. What one
-of them breaks off, or does not get rid of, another sends again.
+Several streams to one destination share its chunks, piece by piece: whichever has room takes the
+next one. What one of them breaks off, or does not get rid of, another sends again.
 The thread that receives a stream reserves a buffer, fills it, and adds what it brought to the sum,
 if it is that source's turn; otherwise the thread whose turn comes later adds it. The own part of a
 sum is added when its turn comes, by whichever thread is at it; where nobody else adds anything, by
@@ -106,11 +106,12 @@ class Reduction:
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self._sums = Sums(result, plan.factors(), self._schedule.is_root, source, own)
         self._arrivals = Arrivals(result, self._sums.encoded)
-        self._lanes = Lanes()
+        self._lanes = Lanes(self._sums.encoded)
         self._senders = Senders(
             buffers=self._sums.encoded,
             next_send=self._next_send,
             load=self._load,
+            loaded=self._loaded,
             ended=self._send_ended,
         )
 
@@ -134,8 +135,8 @@ class Reduction:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
     def abort(self) -> None:
-        """End the reduction: idempotent, never blocks on a stream. Wakes everyone who waits. A
-        thread inside ``Outlet.send`` ends after that send, so the caller closes the streams too."""
+        """End the reduction: idempotent, never blocks on a stream, wakes everyone who waits. Who is
+        inside ``Outlet.send`` ends after that, so the caller closes the streams too."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
@@ -146,8 +147,7 @@ class Reduction:
 
     @property
     def uses_result(self) -> bool:
-        """Whether a thread sends from ``result`` or fills a chunk of it that is not final; once
-        false after ``abort``, never again."""
+        """Whether a thread reads or fills ``result``; once false after ``abort``, never again."""
         with self._changed:
             return bool(self._reading or self._writing) or self._arrivals.writes_result
 
@@ -167,73 +167,69 @@ class Reduction:
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory that the reduction has taken for chunks."""
-        return self._sums.allocated_bytes
+        """Memory that the reduction has taken for chunks and pieces."""
+        return self._sums.allocated_bytes + self._arrivals.allocated_bytes
 
     def missing(self) -> frozenset[int]:
-        """The participants that this one waits for now; see the schedule."""
-        with self._changed:
+        with self._changed:  # see the schedule
             return self._schedule.missing()
 
     # ---- receiving: called by the thread that reads the stream from ``src``
 
-    def reserve(
-        self, src: int, kind: int, chunk: int, length: int, timeout_s: float, lane: int = 0
-    ) -> memoryview | None:
+    def reserve(self, frame: Frame, length: int, timeout_s: float) -> memoryview | None:
         """A buffer of ``length`` bytes for the payload of a frame, to fill before ``received``.
-
-        ``lane`` names the stream among several from ``src``; 0 is the only one. Blocks while
-        the frame is ahead of the window. None: read the payload and drop it, as the attempt is
-        aborted or the bytes are here. RemoteProtocolError: the schedule does not allow it.
-        RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
+        Blocks while the frame is ahead of the window. None: read the payload and drop it, as the
+        attempt is aborted or the bytes are here. RemoteProtocolError: the schedule does not allow
+        it. RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
         """
-        frame = Frame(src, kind, chunk, lane)
         begun_s = time.monotonic()
+        src, name = frame.src, self._plan.name
         with self._changed:
             while not self._aborted:
-                admission = self._schedule.admit(src, kind, chunk)
-                expected = self._layout.size(chunk)
-                if length != expected:
-                    raise wrong_length(self._plan.name(src), chunk, length, self._codec, expected)
+                admission = self._schedule.admit(src, frame.kind, frame.chunk)
+                if not self._arrivals.fits(frame, length):
+                    expected = self._layout.size(frame.chunk)
+                    raise wrong_length(name(src), frame, length, self._codec, expected)
                 if admission is Admission.DROP:
                     return None
                 if frame in self._arrivals:
-                    raise twice(self._plan.name(src), chunk)
+                    raise twice(name(src), frame.chunk)
                 if admission is Admission.ACCEPT:
-                    return self._arrivals.place(frame)[:length].data
+                    return self._arrivals.place(frame, length)[:length].data
                 waited_s = time.monotonic() - begun_s
                 if waited_s >= timeout_s:
-                    late = [self._plan.name(p) for p in sorted(self._schedule.missing())]
-                    raise held_too_long(self._plan.name(src), chunk, waited_s, late)
+                    late = [name(p) for p in sorted(self._schedule.missing())]
+                    raise held_too_long(name(src), frame.chunk, waited_s, late)
                 self._changed.wait(timeout_s - waited_s)
         return None
 
-    def received(self, src: int, kind: int, chunk: int, lane: int = 0) -> None:
+    def received(self, frame: Frame) -> None:
         """The reserved buffer is full: check it, and add or store what can be added or stored.
         Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop."""
+        src, kind, chunk = frame.src, frame.kind, frame.chunk
         with self._changed:
-            arrived = self._arrivals.filled(Frame(src, kind, chunk, lane))
-            if self._aborted:
-                return
-            self._progress_bytes += self._layout.size(chunk)
             wanted = self._schedule.admit(src, kind, chunk) is not Admission.DROP
-            if wanted and kind == Kind.CONTRIB:
+            wanted &= not self._aborted and (kind == Kind.CONTRIB or chunk not in self._writing)
+            self._progress_bytes += self._arrivals.length(frame)
+            arrived = self._arrivals.filled(frame, wanted=wanted)
+            if arrived is None:
+                return
+            if kind == Kind.CONTRIB:
                 self._waiting[src, chunk] = arrived.data
                 self._schedule.arrived(src, chunk)
-            elif wanted and arrived.in_place:
+            elif arrived.in_place:
                 self._writing.add(chunk)  # until it is known to be right
-        if wanted and kind == Kind.CONTRIB:
+        if kind == Kind.CONTRIB:
             self._fold(chunk)
             return
-        if wanted:
-            self._check_result(src, chunk, arrived)
+        self._check_result(src, chunk, arrived)
         if not arrived.in_place:
             self._sums.encoded.give(arrived.data)
 
-    def broken_off(self, src: int, kind: int, chunk: int, lane: int = 0) -> None:
+    def broken_off(self, frame: Frame) -> None:
         """The rest of a reserved frame will not come on this stream."""
         with self._changed:
-            self._arrivals.ended(Frame(src, kind, chunk, lane))
+            self._arrivals.ended(frame)
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
@@ -252,10 +248,9 @@ class Reduction:
         data = arrived.data[: self._layout.size(chunk)]
         try:
             self._codec.check(data, self._grid.size(chunk))
+            self._finish(chunk, None if arrived.in_place else data)
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
-        else:
-            self._finish(chunk, None if arrived.in_place else data)
         finally:
             with self._changed:
                 self._writing.discard(chunk)
@@ -297,10 +292,9 @@ class Reduction:
             self._writing.add(chunk)
         try:
             self._sums.encode(chunk, self._result.view(chunk))
+            self._finish(chunk)
         except CodecError as error:
             self._fail(self._me, f"the mean of chunk {chunk}: {error.what}")
-        else:
-            self._finish(chunk)
         finally:
             with self._changed:
                 self._writing.discard(chunk)
@@ -355,9 +349,10 @@ class Reduction:
         return None
 
     def _take(self, dest: int, now_s: float) -> tuple[Sending | None, Idle | None]:
-        sending, idle = self._lanes.broken_off(dest), None
+        sending, idle = self._lanes.ready(dest), None
         if sending is None:
-            send = self._schedule.next_send(dest)
+            loading = self._lanes.is_loading(dest)
+            send = Idle.WAIT if loading else self._schedule.next_send(dest)
             if isinstance(send, Send):
                 sending = Sending(send)
             else:
@@ -373,8 +368,14 @@ class Reduction:
         is_result = send.kind is Kind.RESULT
         return self._result.view(send.chunk) if is_result else self._sums.part(send.chunk, buffer)
 
+    def _loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
+        with self._changed:
+            if self._lanes.several(dest):
+                self._changed.notify_all()
+            return self._lanes.loaded(dest, sending, payload, buffer)
+
     def _send_ended(self, dest: int, sending: Sending, why: str) -> None:
-        payload, wake = sending.payload, bool(why)  # there is one to send again, or nothing more
+        payload, wake = sending.payload, bool(why)
         with self._changed:
             self._reading -= sending.send.kind is Kind.RESULT
             if payload is not None and not why:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import Codec
 from atoll.collectives.errors import RemoteProtocolError, RoundTimeoutError
 
@@ -11,10 +12,11 @@ __all__ = ["held_too_long", "twice", "wrong_length"]
 
 
 def wrong_length(
-    peer: str, chunk: int, length: int, codec: Codec, expected: int
+    peer: str, frame: Frame, length: int, codec: Codec, expected: int
 ) -> RemoteProtocolError:
+    where = f" at {frame.offset}" if frame.offset else ""
     return RemoteProtocolError(
-        f"peer {peer} sent {length} bytes for chunk {chunk}, which takes {expected} in"
+        f"peer {peer} sent {length} bytes{where} for chunk {frame.chunk}, which takes {expected} in"
         f" {codec.name}",
         fix="run the same version of atoll on all peers",
     )

@@ -39,7 +39,7 @@ class DataHeader(NamedTuple):
     round: int  # u64
     attempt: int  # u32
     chunk: int  # u32
-    reserved: int = 0  # u32, sent as 0, ignored on arrival
+    offset: int = 0  # u32, of the payload in its chunk, where several streams share one
 
 
 def pack_header(header: DataHeader) -> bytes:

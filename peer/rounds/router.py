@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.collectives import Kind, Reduction
+from atoll.collectives import Frame, Kind, Reduction
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import short
@@ -119,8 +119,8 @@ class Router:
             return None
         if header.kind == KEPT:
             return current.kept.reserve(source, header.chunk, header.length)
-        index, kind, chunk = _index(current, source), header.kind, header.chunk
-        return current.reduction.reserve(index, kind, chunk, header.length, WINDOW_TIMEOUT_S, lane)
+        frame = _frame(current, source, header, lane)
+        return current.reduction.reserve(frame, header.length, WINDOW_TIMEOUT_S)
 
     def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
         if header.kind not in OF_ATTEMPTS:
@@ -132,13 +132,13 @@ class Router:
         if header.kind == KEPT:
             current.kept.received(source, header.chunk)
         else:
-            current.reduction.received(_index(current, source), header.kind, header.chunk, lane)
+            current.reduction.received(_frame(current, source, header, lane))
 
     def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
         with self._changed:
             current = self._attempts.get(header.round)
         if header.kind in OF_REDUCTIONS and current is not None and _is_of(current.begin, header):
-            current.reduction.broken_off(_index(current, source), header.kind, header.chunk, lane)
+            current.reduction.broken_off(_frame(current, source, header, lane))
 
     def broken(self, source: bytes, why: str) -> None:
         self.copies.broken(source, why)
@@ -178,10 +178,10 @@ def _is_of(begin: Begin, header: DataHeader) -> bool:
     return mine == (header.lineage8, header.view, header.attempt)
 
 
-def _index(current: _Attempt, source: bytes) -> int:
+def _frame(current: _Attempt, source: bytes, header: DataHeader, lane: int) -> Frame:
     index = current.index.get(source)
     if index is None:
         raise RemoteProtocolError(
             f"{short(source)} sent data for round {current.begin.round} and takes no part in it"
         )
-    return index
+    return Frame(index, header.kind, header.chunk, lane, header.offset)

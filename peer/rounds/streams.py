@@ -70,12 +70,12 @@ class FrameOutlet:
         self._header = header
         self._aside = aside
 
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
-        self.send_parts(kind, chunk, payload)
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
+        self.send_parts(kind, chunk, payload, offset=offset)
 
-    def send_parts(self, kind: int, chunk: int, *parts: memoryview) -> None:
+    def send_parts(self, kind: int, chunk: int, *parts: memoryview, offset: int = 0) -> None:
         length = sum(part.nbytes for part in parts)
-        header = self._header._replace(kind=kind, chunk=chunk, length=length)
+        header = self._header._replace(kind=kind, chunk=chunk, length=length, offset=offset)
         self._stream.sendall(
             pack_header(header), *parts, aside=self._aside, urgency=self._header.round
         )

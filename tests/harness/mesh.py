@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from atoll.collectives import (
     ChunkGrid,
+    Frame,
     Reduction,
     RoundResult,
     butterfly_plan,
@@ -26,7 +27,7 @@ from atoll.peer.rounds.sealedstream import SealedStream
 
 __all__ = ["PATIENCE_S", "Mesh", "all_reducer"]
 
-HEADER = struct.Struct("<IBII")  # attempt, kind, chunk, bytes
+HEADER = struct.Struct("<IBIII")  # attempt, kind, chunk, bytes, offset
 SECRET = bytes(range(32))  # of these streams, which are nobody's
 PATIENCE_S = 120.0  # for a result, and for the others' listeners
 
@@ -81,15 +82,16 @@ class Mesh:
         head = memoryview(bytearray(HEADER.size))
         while True:
             stream.recv_into(head, idle=True)
-            attempt, kind, chunk, length = HEADER.unpack(head)
+            attempt, kind, chunk, length, offset = HEADER.unpack(head)
             with self.changed:
                 self.changed.wait_for(lambda attempt=attempt: self.attempt >= attempt)
                 reduction, is_old = self.reduction, attempt != self.attempt
             assert reduction is not None
-            place = None if is_old else reduction.reserve(peer, kind, chunk, length, 60.0, lane)
+            frame = Frame(peer, kind, chunk, lane, offset)
+            place = None if is_old else reduction.reserve(frame, length, PATIENCE_S)
             stream.recv_into(memoryview(bytearray(length)) if place is None else place)
             if place is not None:
-                reduction.received(peer, kind, chunk, lane)
+                reduction.received(frame)
 
     def begin(self, reduction: Reduction) -> None:
         with self.changed:
@@ -105,8 +107,9 @@ class Outlet:
     def __init__(self, stream: DataStream, attempt: int) -> None:
         self.stream, self.attempt = stream, attempt
 
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
-        self.stream.sendall(HEADER.pack(self.attempt, kind, chunk, payload.nbytes), payload)
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
+        head = HEADER.pack(self.attempt, kind, chunk, payload.nbytes, offset)
+        self.stream.sendall(head, payload)
 
 
 def all_reducer(

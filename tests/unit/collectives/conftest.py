@@ -22,6 +22,7 @@ from atoll.collectives import (
     butterfly_plan,
     encoded_layout,
 )
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.native import KERNELS, NUMPY_REASON
@@ -119,11 +120,11 @@ class Group:
 
     def deliver(self, src: int, dest: int, kind: int, chunk: int, payload: bytes) -> bool:
         """Hand one frame over, as the receiver thread of a daemon does; whether it was wanted."""
-        buffer = self.reductions[dest].reserve(src, kind, chunk, len(payload), WAIT_S)
+        buffer = self.reductions[dest].reserve(Frame(src, kind, chunk), len(payload), WAIT_S)
         if buffer is None:
             return False
         buffer[:] = payload
-        self.reductions[dest].received(src, kind, chunk)
+        self.reductions[dest].received(Frame(src, kind, chunk))
         return True
 
     def wait_done(self) -> None:
@@ -166,7 +167,7 @@ class MemoryOutlet:
     def __init__(self, group: Group, src: int, dest: int) -> None:
         self.group, self.src, self.dest = group, src, dest
 
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
         self.group.gate(self.src, self.dest)
         self.group.deliver(self.src, self.dest, kind, chunk, payload.tobytes())
 
@@ -182,7 +183,7 @@ class SocketOutlet:
         group.receivers.append(receiver)
         receiver.start()
 
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
         try:
             self.group.gate(self.src, self.dest)
             self.out.sendall(HEADER.pack(kind, chunk, len(payload)))

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, RoundResult
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import CODECS, F32, get_codec
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.schedule import Kind
@@ -106,7 +107,7 @@ def test_window_blocks_the_fast_source_and_wakes_it(make_group: MakeGroup) -> No
         assert group.deliver(1, 0, CONTRIB, chunk, group.encoded(1, chunk))
     ahead = group.encoded(1, WINDOW_CHUNKS)
     with pytest.raises(RoundTimeoutError) as caught:
-        reduction.reserve(1, CONTRIB, WINDOW_CHUNKS, len(ahead), timeout_s=0.0)
+        reduction.reserve(Frame(1, CONTRIB, WINDOW_CHUNKS), len(ahead), timeout_s=0.0)
     assert caught.value.phase == "reduce"
     assert group.plan.name(2) in caught.value.what
 
@@ -148,7 +149,7 @@ def test_frames_that_are_not_allowed_are_refused_before_memory_is_taken(
 ) -> None:
     group = make_group(INT8, weights=[1.0, 1.0], total=256 * 4)
     with pytest.raises(RemoteProtocolError, match=why):
-        group.reductions[0].reserve(src, kind, chunk, 260 + extra, timeout_s=0.0)
+        group.reductions[0].reserve(Frame(src, kind, chunk), 260 + extra, timeout_s=0.0)
     assert group.reductions[0].buffer_bytes == 0
 
 
@@ -165,7 +166,7 @@ def test_repeated_frames_are_dropped_and_counted_once(make_group: MakeGroup) -> 
 
 def test_received_without_reserve_is_a_local_error(make_group: MakeGroup) -> None:
     with pytest.raises(LocalProtocolError, match="not reserved"):
-        make_group(INT8, weights=[1.0, 1.0]).reductions[0].received(1, CONTRIB, 0)
+        make_group(INT8, weights=[1.0, 1.0]).reductions[0].received(Frame(1, CONTRIB, 0))
 
 
 def test_malformed_contribution_blames_its_sender_once(make_group: MakeGroup) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import U8, Int8Codec, get_codec
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.schedule import Kind
@@ -104,14 +105,14 @@ def test_nothing_is_written_or_called_after_abort(make_group: MakeGroup) -> None
     group = make_group(INT8, weights=[1.0, 1.0], total=256 * 2)
     reduction = group.reductions[0]
     payload = group.encoded(1, 1)
-    buffer = reduction.reserve(1, Kind.RESULT, 1, len(payload), WAIT_S)
+    buffer = reduction.reserve(Frame(1, Kind.RESULT, 1), len(payload), WAIT_S)
     reduction.abort()
     reduction.abort()
     buffer[:] = payload
-    reduction.received(1, Kind.RESULT, 1)
+    reduction.received(Frame(1, Kind.RESULT, 1))
     reduction.start({1: None})
     assert reduction.join(WAIT_S)
-    assert reduction.reserve(1, Kind.CONTRIB, 0, 260, WAIT_S) is None
+    assert reduction.reserve(Frame(1, Kind.CONTRIB, 0), 260, WAIT_S) is None
     assert not any(group.rounds[0].digests)
     assert (group.done[0], group.failed[0]) == ([], [])
 
@@ -138,11 +139,11 @@ def test_a_frame_that_arrives_after_the_abort_keeps_the_result_in_use(
     """Its thread fills a chunk that is not final: whoever goes on writes elsewhere."""
     group = make_group(INT8, weights=[1.0, 1.0], total=256 * 2)
     reduction = group.reductions[0]
-    buffer = reduction.reserve(1, Kind.RESULT, 1, 260, WAIT_S)
+    buffer = reduction.reserve(Frame(1, Kind.RESULT, 1), 260, WAIT_S)
     reduction.abort()
     assert reduction.uses_result
     buffer[:] = group.encoded(1, 1)
-    reduction.received(1, Kind.RESULT, 1)
+    reduction.received(Frame(1, Kind.RESULT, 1))
     assert not reduction.uses_result
 
 

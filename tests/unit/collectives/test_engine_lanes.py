@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.collectives import Kind
+from atoll.collectives import Kind, arrivals, senders
+from atoll.collectives.arrivals import PIECE_BYTES, Frame
+from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.routes import Routes, ring, star, tree
@@ -36,23 +38,33 @@ class Lane:
         self, group: Any, src: int, dest: int, number: int, breaks_at: int = 0, slow_s: float = 0.0
     ) -> None:
         self.group, self.src, self.dest, self.number = group, src, dest, number
-        self.breaks_at, self.slow_s, self.sent = breaks_at, slow_s, 0
+        self.breaks_at, self.slow_s = breaks_at, slow_s
+        self.sent = self.sent_bytes = 0
         self.notices = True
 
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
         reduction = self.group.reductions[self.dest]
-        buffer = reduction.reserve(self.src, kind, chunk, len(payload), WAIT_S, self.number)
+        frame = Frame(self.src, kind, chunk, self.number, offset)
+        buffer = reduction.reserve(frame, len(payload), WAIT_S)
         self.sent += 1
+        self.sent_bytes += len(payload)
         time.sleep(self.slow_s)
         half = len(payload) // 2 if self.sent == self.breaks_at else len(payload)
         if buffer is not None:
             buffer[:half] = payload[:half]
         if half != len(payload):
             if self.notices:
-                reduction.broken_off(self.src, kind, chunk, self.number)
+                reduction.broken_off(frame)
             raise ConnectError("the cable was pulled")
         if buffer is not None:
-            reduction.received(self.src, kind, chunk, self.number)
+            reduction.received(frame)
+
+
+@pytest.fixture(params=[256, arrivals.PIECE_BYTES], ids=["pieces", "whole chunks"])
+def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    for module in (arrivals, senders):
+        monkeypatch.setattr(module, "PIECE_BYTES", request.param)
+    return int(request.param)
 
 
 def start(group: Any, make: Callable[[int, int, int], Lane]) -> list[Lane]:
@@ -81,14 +93,17 @@ def check_equal_and_right(group: Any) -> None:
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_they_share_the_frames_and_each_is_sent_once(
-    make_group: MakeGroup, shape: str, codec: str
+    make_group: MakeGroup, shape: str, codec: str, piece_bytes: int
 ) -> None:
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
     lanes = start(group, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4))
     group.wait_done()
     check_equal_and_right(group)
     assert all(reduction.join(WAIT_S) for reduction in group.reductions)
-    assert sum(lane.sent for lane in lanes) == 2 * 60 * 3
+    chunk_bytes = get_codec(codec).encoded_bytes(256)
+    assert sum(lane.sent_bytes for lane in lanes) == 2 * 60 * 3 * chunk_bytes
+    if piece_bytes < chunk_bytes:
+        assert sum(lane.sent for lane in lanes) > 2 * 60 * 3
     used = Counter(lane.number for lane in lanes if lane.sent)
     assert len(used) == LANES
     assert not any(reduction.uses_result for reduction in group.reductions)
@@ -99,7 +114,7 @@ def test_they_share_the_frames_and_each_is_sent_once(
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_a_broken_one_has_not_sent_another_sends(
-    make_group: MakeGroup, shape: str, codec: str, breaks_at: int, notices: bool
+    make_group: MakeGroup, shape: str, codec: str, breaks_at: int, notices: bool, piece_bytes: int
 ) -> None:
     """Own parts, partial sums and results; also before the other side knows that it is broken."""
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
@@ -114,7 +129,7 @@ def test_what_a_broken_one_has_not_sent_another_sends(
     check_equal_and_right(group)
 
 
-def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup) -> None:
+def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup, piece_bytes: int) -> None:
     group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 60)
     start(group, lambda src, dest, number: Lane(group, src, dest, number, breaks_at=number))
     assert group.any_failed.wait(WAIT_S)
@@ -123,15 +138,15 @@ def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup) -> None:
         assert len(group.failed[me]) <= 1
 
 
-def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup) -> None:
+def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup, piece_bytes: int) -> None:
     """What it has taken another one sends as well."""
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=256 * 40)
     go_on = threading.Event()
 
     class Stuck(Lane):
-        def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
             assert go_on.wait(WAIT_S)
-            super().send(kind, chunk, payload)
+            super().send(kind, chunk, payload, offset)
 
     start(group, lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n))
     group.wait_done()
@@ -143,16 +158,18 @@ def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup) -> None:
     check_equal_and_right(group)
 
 
-def test_one_that_was_slow_does_not_write_where_its_copy_is_read(make_group: MakeGroup) -> None:
+def test_one_that_was_slow_does_not_write_where_its_copy_is_read(
+    make_group: MakeGroup, piece_bytes: int
+) -> None:
     """A codec's frames lie in a buffer of the thread, which goes on with the next one."""
     group = make_group(get_codec("int8"), weights=[1.0, 1.0, 1.0], total=256 * 300)
     held = threading.Semaphore(0)
 
     class Slow(Lane):
-        def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
             if self.sent % 5 == 0:
                 held.acquire(timeout=0.3)
-            super().send(kind, chunk, payload)
+            super().send(kind, chunk, payload, offset)
 
     start(group, lambda src, dest, n: (Slow if n == 2 else Lane)(group, src, dest, n))
     group.wait_done()
@@ -163,27 +180,27 @@ def test_a_late_copy_of_a_result_writes_nothing(make_group: MakeGroup) -> None:
     """One stream was slow with it, and another has brought it meanwhile."""
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
     me, payload = group.reductions[0], np.ones(256, np.float32).tobytes()
-    late = me.reserve(1, Kind.RESULT, 1, 1024, WAIT_S, 1)
-    soon = me.reserve(1, Kind.RESULT, 1, 1024, WAIT_S, 2)
+    late = me.reserve(Frame(1, Kind.RESULT, 1, 1), 1024, WAIT_S)
+    soon = me.reserve(Frame(1, Kind.RESULT, 1, 2), 1024, WAIT_S)
     soon[:] = payload
-    me.received(1, Kind.RESULT, 1, 2)
+    me.received(Frame(1, Kind.RESULT, 1, 2))
     digest = group.rounds[0].digests[1]
     assert digest
     assert not me.uses_result
     late[:] = bytes(1024)
-    me.received(1, Kind.RESULT, 1, 1)
+    me.received(Frame(1, Kind.RESULT, 1, 1))
     assert group.rounds[0].digests[1] == digest
     assert group.results[0][1024:].tobytes() == payload
-    assert me.reserve(1, Kind.RESULT, 1, 1024, WAIT_S, 3) is None
+    assert me.reserve(Frame(1, Kind.RESULT, 1, 3), 1024, WAIT_S) is None
 
 
 def test_a_late_copy_of_a_part_is_not_added_again(make_group: MakeGroup) -> None:
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
     me = group.reductions[0]
     for lane in (1, 2):
-        me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S, lane)[:] = group.encoded(1, 0)
+        me.reserve(Frame(1, Kind.CONTRIB, 0, lane), 1024, WAIT_S)[:] = group.encoded(1, 0)
     for lane in (2, 1):
-        me.received(1, Kind.CONTRIB, 0, lane)
+        me.received(Frame(1, Kind.CONTRIB, 0, lane))
     mean = (group.vectors[0][:256] + group.vectors[1][:256]) / 2
     np.testing.assert_allclose(group.results[0][:1024].view(np.float32), mean, rtol=1e-6)
     assert not group.failed[0]
@@ -191,16 +208,16 @@ def test_a_late_copy_of_a_part_is_not_added_again(make_group: MakeGroup) -> None
 
 def test_one_stream_cannot_bring_a_frame_twice_at_once(make_group: MakeGroup) -> None:
     me = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512).reductions[0]
-    me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S)
+    me.reserve(Frame(1, Kind.CONTRIB, 0), 1024, WAIT_S)
     with pytest.raises(RemoteProtocolError, match="while the same frame arrives"):
-        me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S)
-    me.broken_off(1, Kind.CONTRIB, 0)
+        me.reserve(Frame(1, Kind.CONTRIB, 0), 1024, WAIT_S)
+    me.broken_off(Frame(1, Kind.CONTRIB, 0))
     with pytest.raises(LocalProtocolError, match="not reserved"):
-        me.received(1, Kind.CONTRIB, 0)
-    assert me.reserve(1, Kind.CONTRIB, 0, 1024, WAIT_S) is not None
+        me.received(Frame(1, Kind.CONTRIB, 0))
+    assert me.reserve(Frame(1, Kind.CONTRIB, 0), 1024, WAIT_S) is not None
 
 
-def test_memory_is_that_of_the_streams(make_group: MakeGroup) -> None:
+def test_memory_is_that_of_the_streams(make_group: MakeGroup, piece_bytes: int) -> None:
     group = make_group(get_codec("float32"), weights=[1.0] * 3, total=256 * 400)
     start(group, lambda src, dest, number: Lane(group, src, dest, number))
     group.wait_done()
@@ -209,7 +226,8 @@ def test_memory_is_that_of_the_streams(make_group: MakeGroup) -> None:
 
 
 def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
-    lanes, payload = Lanes(), np.zeros(4, np.uint8)
+    buffers, payload = BufferPool(4, np.uint8), np.zeros(4, np.uint8)
+    lanes = Lanes(buffers)
     for _ in range(2):
         lanes.opened(1)
     quick, stuck = Sending(Send(Kind.CONTRIB, 0)), Sending(Send(Kind.CONTRIB, 1))
@@ -228,4 +246,63 @@ def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
     lanes.ended(1, copy, 1.5)
     assert not lanes.is_sending(1)
     assert lanes.broke(1, stuck)
-    assert lanes.broken_off(1) is None  # the copy has brought it
+    assert lanes.ready(1) is None  # the copy has brought it
+
+
+def test_pieces_come_in_any_order_and_more_than_once(make_group: MakeGroup) -> None:
+    group = make_group(
+        get_codec("float32"), weights=[1.0, 1.0], total=2 * 2**16, chunk_elements=2**16
+    )
+    me, encoded, result = group.reductions[0], group.encoded(1, 0), np.ones(2**16, np.float32)
+    offsets = list(range(0, 2**18, PIECE_BYTES))
+    for kind, chunk, data in ((Kind.CONTRIB, 0, encoded), (Kind.RESULT, 1, result.tobytes())):
+        for lane, at in enumerate([*offsets[::-2], *offsets, *offsets], 1):
+            frame = Frame(1, kind, chunk, lane, at)
+            place = me.reserve(frame, PIECE_BYTES, WAIT_S)
+            if place is not None:
+                place[:] = data[at : at + PIECE_BYTES]
+                me.received(frame)
+    assert group.results[0][2**18 :].tobytes() == result.tobytes()
+    assert group.done[0]
+    assert not group.failed[0]
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(1, 2**15), (2**15, 2**14), (2**18, 2**15), (0, 2**17), (2**15, 2**18)]
+)
+def test_a_piece_that_is_none_is_refused(make_group: MakeGroup, offset: int, length: int) -> None:
+    group = make_group(
+        get_codec("float32"), weights=[1.0, 1.0], total=2 * 2**16, chunk_elements=2**16
+    )
+    with pytest.raises(RemoteProtocolError, match=r"bytes.* for chunk 0, which takes 262144"):
+        group.reductions[0].reserve(Frame(1, Kind.CONTRIB, 0, 1, offset), length, 0.0)
+
+
+def test_the_buffer_of_a_chunk_is_free_when_its_last_piece_and_copy_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(senders, "PIECE_BYTES", 4)
+    buffers = BufferPool(8, np.uint8)
+    lanes = Lanes(buffers)
+    for _ in range(3):
+        lanes.opened(1)
+    first = Sending(Send(Kind.CONTRIB, 0))
+    lanes.takes(1, first, 0.0)
+    assert lanes.is_loading(1)
+    chunk = buffers.take()
+    assert lanes.loaded(1, first, chunk, chunk)
+    assert not lanes.is_loading(1)
+    second = lanes.ready(1)
+    assert second is not None
+    assert second.offset == 4
+    assert lanes.ready(1) is None
+    lanes.takes(1, second, 0.0)
+    copy = lanes.late(1, 9.0)
+    assert copy is not None
+    lanes.takes(1, copy, 9.0)
+    lanes.ended(1, copy, 9.1)
+    lanes.ended(1, second, 9.2)
+    assert buffers.take() is not chunk
+    assert lanes.broke(1, first)  # it was copied: nobody sends it again
+    assert lanes.ready(1) is None
+    assert buffers.take() is chunk

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import Kind, ReducePlan, RoundResult
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY
@@ -190,7 +191,7 @@ def test_no_frame_carries_a_kept_chunk(make_group: MakeGroup) -> None:
     assert again.plan.owners[3] == NOBODY
     for kind in (Kind.CONTRIB, Kind.RESULT):
         with pytest.raises(RemoteProtocolError, match="kept"):
-            again.reductions[0].reserve(1, kind, 3, 260, timeout_s=0.0)
+            again.reductions[0].reserve(Frame(1, kind, 3), 260, timeout_s=0.0)
 
 
 def test_a_sender_that_the_abort_leaves_behind_is_known_to_read(make_group: MakeGroup) -> None:
@@ -199,7 +200,7 @@ def test_a_sender_that_the_abort_leaves_behind_is_known_to_read(make_group: Make
     entered, released = threading.Event(), threading.Event()
 
     class Stuck:
-        def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
             if kind == Kind.RESULT:
                 entered.set()
                 assert released.wait(WAIT_S)

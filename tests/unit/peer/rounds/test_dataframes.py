@@ -34,7 +34,7 @@ def unsigned(bits: int) -> st.SearchStrategy[int]:
         round=unsigned(64),
         attempt=unsigned(32),
         chunk=unsigned(32),
-        reserved=st.just(0),
+        offset=st.integers(0, 2**32 - 1),
     )
 )
 def test_a_header_comes_back_as_it_was(header: DataHeader) -> None:

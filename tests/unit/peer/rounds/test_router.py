@@ -65,7 +65,7 @@ def test_each_round_has_its_own_attempt(router: Router) -> None:
     router.reserve(B, header(3, 1))
     router.reserve(B, header(3, 1, kind=KEPT))
     assert (len(two.seen), len(three.seen), len(kept.seen)) == (1, 1, 1)
-    assert two.seen[0][0] == 1  # B's place among the participants
+    assert two.seen[0][0].src == 1  # B's place among the participants
     router.end_attempt(2, 4)  # an older one
     assert router.reserve(B, header(2, 5)) is not None
     router.end_attempt(2, 5)
