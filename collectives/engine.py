@@ -20,6 +20,7 @@ Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at mos
 
     c per destination (sending)
     lead * c per source and root, twice that at worst (received and not yet added)
+    lead * c in a pairwise exchange (own parts, sent and not yet added)
     lead * 1 MiB per root that it adds for, twice that at worst (sums)
     ENCODERS_MAX * 1 MiB (own contributions being encoded)
 """
@@ -31,12 +32,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
-from atoll.collectives.codecs import F32, U8
+from atoll.collectives.chunks import EncodedLayout, encoded_layout
+from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.plan import NOBODY, ReducePlan
-from atoll.collectives.refusals import held_too_long, wrong_length
+from atoll.collectives.pairs import PairSchedule
+from atoll.collectives.plan import ReducePlan
+from atoll.collectives.refusals import check_length, held_too_long
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
 from atoll.collectives.senders import Outlet, Senders, reason_of
@@ -53,6 +54,7 @@ class Reduction:
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
+    ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.
     ``result`` is completed in place: the encoded mean, the same bytes for all participants. After
@@ -82,23 +84,23 @@ class Reduction:
         kept: Mapping[int, bytes] | None = None,
         own: Callable[[int], F32] | None = None,
         hashed: bool = True,
+        part_codec: Codec | None = None,
     ) -> None:
         self._kept = kept or {}
-        unowned = {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY}
-        if len(plan.owners) != result.grid.count or not 0 <= me < len(plan.participants):
-            raise LocalProtocolError(
-                f"participant {me} of {len(plan.participants)} with {result.grid.count} chunks does"
-                f" not fit a plan of {len(plan.owners)} chunks"
-            )
-        if unowned != self._kept.keys():
-            raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
+        plan.check_use(me, result.grid.count, self._kept)
         self._plan, self._me = plan, me
         self._source, self._own, self._hashed = source, own, hashed
         self._result = result
-        self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
+        codec, self._grid = part_codec or result.codec, result.grid
+        self._layout = encoded_layout(self._grid, codec)  # of parts
+        self._formats: dict[int, tuple[Codec, EncodedLayout]] = {
+            Kind.CONTRIB: (codec, self._layout),
+            Kind.RESULT: (result.codec, result.layout),
+        }
         self._on_done, self._on_failed = on_done, on_failed
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
-        self._schedule: Schedule = TreeSchedule(plan, me, part_bytes, sum_bytes)
+        make = PairSchedule if plan.is_pairwise else TreeSchedule
+        self._schedule: Schedule = make(plan, me, part_bytes, sum_bytes)
         self.lacking = result.keep(self._kept)  # kept chunks that are not here
         for chunk in self._kept.keys() - self.lacking:
             self._schedule.final(chunk)
@@ -112,7 +114,8 @@ class Reduction:
         self._progress_bytes = 0
         self._arriving: dict[tuple[int, int, int], U8] = {}  # (src, kind, chunk)
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
-        self._sums = Sums(result, plan.factors(), self._schedule.is_root)
+        self._own_sent: list[int] = []  # chunks whose own part has just been sent
+        self._sums = Sums(result, codec, plan.factors(), self._schedule.is_root)
         self._senders = Senders(
             buffers=self._sums.encoded,
             next_send=self._next_send,
@@ -202,9 +205,7 @@ class Reduction:
         with self._changed:
             while not self._aborted:
                 admission = self._schedule.admit(src, kind, chunk)
-                expected = self._layout.size(chunk)
-                if length != expected:
-                    raise wrong_length(self._plan.name(src), chunk, length, self._codec, expected)
+                check_length(self._plan, src, chunk, length, *self._formats[kind])
                 if admission is Admission.DROP:
                     return None
                 if admission is Admission.ACCEPT:
@@ -217,8 +218,8 @@ class Reduction:
                     return buffer[:length].data
                 waited_s = time.monotonic() - begun_s
                 if waited_s >= timeout_s:
-                    late = [self._plan.name(p) for p in sorted(self._schedule.missing())]
-                    raise held_too_long(self._plan.name(src), chunk, waited_s, late)
+                    late = self._schedule.missing()
+                    raise held_too_long(self._plan, src, chunk, waited_s, late)
                 self._changed.wait(timeout_s - waited_s)
         return None
 
@@ -235,7 +236,7 @@ class Reduction:
                 self._writing.discard(chunk)
             if self._aborted:
                 return
-            self._progress_bytes += self._layout.size(chunk)
+            self._progress_bytes += self._formats[kind][1].size(chunk)
             if kind == Kind.CONTRIB:
                 self._waiting[src, chunk] = buffer
                 self._schedule.arrived(src, chunk)
@@ -246,12 +247,7 @@ class Reduction:
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
-        right = hashlib.sha256(data.data).digest() == self._kept[chunk]
-        if len(data) != self._layout.size(chunk) or not right:
-            return False
-        try:
-            self._codec.check(data, self._grid.size(chunk))  # who kept it may not have done so
-        except CodecError:
+        if not self._result.fits(chunk, data, self._kept[chunk]):
             return False
         self._finish(chunk, data)
         return True
@@ -259,7 +255,7 @@ class Reduction:
     def _check_result(self, src: int, chunk: int) -> None:
         """After the commit nobody may fail to decode it."""
         try:
-            self._codec.check(self._result.view(chunk), self._grid.size(chunk))
+            self._result.codec.check(self._result.view(chunk), self._grid.size(chunk))
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
         else:
@@ -315,12 +311,9 @@ class Reduction:
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
             self._sums.add(chunk, src if whole else None, buffer)
-        elif self._codec.contract.kind == "exact" or not self._schedule.is_star(chunk):
-            self._sums.add_own(chunk, src, self._source, self._own)
         else:
-            encoded = self._sums.encoded.take()
-            self._sums.contribution(chunk, self._source, encoded[: self._layout.size(chunk)])
-            self._sums.add(chunk, src, encoded)
+            coded = self._schedule.is_star(chunk)
+            self._sums.add_own(chunk, src, self._source, self._own, coded=coded)
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
@@ -370,14 +363,18 @@ class Reduction:
     def _load(self, send: Send, buffer: U8) -> U8:
         if send.kind is Kind.RESULT:
             return self._result.view(send.chunk)
-        payload = buffer[: self._layout.size(send.chunk)]
-        if self._sums.has(send.chunk):
+        if self._sums.has(send.chunk) and not send.added_here:
+            payload = buffer[: self._layout.size(send.chunk)]
             self._sums.encode(send.chunk, payload)
-        elif self._own is not None and self._codec.contract.kind == "exact":
-            payload = self._own(send.chunk).view(np.uint8)
-            self._codec.check(payload, self._grid.size(send.chunk))
-        else:
-            self._sums.contribution(send.chunk, self._source, payload)
+            return payload
+        payload = self._sums.encode_own(send.chunk, self._source, self._own, buffer)
+        if send.added_here:
+            copy = self._sums.copied(payload, buffer)
+            with self._changed:
+                if copy is not None:
+                    self._waiting[self._me, send.chunk] = copy
+                self._schedule.arrived(self._me, send.chunk)
+                self._own_sent.append(send.chunk)
         return payload
 
     def _send_ended(self, dest: int, nbytes: int, why: str, *, ours: bool) -> None:
@@ -387,6 +384,9 @@ class Reduction:
                 self._schedule.broken(dest)
                 self._changed.notify_all()
             self._progress_bytes += nbytes
+            own, self._own_sent = self._own_sent, []
+        for chunk in own:  # now, because it would have kept the send waiting
+            self._fold(chunk)
         if why:
             self._fail(self._me if ours else dest, why)
 

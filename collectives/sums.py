@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.buffers import BufferPool
+from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec, get_codec
 from atoll.collectives.native import KERNELS
 from atoll.collectives.result import RoundResult
@@ -21,21 +22,32 @@ __all__ = ["ENCODERS_MAX", "Sums"]
 # Chunks that are filled and encoded at the same time. Each takes a float32 chunk, and this many
 # cores encode more than 100 Gbit/s of float32, so more would take memory and bring nothing.
 ENCODERS_MAX: Final = 4
+Source = Callable[[int, F32], None]
+Own = Callable[[int], F32]
 EXACT: Final = get_codec("float32")
 
 
 class Sums:
-    """``factors`` weight the participants' parts; ``is_root(chunk)``: whether its sum here is the
-    whole. Buffers that ``encoded`` lends are given back to it, but where bytes could not be
-    decoded: then the reduction fails anyway."""
+    """``codec`` is that of parts and partial sums; ``factors`` weight the participants' parts;
+    ``is_root(chunk)``: whether its sum here is the whole. Buffers that ``encoded`` lends are given
+    back to it, but where bytes could not be decoded: then the reduction fails anyway.
+
+    ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
+    What they raise goes on to the caller.
+    """
 
     def __init__(
-        self, result: RoundResult, factors: tuple[float, ...], is_root: Callable[[int], bool]
+        self,
+        result: RoundResult,
+        codec: Codec,
+        factors: tuple[float, ...],
+        is_root: Callable[[int], bool],
     ) -> None:
-        self.encoded = BufferPool(result.layout.chunk_bytes, np.uint8)
-        self._floats = BufferPool(result.grid.size(0), np.float32)
         self._result, self._is_root = result, is_root
-        self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
+        self._codec, self._grid = codec, result.grid
+        self._layout = encoded_layout(result.grid, codec)
+        self.encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
+        self._floats = BufferPool(result.grid.size(0), np.float32)
         self._is_exact = result.codec.contract.kind == "exact"
         self._factors = factors
         self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
@@ -50,16 +62,31 @@ class Sums:
         """Whether the sum grows where the result lies: then each addition writes there."""
         return self._is_exact and self._is_root(chunk)
 
-    def contribution(self, chunk: int, source: Callable[[int, F32], None], out: U8) -> None:
-        """Encode the own part of a chunk. CodecError, or what ``source`` raises."""
+    def encode_own(self, chunk: int, source: Source, own: Own | None, buffer: U8) -> U8:
+        """The encoded own part of a chunk: in ``buffer``, or where it lies. CodecError."""
+        if own is not None and self._codec.contract.kind == "exact":
+            where = own(chunk).view(np.uint8)
+            self._codec.check(where, self._grid.size(chunk))
+            return where
+        out = buffer[: self._layout.size(chunk)]
         with self._encoders:
-            buffer = self._floats.take()
+            floats = self._floats.take()
             try:
-                values = buffer[: self._grid.size(chunk)]
+                values = floats[: self._grid.size(chunk)]
                 source(chunk, values)
                 self._codec.encode(values, out)
             finally:
-                self._floats.give(buffer)
+                self._floats.give(floats)
+        return out
+
+    def copied(self, payload: U8, buffer: U8) -> U8 | None:
+        """A copy, for ``add``, of what ``encode_own`` has put into ``buffer``. None if it shows
+        where the part lies: from there ``add_own`` adds it."""
+        if not np.may_share_memory(payload, buffer):
+            return None
+        copy = self.encoded.take()
+        copy[: payload.size] = payload
+        return copy
 
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
         """Add the part of a participant, or a sum of several, which has its weights already (None);
@@ -68,14 +95,13 @@ class Sums:
         self._weigh(self._codec, chunk, factor, buffer[: self._layout.size(chunk)])
         self.encoded.give(buffer)
 
-    def add_own(
-        self,
-        chunk: int,
-        me: int,
-        source: Callable[[int, F32], None],
-        own: Callable[[int], F32] | None,
-    ) -> None:
-        """Add the own part as it is, without encoding it. CodecError, or what ``source`` raises."""
+    def add_own(self, chunk: int, me: int, source: Source, own: Own | None, *, coded: bool) -> None:
+        """Add the own part as it is, or ``coded``: as others decode it. CodecError."""
+        if coded and self._codec.contract.kind != "exact":
+            encoded = self.encoded.take()
+            self.encode_own(chunk, source, own, encoded)
+            self.add(chunk, me, encoded)
+            return
         if own is not None:
             self._weigh(EXACT, chunk, self._factors[me], own(chunk).view(np.uint8))
             return
@@ -112,11 +138,12 @@ class Sums:
         """Encode the sum into ``out`` and forget it. CodecError for values next to the largest
         float32: the parts have been checked."""
         total = self._sums.pop(chunk)
+        codec = self._result.codec if self._is_root(chunk) else self._codec
         if self.in_place(chunk):
             if chunk in self._doubtful:
-                self._codec.check(out, self._grid.size(chunk))
+                codec.check(out, self._grid.size(chunk))
             return
         try:
-            self._codec.encode(total[: self._grid.size(chunk)], out)
+            codec.encode(total[: self._grid.size(chunk)], out)
         finally:
             self._floats.give(total)

@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, codec: str, weights: list[float], *, is_root: bool = True) -> None:
         self.result = RoundResult(get_codec(codec), grid_for(ELEMENTS))
-        self.sums = sums.Sums(self.result, tuple(weights), lambda chunk: is_root)
+        self.sums = sums.Sums(self.result, self.result.codec, tuple(weights), lambda chunk: is_root)
 
     def add(self, participant: int | None, values: F32) -> None:
         buffer = self.sums.encoded.take()
@@ -41,7 +41,8 @@ class Bench:
         def fill(chunk: int, out: F32) -> None:
             out[:] = values
 
-        self.sums.add_own(0, 0, fill, (lambda chunk: values) if lies else None)
+        own = (lambda chunk: values) if lies else None
+        self.sums.add_own(0, 0, fill, own, coded=True)
 
     def encoded(self) -> bytes:
         out = self.result.view(0)
@@ -119,7 +120,7 @@ def test_an_exact_sum_takes_no_memory_beside_the_result() -> None:
 def test_the_next_attempt_begins_anew_where_the_last_one_broke_off() -> None:
     bench = Bench("float32", [0.5, 0.5])
     bench.add_own(np.full(ELEMENTS, 7, np.float32), lies=True)
-    again = sums.Sums(bench.result, (1.0, 1.0), lambda chunk: True)
+    again = sums.Sums(bench.result, bench.result.codec, (1.0, 1.0), lambda chunk: True)
     bench.sums = again
     bench.add_own(np.ones(ELEMENTS, np.float32), lies=True)
     assert np.frombuffer(bench.encoded(), np.float32).tolist() == [1.0] * ELEMENTS
