@@ -19,8 +19,8 @@ is not final here.
 
 Rule 1.  Own parts leave in the order of chunks, the i-th when ``i < base + lead``: what an attempt
          that breaks has on the way, and loses, stays small.
-Rule 2.  A part with ``i >= base + 2 * lead`` is held: its stream pauses. It can only come where
-         the peer has several streams, and their order is lost, or from one that breaks rule 1.
+Rule 2.  A part with ``i >= base + 2 * lead`` is held: its stream pauses. It can only come from one
+         that has no parts to wait for, as the weight here is 0, or that breaks rule 1.
 Rule 3.  A chunk that NOBODY owns is kept from an earlier attempt: see rule 6 of ``trees.py``.
 
 **Memory.** By rule 1 there are at most ``lead`` own parts, and by rule 2 at most ``2 * lead`` parts
@@ -30,8 +30,8 @@ of the other and sums; ``pair_lead`` keeps that within a budget, usually at half
 send the b-th part, if they have not yet. q holds nothing that p sends, all of it below b + lead. On
 each stream from q the indices rise, so nothing that lies before the b-th part is held by p, nor is
 that part. So what p lacks of the b-th chunk comes, p's base moves on, and by induction all becomes
-final. If both have parts and there is one stream, nothing is ever held: q has got p's parts below
-b + lead, so b' <= b + lead, and what q sends is below b + 2 * lead.
+final. If both have parts nothing is ever held: q has got none of p's from b + lead on, so
+b' <= b + lead, and all that q sends is below b + 2 * lead.
 
 **A death** needs no care. What the survivor has finished are means of both, and the next plan says
 which of them are kept; in an attempt of both again, those are the same bytes on either side.
