@@ -1,4 +1,4 @@
-"""The errors of a reduction about frames that cannot be taken in."""
+"""Frames that cannot be taken in: what no schedule allows, and the errors of a reduction."""
 
 from __future__ import annotations
 

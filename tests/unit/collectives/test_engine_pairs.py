@@ -26,6 +26,13 @@ MakePair = Callable[..., Any]
 UNSAFE = [HealthCheck.function_scoped_fixture]
 
 
+class Sink:
+    """A stream that takes everything."""
+
+    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
+        """It leads nowhere."""
+
+
 @pytest.fixture
 def make_pair(make_group: Callable[..., Any]) -> MakePair:
     def make(codec: Any, weights: list[float], **more: Any) -> Any:
@@ -134,21 +141,31 @@ def test_a_part_that_lies_somewhere_is_neither_copied_nor_asked_for(make_pair: M
     group.wait_done()
     group.check_results()
     assert group.sources_called == [[0] * CHUNKS] * 2
+    alone = make_pair(FLOAT32, [1.0, 2.0], total=2 * 256).reductions[0]
+    alone._own = lambda chunk: np.ones(256, np.float32)
+    alone.start({1: Sink()})
+    assert alone.join(WAIT_S), "two chunks may leave at once"
+    assert alone.buffer_bytes == 4 * 256, "only the sender's, which it does not use"
 
 
 def test_a_part_that_comes_before_the_own_one_is_sent_waits_for_it(make_pair: MakePair) -> None:
     """The sum of participant 1 has begun by then; what it sends is its own part all the same."""
     group = make_pair(INT8, [1.0, 1.0])
     assert group.deliver(0, 1, CONTRIB, 0, group.encoded(0, 0))
+    lead = pair_lead(CHUNKS, 260, 1024)
     sent: list[tuple[int, int, bytes]] = []
+    all_sent = threading.Event()
 
     class Noting:
         def send(self, kind: int, chunk: int, payload: memoryview) -> None:
             sent.append((kind, chunk, payload.tobytes()))
+            if len(sent) > lead:
+                all_sent.set()
 
     group.reductions[1].start({0: Noting()})
-    assert not group.reductions[1].join(0.2), "it waits for the other"
-    lead = pair_lead(CHUNKS, 260, 1024)
+    assert all_sent.wait(WAIT_S)
+    group.reductions[1].abort()
+    assert group.reductions[1].join(WAIT_S)
     assert sent == [(CONTRIB, chunk, group.encoded(1, chunk)) for chunk in range(lead + 1)]
     finals = [bool(digest) for digest in group.rounds[1].digests]
     assert finals == [True] + [False] * (CHUNKS - 1)
@@ -172,7 +189,7 @@ def test_window_blocks_a_fast_peer_and_wakes_it(make_pair: MakePair) -> None:
 
     threading.Thread(target=deliver_ahead, daemon=True).start()
     assert not taken.is_set()
-    group.start()
+    reduction.start({1: Sink()})
     assert taken.wait(WAIT_S)
 
 
@@ -210,11 +227,6 @@ def test_malformed_parts_blame_the_other_once(make_pair: MakePair, me: int) -> N
     assert participant == other
     assert "contribution to chunk 0" in why
     assert not any(group.rounds[me].digests)
-
-
-class Sink:
-    def send(self, kind: int, chunk: int, payload: memoryview) -> None:
-        """A stream that takes everything."""
 
 
 @pytest.mark.parametrize("codec", [INT8, FLOAT32], ids=lambda codec: codec.name)
