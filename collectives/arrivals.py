@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from atoll.collectives.buffers import BufferPool
+from atoll.collectives.chunks import EncodedLayout
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
@@ -56,10 +57,14 @@ class _Pieces:
 
 
 class Arrivals:
-    """Calls never overlap: the engine holds its lock."""
+    """``parts`` is their layout, of which ``buffers`` hold a chunk each. Calls never overlap: the
+    engine holds its lock."""
 
-    def __init__(self, result: RoundResult, buffers: BufferPool[np.uint8]) -> None:
-        self._result, self._buffers = result, buffers
+    def __init__(
+        self, result: RoundResult, parts: EncodedLayout, buffers: BufferPool[np.uint8]
+    ) -> None:
+        self._result, self._parts, self._buffers = result, parts, buffers
+        self._result_buffers = BufferPool(result.layout.chunk_bytes, np.uint8)
         self._piece_buffers = BufferPool(PIECE_BYTES, np.uint8)
         self._places: dict[Frame, _Place] = {}
         self._pieces: dict[tuple[int, int, int], _Pieces] = {}  # (src, kind, chunk)
@@ -71,20 +76,24 @@ class Arrivals:
 
     @property
     def allocated_bytes(self) -> int:
-        return self._piece_buffers.allocated_bytes
+        return self._piece_buffers.allocated_bytes + self._result_buffers.allocated_bytes
 
     def __contains__(self, frame: Frame) -> bool:
         return frame in self._places
 
+    def size(self, frame: Frame) -> int:
+        """Bytes of its whole chunk."""
+        layout = self._result.layout if frame.kind == Kind.RESULT else self._parts
+        return layout.size(frame.chunk)
+
     def length(self, frame: Frame) -> int:
         """Bytes of one that is arriving."""
         place = self._places.get(frame)
-        whole = self._result.layout.size(frame.chunk)
-        return place.piece_bytes or whole if place is not None else 0
+        return place.piece_bytes or self.size(frame) if place is not None else 0
 
     def fits(self, frame: Frame, length: int) -> bool:
         """Whether it is a whole chunk, or a piece of one."""
-        size = self._result.layout.size(frame.chunk)
+        size = self.size(frame)
         if length == size and not frame.offset:
             return True
         whole_pieces = not frame.offset % PIECE_BYTES
@@ -92,18 +101,17 @@ class Arrivals:
 
     def place(self, frame: Frame, length: int) -> U8:
         """Where to receive it."""
-        if length < self._result.layout.size(frame.chunk):
+        if length < self.size(frame):
             place = _Place(Arrived(self._piece_buffers.take(), False), length)
         elif frame.kind == Kind.RESULT and not frame.lane:
             place = _Place(Arrived(self._result.view(frame.chunk), True), 0)
         else:
-            place = _Place(Arrived(self._buffers.take(), False), 0)
+            place = _Place(Arrived(self._pool(frame).take(), False), 0)
         self._places[frame] = place
         return place.arrived.data
 
     def filled(self, frame: Frame, *, wanted: bool) -> Arrived | None:
-        """It is complete: the chunk, if that is whole and ``wanted`` now. What is not in place is
-        the caller's then, who gives it back."""
+        """It is complete: the chunk, if that is whole and ``wanted`` now, to be given back."""
         place = self._places.pop(frame, None)
         if place is None:
             raise LocalProtocolError(
@@ -113,7 +121,7 @@ class Arrivals:
         if wanted and place.piece_bytes:
             whole = self._add_piece(frame, place.arrived.data[: place.piece_bytes])
         if whole is not place.arrived:
-            self._give_back(place)
+            self._give_back(frame, place)
         if whole is not None or not wanted:
             self._forget_pieces(frame, whole)
         return whole
@@ -124,7 +132,7 @@ class Arrivals:
         if pieces is None:
             in_place = frame.kind == Kind.RESULT
             target = self._result.view(frame.chunk) if in_place else self._buffers.take()
-            pieces = _Pieces(Arrived(target, in_place), self._result.layout.size(frame.chunk))
+            pieces = _Pieces(Arrived(target, in_place), self.size(frame))
             self._pieces[key] = pieces
         if frame.offset in pieces.lacking:
             pieces.whole.data[frame.offset : frame.offset + len(data)] = data
@@ -134,17 +142,25 @@ class Arrivals:
     def _forget_pieces(self, frame: Frame, whole: Arrived | None) -> None:
         """The chunk is here: what has arrived of it beside ``whole`` is not needed."""
         pieces = self._pieces.pop((frame.src, frame.kind, frame.chunk), None)
-        if pieces is not None and pieces.whole is not whole and not pieces.whole.in_place:
-            self._buffers.give(pieces.whole.data)
+        if pieces is not None and pieces.whole is not whole:
+            self.give_back(frame, pieces.whole)
 
     def ended(self, frame: Frame) -> None:
         """The rest of it will not come."""
         place = self._places.pop(frame, None)
         if place is not None:
-            self._give_back(place)
+            self._give_back(frame, place)
 
-    def _give_back(self, place: _Place) -> None:
+    def give_back(self, frame: Frame, arrived: Arrived) -> None:
+        """What ``filled`` has returned is not needed any more."""
+        if not arrived.in_place:
+            self._pool(frame).give(arrived.data)
+
+    def _give_back(self, frame: Frame, place: _Place) -> None:
         if place.piece_bytes:
             self._piece_buffers.give(place.arrived.data)
-        elif not place.arrived.in_place:
-            self._buffers.give(place.arrived.data)
+        else:
+            self.give_back(frame, place.arrived)
+
+    def _pool(self, frame: Frame) -> BufferPool[np.uint8]:
+        return self._result_buffers if frame.kind == Kind.RESULT else self._buffers

@@ -29,7 +29,7 @@ from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN, gri
 from atoll.collectives.costs import Cost, Rates, pairwise_cost, routes_cost
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network
-from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.plan import EVERYONE, STREAMS_MAX
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards, equal_shards
@@ -55,6 +55,7 @@ SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
 # What systems let a socket's buffer grow to unasked: one stream has no more on the way.
 SOCKET_BUFFER_BYTES: Final = 4 * 2**20
 REASONS_MAX: Final = 24
+PAIRWISE_NOISE: Final = 1.0  # see ``Shape.noise``: the mean is not encoded again
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ class Choice:
     reasons: tuple[str, ...]
 
     def routes(self) -> Routes:
-        """The trees; a pairwise exchange has those of a butterfly, if it must be one."""
+        """The trees; where there are none, in a pairwise exchange, those of a butterfly: as many
+        bytes cross each link."""
         if self.kind == "ring":
             return ring(self.order)
         if self.kind == "tree":
@@ -121,7 +123,9 @@ class Choice:
         return star(self.count)
 
     def owners(self) -> tuple[int, ...]:
-        """The owner of each chunk: contiguous shards in the order of participants."""
+        """The owner of each chunk: contiguous shards in the order of participants, or EVERYONE."""
+        if self.kind == "pairwise":
+            return (EVERYONE,) * sum(self.shards)
         return tuple(peer for peer, size in enumerate(self.shards) for _ in range(size))
 
 
@@ -166,7 +170,7 @@ def choose(network: Network, task: Task) -> Choice:
         chunk_elements=chosen.chunk_elements,
         streams=streams,
         predicted_s=chosen.cost.seconds,
-        noise=chosen.shape.noise if chosen.kind != "pairwise" else 2.0,
+        noise=chosen.shape.noise if chosen.kind != "pairwise" else PAIRWISE_NOISE,
         reasons=tuple(_explain(network, chosen, found, streams) + reasons)[:REASONS_MAX],
     )
 
@@ -236,7 +240,7 @@ def _candidates(network: Network, task: Task, size: int, allowed: set[str]) -> I
     everyone = Shape(star(n))
     yield best(everyone, splits | {butterfly_shards(network, chunks)})
     if "pairwise" in allowed:
-        cost = pairwise_cost(network, chunks * nbytes, task.rates)
+        cost = pairwise_cost(network, chunks, nbytes, rates)
         yield _Candidate("pairwise", everyone, equal, size, cost)
     if "ring" in allowed:
         order = best_tour(_step_s(network, task))
@@ -287,9 +291,7 @@ def stream_bytes_per_s(round_trip_s: float, loss: float) -> float:
 
 def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[int, int, int], ...]:
     """Pairs that need several, so that a pair moves its bytes in the time of the whole."""
-    chunks = chosen.shape.flows(chosen.shards)
-    if chosen.kind == "pairwise":
-        chunks += chunks.T  # its own half as well
+    chunks = chosen.shape.flows(chosen.shards)  # a pairwise exchange has those of a butterfly
     wire = chunks * task.chunk_bytes(chosen.chunk_elements) / (1 - task.rates.overhead)
     found = []
     for src, dst in zip(*np.nonzero(wire), strict=True):

@@ -34,13 +34,16 @@ import time
 from collections.abc import Callable, Mapping
 
 from atoll.collectives.arrivals import Arrivals, Arrived, Frame
-from atoll.collectives.codecs import F32, U8
+from atoll.collectives.chunks import encoded_layout
+from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.plan import ReducePlan, check_fits
+from atoll.collectives.lanes import LATE_S_MIN, Lanes, Sending
+from atoll.collectives.pairs import PairSchedule
+from atoll.collectives.plan import ReducePlan
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
-from atoll.collectives.senders import LATE_S_MIN, Lanes, Outlet, Senders, Sending, reason_of
+from atoll.collectives.senders import Outlet, SendCalls, Senders, reason_of
 from atoll.collectives.sums import Sums
 from atoll.collectives.trees import TreeSchedule
 
@@ -54,6 +57,7 @@ class Reduction:
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
+    ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.
     ``result`` is completed in place: the encoded mean, the same bytes for all participants. After
@@ -83,15 +87,17 @@ class Reduction:
         kept: Mapping[int, bytes] | None = None,
         own: Callable[[int], F32] | None = None,
         hashed: bool = True,
+        part_codec: Codec | None = None,
     ) -> None:
         self._kept = kept or {}
-        check_fits(plan, me, result.grid.count, self._kept.keys())
-        self._plan, self._me, self._hashed = plan, me, hashed
-        self._result = result
-        self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
+        plan.check_use(me, result.grid.count, self._kept)
+        self._plan, self._me, self._hashed, self._result = plan, me, hashed, result
+        self._codec, self._grid = part_codec or result.codec, result.grid
+        self._layout = encoded_layout(self._grid, self._codec)  # of parts
         self._on_done, self._on_failed = on_done, on_failed
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
-        self._schedule: Schedule = TreeSchedule(plan, me, part_bytes, sum_bytes)
+        make = PairSchedule if plan.is_pairwise else TreeSchedule
+        self._schedule: Schedule = make(plan, me, part_bytes, sum_bytes)
         self.lacking = result.keep(self._kept)  # kept chunks that are not here
         for chunk in self._kept.keys() - self.lacking:
             self._schedule.final(chunk)
@@ -104,16 +110,12 @@ class Reduction:
         self._writing: set[int] = set()  # chunks of the result that are being summed or encoded
         self._progress_bytes = 0
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
-        self._sums = Sums(result, plan.factors(), self._schedule.is_root, source, own)
-        self._arrivals = Arrivals(result, self._sums.encoded)
-        self._lanes = Lanes(self._sums.encoded)
-        self._senders = Senders(
-            buffers=self._sums.encoded,
-            next_send=self._next_send,
-            load=self._load,
-            loaded=self._loaded,
-            ended=self._send_ended,
-        )
+        self._own_sent: list[int] = []  # chunks whose own part has just been sent
+        is_root = self._schedule.is_root
+        self._sums = Sums(result, self._codec, plan.factors(), is_root, source, own)
+        self._arrivals = Arrivals(result, self._layout, self._sums.encoded)
+        self._lanes = Lanes(self._schedule, self._sums.encoded)
+        self._senders = Senders(self._sums.encoded)
 
     # ---- the life of a reduction
 
@@ -128,9 +130,10 @@ class Reduction:
             first, self._started = not self._started, True
             if first and self._schedule.local_chunks():
                 self._senders.run(self._add_alone, self._thread_name(self._me))
+            calls = SendCalls(self._next_send, self._load, self._loaded, self._send_ended)
             for dest in outlets:
                 self._lanes.opened(dest)
-                self._senders.spawn(dest, outlets[dest].send, self._thread_name(dest))
+                self._senders.spawn(dest, outlets[dest].send, self._thread_name(dest), calls)
         if first and len(self._kept) == self._grid.count and not self.lacking:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
@@ -183,23 +186,23 @@ class Reduction:
         it. RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
         """
         begun_s = time.monotonic()
-        src, name = frame.src, self._plan.name
         with self._changed:
             while not self._aborted:
-                admission = self._schedule.admit(src, frame.kind, frame.chunk)
+                admission = self._schedule.admit(frame.src, frame.kind, frame.chunk)
                 if not self._arrivals.fits(frame, length):
-                    expected = self._layout.size(frame.chunk)
-                    raise wrong_length(name(src), frame, length, self._codec, expected)
+                    codec = self._codec if frame.kind == Kind.CONTRIB else self._result.codec
+                    expected = self._arrivals.size(frame)
+                    raise wrong_length(self._plan, frame, length, codec, expected)
                 if admission is Admission.DROP:
                     return None
                 if frame in self._arrivals:
-                    raise twice(name(src), frame.chunk)
+                    raise twice(self._plan, frame)
                 if admission is Admission.ACCEPT:
                     return self._arrivals.place(frame, length)[:length].data
                 waited_s = time.monotonic() - begun_s
                 if waited_s >= timeout_s:
-                    late = [name(p) for p in sorted(self._schedule.missing())]
-                    raise held_too_long(name(src), frame.chunk, waited_s, late)
+                    late = self._schedule.missing()
+                    raise held_too_long(self._plan, frame.src, frame.chunk, waited_s, late)
                 self._changed.wait(timeout_s - waited_s)
         return None
 
@@ -223,8 +226,7 @@ class Reduction:
             self._fold(chunk)
             return
         self._check_result(src, chunk, arrived)
-        if not arrived.in_place:
-            self._sums.encoded.give(arrived.data)
+        self._arrivals.give_back(frame, arrived)
 
     def broken_off(self, frame: Frame) -> None:
         """The rest of a reserved frame will not come on this stream."""
@@ -233,21 +235,16 @@ class Reduction:
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
-        right = hashlib.sha256(data.data).digest() == self._kept[chunk]
-        if len(data) != self._layout.size(chunk) or not right:
-            return False
-        try:
-            self._codec.check(data, self._grid.size(chunk))  # who kept it may not have done so
-        except CodecError:
+        if not self._result.fits(chunk, data, self._kept[chunk]):
             return False
         self._finish(chunk, data)
         return True
 
     def _check_result(self, src: int, chunk: int, arrived: Arrived) -> None:
         """After the commit nobody may fail to decode it."""
-        data = arrived.data[: self._layout.size(chunk)]
+        data = arrived.data[: self._result.layout.size(chunk)]
         try:
-            self._codec.check(data, self._grid.size(chunk))
+            self._result.codec.check(data, self._grid.size(chunk))
             self._finish(chunk, None if arrived.in_place else data)
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
@@ -305,7 +302,7 @@ class Reduction:
             whole = self._schedule.is_own_part(src, chunk)
             self._sums.add(chunk, src if whole else None, buffer)
         else:
-            self._sums.add_own(chunk, src, as_others=self._schedule.is_star(chunk))
+            self._sums.add_own(chunk, src, coded=self._schedule.is_star(chunk))
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
@@ -314,7 +311,7 @@ class Reduction:
             self._fold(chunk)  # nothing, once it is aborted
 
     def _finish(self, chunk: int, kept: U8 | None = None) -> None:
-        """A chunk lies in the result, or is ``kept`` elsewhere, and is right."""
+        """A chunk is right, and lies in the result or elsewhere (``kept``)."""
         data = self._result.view(chunk) if kept is None else kept
         digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
         with self._changed:
@@ -337,36 +334,32 @@ class Reduction:
     def _next_send(self, dest: int) -> Sending | None:
         with self._changed:
             while not self._aborted:
-                sending, idle = self._take(dest, time.monotonic())
-                if sending is not None:
-                    return sending
-                if idle is Idle.DONE and not self._lanes.is_sending(dest):
+                found = self._lanes.take(dest, time.monotonic())
+                if isinstance(found, Sending):
+                    self._reading += found.send.kind is Kind.RESULT
+                    if self._paced and found.send.kind is Kind.CONTRIB:
+                        self._changed.notify_all()
+                    return found
+                if found is Idle.DONE and not self._lanes.is_sending(dest):
                     return None
-                paced = idle is Idle.PACED
+                paced = found is Idle.PACED
                 self._paced += paced
                 self._changed.wait(LATE_S_MIN if self._lanes.several(dest) else None)
                 self._paced -= paced
         return None
 
-    def _take(self, dest: int, now_s: float) -> tuple[Sending | None, Idle | None]:
-        sending, idle = self._lanes.ready(dest), None
-        if sending is None:
-            loading = self._lanes.is_loading(dest)
-            send = Idle.WAIT if loading else self._schedule.next_send(dest)
-            if isinstance(send, Send):
-                sending = Sending(send)
-            else:
-                sending, idle = self._lanes.late(dest, now_s), send
-        if sending is not None:
-            self._lanes.takes(dest, sending, now_s)
-            self._reading += sending.send.kind is Kind.RESULT
-            if self._paced and sending.send.kind is Kind.CONTRIB:
-                self._changed.notify_all()
-        return sending, idle
-
     def _load(self, send: Send, buffer: U8) -> U8:
-        is_result = send.kind is Kind.RESULT
-        return self._result.view(send.chunk) if is_result else self._sums.part(send.chunk, buffer)
+        if send.kind is Kind.RESULT:
+            return self._result.view(send.chunk)
+        payload = self._sums.part(send.chunk, buffer, own=send.added_here)
+        if send.added_here:
+            copy = self._sums.copied(payload, buffer)
+            with self._changed:
+                if copy is not None:
+                    self._waiting[self._me, send.chunk] = copy
+                self._schedule.arrived(self._me, send.chunk)
+                self._own_sent.append(send.chunk)
+        return payload
 
     def _loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
         with self._changed:
@@ -387,6 +380,9 @@ class Reduction:
                 self._schedule.broken(dest)
             if wake or self._lanes.several(dest):
                 self._changed.notify_all()
+            own, self._own_sent = self._own_sent, []
+        for chunk in own:  # now, because it would have kept the send waiting
+            self._fold(chunk)
         if why:
             self._fail(self._me if payload is None else dest, why)
 

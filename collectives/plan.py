@@ -18,9 +18,10 @@ from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.routes import Routes, star
 
-__all__ = ["NOBODY", "STREAMS_MAX", "ReducePlan", "butterfly_plan", "check_fits"]
+__all__ = ["EVERYONE", "NOBODY", "STREAMS_MAX", "ReducePlan", "butterfly_plan", "pairwise_plan"]
 
 NOBODY: Final = -1  # owns the chunks that are kept from an earlier attempt
+EVERYONE: Final = -2  # owns the chunks of a pairwise exchange: each adds them up for itself
 # From one peer to another. More share a lossy path no better, and each has a thread and a buffer.
 STREAMS_MAX: Final = 16
 
@@ -31,6 +32,7 @@ class ReducePlan:
 
     A participant is named by its index in ``participants``. One with weight 0 adds nothing to the
     mean, but it may own chunks and it receives the result. A chunk that NOBODY owns is not reduced.
+    In a pairwise exchange EVERYONE owns all others; it has no shape, and two participants at most.
     """
 
     participants: tuple[bytes, ...]
@@ -48,7 +50,10 @@ class ReducePlan:
             raise ConfigError(f"a weight is negative or not finite: {self.weights}")
         if not 0 < sum(self.weights) < math.inf:
             raise ConfigError(f"the sum of the weights is not positive and finite: {self.weights}")
-        if not all(NOBODY <= owner < count for owner in self.owners):
+        owners = set(self.owners) - {NOBODY}
+        if EVERYONE in owners and (len(owners) > 1 or count > 2):
+            raise ConfigError("a pairwise exchange is of 2 peers at most, and nobody owns chunks")
+        if not all(0 <= owner < count for owner in owners - {EVERYONE}):
             raise ConfigError(f"an owner of a chunk is not one of the {count} participants")
         if len(self.routes.up) != count:
             raise ConfigError(f"routes of {len(self.routes.up)} for {count} participants")
@@ -57,10 +62,26 @@ class ReducePlan:
     def routes(self) -> Routes:
         return self.shape or star(len(self.participants))
 
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether there are chunks that EVERYONE owns."""
+        return EVERYONE in self.owners
+
     def factors(self) -> tuple[float, ...]:
         """``weight / sum(weights)`` of each participant, rounded to float32."""
         total = sum(self.weights)
         return tuple(float(np.float32(weight / total)) for weight in self.weights)
+
+    def check_use(self, me: int, chunks: int, kept: Collection[int]) -> None:
+        """LocalProtocolError unless ``me`` is in it, and it reduces just those of ``chunks`` chunks
+        that are not ``kept``."""
+        if len(self.owners) != chunks or not 0 <= me < len(self.participants):
+            raise LocalProtocolError(
+                f"participant {me} of {len(self.participants)} with {chunks} chunks does"
+                f" not fit a plan of {len(self.owners)} chunks"
+            )
+        if {chunk for chunk, owner in enumerate(self.owners) if owner == NOBODY} != set(kept):
+            raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
 
     def name(self, participant: int) -> str:
         """How a message calls a participant: the short id that every command shows."""
@@ -78,27 +99,32 @@ def butterfly_plan(
     ``weights[i]`` belongs to ``participants[i]``, which may come in any order. The ``kept`` chunks
     have no owner; only the others are shared out.
     """
-    if len(participants) != len(weights):
-        raise ConfigError(f"{len(participants)} participants, but {len(weights)} weights")
-    ordered = sorted(zip(participants, weights, strict=True))
     owners = [NOBODY] * grid.count
     unfinished = [chunk for chunk in range(grid.count) if chunk not in kept]
     for index, chunk in enumerate(unfinished):
-        owners[chunk] = index * len(ordered) // len(unfinished)
+        owners[chunk] = index * len(participants) // len(unfinished)
+    return _plan(participants, weights, owners)
+
+
+def pairwise_plan(
+    participants: Sequence[bytes],
+    weights: Sequence[float],
+    grid: ChunkGrid,
+    kept: Collection[int] = (),
+) -> ReducePlan:
+    """Two participants, or one alone, exchange all chunks but the ``kept`` ones: ``pairs.py``."""
+    owners = [NOBODY if chunk in kept else EVERYONE for chunk in range(grid.count)]
+    return _plan(participants, weights, owners)
+
+
+def _plan(
+    participants: Sequence[bytes], weights: Sequence[float], owners: Sequence[int]
+) -> ReducePlan:
+    if len(participants) != len(weights):
+        raise ConfigError(f"{len(participants)} participants, but {len(weights)} weights")
+    ordered = sorted(zip(participants, weights, strict=True))
     return ReducePlan(
         participants=tuple(peer for peer, _ in ordered),
         weights=tuple(float(weight) for _, weight in ordered),
         owners=tuple(owners),
     )
-
-
-def check_fits(plan: ReducePlan, me: int, chunks: int, kept: Collection[int]) -> None:
-    """LocalProtocolError if the plan is not one for ``me`` and so many chunks, or if the chunks
-    without an owner are not those that are ``kept``."""
-    if len(plan.owners) != chunks or not 0 <= me < len(plan.participants):
-        raise LocalProtocolError(
-            f"participant {me} of {len(plan.participants)} with {chunks} chunks does not fit a"
-            f" plan of {len(plan.owners)} chunks"
-        )
-    if {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY} != set(kept):
-        raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")

@@ -7,12 +7,14 @@ was final is forgotten, because it will be reduced again among other peers.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import U8, Codec
+from atoll.collectives.errors import CodecError
 
 __all__ = ["DIGEST_BYTES", "RoundResult"]
 
@@ -54,6 +56,16 @@ class RoundResult:
     def view(self, chunk: int) -> U8:
         lo, hi = self.layout.slice(chunk)
         return self.array[lo:hi]
+
+    def fits(self, chunk: int, data: U8, digest: bytes) -> bool:
+        """Whether ``data`` are the encoded bytes that have this digest, and decode."""
+        if len(data) != self.layout.size(chunk) or hashlib.sha256(data.data).digest() != digest:
+            return False
+        try:
+            self.codec.check(data, self.grid.size(chunk))  # who vouches may not have done so
+        except CodecError:
+            return False
+        return True
 
     @property
     def packed_digests(self) -> bytes:

@@ -1,7 +1,8 @@
 """Which way the parts of a chunk go to its owner, and which way the result comes back.
 
-Every collective here is a pair of trees for each owner, the *root*: partial sums climb one to the
-root, the encoded result descends the other. What differs is their shape:
+Every collective but the pairwise exchange (``pairs.py``) is a pair of trees for each owner, the
+*root*: partial sums climb one to the root, the encoded result descends the other. What differs is
+their shape:
 
     star            everyone sends to the root, the root to everyone: the butterfly
     ring            round a tour: from the root's successor to the root, and from the root on

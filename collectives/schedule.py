@@ -20,8 +20,12 @@ class Kind(IntEnum):
 
 
 class Send(NamedTuple):
+    """``added_here``: an own part that is added here as well. It is encoded once, and ``arrived``
+    follows with this participant as its source."""
+
     kind: Kind
     chunk: int
+    added_here: bool = False
 
 
 class Idle(Enum):
@@ -48,7 +52,8 @@ class Schedule(Protocol):
         """Who gets anything from this participant."""
 
     def local_chunks(self) -> tuple[int, ...]:
-        """Chunks to which only this participant adds: nothing that arrives starts them."""
+        """Chunks to which only this participant adds and that it does not send: nothing that
+        arrives starts them."""
 
     def is_own_part(self, src: int, chunk: int) -> bool:
         """Whether what ``src`` sends for this chunk is its own part, and not a sum of several."""
@@ -74,7 +79,7 @@ class Schedule(Protocol):
         """
 
     def arrived(self, src: int, chunk: int) -> None:
-        """An accepted contribution is complete."""
+        """An accepted contribution is complete; or an own part that is ``added_here``, encoded."""
 
     def next_fold(self, chunk: int) -> int | None:
         """The source whose contribution to add to the sum of ``chunk`` now; this participant itself

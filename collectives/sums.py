@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.buffers import BufferPool
+from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec, get_codec
 from atoll.collectives.native import KERNELS
 from atoll.collectives.result import RoundResult
@@ -25,23 +26,28 @@ EXACT: Final = get_codec("float32")
 
 
 class Sums:
-    """``factors`` weight the participants' parts; ``is_root(chunk)``: whether its sum here is the
-    whole; ``source`` and ``own`` give the own part, as the engine says. Buffers that ``encoded``
-    lends are given back to it, but where bytes could not be decoded: then the reduction fails
-    anyway."""
+    """``codec`` is that of parts and partial sums; ``factors`` weight the participants' parts;
+    ``is_root(chunk)``: whether its sum here is the whole. Buffers that ``encoded`` lends are given
+    back to it, but where bytes could not be decoded: then the reduction fails anyway.
+
+    ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
+    What they raise goes on to the caller.
+    """
 
     def __init__(
         self,
         result: RoundResult,
+        codec: Codec,
         factors: tuple[float, ...],
         is_root: Callable[[int], bool],
         source: Callable[[int, F32], None],
         own: Callable[[int], F32] | None = None,
     ) -> None:
-        self.encoded = BufferPool(result.layout.chunk_bytes, np.uint8)
-        self._floats = BufferPool(result.grid.size(0), np.float32)
         self._result, self._is_root = result, is_root
-        self._codec, self._grid, self._layout = result.codec, result.grid, result.layout
+        self._codec, self._grid = codec, result.grid
+        self._layout = encoded_layout(result.grid, codec)
+        self.encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
+        self._floats = BufferPool(result.grid.size(0), np.float32)
         self._is_exact = result.codec.contract.kind == "exact"
         self._factors = factors
         self._source, self._own = source, own
@@ -57,28 +63,39 @@ class Sums:
         """Whether the sum grows where the result lies: then each addition writes there."""
         return self._is_exact and self._is_root(chunk)
 
-    def part(self, chunk: int, buffer: U8) -> U8:
-        """What to send of a chunk: the sum, if there is one here, else the own part; in ``buffer``
-        or where it lies. CodecError, or what ``source`` raises."""
+    def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
+        """What to send of a chunk: the sum, if there is one here, else, or if it must be ``own``,
+        the own part; in ``buffer`` or where it lies. CodecError."""
+        if own or chunk not in self._sums:
+            return self._encode_own(chunk, buffer)
         payload = buffer[: self._layout.size(chunk)]
-        if chunk in self._sums:
-            self.encode(chunk, payload)
-        elif self._own is not None and self._is_exact:
-            payload = self._own(chunk).view(np.uint8)
-            self._codec.check(payload, self._grid.size(chunk))
-        else:
-            self._encode_own(chunk, payload)
+        self.encode(chunk, payload)
         return payload
 
-    def _encode_own(self, chunk: int, out: U8) -> None:
+    def _encode_own(self, chunk: int, buffer: U8) -> U8:
+        if self._own is not None and self._codec.contract.kind == "exact":
+            where = self._own(chunk).view(np.uint8)
+            self._codec.check(where, self._grid.size(chunk))
+            return where
+        out = buffer[: self._layout.size(chunk)]
         with self._encoders:
-            buffer = self._floats.take()
+            floats = self._floats.take()
             try:
-                values = buffer[: self._grid.size(chunk)]
+                values = floats[: self._grid.size(chunk)]
                 self._source(chunk, values)
                 self._codec.encode(values, out)
             finally:
-                self._floats.give(buffer)
+                self._floats.give(floats)
+        return out
+
+    def copied(self, payload: U8, buffer: U8) -> U8 | None:
+        """A copy, for ``add``, of the own part that lies in ``buffer``. None if ``payload`` shows
+        where the part lies: from there ``add_own`` adds it."""
+        if not np.may_share_memory(payload, buffer):
+            return None
+        copy = self.encoded.take()
+        copy[: payload.size] = payload
+        return copy
 
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
         """Add the part of a participant, or a sum of several, which has its weights already (None);
@@ -87,12 +104,11 @@ class Sums:
         self._weigh(self._codec, chunk, factor, buffer[: self._layout.size(chunk)])
         self.encoded.give(buffer)
 
-    def add_own(self, chunk: int, me: int, *, as_others: bool) -> None:
-        """Add the own part: ``as_others`` through the codec, else as it is. CodecError, or what
-        ``source`` raises."""
-        if as_others and not self._is_exact:
+    def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
+        """Add the own part as it is, or ``coded``: as others decode it. CodecError."""
+        if coded and self._codec.contract.kind != "exact":
             encoded = self.encoded.take()
-            self._encode_own(chunk, encoded[: self._layout.size(chunk)])
+            self._encode_own(chunk, encoded)
             self.add(chunk, me, encoded)
             return
         if self._own is not None:
@@ -127,11 +143,12 @@ class Sums:
         """Encode the sum into ``out`` and forget it. CodecError for values next to the largest
         float32: the parts have been checked."""
         total = self._sums.pop(chunk)
+        codec = self._result.codec if self._is_root(chunk) else self._codec
         if self.in_place(chunk):
             if chunk in self._doubtful:
-                self._codec.check(out, self._grid.size(chunk))
+                codec.check(out, self._grid.size(chunk))
             return
         try:
-            self._codec.encode(total[: self._grid.size(chunk)], out)
+            codec.encode(total[: self._grid.size(chunk)], out)
         finally:
             self._floats.give(total)

@@ -1,4 +1,4 @@
-"""The one schedule: partial sums climb a tree to a chunk's owner, the result descends another.
+"""Reducing by trees: partial sums climb a tree to a chunk's owner, the result descends another.
 
 Theory of operation
 ===================
@@ -52,6 +52,7 @@ from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY, ReducePlan
+from atoll.collectives.refusals import check_frame, refused
 from atoll.collectives.routes import ROOT
 from atoll.collectives.schedule import Admission, Idle, Kind, Send
 
@@ -238,15 +239,8 @@ class TreeSchedule:
     # ------------------------------------------------------------ receiving
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
-        if not 0 <= src < len(self._base) or src == self._me:
-            raise RemoteProtocolError(f"a data frame from {src}, who takes no part in this attempt")
-        if not 0 <= chunk < len(self._final):
-            raise self._refusal(src, f"chunk {chunk} of {len(self._final)}")
+        check_frame(self._plan, self._me, src, kind, chunk)
         root = self._plan.owners[chunk]
-        if kind not in (Kind.CONTRIB, Kind.RESULT):
-            raise self._refusal(src, f"a data frame of unknown kind {kind}")
-        if root == NOBODY:
-            raise self._refusal(src, f"chunk {chunk}, which is kept from an earlier attempt")
         if kind == Kind.CONTRIB:
             return self._judge_part(root, src, chunk)
         if self._down[root] != src:
@@ -330,7 +324,4 @@ class TreeSchedule:
         return frozenset((late or behind) - {self._me, ROOT})
 
     def _refusal(self, src: int, what: str) -> RemoteProtocolError:
-        return RemoteProtocolError(
-            f"peer {self._plan.name(src)} sent {what}",
-            fix="run the same version of atoll on all peers",
-        )
+        return refused(self._plan.name(src), what)

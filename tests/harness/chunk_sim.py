@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from atoll.collectives.network import Network
-from atoll.collectives.plan import ReducePlan
-from atoll.collectives.schedule import Admission, Idle, Kind, Send
+from atoll.collectives.pairs import PairSchedule
+from atoll.collectives.plan import EVERYONE, ReducePlan
+from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
 from atoll.collectives.trees import TreeSchedule
 
 SEGMENTS = 8  # per frame: fine enough that a hop does not wait for a whole frame at each line
@@ -69,7 +70,8 @@ class ChunkSim:
         n, net = self.network.count, self.network
         self.routes = self.plan.routes
         memory = (self.chunk_bytes, self.sum_bytes or self.chunk_bytes)
-        self.schedules = [TreeSchedule(self.plan, me, *memory) for me in range(n)]
+        make = PairSchedule if self.plan.is_pairwise else TreeSchedule
+        self.schedules: list[Schedule] = [make(self.plan, me, *memory) for me in range(n)]
         self.up = [_Line(float(rate)) for rate in net.up]
         self.down = [_Line(float(rate)) for rate in net.down]
         self.site_up = [_Line(float(rate)) for rate in net.site_up]
@@ -124,24 +126,22 @@ class ChunkSim:
                 elif isinstance(send, Send):
                     again = True
                     stream.frame, stream.left = send, 0
-                    own = send.kind is Kind.CONTRIB and dest in self._own_part(me, send.chunk)
+                    own = send.kind is Kind.CONTRIB and self._is_own_part(me, send)
                     stream.ready = not own
                     if own:
-                        self._process(me, self._ready(me, stream))
+                        self._process(me, partial(self._ready, me, stream, send))
         self._serve(me)
 
-    def _own_part(self, me: int, chunk: int) -> tuple[int, ...]:
-        """Where a part goes that is encoded just before it leaves; a sum is encoded already."""
-        root = self.plan.owners[chunk]
-        children = self.routes.up_children[root][me]
-        return () if children else (self.routes.up[root][me],)
+    def _is_own_part(self, me: int, send: Send) -> bool:
+        """Whether it is encoded just before it leaves; a sum is encoded already."""
+        return send.added_here or not self.routes.up_children[self.plan.owners[send.chunk]][me]
 
-    def _ready(self, me: int, stream: _Stream) -> Callable[[], None]:
-        def event() -> None:
-            stream.ready = True
-            self._serve(me)
-
-        return event
+    def _ready(self, me: int, stream: _Stream, send: Send) -> None:
+        stream.ready = True
+        self._serve(me)
+        if send.added_here:
+            self.schedules[me].arrived(me, send.chunk)
+            self._fold(me, send.chunk)
 
     def _process(self, me: int, then: Callable[[], None]) -> None:
         end_s = self.processors[me].pass_s(self.now_s, self.chunk_bytes) + self.frame_s
@@ -235,7 +235,8 @@ class ChunkSim:
 
     def _is_last(self, me: int, chunk: int) -> bool:
         root = self.plan.owners[chunk]
-        sources = [*self.routes.up_children[root][me], me]
+        below = self.routes.up_children[root][me] if root != EVERYONE else (1 - me,)
+        sources = [*below, me]
         done = self._folds.get((me, chunk), 0) + 1
         self._folds[me, chunk] = done
         return done == len(sources)

@@ -33,20 +33,25 @@ HEADER = struct.Struct("<BII")
 
 
 def all_reduce_in_process(
-    vectors: list[F32], plan: ReducePlan, codec: Codec, grid: ChunkGrid
+    vectors: list[F32],
+    plan: ReducePlan,
+    codec: Codec,
+    grid: ChunkGrid,
+    result_codec: Codec | None = None,
 ) -> bytes:
-    """What every participant must end with, computed in one loop."""
-    layout, factors = encoded_layout(grid, codec), plan.factors()
+    """What every participant must end with, computed in one loop. ``codec`` is that of parts."""
+    factors, result_codec = plan.factors(), result_codec or codec
+    layout = encoded_layout(grid, result_codec)
     result = np.empty(layout.total_bytes, np.uint8)
     for chunk in range(grid.count):
         (lo, hi), (byte_lo, byte_hi) = grid.bounds(chunk), layout.slice(chunk)
         total = np.zeros(hi - lo, np.float32)
-        data = np.empty(byte_hi - byte_lo, np.uint8)
+        data = np.empty(codec.encoded_bytes(hi - lo), np.uint8)
         for participant, vector in enumerate(vectors):
             if plan.weights[participant] > 0:
                 codec.encode(vector[lo:hi], data)
                 codec.decode_add(data, factors[participant], total)
-        codec.encode(total, result[byte_lo:byte_hi])
+        result_codec.encode(total, result[byte_lo:byte_hi])
     return result.tobytes()
 
 
@@ -54,7 +59,7 @@ class Group:
     """Reductions of all participants; ``gate`` is called before each frame of a stream.
 
     ``rounds`` are the results that an earlier attempt has left, ``kept`` the digests of those
-    chunks that this one keeps.
+    chunks that this one keeps. ``codec`` is that of parts, ``result_codec`` another for the result.
     """
 
     def __init__(
@@ -66,13 +71,17 @@ class Group:
         rounds: list[RoundResult] | None = None,
         kept: dict[int, bytes] | None = None,
         shape: Routes | None = None,
+        result_codec: Codec | None = None,
+        planned: Callable[..., ReducePlan] = butterfly_plan,
     ) -> None:
         self.everyone = range(len(vectors))
         self.vectors, self.codec, self.grid = vectors, codec, grid
         self.kept = kept or {}
         ids = [bytes([p]) * 32 for p in self.everyone]
-        self.plan = replace(butterfly_plan(ids, weights, grid, self.kept), shape=shape)
-        self.rounds = rounds or [RoundResult(codec, grid, zeros) for _ in self.everyone]
+        self.plan = replace(planned(ids, weights, grid, self.kept), shape=shape)
+        self.result_codec = result_codec or codec
+        self.rounds = rounds or [RoundResult(self.result_codec, grid, zeros) for _ in self.everyone]
+        self.sources_called = [[0] * grid.count for _ in self.everyone]
         self.results: list[U8] = [result.array for result in self.rounds]
         self.done: list[list[list[bytes]]] = [[] for _ in self.everyone]
         self.failed: list[list[tuple[int, str]]] = [[] for _ in self.everyone]
@@ -87,6 +96,7 @@ class Group:
         def source(chunk: int, out: F32) -> None:
             lo, hi = self.grid.bounds(chunk)
             out[:] = self.vectors[me][lo:hi]
+            self.sources_called[me][chunk] += 1
 
         def on_done(digests: list[bytes]) -> None:
             self.done[me].append(digests)
@@ -104,6 +114,7 @@ class Group:
             on_done=on_done,
             on_failed=on_failed,
             kept=self.kept,
+            part_codec=self.codec,
         )
 
     def start(self, streams: str = "memory") -> None:
@@ -143,10 +154,15 @@ class Group:
             receiver.join(WAIT_S)
             assert not receiver.is_alive()
 
+    def reference(self) -> bytes:
+        return all_reduce_in_process(
+            self.vectors, self.plan, self.codec, self.grid, self.result_codec
+        )
+
     def check_results(self) -> None:
         """Everyone has the bytes, digests and calls of the reference, exactly once."""
-        want = all_reduce_in_process(self.vectors, self.plan, self.codec, self.grid)
-        layout = encoded_layout(self.grid, self.codec)
+        want = self.reference()
+        layout = encoded_layout(self.grid, self.result_codec)
         slices = (layout.slice(chunk) for chunk in range(self.grid.count))
         digests = [hashlib.sha256(want[lo:hi]).digest() for lo, hi in slices]
         for me in self.everyone:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.collectives.choice import KINDS, Choice, Task, choose, stream_bytes_per_s
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network, measured, uniform
-from atoll.collectives.plan import ReducePlan
+from atoll.collectives.plan import EVERYONE, ReducePlan
 
 MBIT_100 = 12.5e6
 ELEMENTS = 16 * 2**20
@@ -94,13 +96,31 @@ def test_robust_aggregation_has_a_butterfly_whatever_it_costs(network: Network) 
 
 
 def test_small_gains_are_within_the_models_error() -> None:
-    choice = choose(uniform(2, MBIT_100, 0.025), FLOAT32)
+    choice = choose(uniform(2, MBIT_100, 0.025), Task(600_000, 32))
     assert choice.kind == "butterfly"
     assert any("within the model's error" in reason for reason in choice.reasons)
     # One long round trip for few bytes is another matter.
     choice = choose(uniform(2, MBIT_100, 0.1), Task(4000, 32))
     assert choice.kind == "pairwise"
     assert choice.predicted_s < 0.11
+    assert set(choice.owners()) == {EVERYONE}
+    assert choice.noise == 1.0, "one quantization of each part, and none of the mean"
+
+
+def test_a_pairwise_exchange_has_the_streams_that_its_bytes_need() -> None:
+    network = measured(
+        2,
+        up=[MBIT_100] * 2,
+        down=[MBIT_100] * 2,
+        latency_s=pairs(2, 0.1),
+        loss=pairs(2, 1e-3),
+    )
+    choice = choose(network, Task(2**18, 32))
+    assert choice.kind == "pairwise"
+    one = stream_bytes_per_s(0.2, 1e-3)
+    count = math.ceil(2**20 / 0.96 / choice.predicted_s / one)
+    assert choice.streams == ((0, 1, count), (1, 0, count))
+    assert count > 1
 
 
 def test_what_a_task_excludes_is_not_chosen() -> None:

@@ -10,7 +10,7 @@ from harness.chunk_sim import ChunkSim
 from atoll.collectives.costs import Rates, pairwise_cost, routes_cost
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network, measured, uniform
-from atoll.collectives.plan import ReducePlan
+from atoll.collectives.plan import EVERYONE, ReducePlan
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards
@@ -190,10 +190,24 @@ def test_more_of_anything_good_is_never_slower() -> None:
 
 def test_pairwise_takes_one_way() -> None:
     network = uniform(2, 1e6, 0.05)
-    rates = Rates(overhead=0.0, frame_s=0.0)
-    assert pairwise_cost(network, 1_000_000, rates).seconds == pytest.approx(1.05)
+    rates = Rates(overhead=0.0, process_bytes_per_s=1e12, frame_s=0.0)
+    assert pairwise_cost(network, 100, 10_000, rates).seconds == pytest.approx(1.05)
     with pytest.raises(ConfigError):
-        pairwise_cost(uniform(3, 1e6, 0.05), 1, rates)
+        pairwise_cost(uniform(3, 1e6, 0.05), 1, 1, rates)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 8, 33, 64])
+@pytest.mark.parametrize("latency_s", [0.0002, 0.005, 0.05, 0.2])
+@pytest.mark.parametrize("rate", [MBIT_100 / 10, MBIT_100, 10 * MBIT_100, 100 * MBIT_100])
+def test_pairwise_is_within_10_percent(rate: float, latency_s: float, chunks: int) -> None:
+    network = uniform(2, rate, latency_s)
+    plan = ReducePlan((b"a", b"b"), (1.0, 1.0), (EVERYONE,) * chunks)
+    segments = 32 if chunks <= 8 else 8  # in a short exchange each one is a part of the time
+    sim = ChunkSim(
+        network, plan, CHUNK, RATES.overhead, RATES.process_bytes_per_s, segments=segments
+    )
+    predicted_s = pairwise_cost(network, chunks, CHUNK, RATES).seconds
+    assert predicted_s == pytest.approx(sim.run(), rel=0.1)
 
 
 def test_nothing_costs_nothing_and_misfits_are_refused() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -239,3 +241,18 @@ def test_arguments_that_do_not_fit_are_refused(make_group: MakeGroup) -> None:
     for change in ({"me": 2}, {"me": -1}, {"result": other_grid}, {"kept": {0: b"d" * 32}}):
         with pytest.raises(LocalProtocolError):
             type(good)(**{**arguments, **change})
+
+
+def test_a_reduction_that_is_over_needs_no_collection_of_cycles(make_group: MakeGroup) -> None:
+    """Its buffers are tens of MiB, and the next collection may be many rounds away."""
+    group = make_group(INT8, weights=[1.0] * 3)
+    gc.disable()
+    try:
+        group.start()
+        group.wait_done()
+        group.close()
+        held = [weakref.ref(reduction) for reduction in group.reductions]
+        group.reductions.clear()
+        assert [reduction() for reduction in held] == [None] * 3
+    finally:
+        gc.enable()

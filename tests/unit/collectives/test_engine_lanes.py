@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.collectives import Kind, arrivals, senders
-from atoll.collectives.arrivals import PIECE_BYTES, Frame
+from atoll.collectives import Kind, arrivals
+from atoll.collectives import lanes as lanes_module
+from atoll.collectives.arrivals import Frame
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
+from atoll.collectives.lanes import Lanes, Sending
 from atoll.collectives.routes import Routes, ring, star, tree
-from atoll.collectives.schedule import Send
-from atoll.collectives.senders import Lanes, Sending
+from atoll.collectives.schedule import Idle, Send
 
 MakeGroup = Callable[..., Any]
 WAIT_S = 30.0
@@ -62,7 +63,7 @@ class Lane:
 
 @pytest.fixture(params=[256, arrivals.PIECE_BYTES], ids=["pieces", "whole chunks"])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    for module in (arrivals, senders):
+    for module in (arrivals, lanes_module):
         monkeypatch.setattr(module, "PIECE_BYTES", request.param)
     return int(request.param)
 
@@ -225,84 +226,67 @@ def test_memory_is_that_of_the_streams(make_group: MakeGroup, piece_bytes: int) 
         assert reduction.buffer_bytes < group.results[0].nbytes
 
 
-def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
-    buffers, payload = BufferPool(4, np.uint8), np.zeros(4, np.uint8)
-    lanes = Lanes(buffers)
-    for _ in range(2):
+class Given:
+    """A schedule that hands out chunks 0, 1, 2 ... to everyone; the lanes ask it nothing else."""
+
+    def __init__(self, count: int) -> None:
+        self.left = [Send(Kind.CONTRIB, chunk) for chunk in range(count)]
+
+    def next_send(self, dest: int) -> Send | Idle:
+        return self.left.pop(0) if self.left else Idle.DONE
+
+
+def lanes_of(count: int, chunks: int, chunk_bytes: int) -> tuple[Lanes, Any]:
+    buffers = BufferPool(chunk_bytes, np.uint8)
+    lanes = Lanes(Given(chunks), buffers)  # type: ignore[arg-type]  # what it asks is there
+    for _ in range(count):
         lanes.opened(1)
-    quick, stuck = Sending(Send(Kind.CONTRIB, 0)), Sending(Send(Kind.CONTRIB, 1))
-    lanes.takes(1, quick, 0.0)
+    return lanes, buffers
+
+
+def taken(lanes: Lanes, now_s: float = 0.0) -> Sending:
+    found = lanes.take(1, now_s)
+    assert isinstance(found, Sending)
+    return found
+
+
+def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
+    lanes, buffers = lanes_of(2, 2, 4)
+    payload = np.zeros(4, np.uint8)
+    quick = taken(lanes)
+    lanes.loaded(1, quick, payload, buffers.take())
     lanes.ended(1, quick, 0.1)
-    lanes.takes(1, stuck, 1.0)
-    assert lanes.late(1, 9.0) is None  # it is not loaded yet
-    stuck.payload = payload
-    assert lanes.late(1, 1.39) is None
-    copy = lanes.late(1, 1.41)
-    assert copy is not None
+    stuck = taken(lanes, 1.0)
+    assert lanes.take(1, 9.0) is Idle.WAIT  # it is not loaded yet
+    lanes.loaded(1, stuck, payload, buffers.take())
+    assert lanes.take(1, 1.39) is Idle.DONE
+    copy = taken(lanes, 1.41)
     assert copy.payload is payload
-    assert lanes.late(1, 9.0) is None
-    lanes.takes(1, copy, 1.41)
+    assert lanes.take(1, 1.5) is Idle.DONE
     assert lanes.is_sending(1)
     lanes.ended(1, copy, 1.5)
     assert not lanes.is_sending(1)
     assert lanes.broke(1, stuck)
-    assert lanes.ready(1) is None  # the copy has brought it
-
-
-def test_pieces_come_in_any_order_and_more_than_once(make_group: MakeGroup) -> None:
-    group = make_group(
-        get_codec("float32"), weights=[1.0, 1.0], total=2 * 2**16, chunk_elements=2**16
-    )
-    me, encoded, result = group.reductions[0], group.encoded(1, 0), np.ones(2**16, np.float32)
-    offsets = list(range(0, 2**18, PIECE_BYTES))
-    for kind, chunk, data in ((Kind.CONTRIB, 0, encoded), (Kind.RESULT, 1, result.tobytes())):
-        for lane, at in enumerate([*offsets[::-2], *offsets, *offsets], 1):
-            frame = Frame(1, kind, chunk, lane, at)
-            place = me.reserve(frame, PIECE_BYTES, WAIT_S)
-            if place is not None:
-                place[:] = data[at : at + PIECE_BYTES]
-                me.received(frame)
-    assert group.results[0][2**18 :].tobytes() == result.tobytes()
-    assert group.done[0]
-    assert not group.failed[0]
-
-
-@pytest.mark.parametrize(
-    ("offset", "length"), [(1, 2**15), (2**15, 2**14), (2**18, 2**15), (0, 2**17), (2**15, 2**18)]
-)
-def test_a_piece_that_is_none_is_refused(make_group: MakeGroup, offset: int, length: int) -> None:
-    group = make_group(
-        get_codec("float32"), weights=[1.0, 1.0], total=2 * 2**16, chunk_elements=2**16
-    )
-    with pytest.raises(RemoteProtocolError, match=r"bytes.* for chunk 0, which takes 262144"):
-        group.reductions[0].reserve(Frame(1, Kind.CONTRIB, 0, 1, offset), length, 0.0)
+    assert lanes.take(1, 9.0) is Idle.DONE  # the copy has brought it
 
 
 def test_the_buffer_of_a_chunk_is_free_when_its_last_piece_and_copy_have_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(senders, "PIECE_BYTES", 4)
-    buffers = BufferPool(8, np.uint8)
-    lanes = Lanes(buffers)
-    for _ in range(3):
-        lanes.opened(1)
-    first = Sending(Send(Kind.CONTRIB, 0))
-    lanes.takes(1, first, 0.0)
-    assert lanes.is_loading(1)
+    monkeypatch.setattr(lanes_module, "PIECE_BYTES", 4)
+    lanes, buffers = lanes_of(3, 1, 8)
+    first = taken(lanes)
+    assert lanes.take(1, 0.0) is Idle.WAIT
     chunk = buffers.take()
     assert lanes.loaded(1, first, chunk, chunk)
-    assert not lanes.is_loading(1)
-    second = lanes.ready(1)
-    assert second is not None
+    second = taken(lanes)
     assert second.offset == 4
-    assert lanes.ready(1) is None
-    lanes.takes(1, second, 0.0)
-    copy = lanes.late(1, 9.0)
-    assert copy is not None
-    lanes.takes(1, copy, 9.0)
-    lanes.ended(1, copy, 9.1)
-    lanes.ended(1, second, 9.2)
+    assert lanes.take(1, 0.0) is Idle.DONE
+    copies = [taken(lanes, 9.0), taken(lanes, 9.0)]
+    assert [copy.offset for copy in copies] == [0, 4]
+    for sending in (*copies, second):
+        lanes.ended(1, sending, 9.1)
     assert buffers.take() is not chunk
     assert lanes.broke(1, first)  # it was copied: nobody sends it again
-    assert lanes.ready(1) is None
+    assert lanes.take(1, 9.2) is Idle.DONE
     assert buffers.take() is chunk

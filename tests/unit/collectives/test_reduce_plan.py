@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.plan import NOBODY, ReducePlan, butterfly_plan
+from atoll.collectives.plan import EVERYONE, NOBODY, ReducePlan, butterfly_plan, pairwise_plan
 
 GOOD: dict[str, Any] = {"participants": (b"a", b"b"), "weights": (1.0, 2.0), "owners": (0, 1, 1)}
 
@@ -58,7 +58,9 @@ def test_equal_weights_give_equal_factors_and_one_weight_gives_one() -> None:
         {"weights": (1.0, math.nan)},
         {"weights": (1e308, 1e308)},
         {"owners": (0, 2)},
-        {"owners": (-2,)},
+        {"owners": (-3,)},
+        {"owners": (EVERYONE, 0)},
+        {"participants": (b"a", b"b", b"c"), "weights": (1.0,) * 3, "owners": (EVERYONE,)},
     ],
     ids=str,
 )
@@ -85,3 +87,17 @@ def test_kept_chunks_have_no_owner_and_the_others_are_shared_out(
     assert owners == sorted(owners)
     sizes = np.bincount(owners, minlength=peers) if owners else np.zeros(1)
     assert sizes.max() - sizes.min() <= 1
+
+
+@given(peers=st.integers(1, 2), chunks=st.integers(1, 20), data=st.data())
+def test_in_a_pairwise_plan_everyone_owns_what_is_not_kept(
+    peers: int, chunks: int, data: st.DataObject
+) -> None:
+    kept = data.draw(st.sets(st.integers(0, chunks - 1)))
+    ids = [bytes([index]) for index in reversed(range(peers))]
+    plan = pairwise_plan(ids, [1.0, 2.0][:peers], ChunkGrid(256 * chunks, 256), kept)
+    assert plan.participants == tuple(sorted(ids))
+    assert plan.weights == (2.0, 1.0)[-peers:]
+    assert {chunk for chunk, owner in enumerate(plan.owners) if owner == NOBODY} == kept
+    assert plan.is_pairwise == (len(kept) < chunks)
+    assert set(plan.owners) <= {NOBODY, EVERYONE}

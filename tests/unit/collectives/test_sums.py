@@ -40,13 +40,13 @@ class Bench:
             assert not self.lies
             out[:] = self.values
 
-        def own(chunk: int) -> F32:
+        def show(chunk: int) -> F32:
             return self.values
 
         root = self.is_root
-        return sums.Sums(
-            self.result, self.weights, lambda chunk: root, fill, own if self.lies else None
-        )
+        own = show if self.lies else None
+        codec = self.result.codec
+        return sums.Sums(self.result, codec, self.weights, lambda chunk: root, fill, own)
 
     def add(self, participant: int | None, values: F32) -> None:
         buffer = self.sums.encoded.take()
@@ -59,7 +59,7 @@ class Bench:
         if lies != self.lies:
             self.lies = lies
             self.sums = self.begin()
-        self.sums.add_own(0, 0, as_others=False)
+        self.sums.add_own(0, 0, coded=True)
 
     def encoded(self) -> bytes:
         out = self.result.view(0)

@@ -87,7 +87,7 @@ class World:
         stream, schedule = self.streams[src, dest, lane], self.schedules[dest]
         if not stream or dest in self.dead:
             return False
-        (kind, chunk), value = stream[0]
+        (kind, chunk, _), value = stream[0]
         admission = schedule.admit(src, kind, chunk)
         if admission is Admission.HOLD:
             assert self.lanes > 1, "one lane keeps the order"
