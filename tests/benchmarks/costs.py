@@ -89,7 +89,7 @@ def main() -> None:
         real(chosen)
         return
     begun_s = time.monotonic()
-    print("peers network  codec    MiB  shape                        model  simulated   error")
+    print("peers network  codec    MiB  shape                                model  simulated   error")
     rows = []
     with ProcessPoolExecutor(chosen.jobs, get_context("fork")) as pool:
         for row in pool.map(compared, list(cases(chosen))):
@@ -97,7 +97,7 @@ def main() -> None:
             missed = "" if abs(row.error) < BAR else "  MISSED"
             case = row.case
             print(
-                f"{case.peers:5} {case.network:<8} {case.codec:<8} {case.mib:3g}  {row.label:<26}"
+                f"{case.peers:5} {case.network:<8} {case.codec:<8} {case.mib:3g}  {row.label:<34}"
                 f" {row.model_s:7.3f} {row.simulated_s:10.3f} {row.error:+7.1%}{missed}",
                 flush=True,
             )
