@@ -89,7 +89,8 @@ def main() -> None:
         real(chosen)
         return
     begun_s = time.monotonic()
-    print("peers network  codec    MiB  shape                                model  simulated   error")
+    title = f"{'peers network  codec    MiB  shape':<65}"
+    print(f"{title} model  simulated   error")
     rows = []
     with ProcessPoolExecutor(chosen.jobs, get_context("fork")) as pool:
         for row in pool.map(compared, list(cases(chosen))):

@@ -9,7 +9,7 @@ kernel's own of what is mapped (VmHWM), which no sample misses.
 
 Taken off: what the same daemon held in a view without a state (*idle*), and what is *listed*:
 parameters and momentum twice (16 bytes per parameter), the submission (4), the full log of rounds,
-and a result (that of the round under way; between rounds its memory waits for the next one). What
+and a result (of the round under way; between rounds its memory may wait for the next one). What
 is left is *beyond*: it must stay below 64 MiB. Measured is when the log no longer grows. The most
 since the start must also stay below idle, what the trainer announces (``host_bytes``) and 64 MiB.
 """
