@@ -39,19 +39,35 @@ windows::
 
     windows_s = (N - 1) * cycle + way + (chunks in the last window - 1) * slowest step
 
-**Together.** The time is the larger of ``lines_s + fill_s`` and ``windows_s``. Where windows
-overlap on the lines (a cycle shorter than the way), parts of one wait behind results of another,
-and near where both limits are equal neither is reached. The loss: ``(a**q + b**q)**(1/q)`` with
-``1/q = OVERLAP * (1 - cycle/way)``. Trees, sites and uneven rings leave their busiest line idle
-while what it would carry is still under way (``_idle``, RING_LAPS).
+Where one chunk is open, a slowest peer that owns none sends parts and receives results on lines of
+their own, and with several owners these fall out of step: the shorter of the two steps takes no
+time of the cycle (``hidden_s``).
+
+**Ends.** Streams to all owners share an uplink in turns, so the first part for every owner arrives
+at about the same time. Until then no results come, and who owns little has nothing to receive. And
+when its last part has left, the result of that is still to come. So, for each peer of a butterfly::
+
+    downlink    F / rate, and the wait for the first result, less the parts that come before it
+    uplink      F / rate, and the wait for the last result, less the results that leave meanwhile
+
+With equal shards next to nothing is left of both. A slow one of 16 that owns none of 64 chunks has
+15 of them on the way before the first result comes: 23 % more than its line alone takes.
+
+**Together.** The time is the larger of ``lines_s + fill_s`` and ``windows_s``, and at least what
+the ends say. Where windows overlap on the lines (a cycle shorter than the way), parts of one wait
+behind results of another, and near where both limits are equal neither is reached. The loss:
+``(a**q + b**q)**(1/q)`` with ``1/q = OVERLAP * (1 - cycle/way)``, less where links are uneven.
+Trees, sites and uneven rings leave their busiest line idle while what it would carry is still under
+way (``_idle``, TREE_OVERLAP, RING_LAPS).
 
 **How far to trust it.** The constants are fitted to a simulation (``tests/harness/chunk_sim.py``)
-that runs the real schedules over shared lines. For 2 to 32 peers the model is within 10 % of it for
-butterflies and rings on equal links, for one slow peer, and for sites; within 16 % for trees on
-equal links. Where every rate differs, by up to four times, half of the cases are within 5 to 9 %,
-but rings may take 20 % more than predicted, and butterflies with shards by rate 60 % more: rule 3
-of ``trees.py`` keeps the parts for all owners at one pace, which suits equal shards. (With one or
-two chunks for each owner they may also take 30 % less: windows of uneven shards are rough then.)
+that runs the real schedules over shared lines; ``tests/benchmarks/costs.py`` shows both beside each
+other. For 2 to 32 peers the model is within 10 % of it for butterflies, rings and sites, on equal
+links and with one slow peer; within 16 % for trees, but 19 % where a slow peer is inside of one.
+Where every rate differs, by up to four times, half of the cases are within 7 %, but rings may take
+15 % more than predicted, and butterflies with shards by rate 35 % more: rule 3 of ``trees.py``
+keeps the parts for all owners at one pace, which suits equal shards. With one or two chunks for
+each owner they may also take 30 % less: windows of uneven shards are rough then.
 
 A pairwise exchange has a theory of its own (``pairwise_cost``): over 1,260 cases from 1 Mbit/s to
 10 Gbit/s, 1 to 64 chunks, also of unequal links, half are within 1 % of the simulation and all but
@@ -101,13 +117,15 @@ PAIRWISE_WORK: Final = 3
 OVERLAP: Final = 0.57
 # In trees with several owners everyone is at another height for each, so lines stand idle for a
 # part of the time, and most of all while the first chunks climb.
-TREE_IDLE: Final = 0.6
+TREE_IDLE: Final = 0.3
 TREE_IDLE_FIRST: Final = 1.2
+TREE_OVERLAP: Final = 0.1  # the 1/q of "Together"
 # With more than two sites the lines between them wait for the sums of all sites.
 SITE_IDLE: Final = 0.75
 # Where the links of a ring differ, the slowest edge has sent what it has and waits for the rest to
 # come round: once per window, for the part of a lap by which the others are faster.
-RING_LAPS: Final = 1.0
+RING_LAPS: Final = 1.25
+LAP_LATENCY: Final = 0.5  # of the latency round the ring that is not waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,18 +180,26 @@ def routes_cost(
     windows_s, ways_s, cycles_s, before = 0.0, 0.0, 0.0, 0
     for until in sorted(set(windows.tolist()) - {0}):
         generation = _generation(network, (up, down), heights, windows >= until, wire, 2 * work_s)
-        windows_s += (until - before) * generation.cycle_s
+        hidden_s = generation.hidden_s if lead == 1 else 0.0
+        windows_s += (until - before) * (generation.cycle_s - hidden_s)
         ways_s += (until - before) * generation.way_s
         cycles_s += (until - before) * generation.cycle_s
         before = until
     last = most - (before - 1) * lead
     windows_s += generation.way_s - generation.cycle_s + (last - 1) * generation.slowest_s
+    windows_s += hidden_s  # nothing follows the last one
 
     lines_s += _idle(network, shape.kind, lines_s, even, chunks, heights, up)
-    lines_s += RING_LAPS * (ways_s - cycles_s) * (1 - even)
+    lap_s = shape.depth * float(network.latency_s[flows > 0].mean())
+    laps_s = max(0.0, ways_s - cycles_s - LAP_LATENCY * before * lap_s)
+    lines_s += RING_LAPS * laps_s * (1 - even)
     lines_s += float(network.latency_s[flows > 0].max()) + work_s
-    total = _together(lines_s, windows_s, 1 - cycles_s / ways_s if before > 1 else 0.0)
-    return Cost(total, lines_s, windows_s, busiest)
+    overlap = OVERLAP * even * (1 - cycles_s / ways_s) if before > 1 else 0.0
+    if shape.kind == "tree" and (chunks > 0).sum() > 1:
+        overlap = max(overlap, TREE_OVERLAP)
+    total = _together(lines_s, windows_s, overlap)
+    ends_s = _ends(network, shape, chunks, lead, wire, 2 * work_s) if shape.depth == 1 else 0.0
+    return Cost(max(total, ends_s), max(lines_s, ends_s), windows_s, busiest)
 
 
 def pairwise_cost(network: Network, chunks: int, chunk_bytes: int, rates: Rates) -> Cost:
@@ -208,8 +234,8 @@ def _together(lines_s: float, windows_s: float, overlap: float) -> float:
     larger = max(lines_s, windows_s)
     if overlap <= 0:
         return larger
-    q = 1 / (OVERLAP * overlap)
-    return larger * math.pow(1 + math.pow(min(lines_s, windows_s) / larger, q), 1 / q)
+    shorter = min(lines_s, windows_s) / larger
+    return larger * math.pow(1 + math.pow(shorter, 1 / overlap), overlap)
 
 
 def _lines(
@@ -264,10 +290,31 @@ def _idle(
     return 0.0
 
 
+def _ends(
+    network: Network, shape: Shape, chunks: I64, lead: int, wire: float, hop_s: float
+) -> float:
+    """Of a butterfly, the slowest link of a peer with what it waits for: see "Ends" above."""
+    up, down, latency_s = shape.up, shape.down, network.latency_s
+    carried = shape.flows(chunks.tolist()) * wire
+    owners, last = np.flatnonzero(chunks), np.flatnonzero(chunks == chunks.max())
+    parts_s = _steps(network, up.parents, up.heights, owners, wire, climbing=True)
+    first_s = _climb(up, parts_s, latency_s, hop_s)[owners].min() + latency_s[owners].min(axis=0)
+    results_s = _steps(network, down.parents, down.depth, last, wire, climbing=False)
+    last_s = _descend(down, results_s, latency_s, hop_s)[last].max()
+    last_s = last_s + latency_s[:, last].min(axis=1) + hop_s
+    others = (network.count - 1) * wire
+    before = others * np.minimum(chunks, lead) / network.down
+    after = others * (chunks == chunks.max()) / network.up
+    enter_s = carried.sum(axis=0) / network.down + np.maximum(0, first_s - before)
+    leave_s = carried.sum(axis=1) / network.up + np.maximum(0, last_s - after)
+    return float(max(enter_s.max(), leave_s.max()))
+
+
 class _Generation(NamedTuple):
     way_s: float
     cycle_s: float
     slowest_s: float
+    hidden_s: float  # of the cycle, where windows follow each other
 
 
 def _generation(
@@ -286,10 +333,13 @@ def _generation(
     climb = _climb(up, parts_s, network.latency_s, hop_s)
     descent = _descend(down, results_s, network.latency_s, hop_s)
     leaves = (heights == 0) & (up.parents != ROOT)
+    hides = up.depth.max() == 1 and not owns[parts_s.max(axis=0).argmax()]
+    hidden = min(parts_s.max(), results_s.max()) * (1 - 1 / len(owners))
     return _Generation(
         way_s=float((climb + descent.max(axis=1))[owners].max()),
         cycle_s=float((climb + np.where(leaves, descent, 0).max(axis=1))[owners].max()),
         slowest_s=float(np.maximum(parts_s, results_s).max()),
+        hidden_s=float(hidden) if hides else 0.0,
     )
 
 

@@ -12,5 +12,6 @@ __all__ = ["prepare_process"]
 
 def prepare_process(note: Callable[[str, str], None]) -> None:
     """Before the first thread starts. ``note`` takes the kind and the text of a line."""
-    note("limits", f"{descriptors.raise_limit()}; {allocator.cap_arenas()}")
+    memory = f"{allocator.cap_arenas()}; {allocator.give_back_large()}"
+    note("limits", f"{descriptors.raise_limit()}; {memory}")
     say_once(lambda line: note("codecs", line))

@@ -20,7 +20,7 @@ from atoll.optim.spec import (
     PINNED_FACTOR,
     SPARES_MAX,
 )
-from atoll.peer.rounds.entries import EntryHead
+from atoll.peer.rounds.entries import INIT, EntryHead
 
 __all__ = ["DIGESTS_MAX", "LOG_BYTES_DEFAULT", "LOG_ENTRIES_MIN", "RoundLog"]
 
@@ -188,7 +188,8 @@ class RoundLog:
             self._entries.popleft()
             self._before = oldest.head.chain
             self._nbytes -= oldest.nbytes
-            if not oldest.lent:
+            # The parameters are as large as no result, unless by luck: they would stay for ever.
+            if not oldest.lent and oldest.head.kind != INIT:
                 self._spares.append(oldest.encoded)
 
     def _is_over(self, factor: int) -> bool:

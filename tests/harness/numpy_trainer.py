@@ -2,7 +2,7 @@
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
 outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
-fault ("none", "nan" or "fork").
+fault ("none", "nan" or "fork"), codec.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from atoll.optim.spec import RunSpec
 def main() -> int:
     home, elements, rounds, inner_s = sys.argv[1], *map(float, sys.argv[2:5])
     spoils = sys.argv[5] == "nan"  # hands over what no codec can take
-    spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5)
+    codec = sys.argv[6] if len(sys.argv) > 6 else "int8"
+    spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
     manifest = Manifest.of([Parameter("w", (int(elements),))])
     session = atoll.connect(home)
     session.attach(spec, manifest, lambda flat: flat.fill(1.0))

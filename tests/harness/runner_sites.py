@@ -15,12 +15,11 @@ from atoll.peer.group import events as ev
 from atoll.peer.group.messages import STEP, Begin
 from atoll.peer.group.views import Member, View
 from atoll.peer.identity import Home
-from atoll.peer.net.certs import run_tls
-from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.keptcopy import FetchKept
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.transfer.fetching import FetchResult
+from harness.linkhost import link_host
 
 LINEAGE = b"L" * 32
 PATIENCE_S = 30.0
@@ -32,16 +31,11 @@ class Site:
     def __init__(self, home: Home) -> None:
         self.fed: list[ev.Event] = []
         self.logs: list[str] = []
-        self.host = LinkHost(
-            peer_id=home.peer_id,
-            tls=run_tls(home, b"s" * 32),
-            run="demo",
-            inc=lambda: 1,
-            advertise=lambda: self.address,
+        self.host = link_host(
+            home,
+            address=lambda: self.address,
+            streams=lambda: self.runner.streams,
             on_message=self._on_message,
-            on_up=lambda peer, address, inc: self.runner.streams.know(peer, address),
-            on_down=lambda peer, why: None,
-            on_data=lambda peer, stream: self.runner.streams.accept(peer, stream),
             log=self.logs.append,
         )
         self.address = ""

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.group.events import Goal
 from atoll.peer.group.views import Member
 from atoll.peer.identity import Home
-from atoll.peer.net.certs import run_tls
 from atoll.peer.net.invite import parse_address
-from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.router import Router
 from atoll.peer.rounds.state import ReplicatedState
@@ -33,6 +33,7 @@ from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer.donor import Donor
 from atoll.peer.transfer.learner import CatchUp
 from atoll.peer.transfer.shelf import Shelf
+from harness.linkhost import link_host
 
 CHAIN = b"c" * 32
 
@@ -54,16 +55,11 @@ class Site:
         self.state: ReplicatedState | None = None
         self.rounds = RoundLog()
         self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.host = LinkHost(
-            peer_id=home.peer_id,
-            tls=run_tls(home, b"s" * 32),
-            run="demo",
-            inc=lambda: 1,
-            advertise=lambda: address,
+        self.host = link_host(
+            home,
+            address=lambda: address,
+            streams=lambda: self.streams,
             on_message=self._on_message,
-            on_up=lambda peer, address, inc: self.streams.know(peer, address),
-            on_down=lambda peer, why: None,
-            on_data=lambda peer, stream: self.streams.accept(peer, stream),
             log=lambda line: say(log=line),
         )
         router = Router(lambda peer, why: None)

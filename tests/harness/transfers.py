@@ -10,8 +10,6 @@ from atoll.optim.manifest import Parameter
 from atoll.peer.group.events import Goal
 from atoll.peer.group.views import Member
 from atoll.peer.identity import Home
-from atoll.peer.net.certs import run_tls
-from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.router import Router
 from atoll.peer.rounds.state import ReplicatedState
@@ -20,6 +18,7 @@ from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer.donor import Donor
 from atoll.peer.transfer.learner import CatchUp
 from atoll.peer.transfer.shelf import Shelf
+from harness.linkhost import link_host
 from harness.tinyrun import TinyRun
 
 __all__ = ["Site", "eventually", "goal_of", "run_of", "same", "scenario"]
@@ -38,16 +37,11 @@ class Site:
         self.reached: list[tuple[int, bytes]] = []
         self.state: ReplicatedState | None = run.state if run else None
         self.rounds = run.log if run else RoundLog()
-        self.host = LinkHost(
-            peer_id=home.peer_id,
-            tls=run_tls(home, b"s" * 32),
-            run="demo",
-            inc=lambda: 1,
-            advertise=lambda: self.address,
+        self.host = link_host(
+            home,
+            address=lambda: self.address,
+            streams=lambda: self.streams,
             on_message=self._on_message,
-            on_up=lambda peer, address, inc: self.streams.know(peer, address),
-            on_down=lambda peer, why: self.streams.close_to(peer),
-            on_data=lambda peer, stream: self.streams.accept(peer, stream),
             log=self.logs.append,
         )
         self.router = Router(lambda peer, why: None)

@@ -57,7 +57,8 @@ def test_a_slow_peer_owns_nothing_and_the_reasons_say_so() -> None:
         assert choice.kind == "butterfly"
         assert choice.shards[3] == 0
         assert any("3 own(s) no chunks" in reason for reason in choice.reasons)
-    assert choose(network, FLOAT32).predicted_s == pytest.approx(28.0, abs=0.3)
+    # Its line alone takes 28.0 s; the first results come when it has sent a chunk to each owner.
+    assert choose(network, FLOAT32).predicted_s == pytest.approx(28.3, abs=0.1)
 
 
 def test_bad_paths_are_gone_round_by_a_ring_if_the_codec_allows() -> None:

@@ -110,30 +110,33 @@ def test_trees_of_all_owners_are_within_16_percent(n: int) -> None:
             assert abs(error(network, tree(n, 2), [each] * n)) < 0.16
 
 
-@pytest.mark.parametrize("n", [4, 8])
-def test_one_slow_peer_is_within_10_percent(n: int) -> None:
+@pytest.mark.parametrize(("n", "each"), [(4, 16), (8, 16), (16, 4)])
+def test_one_slow_peer_is_within_10_percent(n: int, each: int) -> None:
+    """Of 16 with 64 chunks it waits for the first results longer than for most else."""
     rates = [MBIT_100] * (n - 1) + [MBIT_100 / 5]
     pairs = {(i, j): 0.025 for i in range(n) for j in range(n) if i != j}
     network = measured(n, up=rates, down=rates, latency_s=pairs, sites=range(n))
-    shards = butterfly_shards(network, 16 * n)
+    shards = butterfly_shards(network, each * n)
     assert shards[-1] == 0
     assert abs(error(network, star(n), shards)) < 0.10
     # The split by rates is what makes it fast, in the simulation too.
-    equal_s = routes_cost(network, Shape(star(n)), [16] * n, CHUNK, RATES).seconds
+    equal_s = routes_cost(network, Shape(star(n)), [each] * n, CHUNK, RATES).seconds
     assert simulated_s(network, star(n), shards) < 0.75 * equal_s
+    assert abs(error(network, ring(range(n)), [each] * n)) < 0.10
 
 
-@pytest.mark.parametrize("n", [3, 4, 8])
-def test_where_every_rate_differs_the_model_is_rough(n: int) -> None:
-    """Measured over 28 such networks of 2 to 16 peers: half within 9 %, the worst 43 %."""
+@pytest.mark.parametrize(("n", "each"), [(3, 8), (4, 8), (8, 8), (16, 4)])
+def test_where_every_rate_differs_the_model_is_rougher(n: int, each: int) -> None:
+    """Measured over 30 networks of 3 to 10 peers with rates and ways at random: half within 7 %,
+    the worst 26 %."""
     up = [MBIT_100 * (1 + i * 5 % 7) / 7 for i in range(n)]
     down = [MBIT_100 * (1 + i * 3 % 7) / 7 for i in range(n)]
     network = measured(n, up=up, down=down, sites=range(n))
-    shards = butterfly_shards(network, 8 * n)
-    assert abs(error(network, star(n), shards)) < 0.45
-    assert abs(error(network, star(n), [8] * n)) < 0.20
-    # However rough the prediction is: shards by rate are faster, as the schedules run them.
-    assert simulated_s(network, star(n), shards) <= simulated_s(network, star(n), [8] * n)
+    shards = butterfly_shards(network, each * n)
+    assert abs(error(network, star(n), shards)) < 0.10
+    assert abs(error(network, star(n), [each] * n)) < 0.10
+    # However rough a prediction is: shards by rate are faster, as the schedules run them.
+    assert simulated_s(network, star(n), shards) <= simulated_s(network, star(n), [each] * n)
 
 
 def test_many_rates_by_hand() -> None:
@@ -147,8 +150,8 @@ def test_many_rates_by_hand() -> None:
         sites=range(3),
     )
     cost = routes_cost(network, Shape(star(3)), (10, 20, 30), 1000, rates)
-    # Peer 0 sends 50 parts and 2 * 10 results.
-    assert cost.lines_s == pytest.approx(0.070)
+    # Peer 0 sends 50 parts and 2 * 10 results; the last result comes half a chunk later.
+    assert cost.lines_s == pytest.approx(0.0705)
     assert cost.busiest == "the uplink of 0"
     slow = measured(3, up=[1e6] * 3, down=[1e6] * 3, pair={(2, 0): 1e4}, sites=range(3))
     # Peer 2 sends peer 0 its 10 parts, and 30 results.

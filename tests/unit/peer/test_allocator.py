@@ -1,4 +1,4 @@
-"""Threads that come and go leave no memory behind in arenas of their own."""
+"""Threads that come and go leave no memory behind in arenas of their own; large blocks go back."""
 
 from __future__ import annotations
 
@@ -37,11 +37,38 @@ with tempfile.NamedTemporaryFile() as file:
     print(file.read().count(b"<heap nr="))
 """
 
+# One block of a small model's parameters is freed, then a round's chunks with smaller blocks
+# between them: how many KiB more are there than before?
+KEEP_CHUNKS = """
+import ctypes
+from atoll.peer.allocator import give_back_large
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+def take(size):
+    block = libc.malloc(size)
+    ctypes.memset(block, 1, size)
+    return block
+def resident_kib():
+    return int(open("/proc/self/statm").read().split()[1]) * 4
+print(give_back_large())
+before = resident_kib()
+libc.free(take(20 << 20))
+chunks = [(take(1 << 20), take(64 << 10)) for _ in range(32)]
+for chunk, _ in chunks:
+    libc.free(chunk)
+print(resident_kib() - before)
+"""
+
 
 def arenas(**environment: str) -> tuple[str, int]:
     """What was said, and how many arenas eight threads got."""
+    return answers(COUNT_ARENAS, **environment)
+
+
+def answers(script: str, **environment: str) -> tuple[str, int]:
     done = subprocess.run(
-        [sys.executable, "-c", COUNT_ARENAS],
+        [sys.executable, "-c", script],
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -67,8 +94,23 @@ def test_who_has_chosen_a_number_keeps_it() -> None:
     assert said == "memory arenas as the environment says"
 
 
+@pytest.mark.skipif(not HAS_GLIBC, reason="another allocator than glibc's")
+def test_chunks_go_back_whatever_was_freed_before() -> None:
+    said, kept_kib = answers(KEEP_CHUNKS)
+    assert said == "blocks of 128 KiB go back when they are freed"
+    assert kept_kib < 8 << 10
+
+
+@pytest.mark.skipif(not HAS_GLIBC, reason="another allocator than glibc's")
+def test_who_has_chosen_what_is_large_keeps_it() -> None:
+    said, kept_kib = answers(KEEP_CHUNKS, MALLOC_MMAP_THRESHOLD_=str(32 << 20))
+    assert said == "large blocks as the environment says"
+    assert kept_kib > 16 << 10
+
+
 def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
 
     def unknown(name: str) -> str:
         raise ValueError("unrecognized configuration name")
@@ -76,3 +118,4 @@ def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "confstr", unknown)
     monkeypatch.setattr(ctypes, "CDLL", None)  # nothing may be called
     assert allocator.cap_arenas() == "memory arenas as this system has them"
+    assert allocator.give_back_large() == "large blocks as this system has them"

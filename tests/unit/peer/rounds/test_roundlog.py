@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.optim.spec import LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
-from atoll.peer.rounds.entries import STEP, EntryHead, Origin
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
 from atoll.peer.rounds.roundlog import DIGESTS_MAX, LOG_BYTES_DEFAULT, RoundLog
 
 SIZE = 1000
@@ -160,6 +163,18 @@ def test_memory_of_a_dropped_entry_is_used_again():
     another = log.spare(SIZE)
     assert all(another is not array for array in arrays)
     assert (another.dtype, another.shape) == (np.uint8, (SIZE,))
+
+
+def test_memory_of_the_first_parameters_is_given_up():
+    """No result fits it, so it would stay as long as the run."""
+    log = RoundLog(2 * ENTRY)
+    array = np.zeros(4 * SIZE, np.uint8)
+    log.append(replace(head(1), kind=INIT), array, digest(1))
+    held = weakref.ref(array)
+    del array
+    for number in (2, 3, 4):
+        append(log, number)
+    assert held() is None
 
 
 def test_memory_that_somebody_reads_is_not_used_again():
