@@ -17,7 +17,8 @@ help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
 	@echo "make test    all tests but the long ones, which make test-slow runs"
 	@echo "make check   ruff and mypy --strict"
-	@echo "make simulate SEEDS=0..10000   the protocol under random faults; make replay SEED=N for one"
+	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
+	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   measurements, with the figures that docs/log.md records"
@@ -85,9 +86,11 @@ simulate: $(STAMP)
 	$(SIMULATION) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 replay: $(STAMP)
+	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }
 	$(SIMULATION) --seed $(SEED)
 
 shrink: $(STAMP)
+	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }
 	$(SIMULATION) --shrink $(SEED)
 
 mutants: $(STAMP)

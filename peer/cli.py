@@ -126,7 +126,8 @@ def _wait_until_gone(home: Path) -> None:
         else:
             _say("left the run")
             return
-    raise ConfigError(f"the daemon at {home} was told to leave and still runs after 10 s")
+    what = f"the daemon at {home} was told to leave and still runs after 10 s"
+    raise ConfigError(what, fix="look at its terminal; a second Ctrl+C there ends it at once")
 
 
 def _invite(parsed: argparse.Namespace) -> int:

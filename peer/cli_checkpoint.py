@@ -76,8 +76,15 @@ def _inspect(parsed: argparse.Namespace) -> int:
     path = Path(parsed.path)
     opener = open_checkpoint if (path / MANIFEST_FILE).exists() else open_latest
     with opener(path) as checkpoint:
+        _say_passed_over(checkpoint)
         print(_describe(checkpoint), flush=True)
     return 0
+
+
+def _say_passed_over(checkpoint: Checkpoint) -> None:
+    """Later ones of the folder that are not whole: the next one must not hide them."""
+    for what in checkpoint.passed_over:
+        print(f"passed over: {what}")
 
 
 def _verify(parsed: argparse.Namespace) -> int:
@@ -88,6 +95,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     invite = Invite.parse(parsed.invite) if parsed.invite else None
     run, secret = (invite.run, invite.secret) if invite else (None, None)
     with open_latest(parsed.path, run=run, secret=secret) as checkpoint:
+        _say_passed_over(checkpoint)
         manifest = checkpoint.manifest
         print(
             f"OK {checkpoint.path.name}: run {manifest.run}, round {manifest.round},"
@@ -132,6 +140,7 @@ def _export(parsed: argparse.Namespace) -> int:
     from atoll.peer.checkpoints.checkpoint import open_latest
 
     with open_latest(parsed.path) as checkpoint:
+        _say_passed_over(checkpoint)
         manifest = checkpoint.manifest
         out = Path(parsed.out or f"{manifest.run}-{manifest.round}.safetensors")
         export_parameters(checkpoint, out)

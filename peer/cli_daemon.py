@@ -124,12 +124,12 @@ def _up(parsed: argparse.Namespace) -> int:
         others = known[:-1]
         if parsed.resume:
             loaded = _load(parsed.resume, run, secret if record or parsed.secret_file else None)
-            home.save_run(RunRecord(run, secret, known))
-            return _start(home, parsed, run, secret, others, resume=loaded, found=True)
+            saves = RunRecord(run, secret, known)
+            return _start(home, parsed, run, secret, others, saves, resume=loaded, found=True)
         if parsed.force_new_lineage or not known:
             _refuse_to_overlook(parsed, run)
-            home.save_run(RunRecord(run, secret, ()))
-            return _start(home, parsed, run, secret, listed, found=not listed, founders=listed)
+            how: dict[str, Any] = {"found": not listed, "founders": listed}
+            return _start(home, parsed, run, secret, listed, RunRecord(run, secret), **how)
         last = _last_checkpoint(parsed.checkpoint, run, secret)
         if last is not None:
             # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
@@ -189,9 +189,11 @@ def _secret(path: str | None, record: RunRecord | None) -> bytes:
     except ValueError as error:
         raise ConfigError(f"{path} does not hold a secret", fix="make one: atoll secret") from error
     if len(secret) != SECRET_BYTES:
-        raise ConfigError(f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}")
+        what = f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}"
+        raise ConfigError(what, fix="make one: atoll secret")
     if record is not None and record.secret != secret:
-        raise ConfigError(f"{path} is not the secret that this home has for its run")
+        fix = "leave --secret-file out, or use another --home"
+        raise ConfigError(f"{path} is not the secret that this home has for its run", fix=fix)
     return secret
 
 
@@ -243,11 +245,13 @@ def _start(
     run: str,
     secret: bytes,
     contacts: tuple[str, ...],
+    saves: RunRecord | None = None,
     *,
     rejoins: bool = False,
     **how: Any,
 ) -> int:
-    """``how``: the fields of DaemonOptions that say how it comes into the run."""
+    """``saves`` is what the home is to remember, once nothing is wrong with the options; ``how``:
+    the fields of DaemonOptions that say how it comes into the run."""
     from atoll.peer.options import DaemonOptions  # here, so that `atoll status` starts fast
 
     if rejoins and not contacts:
@@ -275,6 +279,8 @@ def _start(
         plain_streams=parsed.plain_streams,
         **how,
     )
+    if saves is not None:
+        home.save_run(saves)
     return asyncio.run(_serve(home, options, parsed.home, rejoins))
 
 
@@ -347,7 +353,9 @@ def _listen_address(text: str | None) -> tuple[str, int]:
             probe.bind(("0.0.0.0", DEFAULT_PORT))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"cannot listen on port {DEFAULT_PORT}: {error}") from error
+                fix = "choose another address with --listen HOST:PORT"
+                what = f"cannot listen on port {DEFAULT_PORT}: {error}"
+                raise ConfigError(what, fix=fix) from error
             _say(f"port {DEFAULT_PORT} is in use: a free port is taken (--listen chooses one)")
             return "0.0.0.0", 0
     return "0.0.0.0", DEFAULT_PORT

@@ -67,6 +67,7 @@ class Commands:
         found = [p for p in others if not wanted or short(p).startswith(wanted)]
         if not found or (wanted and len(found) > 1):
             names = ", ".join(short(p) for p in others) or "nobody else"
-            raise ConfigError(f"no single member is called {wanted!r}: there is {names}")
+            fix = "name one of them, or nobody: then the first that can takes over"
+            raise ConfigError(f"no single member is called {wanted!r}: there is {names}", fix=fix)
         self._daemon.feed(HandOver(found[0] if wanted else b""))
         return short(found[0]) if wanted else "the first member that can"

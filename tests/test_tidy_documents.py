@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
 from atoll.peer.group.phases import TRANSITIONS, Phase, Trigger
+from atoll.peer.group.timing import Timing
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collectives", "optim", "peer")
@@ -40,6 +42,7 @@ def tree_of(document: str) -> dict[str, str]:
             if depth > len(above):
                 continue
             above = [*above[:depth], entry[2].rstrip("/")]
+            assert "/".join(above) not in found, f"{document} lists {entry[2]} twice"
             found["/".join(above)] = entry[3] or ""
     return found
 
@@ -139,6 +142,28 @@ def test_names_in_the_architecture_are_in_the_code() -> None:
     plain = {n for n in quoted if re.fullmatch(r"[A-Z]\w+|test_\w+|[a-z]+_[a-z_]+", n)}
     everything = set().union(*known.values(), {"call_soon_threadsafe"})  # asyncio's
     assert not sorted(plain - everything - {path.stem for path in (ROOT / "peer").rglob("*.py")})
+
+
+def test_each_promise_names_a_test_that_is_there() -> None:
+    tests = definitions(("tests",))[""]
+    table = sections("docs/guarantees.md")["Promises"]
+    rows = [row.split("|")[1:-1] for row in re.findall(r"^\| .*\|$", table, re.MULTILINE)][1:]
+    assert len(rows) > 10
+    for promise, _, held_by in rows:
+        named = set(re.findall(r"`(test_\w+)`", held_by))
+        assert named, f"nothing holds: {promise}"
+        assert not sorted(named - tests), promise
+
+
+def test_timers_of_the_guarantees() -> None:
+    """Every duration of the protocol has its row; constants are where the row says they are."""
+    table = sections("docs/guarantees.md")["Timers"]
+    named = set(re.findall(r"`([a-z_]+_s)`", table)) - {"round_deadline_s"}  # the run's
+    assert named == {field.name for field in fields(Timing)}
+    folder = ""
+    for name, where in re.findall(r"`([A-Z_]+_S)`, ([\w/.]+)", table):
+        folder = folder if where == "there" else where
+        assert name in names_in(ast.parse((ROOT / folder).read_text("utf-8"))), (name, where)
 
 
 def test_tables_of_the_architecture() -> None:

@@ -19,7 +19,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,7 +51,6 @@ __all__ = [
     "read_exactly",
     "read_manifest",
     "readable",
-    "verify_checkpoint",
 ]
 
 T = TypeVar("T")
@@ -60,18 +59,24 @@ MANIFEST_FILE = "manifest.json"
 CANDIDATES_MAX = 64  # checkpoints of one folder that are tried, the latest first
 HASH_BYTES = 1 << 20  # of a file at a time
 _NAME = re.compile(r"([A-Za-z0-9._-]{1,64})-(\d{12,19})-([0-9a-f]{8})")
-_OTHER_FIX = "name another checkpoint; `atoll checkpoint verify` says which ones are whole"
+_OTHER_FIX = (
+    "name another checkpoint; `atoll checkpoint verify FOLDER` finds the latest that is whole"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Opened: manifest, signature, sizes and header are right; the chunks are not yet read."""
+    """Opened: manifest, signature, sizes and header are right; the chunks are not yet read.
+
+    ``passed_over`` has a sentence for each checkpoint of the folder that was refused before it.
+    """
 
     path: Path
     manifest: CheckpointManifest
     layout: StateLayout
     leaves: tuple[bytes, ...]
     fd: int
+    passed_over: tuple[str, ...] = ()
 
     def chunks(self, out: bytearray) -> Iterator[tuple[int, memoryview]]:
         """Every chunk's parameters and momentum in ``out``, one after the other, each checked.
@@ -164,16 +169,6 @@ def load_checkpoint(path: Path | str, *, run: str | None, secret: bytes | None) 
     return Loaded(checkpoint.path, checkpoint.manifest, state, passed_over)
 
 
-def verify_checkpoint(
-    path: Path | str, *, run: str | None = None, secret: bytes | None = None
-) -> CheckpointManifest:
-    """Read and check every byte of one checkpoint; CheckpointError says what is wrong."""
-    with open_checkpoint(Path(path).absolute(), run=run, secret=secret) as checkpoint:
-        checkpoint.check_chunks()
-        checkpoint.check_hash()
-        return checkpoint.manifest
-
-
 @contextmanager
 def open_latest(
     path: Path | str, *, run: str | None = None, secret: bytes | None = None
@@ -184,9 +179,9 @@ def open_latest(
         checkpoint.check_chunks()
         checkpoint.check_hash()
 
-    whole, _, _ = _first_whole(Path(path), run, secret, check)
+    whole, _, passed_over = _first_whole(Path(path), run, secret, check)
     with open_checkpoint(whole.path, run=run, secret=secret) as checkpoint:
-        yield checkpoint
+        yield replace(checkpoint, passed_over=passed_over)
 
 
 def candidates(folder: Path, run: str | None = None) -> list[Path]:

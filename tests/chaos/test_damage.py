@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from harness.bad_path import BadPath, flip_state, listening_port
 from harness.health import assert_healthy
-from harness.processes import Fleet, fleet, until
+from harness.processes import WAIT_S, Fleet, fleet, until
+
+from atoll.collectives.errors import DivergedError
 
 LARGE = 4e6  # a state of many chunks, and rounds that a fault can meet half-way
 FLIPS = 12
@@ -90,6 +92,33 @@ def test_a_bit_turns_in_a_daemons_memory(four: Fleet, leads: bool) -> None:
     peer.kill(signal.SIGCONT)
     until(lambda: noticed(four) > before, "it is noticed", *four.peers.values())
     assert_healthy(four, diverged=True)
+
+
+def test_two_states_without_a_majority_halt_the_run_and_both_are_shown(tmp_path: Path) -> None:
+    """Nobody can say which of two is right: the daemons stay, nothing more is committed, and who
+    trains at the coordinator is told at the next look instead of after the round deadline."""
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        for name in "ab":
+            run.train(name)
+        assert_healthy(run)
+        leader = run.coordinator
+        peer = run.peers["ab".replace(leader, "")]
+        parameters = peer.status()["parameters"]
+        peer.kill(signal.SIGSTOP)
+        flip_state(peer.pid, parameters // 2, parameters)
+        peer.kill(signal.SIGCONT)
+        trainer = run.trainers[leader]
+        assert trainer.ends(WAIT_S) == DivergedError.exit_code
+        assert trainer.lines[-1]["error"] == DivergedError.code
+        statuses = [run.peers[name].status() for name in "ab"]
+        assert len({status["round"] for status in statuses}) == 1
+        digests = {status["digest"][:16] for status in statuses}
+        assert len(digests) == 2
+        shown = run.peers[leader].status()["waiting"]
+        for text in (trainer.lines[-1]["what"], shown):
+            assert "differs without a majority" in text
+            assert all(digest in text for digest in digests)
 
 
 def noticed(run: Fleet) -> int:

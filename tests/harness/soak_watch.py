@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +90,14 @@ class Watch:
     # ------------------------------------------------------------ in the threads
 
     def _look(self, name: str) -> None:
+        """A daemon that nobody looks at any more would pass for one that is well."""
+        try:
+            self._look_on(name)
+        except Exception:
+            problem = f"nobody watches {name} any more: {traceback.format_exc()}"
+            self.failure = self.failure or problem
+
+    def _look_on(self, name: str) -> None:
         sampled_s = 0.0
         while not self._ended.wait(LOOK_S):
             with self.locks[name]:

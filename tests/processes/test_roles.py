@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from harness.processes import Fleet, fleet, until
+from harness.processes import Fleet, Process, fleet, until
 
 from atoll.peer.checkpoints.checkpoint import candidates, load_checkpoint
 
@@ -95,3 +96,40 @@ def test_an_archive_follows_keeps_checkpoints_and_outlives_the_others(tmp_path: 
         loaded.state.close()
         run.start("n", "up", "--run", "demo", "--resume", str(newest))
         assert run.peers["n"].reaches(loaded.round)["digest"] == loaded.manifest.digest.hex()
+
+
+def test_the_office_is_handed_over_while_rounds_go_on(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        for name in "abc":
+            run.train(name)
+        number = run.peers["a"].reaches(3)["round"]
+        leader = run.coordinator
+        heir, other = "abc".replace(leader, "")
+        names = {name: run.peers[name].status()["peer"] for name in "abc"}
+
+        def hand_over(asked: str, *to: str) -> Process:
+            home = str(run.peers[asked].home)
+            command = [sys.executable, "-m", "atoll.peer.cli", "handover", "--home", home, *to]
+            return Process(command, tmp_path / "handover.log")
+
+        refused = hand_over(heir, names[heir])
+        assert refused.ends() == 2
+        assert f"not the coordinator of a view: {names[leader]} is" in refused.text
+        refused = hand_over(leader, "nobody")
+        assert refused.ends() == 2
+        assert names[heir] in refused.text
+        assert names[other] in refused.text
+        assert "fix:" in refused.text
+
+        done = hand_over(leader, names[heir])
+        assert done.ends() == 0
+        assert f"handing over to {names[heir]}" in done.text
+        peer = run.peers[heir]
+        until(lambda: peer.status()["phase"] == "coordinator", f"{heir} leads", peer)
+        for name in "abc":
+            status = run.peers[name].reaches(number + 5)
+            assert (status["coordinator"], len(status["members"])) == (names[heir], 3)
+        # Nobody had to notice that a coordinator was gone.
+        assert not any(run.peers[name].said("coordinator-lost") for name in "abc")
+        assert run.agree("abc") >= 1

@@ -109,7 +109,23 @@ def test_verify_says_ok_or_why_not(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["checkpoint", "verify", str(path)]) == REFUSED
     assert f"ATOLL-E72 {path.name} is damaged: chunk 2" in capsys.readouterr().err
     assert main(["checkpoint", "verify", str(folder)]) == 0  # the one before
-    assert "round 2" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "OK" in out
+    assert "round 2" in out
+
+
+@pytest.mark.parametrize("action", ["inspect", "verify", "export"])
+def test_a_later_one_that_is_damaged_is_named(
+    folder: Path, tmp_path: Path, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a folder the latest whole one is taken: that must not hide that there was a later one."""
+    path = newest(folder)
+    damage(path)
+    out = ["--out", str(tmp_path / "model.safetensors")] if action == "export" else []
+    assert main(["checkpoint", action, str(folder), *out]) == 0
+    printed = capsys.readouterr().out
+    assert f"passed over: {path.name} is damaged: chunk 2" in printed
+    assert path.name not in printed.split("\n", 1)[1]
 
 
 def test_verify_with_an_invite_tells_this_run_from_others(

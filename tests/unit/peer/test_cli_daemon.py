@@ -79,6 +79,33 @@ def test_contradictions_are_refused(
     assert not started
 
 
+@pytest.mark.parametrize("wrong", [("--every", "5"), ("--listen", "nowhere")])
+def test_a_home_remembers_no_run_that_was_never_started(
+    wrong: tuple[str, str], tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or its made-up secret would stand against the one that the founders share."""
+    home = str(tmp_path / "home")
+    assert cli.main(["up", "--run", "demo", "--home", home, *wrong]) == 2
+    assert "fix:" in capsys.readouterr().err
+    assert (
+        start(tmp_path / "home", "up", "--run", "demo", "--secret-file", secret_file(tmp_path)) == 0
+    )
+    assert started[0][0].secret == SECRET
+
+
+def test_another_secret_than_the_homes_is_refused_with_advice(
+    tmp_path: Path, started: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Home.open(tmp_path / "home") as home:
+        home.save_run(RunRecord("demo", bytes(32), (A,)))
+    assert (
+        start(tmp_path / "home", "up", "--run", "demo", "--secret-file", secret_file(tmp_path)) == 2
+    )
+    printed = capsys.readouterr().err
+    assert "is not the secret that this home has" in printed
+    assert "another --home" in printed
+
+
 @pytest.mark.parametrize("every", ["0", "-3", "often"])
 def test_every_is_a_number_of_rounds(every: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
