@@ -76,7 +76,7 @@ class Streams:
         self._addresses: dict[bytes, str] = {}
         self._opening: dict[bytes, asyncio.Task[DataStream]] = {}
         self._outgoing: dict[bytes, DataStream] = {}
-        self._incoming: set[DataStream] = set()
+        self._incoming: dict[DataStream, bytes] = {}  # with the peer that opened it
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
@@ -106,6 +106,15 @@ class Streams:
         with self._counting:
             streams = [*self._outgoing.values(), *self._incoming]
         return dict(Counter(stream.cipher for stream in streams if not stream.closed))
+
+    def outgoing(self) -> list[tuple[bytes, DataStream]]:
+        """All streams on which this side sends, with their peers."""
+        with self._counting:
+            return list(self._outgoing.items())
+
+    def incoming(self) -> list[tuple[bytes, DataStream]]:
+        with self._counting:
+            return [(peer, stream) for stream, peer in self._incoming.items()]
 
     def know(self, peer: bytes, address: str) -> None:
         if not address:
@@ -187,7 +196,7 @@ class Streams:
     def accept(self, peer: bytes, stream: DataStream) -> None:
         """A peer opened a stream to us: read it in a thread of its own until it ends."""
         with self._counting:
-            self._incoming.add(stream)
+            self._incoming[stream] = peer
         name = f"read-from-{short(peer)}"
         threading.Thread(target=self._read, args=(peer, stream), name=name, daemon=True).start()
 
@@ -203,7 +212,8 @@ class Streams:
                     stream.recv_into(target)
                     self._sink.received(peer, header)
                 else:
-                    scratch = scratch or memoryview(bytearray(DRAIN_BYTES))
+                    if len(scratch) < (size := min(header.length, DRAIN_BYTES)):
+                        scratch = memoryview(bytearray(size))  # of probes alone it stays small
                     _drain(stream, header.length, scratch)
         except AtollError as error:
             self._sink.broken(peer, error.what)
@@ -214,7 +224,7 @@ class Streams:
             with self._counting:
                 self._received_before += stream.received_bytes
                 self._moved_before += stream.moved_bytes
-                self._incoming.discard(stream)
+                self._incoming.pop(stream, None)
 
 
 def reason_of(error: AtollError | MemoryError) -> str:
