@@ -39,6 +39,10 @@ CONFIRMS = 0.9
 START_BYTES, START_S = 512 << 10, 1.0
 # A round trip is the least of so long. The kernel's own is that of the last five minutes.
 RTT_KEPT_S, RTT_STEP_S = 600.0, 60.0
+# A round trip that is so much longer than the least is one through a queue. Who fills it loses
+# packets, by the tenth where a stream starts; that says nothing of the path. Nor do losses count
+# for so long afterwards, because they are made good only then. Paced streams fill no queue.
+QUEUED_SHARE, QUEUED_S, QUEUE_REST_S = 1.25, 0.002, 1.0
 # Less than this says nothing of losses of a thousandth.
 LOSS_BYTES_MIN = 1 << 20
 # What was sent before counts half when so much has been sent since.
@@ -86,14 +90,13 @@ class Best:
 class LinkEstimate:
     """Of one directed pair, what is known now; rates in bytes per second of the wire, else 0.
 
-    ``rtt_s``: the least round trip. ``out``: what can be sent. ``arrived``: what has come from
-    there, at least. ``loss``: fraction of the bytes that had to be sent again, None if too few were
-    sent. ``age_s``: how long ago the network last limited what was sent.
+    ``rtt_s``: the least round trip. ``out``: what can be sent. ``loss``: fraction of the bytes that
+    had to be sent again while no queue stood on the way, None if too few were sent. ``age_s``: how
+    long ago the network last limited what was sent.
     """
 
     rtt_s: float = 0.0
     out: float = 0.0
-    arrived: float = 0.0
     loss: float | None = None
     age_s: float = float("inf")
 
@@ -103,85 +106,92 @@ class LinkEstimate:
 
 
 class PairEstimate:
-    """Feed ``handle`` with what all streams to and from one peer did between two readings."""
+    """Feed ``handle`` with what all streams to one peer did between two readings.
+
+    A rate is counted over windows. What the kernel says of the last round trip is noisier, since
+    machines hand over in bursts; it stands for links on which nothing ever lasts for a window.
+    """
 
     def __init__(self) -> None:
-        self._out, self._arrived = Best(), Best()
+        self._counted, self._brief = Best(), Best()
         self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
         self._sent = self._lost = 0.0
+        self._queued_s = float("-inf")  # when there was last a queue on the way
         self._began_bytes = self._began_s = 0.0  # since it was idle
-        self._sending, self._receiving = Window(), Window()
+        self._window = Window()
         self._held_back = False  # in the window at hand: by the sender
-        self._free_s = float("-inf")  # when there was the last free sample
-        self.samples = 0  # free ones so far ...
-        self.last_rate = 0.0  # ... and the last of them
+        self._free_s = float("-inf")  # when there was the last free window
+        self.samples = 0  # free windows so far ...
+        self.last_rate = 0.0  # ... and the rate of the last of them
 
-    def handle(
-        self, out: Sequence[Slice], into: Sequence[Slice], now_s: float, *, alone: bool, full: bool
-    ) -> None:
+    def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
         """``alone``: no other pair shared a link with this one, as far as is known here.
         ``full``: the sender had bytes ready all the time, whatever the kernel thinks of it."""
-        for one in (*out, *into):
+        for one in out:
             if one.min_rtt_s > 0:
                 self._round_trip(one.min_rtt_s, now_s)
         moving = [one for one in out if one.moving]
-        self._count_lost(moving)
-        if len(moving) == 1:
-            self._one(moving[0], now_s, alone=alone, full=full)
-        self._several(moving, now_s, alone=alone, full=full)
-        self._arriving(into, now_s)
+        if not moving:
+            self._rest()
+            return
+        self._count_lost(moving, now_s)
+        delivered = sum(one.delivered for one in moving)
+        self._began_bytes += delivered
+        self._began_s += max(one.busy_s for one in moving)
+        if self._began_bytes >= START_BYTES or self._began_s >= START_S:
+            starved = any(one.app_limited for one in moving) and not full
+            self._sample(moving, delivered, now_s, held_back=starved or not alone)
+        if not any(one.whole or one.unsent for one in moving):
+            self._rest()
+
+    def probed(self, now_s: float) -> None:
+        """A probe has come to its end, so there is nothing better to be had for a while."""
+        if self._counted.value or self._brief.value:
+            self._free_s = now_s
+
+    @property
+    def hint(self) -> float:
+        """The best of what the kernel has said of single round trips, bytes per second; or 0."""
+        return self._brief.value
 
     def now(self, now_s: float) -> LinkEstimate:
         known = self._sent >= LOSS_BYTES_MIN
         return LinkEstimate(
             rtt_s=min((rtt_s for _, rtt_s in self._rtts), default=0.0),
-            out=self._out.known(now_s),
-            arrived=self._arrived.known(now_s),
+            out=self._counted.known(now_s) or self._brief.known(now_s),
             loss=min(self._lost / self._sent, 1.0) if known else None,
             age_s=now_s - self._free_s,
         )
 
-    def _one(self, one: Slice, now_s: float, *, alone: bool, full: bool) -> None:
-        """A single stream: the kernel's rate, which is exact even where loss holds bytes back."""
-        self._began_bytes += one.delivered
-        self._began_s += one.busy_s
-        started = self._began_bytes >= START_BYTES or self._began_s >= START_S
-        if one.rate > 0 and one.delivered > 0 and started:
-            held_back = not alone or (one.app_limited and not full) or _reaches_pace(one, one.rate)
-            self._take(one.rate, now_s, held_back)
-        if not one.whole and not one.unsent:
-            self._began_bytes = self._began_s = 0.0  # idle at the end of it
+    def _rest(self) -> None:
+        self._began_bytes = self._began_s = 0.0
+        self._window.reset()
+        self._held_back = False
 
-    def _several(self, moving: list[Slice], now_s: float, *, alone: bool, full: bool) -> None:
-        """More than one stream: what they carry together has to be counted."""
-        if len(moving) < 2 or not any(one.whole for one in moving):
-            self._sending.reset()
+    def _sample(
+        self, moving: list[Slice], delivered: float, now_s: float, *, held_back: bool
+    ) -> None:
+        one = moving[0]
+        if len(moving) == 1 and one.rate > 0 and one.delivered > 0:
+            if held_back or _reaches_pace(one, one.rate):
+                self._brief.at_least(one.rate, now_s)
+            else:
+                self._brief.free(one.rate, now_s)
+        if not any(one.whole for one in moving):
+            self._window.reset()
             self._held_back = False
             return
         paced = any(_reaches_pace(one, one.delivered / one.took_s) for one in moving)
-        starved = any(one.app_limited for one in moving) and not full
-        self._held_back = self._held_back or not alone or paced or starved
-        together = sum(one.delivered for one in moving)
-        trip_s = max(one.rtt_s for one in moving)
-        if rate := self._sending.add(moving[0].took_s, together, trip_s):
-            self._take(rate, now_s, self._held_back)
-            self._held_back = False
-
-    def _take(self, rate: float, now_s: float, held_back: bool) -> None:
-        if held_back:
-            self._out.at_least(rate, now_s)
-        else:
-            self._out.free(rate, now_s)
-            self._free_s = now_s
+        self._held_back = self._held_back or held_back or paced
+        rate = self._window.add(one.took_s, delivered, max(one.rtt_s for one in moving))
+        if rate and self._held_back:
+            self._counted.at_least(rate, now_s)
+        elif rate:
+            self._counted.free(rate, now_s)
+            self._free_s, self.last_rate = now_s, rate
             self.samples += 1
-            self.last_rate = rate
-
-    def _arriving(self, into: Sequence[Slice], now_s: float) -> None:
-        moving = [one for one in into if one.arrived > 0]
-        if not moving:
-            self._receiving.reset()
-        elif rate := self._receiving.add(moving[0].took_s, sum(one.arrived for one in moving)):
-            _seen(self._arrived, rate, now_s)
+        if rate:
+            self._held_back = False
 
     def _round_trip(self, rtt_s: float, now_s: float) -> None:
         if self._rtts and now_s - self._rtts[-1][0] < RTT_STEP_S:
@@ -192,7 +202,12 @@ class PairEstimate:
         while self._rtts[0][0] < now_s - RTT_KEPT_S:
             self._rtts.popleft()
 
-    def _count_lost(self, moving: list[Slice]) -> None:
+    def _count_lost(self, moving: list[Slice], now_s: float) -> None:
+        least_s = min((rtt_s for _, rtt_s in self._rtts), default=0.0)
+        if any(one.rtt_s > QUEUED_SHARE * least_s + QUEUED_S for one in moving):
+            self._queued_s = now_s
+        if now_s - self._queued_s < QUEUE_REST_S:
+            return
         self._sent += sum(one.sent for one in moving)
         self._lost += sum(one.lost for one in moving)
         while self._sent >= LOSS_BYTES_KEPT:

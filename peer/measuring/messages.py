@@ -38,8 +38,7 @@ class LinkRow:
         if len(set(self.peers)) != len(self.peers):
             raise ValueError("a peer is in a row once")
         for value in (self.up, self.down, *self.rtt_s, *self.out, *self.loss):
-            if value is not None and not 0 <= value < math.inf:  # refuses NaN too
-                raise ValueError(f"a measurement is a number from 0 on, not {value}")
+            _check(value)
 
 
 @message
@@ -59,7 +58,18 @@ class MayProbe:
 @message
 @dataclass(frozen=True, slots=True)
 class ProbeOver:
-    """Others may probe you again, as far as I am concerned."""
+    """Others may probe you, as far as I am concerned. ``out``: what I can send to you, in bytes per
+    second, as far as I know it now."""
+
+    out: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.out)
 
 
 ABOUT_LINKS = (LinkRow, AskProbe, MayProbe, ProbeOver)
+
+
+def _check(value: float | None) -> None:
+    if value is not None and not 0 <= value < math.inf:  # refuses NaN too
+        raise ValueError(f"a measurement is a number from 0 on, not {value}")

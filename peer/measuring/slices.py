@@ -13,9 +13,11 @@ __all__ = ["Slice", "Window", "between"]
 
 # How much of a slice a stream must have been busy for what it moved to say how fast it was.
 BUSY_SHARE = 0.9
-# A counted rate is one of at least so long, and of so many round trips: what a loss holds back
-# arrives in the next, and machines that are busy hand over in bursts.
-WINDOW_S, WINDOW_TRIPS = 0.5, 4.0
+# Less is a question, an answer, or the opening of a stream.
+LOAD_BYTES = 16 << 10
+# A counted rate is one of so many round trips, since TCP sends in waves; and of so long, or of so
+# many bytes, since machines that are busy hand over in bursts of some 10 ms.
+WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 0.5, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class Slice:
     @property
     def moving(self) -> bool:
         return self.delivered > 0 or self.sent > 0
+
+    @property
+    def is_load(self) -> bool:
+        """Enough to be in the way of others."""
+        return self.sent >= LOAD_BYTES
 
     @property
     def whole(self) -> bool:
@@ -95,7 +102,8 @@ class Window:
         self._took_s += took_s
         self._bytes += nbytes
         self._rtt_s = max(self._rtt_s, rtt_s)
-        if self._took_s < max(WINDOW_S, WINDOW_TRIPS * self._rtt_s):
+        brief = self._took_s < WINDOW_S and self._bytes < WINDOW_BYTES
+        if brief or self._took_s < WINDOW_TRIPS * self._rtt_s:
             return 0.0
         rate = self._bytes / self._took_s
         self.reset()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 from collections import defaultdict
@@ -73,6 +74,7 @@ class Surveyor:
         self._readings: WeakKeyDictionary[DataStream, tuple[TcpInfo, float]] = WeakKeyDictionary()
         self._pairs: dict[bytes, PairEstimate] = {}
         self._own = OwnLinks()
+        self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
         self._survey, self._turns, self._news = Survey(), Turns(), News()
         self._picture, self._told = Picture(), RowTimes()
         self._was_reducing = 0
@@ -101,19 +103,21 @@ class Surveyor:
     # ------------------------------------------------------------ what is known
 
     def link(self, peer: bytes) -> LinkEstimate:
-        """The link to ``peer``, and what came from there, as far as is known here."""
+        """The link to ``peer``, as far as is known here."""
         pair = self._pairs.get(peer)
         return pair.now(self._loop.time()) if pair is not None else LinkEstimate()
 
     def status(self, peer: bytes) -> dict[str, Any]:
         """What people see of one member; only what is known. Rates in bytes per second."""
         link = self.link(peer)
-        arrives = self._picture.out(peer, self._me) or link.arrived
+        arrives = self._picture.out(peer, self._me) or self._arrives.get(peer, 0.0)
         found: dict[str, Any] = {}
         if link.rtt_s:
             found["rtt_ms"] = round(1e3 * link.rtt_s, 2)
         if link.out:
-            found |= {"out_bytes_per_s": round(link.out), "measured_s_ago": round(link.age_s)}
+            found["out_bytes_per_s"] = round(link.out)
+        if link.age_s < math.inf:
+            found["measured_s_ago"] = round(link.age_s)
         if arrives:
             found["in_bytes_per_s"] = round(arrives)
         if link.loss is not None:
@@ -144,12 +148,12 @@ class Surveyor:
         crowded = max(reducing, self._was_reducing) > 2
         self._was_reducing = reducing
         out, into = self._slices(self._streams.outgoing()), self._slices(self._streams.incoming())
-        moving = [peer for peer, slices in out.items() if any(one.moving for one in slices)]
+        moving = [peer for peer, slices in out.items() if any(one.is_load for one in slices)]
         self._pairs = {peer: self._pairs.get(peer) or PairEstimate() for peer in others}
         for peer, pair in self._pairs.items():
             alone = not crowded and not set(moving) - {peer}
             full = peer == self._full
-            pair.handle(out.get(peer, ()), into.get(peer, ()), now_s, alone=alone, full=full)
+            pair.handle(out.get(peer, ()), now_s, alone=alone, full=full)
         self._own.handle(list(out.values()), list(into.values()), now_s)
         if not self._sending:
             self._full = b""  # not before its last bytes have been counted as such
@@ -201,9 +205,11 @@ class Surveyor:
 
     def _watch(self, probe: Probe, now_s: float) -> None:
         pair = self._pairs.get(probe.peer)
-        if pair is None:
+        if pair is None:  # it is no member any more
             self._enough.set()
-        elif self._sending and probe.enough(self._sent_bytes, pair.samples, pair.last_rate, now_s):
+            return
+        enough = probe.enough(self._sent_bytes, pair.samples, pair.last_rate, pair.hint, now_s)
+        if enough and self._sending:
             self._enough.set()
 
     async def _run_probe(self, probe: Probe) -> None:
@@ -216,19 +222,17 @@ class Surveyor:
             if asked and not self._reducing():
                 stream = await self._streams.to(peer)
                 probe.began_s, probe.last_samples = self._loop.time(), pair.samples
-                before, whole = pair.samples, await self._send_probe(stream, probe)
-                self._send(peer, ProbeOver())
-                await asyncio.sleep(2 * READ_PROBE_S)  # its last bytes are counted meanwhile
-                failed = whole and pair.samples == before
-            elif asked:
-                self._send(peer, ProbeOver())
+                if await self._send_probe(stream, probe):
+                    await asyncio.sleep(2 * READ_PROBE_S)  # its last bytes are counted meanwhile
+                    pair.probed(self._loop.time())
+                    failed = not self.link(peer).out
         except AtollError:  # the stream did not come about: rounds will report that
             failed = True
-            self._send(peer, ProbeOver())
         finally:
             self._probe = self._probing = None
             self.probe_bytes += self._sent_bytes
             if asked:
+                self._send(peer, ProbeOver(self.link(peer).out or None))
                 self._survey.ended(peer, self._sent_bytes, self._loop.time(), failed=failed)
             else:
                 self._survey.refused(peer, self._loop.time())
@@ -305,6 +309,8 @@ class Surveyor:
             self._send(source, MayProbe(granted))
         elif isinstance(message, ProbeOver):
             self._turns.over(source)
+            if message.out and view is not None and source in view.peers:
+                self._arrives[source] = message.out
         else:
             self._on_answer(source, message)
         return True
@@ -329,6 +335,7 @@ class Surveyor:
 
     def _tell(self, view: View, now_s: float) -> None:
         self._picture.keep(view.peers)
+        self._arrives = {peer: rate for peer, rate in self._arrives.items() if peer in view.peers}
         self._news.keep(view.peers)
         for peer, pair in self._pairs.items():
             if line := self._news.about(peer, pair.now(now_s), now_s):
