@@ -13,23 +13,27 @@ __all__ = ["News"]
 FACTOR = 2.0
 # Round trips within a machine or a building differ by more than that, and nobody minds.
 RTT_MIN_S = 0.005
-# About one pair.
+# Between two lines about one pair. In its first so long a pair is only getting known.
 PAUSE_S = 60.0
 
 
 class News:
     def __init__(self) -> None:
+        self._first_s: dict[bytes, float] = {}  # when a pair was first known
         self._known: dict[bytes, tuple[LinkEstimate, float]] = {}  # as said last, and when
 
     def keep(self, peers: Collection[bytes]) -> None:
-        self._known = {peer: known for peer, known in self._known.items() if peer in peers}
+        for peer in self._first_s.keys() - set(peers):
+            del self._first_s[peer], self._known[peer]
 
     def about(self, peer: bytes, link: LinkEstimate, now_s: float) -> str:
-        """A line if the link to ``peer`` has changed much since the last one; the first estimate
-        goes without."""
+        """A line if the link to ``peer`` has changed much since the last one."""
         if not link.complete:
             return ""
-        before, at_s = self._known.setdefault(peer, (link, float("-inf")))
+        if now_s - self._first_s.setdefault(peer, now_s) < PAUSE_S:
+            self._known[peer] = (link, float("-inf"))
+            return ""
+        before, at_s = self._known[peer]
         changes = []
         if _factor(before.out, link.out) > FACTOR:
             changes.append(f"{8e-6 * before.out:.3g} to {8e-6 * link.out:.3g} Mbit/s")

@@ -42,10 +42,10 @@ DUE_S = 1200.0
 QUIET_S = 0.5
 # Before the next probe to anybody, and before one to a peer that could not be probed.
 PAUSE_S, REFUSED_S, FAILED_S = 0.25, 1.0, 30.0
-# A probe is enough when a free window has brought no more than this above the best before it, and
-# that is so much of what the kernel has seen for one round trip: else the sender was kept from
-# sending, or the window is still opening.
-SETTLED_GAIN, SETTLED_SHARE = 1.05, 0.9
+# A probe is enough when so many free windows in a row have brought no more than this above the best
+# before them, and that is so much of what the kernel has seen for one round trip: else the sender
+# was kept from sending, or TCP's window is still opening.
+SETTLED_WINDOWS, SETTLED_GAIN, SETTLED_SHARE = 2, 1.05, 0.9
 
 # A row is sent when a value differs by this share from what was said last, and every ROW_S in case
 # the coordinator has lost it; never more often than every ROW_PAUSE_S, and in a large view so that
@@ -79,18 +79,18 @@ class Probe:
     began_s: float
     last_samples: int = 0
     best: float = 0.0
-    settled: bool = False
+    flat: int = 0  # free windows since the rate has grown
 
     def enough(self, sent_bytes: int, samples: int, rate: float, hint: float, now_s: float) -> bool:
         """``samples``: free windows of the pair so far; ``rate``: of the last of them; ``hint``:
         the kernel's best."""
         if samples > self.last_samples:
             self.last_samples = samples
-            self.settled = rate <= SETTLED_GAIN * self.best
+            self.flat = 0 if rate > SETTLED_GAIN * self.best else self.flat + 1
             self.best = max(self.best, rate)
-            self.settled &= self.best >= SETTLED_SHARE * hint
         late = now_s - self.began_s >= PROBE_S_MAX
-        return late or sent_bytes >= self.bytes_max or self.settled
+        settled = self.flat >= SETTLED_WINDOWS and self.best >= SETTLED_SHARE * hint
+        return late or sent_bytes >= self.bytes_max or settled
 
 
 class Survey:
