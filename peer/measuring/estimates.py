@@ -6,7 +6,8 @@ is the sender itself:
 
     nothing to send     the kernel says so (``app_limited``)
     its other streams   they share the uplink, so one of them says nothing about its own path
-    a reduction of many the other side's downlink is shared, with streams that are not seen here
+    what others send    the other side's downlink is shared, with streams that are not seen here:
+                        in a reduction of more than two, or when several serve a learner
     its own pace        told to keep to a rate (``DataStream.pace``), a stream reaches that and no
                         more; and the pace follows from this estimate
 
@@ -125,7 +126,7 @@ class PairEstimate:
         self.last_rate = 0.0  # ... and the rate of the last of them
 
     def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
-        """``alone``: no other pair shared a link with this one, as far as is known here.
+        """``alone``: it is certain that no other pair shared a link with this one.
         ``full``: the sender had bytes ready all the time, whatever the kernel thinks of it."""
         for one in out:
             if one.min_rtt_s > 0:

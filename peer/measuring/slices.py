@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from atoll.peer.measuring.tcpinfo import TcpInfo
 
-__all__ = ["Slice", "Window", "between"]
+__all__ = ["LOAD_BYTES", "Slice", "Window", "between"]
 
 # How much of a slice a stream must have been busy for what it moved to say how fast it was.
 BUSY_SHARE = 0.9

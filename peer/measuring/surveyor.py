@@ -25,7 +25,7 @@ from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES, probe_header
 from atoll.peer.measuring.messages import ABOUT_LINKS, AskProbe, LinkRow, MayProbe, ProbeOver
 from atoll.peer.measuring.news import News
 from atoll.peer.measuring.picture import Picture, describe
-from atoll.peer.measuring.slices import Slice, between
+from atoll.peer.measuring.slices import LOAD_BYTES, Slice, between
 from atoll.peer.measuring.survey import Probe, RowTimes, Survey, probing_order
 from atoll.peer.measuring.tcpinfo import TcpInfo, parse
 from atoll.peer.measuring.turns import Turns
@@ -84,6 +84,7 @@ class Surveyor:
         self._probing: asyncio.Task[None] | None = None  # ... and its task
         self._full = b""  # to whom bytes are ready all the time, as long as a probe is sent
         self._sending = False
+        self._arriving: set[bytes] = set()  # from whom much came between the last two readings
         self._sent_bytes = 0  # of the probe at hand
         self._enough = threading.Event()
         self._answer: asyncio.Future[bool] | None = None
@@ -145,14 +146,17 @@ class Surveyor:
         now_s, view = self._loop.time(), self._view()
         others = self._others(view)
         reducing = self._reducing()
-        crowded = max(reducing, self._was_reducing) > 2
+        of_two = max(reducing, self._was_reducing) == 2
         self._was_reducing = reducing
         out, into = self._slices(self._streams.outgoing()), self._slices(self._streams.incoming())
+        self._arriving = {
+            peer for peer, slices in into.items() if sum(one.arrived for one in slices) > LOAD_BYTES
+        }
         moving = [peer for peer, slices in out.items() if any(one.is_load for one in slices)]
         self._pairs = {peer: self._pairs.get(peer) or PairEstimate() for peer in others}
         for peer, pair in self._pairs.items():
-            alone = not crowded and not set(moving) - {peer}
             full = peer == self._full
+            alone = (full or of_two) and not set(moving) - {peer}
             pair.handle(out.get(peer, ()), now_s, alone=alone, full=full)
         self._own.handle(list(out.values()), list(into.values()), now_s)
         if not self._sending:
@@ -305,7 +309,8 @@ class Surveyor:
             if view is not None and source in view.peers:
                 self._picture.put(source, message)
         elif isinstance(message, AskProbe):
-            granted = self._turns.ask(source, now_s, reducing=self._reducing() > 0)
+            busy = self._reducing() > 0 or bool(self._arriving - {source})
+            granted = self._turns.ask(source, now_s, busy=busy)
             self._send(source, MayProbe(granted))
         elif isinstance(message, ProbeOver):
             self._turns.over(source)

@@ -1,4 +1,4 @@
-"""Who may send a probe to this peer: one at a time, and never in a reduction. Without a clock.
+"""Who may send a probe to this peer: one at a time, and not while others send. Without a clock.
 
 Two probes at a time would share the downlink, and both would find half of it.
 """
@@ -21,11 +21,11 @@ class Turns:
         self._until_s = float("-inf")
         self._last: dict[bytes, float] = {}  # when the last turn of each began, of the last AGAIN_S
 
-    def ask(self, peer: bytes, now_s: float, *, reducing: bool) -> bool:
-        """Whether ``peer`` may begin a probe now."""
+    def ask(self, peer: bytes, now_s: float, *, busy: bool) -> bool:
+        """Whether ``peer`` may begin a probe now; ``busy``: a reduction, or others send here."""
         self._last = {p: at_s for p, at_s in self._last.items() if now_s - at_s < AGAIN_S}
         taken = self._peer != peer and now_s < self._until_s
-        if reducing or taken or peer in self._last:
+        if busy or taken or peer in self._last:
             return False
         self._peer, self._until_s = peer, now_s + TURN_S
         self._last[peer] = now_s

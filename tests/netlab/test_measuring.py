@@ -104,7 +104,7 @@ def test_rounds_go_on_and_teach_what_the_uplinks_have(lab: Lab, tmp_path: Path) 
     with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
         run.form(NAMES)
         for name in NAMES:
-            run.train(name, 2e6, inner_s=1.5)
+            run.train(name, 1e6, inner_s=1.5)
 
         def up(host: int) -> float:
             return 8e-6 * float(run.peers[NAMES[host]].status()["own_links"]["up_bytes_per_s"])
@@ -117,6 +117,6 @@ def test_rounds_go_on_and_teach_what_the_uplinks_have(lab: Lab, tmp_path: Path) 
         number = run.peers["a"].status()["round"]
         for name in NAMES:
             run.peers[name].reaches(number + 2)
-        assert run.agree(NAMES) >= 2
+        assert run.agree(NAMES) >= 1
         for host in range(3):
             assert up(host) < (1 + RATE_TOLERANCE) * UP_MBIT[host]

@@ -100,7 +100,7 @@ def test_the_rate_is_found_among_samples_that_say_less(seed: int) -> None:
                 link.give(moved(part, kernel=part, pace=part * draw.uniform(0.95, 1.1)))
             else:
                 flag = kind == "app"
-                link.give(moved(part, kernel=kernel, app_limited=flag), alone=not kind == "shared")
+                link.give(moved(part, kernel=kernel, app_limited=flag), alone=kind != "shared")
 
     something(20)
     assert link.out == 0, "none of that says what the link has"

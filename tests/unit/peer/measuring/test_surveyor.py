@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -18,11 +18,11 @@ from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES
 from atoll.peer.measuring.messages import AskProbe, LinkRow, MayProbe, ProbeOver
 from atoll.peer.measuring.survey import PROBE_BYTES_MAX
 from atoll.peer.measuring.surveyor import Surveyor
-from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, unpack_header
+from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.rounds.datastream import DataStream, PlainStream
 from atoll.peer.rounds.router import Router
 
-A, B, STRANGER = b"a" * 32, b"b" * 32, b"s" * 32
+A, B, C, STRANGER = b"a" * 32, b"b" * 32, b"c" * 32, b"s" * 32
 VIEW = View(b"L" * 32, 7, (Member(A, 1), Member(B, 1)), A, 1, b"c" * 32)
 PATIENCE_S = 20.0
 
@@ -110,7 +110,7 @@ def scenario(play: Callable[[Site, Site], Awaitable[None]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(*sites: Site):  # type: ignore[no-untyped-def]  # of no interest here
+async def running(*sites: Site) -> AsyncIterator[None]:
     tasks = [asyncio.create_task(site.surveyor.run()) for site in sites]
     yield
     for task in tasks:
@@ -125,9 +125,8 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROW_LOOK_S", 0.05)
-    yield
 
 
 def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
@@ -245,6 +244,25 @@ def test_strangers_are_not_in_the_picture() -> None:
         assert a.surveyor.on_message(B, lie)
         assert a.surveyor.status(B) == {}
         assert not a.surveyor.on_message(B, begin())
+
+    scenario(play)
+
+
+def test_a_turn_is_refused_while_others_send() -> None:
+    """They would share this peer's downlink, and the probe would find what is left of it."""
+
+    async def play(a: Site, b: Site) -> None:
+        a.surveyor.look()
+        assert a.surveyor.on_message(STRANGER, AskProbe())
+        assert a.surveyor.on_message(STRANGER, ProbeOver())
+        header = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+        for _ in range(20):
+            b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+        await eventually(lambda: len(a.headers) == 20)
+        a.surveyor.look()
+        assert a.surveyor.on_message(C, AskProbe())
+        assert a.surveyor.on_message(B, AskProbe())
+        assert a.said(MayProbe) == [MayProbe(True), MayProbe(False), MayProbe(True)]
 
     scenario(play)
 
