@@ -157,9 +157,11 @@ class PairEstimate:
 
     def now(self, now_s: float) -> LinkEstimate:
         known = self._sent >= LOSS_BYTES_MIN
+        # Of a probe that was broken off, it may be what TCP had come to at the beginning.
+        brief = self._brief.known(now_s) if self._free_s > float("-inf") else 0.0
         return LinkEstimate(
             rtt_s=min((rtt_s for _, rtt_s in self._rtts), default=0.0),
-            out=self._counted.known(now_s) or self._brief.known(now_s),
+            out=self._counted.known(now_s) or brief,
             loss=min(self._lost / self._sent, 1.0) if known else None,
             age_s=now_s - self._free_s,
         )

@@ -7,7 +7,6 @@ read here is there since Linux 4.19; of an older kernel, and of other systems, n
 from __future__ import annotations
 
 import struct
-import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,7 @@ __all__ = ["TCP_INFO_BYTES", "TcpInfo", "parse"]
 # busy_time; delivered; bytes_sent, bytes_retrans, dsack_dups. Times are in microseconds.
 _STRUCT: Final = struct.Struct("=7xB8xII36xI4xI56xQ8xIII4xQQ16xI4xQQI")
 TCP_INFO_BYTES: Final = _STRUCT.size
-APP_LIMITED: Final = 0x01 if sys.byteorder == "little" else 0x80  # how C lays out that bit
+APP_LIMITED: Final = 0x01 if struct.pack("=H", 1)[0] else 0x80  # C's first bit, on this machine
 _NO_RTT_US: Final = 0xFFFFFFFF  # where nothing has been acknowledged yet
 # Bytes on the wire for each byte of a full packet's payload: no headers at all, and those of IPv6
 # with all options in the smallest packets that it allows. A kernel that says more is mistaken.
