@@ -121,13 +121,14 @@ class PairEstimate:
         self._began_bytes = self._began_s = 0.0  # since it was idle
         self._window = Window()
         self._held_back = False  # in the window at hand: by the sender
-        self._free_s = float("-inf")  # when there was the last free window
+        self._free_s = float("-inf")  # the last free window of a round, or end of a probe
         self.samples = 0  # free windows so far ...
         self.last_rate = 0.0  # ... and the rate of the last of them
 
     def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
         """``alone``: it is certain that no other pair shared a link with this one.
-        ``full``: the sender had bytes ready all the time, whatever the kernel thinks of it."""
+        ``full``: of a probe, whose sender has bytes ready all the time, whatever the kernel thinks;
+        what it finds is believed when ``probed`` says that it was not broken off."""
         for one in out:
             if one.min_rtt_s > 0:
                 self._round_trip(one.min_rtt_s, now_s)
@@ -141,7 +142,7 @@ class PairEstimate:
         self._began_s += max(one.busy_s for one in moving)
         if self._began_bytes >= START_BYTES or self._began_s >= START_S:
             starved = any(one.app_limited for one in moving) and not full
-            self._sample(moving, delivered, now_s, held_back=starved or not alone)
+            self._sample(moving, delivered, now_s, full=full, held_back=starved or not alone)
         if not any(one.whole or one.unsent for one in moving):
             self._rest()
 
@@ -158,10 +159,11 @@ class PairEstimate:
     def now(self, now_s: float) -> LinkEstimate:
         known = self._sent >= LOSS_BYTES_MIN
         # Of a probe that was broken off, it may be what TCP had come to at the beginning.
-        brief = self._brief.known(now_s) if self._free_s > float("-inf") else 0.0
+        measured = self._free_s > float("-inf")
+        rate = self._counted.known(now_s) or self._brief.known(now_s)
         return LinkEstimate(
             rtt_s=min((rtt_s for _, rtt_s in self._rtts), default=0.0),
-            out=self._counted.known(now_s) or brief,
+            out=rate if measured else 0.0,
             loss=min(self._lost / self._sent, 1.0) if known else None,
             age_s=now_s - self._free_s,
         )
@@ -172,7 +174,7 @@ class PairEstimate:
         self._held_back = False
 
     def _sample(
-        self, moving: list[Slice], delivered: float, now_s: float, *, held_back: bool
+        self, moving: list[Slice], delivered: float, now_s: float, *, full: bool, held_back: bool
     ) -> None:
         one = moving[0]
         if len(moving) == 1 and one.rate > 0 and one.delivered > 0:
@@ -191,8 +193,10 @@ class PairEstimate:
             self._counted.at_least(rate, now_s)
         elif rate:
             self._counted.free(rate, now_s)
-            self._free_s, self.last_rate = now_s, rate
+            self.last_rate = rate
             self.samples += 1
+            if not full:
+                self._free_s = now_s
         if rate:
             self._held_back = False
 

@@ -162,7 +162,10 @@ def test_a_probe_is_not_held_back_whatever_the_kernel_says() -> None:
     link = Link()
     for _ in range(8):
         link.give(moved(RATE, app_limited=True), full=True)
+    assert link.out == 0, "it may be broken off while the rate still grows"
+    link.pair.probed(link.now_s)
     assert link.out == pytest.approx(RATE)
+    assert link.age_s == 0
 
 
 def test_the_bucket_of_a_shaper_is_not_the_link() -> None:
