@@ -29,22 +29,20 @@ from atoll.peer.group.views import ARCHIVE, Member, View, short
 from atoll.peer.identity import Home, RunRecord
 from atoll.peer.keys import HomeSigner
 from atoll.peer.local import LocalDoor
+from atoll.peer.measuring.surveyor import Surveyor
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.invite import Invite, fingerprint_of, format_address, parse_address
 from atoll.peer.net.links import LinkHost
 from atoll.peer.options import DaemonOptions, first_event
 from atoll.peer.rounds.runner import RoundRunner
-from atoll.peer.snapshot import missing_founders
-from atoll.peer.startup import prepare_process
+from atoll.peer.startup import prepare_process, say_who_is_missing
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
 
 __all__ = ["Daemon"]
 
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
-MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
-MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 ERROR_KINDS = frozenset(
@@ -104,6 +102,14 @@ class Daemon:
             log=lambda line: self.note("transfer", line),
             shelf=home.path / "received",
         )
+        self.surveyor = Surveyor(
+            me=home.peer_id,
+            streams=self.runner.streams,
+            send=self.host.send,
+            view=lambda: self.node.view,
+            begins=lambda: self.node.follower.begins.values(),
+            log=lambda line: self.note("network", line),
+        )
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
         handlers = self.desk.handlers() | Commands(self).handlers()
@@ -136,6 +142,7 @@ class Daemon:
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())
+            self._spawn(self.surveyor.run())
             await self._enter()
             if not self._end.done():
                 self._spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
@@ -158,17 +165,7 @@ class Daemon:
         if self.node.view is not None:
             await self._save_known(self.node.view)  # before anybody can rely on the run
         else:
-            self._spawn(self._say_who_is_missing())
-
-    async def _say_who_is_missing(self) -> None:
-        """While founders gather; less and less often."""
-        pause_s = MISSING_PAUSE_S
-        while True:
-            await asyncio.sleep(pause_s)
-            if not self.node.genesis.waiting:
-                return
-            self.note("genesis", missing_founders(self))
-            pause_s = min(2 * pause_s, MISSING_PAUSE_MAX_S)
+            self._spawn(say_who_is_missing(self))
 
     async def _listen(self) -> None:
         options = self.options
@@ -272,7 +269,7 @@ class Daemon:
     def _on_message(self, peer: bytes, message: object) -> None:
         if isinstance(message, ms.MEMBERSHIP):
             self.feed(ev.Received(peer, message))
-        elif not self.runner.on_message(peer, message):
+        elif not any(door.on_message(peer, message) for door in (self.runner, self.surveyor)):
             raise RemoteProtocolError(f"nobody expects a {type(message).__name__} here")
 
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["missing_founders", "render", "snapshot"]
 
+LOSS_SHOWN = 0.0005  # of the bytes: what rounds to a tenth of a percent
+
 
 def snapshot(daemon: Daemon) -> dict[str, Any]:
     """Plain types only: this travels over the local socket and is `atoll status --json`."""
@@ -54,8 +56,10 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
             "control_received": host.received_bytes,
             "data_sent": streams.sent_bytes,
             "data_received": streams.received_bytes,
+            "probes_sent": daemon.surveyor.probe_bytes,
         },
         "streams": streams.ciphers(),
+        "own_links": daemon.surveyor.totals(),
         "last_round_s": runner.last_round_s,
         "last_commit_unix_s": runner.last_commit_unix_s,
         "waiting": _waiting(daemon),
@@ -117,6 +121,8 @@ def _member(daemon: Daemon, member: Member) -> dict[str, Any]:
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
         "rtt_ms": round(1000 * daemon.host.srtt_s(member.peer), 1),
     }
+    if not me:
+        entry |= daemon.surveyor.status(member.peer)
     lead = node.coordinator
     beat = lead.roster.beats.get(member.peer) if lead else None
     if beat is not None:
@@ -193,7 +199,7 @@ def render(status: dict[str, Any]) -> str:
         marks += ["this peer"] if member["you"] else []
         marks += [f"round {member['round']}"] if "round" in member else []
         marks += ["trainer attached"] if member.get("attached") else []
-        marks += [f"rtt {member['rtt_ms']} ms"] if member["rtt_ms"] else []
+        marks += _link(member)
         lines.append(f"  {member['peer']}  {member['address']:<24} {', '.join(marks)}")
     for learner in status["learners"]:
         doing = "archive" if learner["role"] == ARCHIVE else "joining"
@@ -219,6 +225,19 @@ def render(status: dict[str, Any]) -> str:
     lines.append(f"now: {status['waiting']}")
     lines.append(f"last error: {status['last_error'] or 'none'}")
     return "\n".join(lines)
+
+
+def _link(member: dict[str, Any]) -> list[str]:
+    """The link to a member, as far as it was measured."""
+    marks = [f"rtt {member['rtt_ms']:.3g} ms"] if member["rtt_ms"] else []
+    ways = [
+        f"{way} {8e-6 * member[f'{way}_bytes_per_s']:.3g}"
+        for way in ("out", "in")
+        if f"{way}_bytes_per_s" in member
+    ]
+    marks += [f"{' '.join(ways)} Mbit/s"] if ways else []
+    marks += [f"loss {member['loss']:.1%}"] if member.get("loss", 0.0) >= LOSS_SHOWN else []
+    return marks
 
 
 def _size(count: float) -> str:

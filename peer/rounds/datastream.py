@@ -11,6 +11,7 @@ import time
 from typing import ClassVar, NoReturn
 
 from atoll.collectives.errors import ConnectError, ProtocolError
+from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
 from atoll.peer.net.streamkeys import CIPHER_NONE
 from atoll.peer.net.tls import reason_of, tune
 from atoll.peer.rounds.turns import LAST, Turns
@@ -62,6 +63,7 @@ class DataStream(abc.ABC):
         # On the wire, both ways, as it moves: shows that a slow link lives. Without what is sent
         # aside: a round that gets nowhere must not look alive because a learner is being served.
         self.moved_bytes = 0
+        self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
         self._aside = False
         self._sock = sock
         self._turns = Turns()
@@ -140,8 +142,15 @@ class DataStream(abc.ABC):
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
             rate = PACING_RATE.pack(round(bytes_per_s) or UNPACED)
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+            self.pace_bytes_per_s = bytes_per_s
             return True
         return False
+
+    def tcp_info(self) -> bytes:
+        """What the kernel tells of this connection; nothing where it tells nothing, or closed."""
+        with contextlib.suppress(OSError, AttributeError):
+            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        return b""
 
     def close(self) -> None:
         """Say goodbye if nobody is in the middle of a call, wake the owner, and close.

@@ -16,6 +16,7 @@ from atoll.collectives import Frame, Kind, Reduction
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import short
+from atoll.peer.measuring.frames import PROBE, check_probe
 from atoll.peer.rounds.dataframes import DataHeader
 from atoll.peer.rounds.keptcopy import KEPT, KeptCopy
 from atoll.peer.transfer.copies import Copies
@@ -112,6 +113,9 @@ class Router:
     # ------------------------------------------------------------ FrameSink
 
     def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
+        if header.kind == PROBE:
+            check_probe(header)
+            return None
         if header.kind not in OF_ATTEMPTS:
             return self.copies.reserve(source, header)
         current = self._attempt_of(header)

@@ -123,6 +123,15 @@ class Streams:
             streams = [*self._outgoing.values(), *self._incoming]
         return dict(Counter(stream.cipher for stream in streams if not stream.closed))
 
+    def outgoing(self) -> list[tuple[bytes, DataStream]]:
+        """All streams on which this side sends, with their peers."""
+        with self._counting:
+            return [(lane.peer, stream) for lane, stream in self._outgoing.items()]
+
+    def incoming(self) -> list[tuple[bytes, DataStream]]:
+        with self._counting:
+            return [(peer, stream) for stream, peer in self._incoming.items()]
+
     def know(self, peer: bytes, address: str) -> None:
         if not address:
             return
@@ -249,7 +258,8 @@ class Streams:
             lane = number if self._has_several(peer) else 0
             target = self._sink.reserve(peer, header, lane)
             if target is None:
-                scratch = scratch or memoryview(bytearray(DRAIN_BYTES))
+                if len(scratch) < (size := min(header.length, DRAIN_BYTES)):
+                    scratch = memoryview(bytearray(size))  # of probes alone it stays small
                 _drain(stream, header.length, scratch)
                 continue
             try:

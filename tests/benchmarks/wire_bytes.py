@@ -52,7 +52,8 @@ def counts(status: dict[str, object]) -> tuple[int, int, int]:
     moved = status["bytes"]
     assert isinstance(moved, dict)
     assert isinstance(status["round"], int)
-    return status["round"], moved["data_sent"], moved["control_sent"]
+    # Probes of the links go with the data streams, and between rounds.
+    return status["round"], moved["data_sent"] - moved["probes_sent"], moved["control_sent"]
 
 
 if __name__ == "__main__":

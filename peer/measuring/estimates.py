@@ -1,0 +1,279 @@
+"""What is known of the link to one peer, and of this peer's own two: machines without clocks.
+
+A rate is the largest of some time, because a link that carried it has it, and all that disturbs a
+measurement makes it smaller. What may make it smaller for long, without the link being any slower,
+is the sender itself:
+
+    nothing to send     the kernel says so (``app_limited``)
+    its other streams   they share the uplink, so one of them says nothing about its own path
+    what others send    the other side's downlink is shared, with streams that are not seen here:
+                        in a reduction of more than two, or when several serve a learner
+    its own pace        told to keep to a rate (``DataStream.pace``), a stream reaches that and no
+                        more; and the pace follows from this estimate
+
+Such samples may raise an estimate and never lower it. Else paces would spiral down: each a little
+below the last estimate, each estimate what the last pace allowed. A stream that reaches its pace
+shows that the estimate still holds, so it stays as it is; one that falls far short of it is held
+back by the network, and counts. Only free samples take the place of those that have grown old, and
+those that have grown old stay until there is one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.peer.measuring.slices import Slice, Window
+
+__all__ = ["Best", "LinkEstimate", "OwnLinks", "PairEstimate"]
+
+# A rate is the largest of so long before the last free sample. Long enough that probes, which are
+# seldom, find one another; a link that has become slower is believed to be so after this.
+KEPT_S = 1800.0
+# Of its pace: who reaches that is held back by it and not by the network.
+PACE_REACHED = 0.85
+# Of an estimate: who reaches that shows that it still holds.
+CONFIRMS = 0.9
+# Before a stream has moved so much, or for so long, since it was idle, the first round trips and
+# the buckets of traffic shapers say more about its rate than the link.
+START_BYTES, START_S = 512 << 10, 1.0
+# A round trip is the least of so long. The kernel's own is that of the last five minutes.
+RTT_KEPT_S, RTT_STEP_S = 600.0, 60.0
+# A round trip that is so much longer than the least is one through a queue. Who fills it loses
+# packets, by the tenth where a stream starts; that says nothing of the path. Nor do losses count
+# for so long afterwards, because they are made good only then. Paced streams fill no queue.
+QUEUED_SHARE, QUEUED_S, QUEUE_REST_S = 1.25, 0.002, 1.0
+# Less than this says nothing of losses of a thousandth.
+LOSS_BYTES_MIN = 1 << 20
+# What was sent before counts half when so much has been sent since.
+LOSS_BYTES_KEPT = 64 << 20
+# Nobody plans with what has not been seen for so long.
+FORGOTTEN_S = 6 * 3600.0
+
+
+class Best:
+    """The largest of the last samples, in bytes per second."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()  # (time, rate), rates descending
+
+    @property
+    def value(self) -> float:
+        """0 as long as nothing is known."""
+        return self._samples[0][1] if self._samples else 0.0
+
+    def known(self, now_s: float) -> float:
+        """The same; 0 too when nothing has borne it out for FORGOTTEN_S."""
+        is_fresh = bool(self._samples) and now_s - self._samples[-1][0] < FORGOTTEN_S
+        return self.value if is_fresh else 0.0
+
+    def free(self, rate: float, now_s: float) -> None:
+        """What the link could carry just then."""
+        while self._samples and self._samples[0][0] < now_s - KEPT_S:
+            self._samples.popleft()
+        while self._samples and self._samples[-1][1] <= rate:
+            self._samples.pop()
+        self._samples.append((now_s, rate))
+
+    def at_least(self, rate: float, now_s: float) -> None:
+        """It carried this, and might have carried more. Nothing as long as no free sample is known;
+        what comes near to the estimate shows that it still holds as it is."""
+        value = self.value
+        if value and rate > value:
+            self.free(rate, now_s)
+        elif value and rate >= CONFIRMS * value:
+            self._samples.clear()
+            self._samples.append((now_s, value))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEstimate:
+    """Of one directed pair, what is known now; rates in bytes per second of the wire, else 0.
+
+    ``rtt_s``: the least round trip. ``out``: what can be sent. ``loss``: fraction of the bytes that
+    had to be sent again while no queue stood on the way, None if too few were sent. ``age_s``: how
+    long ago the network last limited what was sent.
+    """
+
+    rtt_s: float = 0.0
+    out: float = 0.0
+    loss: float | None = None
+    age_s: float = float("inf")
+
+    @property
+    def complete(self) -> bool:
+        return self.rtt_s > 0 and self.out > 0
+
+
+class PairEstimate:
+    """Feed ``handle`` with what all streams to one peer did between two readings.
+
+    A rate is counted over windows. What the kernel says of the last round trip is noisier, since
+    machines hand over in bursts; it stands for links on which nothing ever lasts for a window.
+    """
+
+    def __init__(self) -> None:
+        self._counted, self._brief = Best(), Best()
+        self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
+        self._sent = self._lost = 0.0
+        self._queued_s = float("-inf")  # when there was last a queue on the way
+        self._began_bytes = self._began_s = 0.0  # since it was idle
+        self._window = Window()
+        self._held_back = False  # in the window at hand: by the sender
+        self._free_s = float("-inf")  # the last free window of a round, or end of a probe
+        self.samples = 0  # free windows so far ...
+        self.last_rate = 0.0  # ... and the rate of the last of them
+
+    def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
+        """``alone``: it is certain that no other pair shared a link with this one.
+        ``full``: of a probe, whose sender has bytes ready all the time, whatever the kernel thinks;
+        what it finds is believed when ``probed`` says that it was not broken off."""
+        for one in out:
+            if one.min_rtt_s > 0:
+                self._round_trip(one.min_rtt_s, now_s)
+        moving = [one for one in out if one.moving]
+        if not moving:
+            self._rest()
+            return
+        self._count_lost(moving, now_s)
+        delivered = sum(one.delivered for one in moving)
+        self._began_bytes += delivered
+        self._began_s += max(one.busy_s for one in moving)
+        if self._began_bytes >= START_BYTES or self._began_s >= START_S:
+            starved = any(one.app_limited for one in moving) and not full
+            self._sample(moving, delivered, now_s, full=full, held_back=starved or not alone)
+        if not any(one.whole or one.unsent for one in moving):
+            self._rest()
+
+    def probed(self, now_s: float) -> None:
+        """A probe has come to its end, so there is nothing better to be had for a while."""
+        if self._counted.value or self._brief.value:
+            self._free_s = now_s
+
+    @property
+    def hint(self) -> float:
+        """The best of what the kernel has said of single round trips, bytes per second; or 0."""
+        return self._brief.value
+
+    def now(self, now_s: float) -> LinkEstimate:
+        known = self._sent >= LOSS_BYTES_MIN
+        # Of a probe that was broken off, it may be what TCP had come to at the beginning.
+        measured = self._free_s > float("-inf")
+        rate = self._counted.known(now_s) or self._brief.known(now_s)
+        return LinkEstimate(
+            rtt_s=min((rtt_s for _, rtt_s in self._rtts), default=0.0),
+            out=rate if measured else 0.0,
+            loss=min(self._lost / self._sent, 1.0) if known else None,
+            age_s=now_s - self._free_s,
+        )
+
+    def _rest(self) -> None:
+        self._began_bytes = self._began_s = 0.0
+        self._window.reset()
+        self._held_back = False
+
+    def _sample(
+        self, moving: list[Slice], delivered: float, now_s: float, *, full: bool, held_back: bool
+    ) -> None:
+        one = moving[0]
+        if len(moving) == 1 and one.rate > 0 and one.delivered > 0:
+            if held_back or _reaches_pace(one, one.rate):
+                self._brief.at_least(one.rate, now_s)
+            else:
+                self._brief.free(one.rate, now_s)
+        if not any(one.whole for one in moving):
+            self._window.reset()
+            self._held_back = False
+            return
+        paced = any(_reaches_pace(one, one.delivered / one.took_s) for one in moving)
+        self._held_back = self._held_back or held_back or paced
+        rate = self._window.add(one.took_s, delivered, max(one.rtt_s for one in moving))
+        if rate and self._held_back:
+            self._counted.at_least(rate, now_s)
+        elif rate:
+            self._counted.free(rate, now_s)
+            self.last_rate = rate
+            self.samples += 1
+            if not full:
+                self._free_s = now_s
+        if rate:
+            self._held_back = False
+
+    def _round_trip(self, rtt_s: float, now_s: float) -> None:
+        if self._rtts and now_s - self._rtts[-1][0] < RTT_STEP_S:
+            began_s, least_s = self._rtts[-1]
+            self._rtts[-1] = (began_s, min(rtt_s, least_s))
+            return
+        self._rtts.append((now_s, rtt_s))
+        while self._rtts[0][0] < now_s - RTT_KEPT_S:
+            self._rtts.popleft()
+
+    def _count_lost(self, moving: list[Slice], now_s: float) -> None:
+        least_s = min((rtt_s for _, rtt_s in self._rtts), default=0.0)
+        if any(one.rtt_s > QUEUED_SHARE * least_s + QUEUED_S for one in moving):
+            self._queued_s = now_s
+        if now_s - self._queued_s < QUEUE_REST_S:
+            return
+        self._sent += sum(one.sent for one in moving)
+        self._lost += sum(one.lost for one in moving)
+        while self._sent >= LOSS_BYTES_KEPT:
+            self._sent, self._lost = self._sent / 2, self._lost / 2
+
+
+class OwnLinks:
+    """What left this peer, and what came, while it exchanged with several at a time: estimates of
+    its uplink and its downlink from below. The slower side of each pair is another's then."""
+
+    def __init__(self) -> None:
+        self._up, self._down = Best(), Best()
+        self._leaving, self._coming = Window(), Window()
+        self._held_back = False
+
+    def handle(
+        self, out: Sequence[Sequence[Slice]], into: Sequence[Sequence[Slice]], now_s: float
+    ) -> None:
+        """What all streams did between two readings, by peer."""
+        leaving = [[one for one in pair if one.moving] for pair in out]
+        streams = [one for pair in leaving for one in pair]
+        if sum(any(one.whole for one in pair) for pair in leaving) < 2:
+            self._leaving.reset()
+            self._held_back = False
+        else:
+            held = any(
+                one.app_limited or _reaches_pace(one, one.delivered / one.took_s) for one in streams
+            )
+            self._held_back = self._held_back or held
+            total, trip_s = sum(o.delivered for o in streams), max(o.rtt_s for o in streams)
+            if rate := self._leaving.add(streams[0].took_s, total, trip_s):
+                # Held back or not, nobody else can say what this link has: the first is taken.
+                if self._held_back and self._up.value:
+                    self._up.at_least(rate, now_s)
+                else:
+                    self._up.free(rate, now_s)
+                self._held_back = False
+        coming = [one for pair in into for one in pair if one.arrived > 0]
+        if sum(any(one.arrived > 0 for one in pair) for pair in into) < 2:
+            self._coming.reset()
+        elif rate := self._coming.add(coming[0].took_s, sum(one.arrived for one in coming)):
+            _seen(self._down, rate, now_s)
+
+    def up(self, now_s: float) -> float:
+        """Bytes per second; 0 if unknown."""
+        return self._up.known(now_s)
+
+    def down(self, now_s: float) -> float:
+        return self._down.known(now_s)
+
+
+def _seen(best: Best, rate: float, now_s: float) -> None:
+    """A receiver does not know what held its senders back: what comes near shows that the estimate
+    holds, and what does not replaces it only when it has grown old."""
+    if best.value and rate >= CONFIRMS * best.value:
+        best.at_least(rate, now_s)
+    else:
+        best.free(rate, now_s)
+
+
+def _reaches_pace(one: Slice, rate: float) -> bool:
+    return one.pace > 0 and rate >= PACE_REACHED * one.pace

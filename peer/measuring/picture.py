@@ -1,0 +1,105 @@
+"""What all members have measured, at the coordinator: a ``Network`` to plan with. No clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from atoll.collectives.network import Network, measured
+from atoll.peer.measuring.messages import LinkRow
+
+__all__ = ["Picture", "describe"]
+
+
+class Picture:
+    """The last row of each member of the view. What a row says is believed within the bounds of
+    ``measured``, and only about links of who sent it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, LinkRow] = {}
+
+    def put(self, peer: bytes, row: LinkRow) -> None:
+        self._rows[peer] = row
+
+    def keep(self, members: Collection[bytes]) -> None:
+        """Rows of all others are dropped."""
+        self._rows = {peer: row for peer, row in self._rows.items() if peer in members}
+
+    def out(self, source: bytes, target: bytes) -> float:
+        """Bytes per second from one to the other; 0 if unknown."""
+        row = self._rows.get(source)
+        return (row.out[row.peers.index(target)] or 0.0) if row and target in row.peers else 0.0
+
+    def is_full(self, participants: Collection[bytes]) -> bool:
+        """Whether each knows a rate and a round trip to each other."""
+        for peer in participants:
+            row = self._rows.get(peer)
+            if row is None:
+                return False
+            known = {
+                other
+                for other, rtt_s, out in zip(row.peers, row.rtt_s, row.out, strict=True)
+                if rtt_s and out
+            }
+            if not known >= set(participants) - {peer}:
+                return False
+        return True
+
+    def network(self, participants: Sequence[bytes]) -> Network:
+        """In ascending order of peer id, whatever the order given. ConfigError for nobody.
+
+        A round trip is the same from both ends: the smaller one has met fewer queues. An uplink has
+        at least what one of its pairs has.
+        """
+        order = sorted(participants)
+        index = {peer: n for n, peer in enumerate(order)}
+        pair: dict[tuple[int, int], float] = {}
+        latency_s: dict[tuple[int, int], float] = {}
+        loss: dict[tuple[int, int], float] = {}
+        up: list[float | None] = [None] * len(order)
+        down: list[float | None] = [None] * len(order)
+        for peer, n in index.items():
+            row = self._rows.get(peer)
+            if row is None:
+                continue
+            up[n], down[n] = row.up, row.down
+            for other, rtt_s, out, lost in zip(
+                row.peers, row.rtt_s, row.out, row.loss, strict=True
+            ):
+                m = index.get(other, n)
+                if m == n:
+                    continue  # it takes no part, or the row is about its sender
+                if out:
+                    pair[n, m] = out
+                if rtt_s:
+                    latency_s[n, m] = rtt_s / 2
+                if lost is not None:
+                    loss[n, m] = lost
+        both = {(n, m): min(way, latency_s.get((m, n), way)) for (n, m), way in latency_s.items()}
+        for (n, m), rate in pair.items():
+            up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
+        return measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
+
+
+def describe(network: Network) -> str:
+    """In one line, for the log."""
+    count = network.count
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    if not pairs:
+        return "no links"
+    trips_ms = [2e3 * float(network.latency_s[pair]) for pair in pairs]
+    mbit = [8e-6 * float(network.pair[pair]) for pair in pairs]
+    loss = max(float(network.loss[pair]) for pair in pairs)
+    return (
+        f"{len(pairs)} ways between {count} peers, round trips {_span(trips_ms)} ms,"
+        f" rates {_span(mbit)} Mbit/s, losses up to {loss:.2%}"
+    )
+
+
+def _span(values: list[float]) -> str:
+    least, most = f"{min(values):.3g}", f"{max(values):.3g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _larger(known: float | None, rate: float) -> float | None:
+    """An end of which nothing else is known is left to ``measured``."""
+    return known if known is None else max(known, rate)

@@ -1,0 +1,115 @@
+"""What one connection has done between two readings of its counters. Sans-I/O.
+
+Bytes and rates are those of the wire, headers included, because that is what links have a rate of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.peer.measuring.tcpinfo import TcpInfo
+
+__all__ = ["LOAD_BYTES", "Slice", "Window", "between"]
+
+# How much of a slice a stream must have been busy for what it moved to say how fast it was.
+BUSY_SHARE = 0.9
+# Less is a question, an answer, or the opening of a stream.
+LOAD_BYTES = 16 << 10
+# A counted rate is one of so many round trips, since TCP sends in waves; and of so long, or of so
+# many bytes, since machines that are busy hand over in bursts of some 10 ms.
+WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 0.5, 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """``took_s`` between the two readings; ``busy_s`` of that something was on its way.
+
+    ``delivered``: bytes that the other side has, in whatever order; ``sent``, ``lost``: bytes sent,
+    and of those the ones that had to be sent again. ``rate``: bytes per second over the last round
+    trip as the kernel says, 0 if it says nothing new; ``app_limited``: that was all there was to
+    send.
+    ``unsent``: bytes that wait in the kernel. ``pace``: bytes per second that it was told to keep
+    to, 0 if to none. ``arrived``: bytes from the other side. ``rtt_s``, ``min_rtt_s``: see TcpInfo.
+    """
+
+    took_s: float
+    busy_s: float = 0.0
+    delivered: float = 0.0
+    sent: float = 0.0
+    lost: float = 0.0
+    rate: float = 0.0
+    app_limited: bool = False
+    unsent: int = 0
+    pace: float = 0.0
+    arrived: float = 0.0
+    rtt_s: float = 0.0
+    min_rtt_s: float = 0.0
+
+    @property
+    def moving(self) -> bool:
+        return self.delivered > 0 or self.sent > 0
+
+    @property
+    def is_load(self) -> bool:
+        """Enough to be in the way of others."""
+        return self.sent >= LOAD_BYTES
+
+    @property
+    def whole(self) -> bool:
+        """It was busy from one reading to the next."""
+        return self.busy_s >= BUSY_SHARE * self.took_s
+
+
+def between(before: TcpInfo | None, after: TcpInfo, took_s: float, pace: float = 0.0) -> Slice:
+    """``before`` is None for the first reading of a connection, of which only its round trip is
+    taken: when it moved what it has moved is not known."""
+    if before is None or took_s <= 0:
+        return Slice(max(took_s, 0.0), rtt_s=after.rtt_s, min_rtt_s=after.min_rtt_s, pace=pace)
+    wire = after.headers
+    again = max(0, after.retransmitted_bytes - before.retransmitted_bytes)
+    needless = _since(before.duplicates, after.duplicates) * after.mss
+    packets = _since(before.received_packets, after.received_packets)
+    # A hole that is filled makes much arrive at once that was here before: then packets are right.
+    arrived = min(after.received_bytes - before.received_bytes, packets * after.received_mss)
+    return Slice(
+        took_s,
+        busy_s=max(0.0, after.busy_s - before.busy_s),
+        delivered=wire * _since(before.delivered, after.delivered) * after.mss,
+        sent=wire * max(0, after.sent_bytes - before.sent_bytes),
+        lost=wire * max(0, again - needless),
+        # The kernel keeps the last rate that was not limited by the sender: only a new one counts.
+        rate=wire * after.delivery_rate if after.delivery_rate != before.delivery_rate else 0.0,
+        app_limited=after.app_limited,
+        unsent=after.unsent_bytes,
+        pace=pace,
+        arrived=wire * max(0, arrived),
+        rtt_s=after.rtt_s,
+        min_rtt_s=after.min_rtt_s,
+    )
+
+
+class Window:
+    """Counts over consecutive slices until they are long enough for a rate."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._took_s = self._bytes = self._rtt_s = 0.0
+
+    def add(self, took_s: float, nbytes: float, rtt_s: float = 0.0) -> float:
+        """Bytes per second of a window that this completes; 0 as long as it is too short."""
+        self._took_s += took_s
+        self._bytes += nbytes
+        self._rtt_s = max(self._rtt_s, rtt_s)
+        brief = self._took_s < WINDOW_S and self._bytes < WINDOW_BYTES
+        if brief or self._took_s < WINDOW_TRIPS * self._rtt_s:
+            return 0.0
+        rate = self._bytes / self._took_s
+        self.reset()
+        return rate
+
+
+def _since(before: int, after: int) -> int:
+    """Of a counter that starts again at 2^32."""
+    return (after - before) % (1 << 32)

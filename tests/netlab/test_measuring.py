@@ -1,0 +1,123 @@
+"""Daemons find out what the network between them is like. Rates and round trips are the lab's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.processes import Fleet, fleet
+
+from atoll.peer.lab.lab import Lab
+from atoll.peer.snapshot import render
+
+NAMES = "abc"
+UP_MBIT, DOWN_MBIT = (20.0, 10.0, 40.0), (30.0, 40.0, 25.0)
+TRIP_MS = {(0, 1): 20.0, (0, 2): 60.0, (1, 2): 40.0}
+# What the issue asks for, on machines that are busy.
+RATE_TOLERANCE, TRIP_SHARE, TRIP_TOLERANCE_MS = 0.15, 0.10, 2.0
+# Two probes of each, one at a time, and tries that met somebody else's, or a round.
+PATIENCE_S = 90.0
+
+Link = dict[str, Any]
+
+
+class LabNet:
+    """A lab for a fleet: peers a, b, c on hosts 0, 1, 2."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def address(self, name: str) -> str:
+        return self._lab.address(NAMES.index(name))
+
+    def command(self, name: str, arguments: tuple[str, ...]) -> list[str]:
+        return self._lab.command(NAMES.index(name), *arguments)
+
+    def close(self) -> None:
+        """The lab belongs to the test."""
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    rates = {host: (UP_MBIT[host], DOWN_MBIT[host]) for host in range(3)}
+    with Lab(3, rate_mbit=rates) as made:
+        for (one, other), trip_ms in TRIP_MS.items():
+            made.set_path(one, other, delay_ms=trip_ms / 2)
+            made.set_path(other, one, delay_ms=trip_ms / 2)
+        yield made
+
+
+def links(run: Fleet) -> dict[tuple[int, int], Link]:
+    """What each daemon shows of each other one."""
+    statuses = [run.peers[name].status() for name in NAMES]
+    hosts = {status["peer"]: host for host, status in enumerate(statuses)}
+    return {
+        (host, hosts[member["peer"]]): member
+        for host, status in enumerate(statuses)
+        for member in status["members"]
+        if not member["you"]
+    }
+
+
+def true_mbit(source: int, target: int) -> float:
+    return min(UP_MBIT[source], DOWN_MBIT[target])
+
+
+def wrong(run: Fleet) -> list[str]:
+    """What is not known yet, or not near to the truth."""
+    found = []
+    for (source, target), link in links(run).items():
+        name, trip_ms = f"{source} to {target}", TRIP_MS[min(source, target), max(source, target)]
+        mbit, wanted = 8e-6 * link.get("out_bytes_per_s", 0), true_mbit(source, target)
+        if abs(mbit - wanted) > RATE_TOLERANCE * wanted:
+            found.append(f"{name}: {mbit:.2f} of {wanted} Mbit/s")
+        if abs(link["rtt_ms"] - trip_ms) > TRIP_SHARE * trip_ms + TRIP_TOLERANCE_MS:
+            found.append(f"{name}: {link['rtt_ms']} of {trip_ms} ms")
+    return found
+
+
+def eventually(condition: Callable[[], bool], complaint: Callable[[], object]) -> None:
+    begin_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin_s < PATIENCE_S, complaint()
+        time.sleep(0.5)
+
+
+def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_path: Path) -> None:
+    with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
+        run.form(NAMES)
+        eventually(lambda: not wrong(run), lambda: wrong(run))
+        lead = run.peers[run.coordinator]
+        eventually(lambda: "links measured: 6 ways between 3 peers" in lead.text, lambda: lead.text)
+        shown = render(lead.status())
+        assert shown.count(" Mbit/s") == 2
+        assert all(" in " in line for line in shown.splitlines() if " Mbit/s" in line)
+        sent = [run.peers[name].status()["bytes"]["probes_sent"] for name in NAMES]
+        assert all(0 < count <= 2 * (24 << 20) for count in sent), "no more than an hour may have"
+        print({pair: 8e-6 * link["out_bytes_per_s"] for pair, link in links(run).items()})
+
+
+@pytest.mark.timeout(300)
+def test_rounds_go_on_and_teach_what_the_uplinks_have(lab: Lab, tmp_path: Path) -> None:
+    with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
+        run.form(NAMES)
+        for name in NAMES:
+            run.train(name, 1e6, inner_s=5.0)  # probes have their time between rounds
+
+        def up(host: int) -> float:
+            return 8e-6 * float(run.peers[NAMES[host]].status()["own_links"]["up_bytes_per_s"])
+
+        # The slowest uplink limits every round: what leaves it, to two at a time, is what it has.
+        slow = UP_MBIT.index(min(UP_MBIT))
+        near = RATE_TOLERANCE * UP_MBIT[slow]
+        eventually(lambda: abs(up(slow) - UP_MBIT[slow]) < near, lambda: up(slow))
+        eventually(lambda: not wrong(run), lambda: wrong(run))
+        number = run.peers["a"].status()["round"]
+        for name in NAMES:
+            run.peers[name].reaches(number + 2)
+        assert run.agree(NAMES) >= 1
+        for host in range(3):
+            assert up(host) < (1 + RATE_TOLERANCE) * UP_MBIT[host]

@@ -1,0 +1,155 @@
+"""Whom to probe, when a probe is enough, and when the coordinator is told."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.peer.measuring.messages import LinkRow
+from atoll.peer.measuring.survey import (
+    DUE_S,
+    FAILED_S,
+    PAIR_HOUR_BYTES_MAX,
+    PEER_HOUR_BYTES_MAX,
+    PROBE_BYTES_MAX,
+    PROBE_S_MAX,
+    QUIET_S,
+    REFUSED_S,
+    ROW_PAUSE_PER_MEMBER_S,
+    ROW_PAUSE_S,
+    ROW_S,
+    Probe,
+    RowTimes,
+    Survey,
+    probing_order,
+)
+
+A, B = b"a" * 32, b"b" * 32
+NEVER = math.inf
+
+
+def test_a_pair_that_nothing_has_measured_is_probed() -> None:
+    survey = Survey()
+    assert survey.next([(A, DUE_S - 1)], 0.0) is None
+    probe = survey.next([(A, DUE_S - 1), (B, NEVER)], 0.0)
+    assert probe is not None
+    assert (probe.peer, probe.bytes_max) == (B, PROBE_BYTES_MAX)
+
+
+def test_rounds_come_first() -> None:
+    survey = Survey()
+    survey.busy(10.0)
+    assert survey.next([(A, NEVER)], 10.0 + QUIET_S - 0.01) is None
+    assert survey.next([(A, NEVER)], 10.0 + QUIET_S) is not None
+
+
+def test_after_a_refusal_it_is_another_peers_turn() -> None:
+    survey, pairs = Survey(), [(A, NEVER), (B, NEVER)]
+    survey.refused(A, 0.0)
+    probe = survey.next(pairs, 0.0)
+    assert probe is not None
+    assert probe.peer == B
+    again = survey.next(pairs, REFUSED_S)
+    assert again is not None
+    assert again.peer == A
+
+
+def test_what_could_not_be_probed_is_left_alone_for_a_while() -> None:
+    survey = Survey()
+    survey.ended(A, 0, 0.0, failed=True)
+    assert survey.next([(A, NEVER)], FAILED_S - 0.1) is None
+    assert survey.next([(A, NEVER)], FAILED_S) is not None
+
+
+@given(st.lists(st.tuples(st.floats(0, 600), st.integers(0, 29)), max_size=120))
+def test_no_hour_has_more_bytes_than_it_may(steps: list[tuple[float, int]]) -> None:
+    """However often rounds break probes off, and whoever leaves and is back."""
+    survey, now_s = Survey(), 0.0
+    peers = [bytes([n]) * 32 for n in range(30)]
+    sent: list[tuple[float, bytes, int]] = []
+    for pause_s, first in steps:
+        now_s += pause_s
+        survey.keep(peers[first % 7 :], now_s)
+        order = peers[first:] + peers[:first]
+        probe = survey.next([(peer, NEVER) for peer in order], now_s)
+        if probe is None:
+            continue
+        now_s += 1.0
+        survey.ended(probe.peer, probe.bytes_max, now_s)
+        sent.append((now_s, probe.peer, probe.bytes_max))
+    for end_s, peer, _ in sent:
+        hour = [(p, n) for at_s, p, n in sent if end_s - 3600 < at_s <= end_s]
+        assert sum(n for _, n in hour) <= PEER_HOUR_BYTES_MAX
+        assert sum(n for p, n in hour if p == peer) <= PAIR_HOUR_BYTES_MAX
+
+
+def test_a_probe_is_enough_when_windows_agree_and_the_kernel_does_not_know_better() -> None:
+    def probe(*rates: float, hint: float = 0.0) -> bool:
+        made = Probe(A, PROBE_BYTES_MAX, 0.0)
+        return [made.enough(1, n, rate, hint, 1.0) for n, rate in enumerate(rates, 1)][-1]
+
+    assert not probe(1e6)
+    assert not probe(1e6, 1e6)
+    assert probe(1e6, 1.01e6, 0.9e6)
+    assert not probe(1e6, 1e6, 1e6, 2e6), "it still grows"
+    assert not probe(1e6, 1e6, 1e6, hint=1.3e6), "its sender is kept from sending"
+
+
+def test_a_probe_has_an_end() -> None:
+    assert Probe(A, 1000, 0.0).enough(1000, 0, 0.0, 0.0, 0.1)
+    assert Probe(A, 1000, 0.0).enough(10, 0, 0.0, 0.0, PROBE_S_MAX)
+    assert not Probe(A, 1000, 0.0).enough(999, 0, 0.0, 0.0, PROBE_S_MAX - 0.1)
+
+
+def test_samples_from_before_a_probe_are_not_its_own() -> None:
+    probe = Probe(A, PROBE_BYTES_MAX, 0.0, last_samples=7)
+    assert not any(probe.enough(1, 7, 1e6, 0.0, 0.1 * n) for n in range(10))
+
+
+def test_not_everybody_begins_with_the_same_peer() -> None:
+    peers = [bytes([n]) * 32 for n in (3, 1, 2, 4)]
+    orders = [probing_order(me, [p for p in peers if p != me]) for me in peers]
+    assert len({order[0] for order in orders}) == len(peers)
+    assert all(len(order) == len(peers) - 1 for order in orders)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def row(
+    out: float | None = 1e6, rtt_s: float = 0.02, loss: float | None = 0.0, **totals: float
+) -> LinkRow:
+    return LinkRow((A, B), (0.02, rtt_s), (1e6, out), (0.0, loss), **totals)
+
+
+def test_the_coordinator_is_told_what_has_changed_and_again_after_a_while() -> None:
+    times, to = RowTimes(), (A, 3)
+    assert times.due(row(), to, 3, 0.0)
+    times.sent(row(), to, 0.0)
+    assert not times.due(row(out=2e6), to, 3, ROW_PAUSE_S - 0.1), "not so soon"
+    for same in (row(out=1.1e6), row(rtt_s=0.0215), row(loss=0.001)):
+        assert not times.due(same, to, 3, ROW_PAUSE_S)
+    for other in (
+        row(out=1.3e6),
+        row(out=0.7e6),
+        row(out=None),
+        row(rtt_s=0.03),
+        row(loss=0.01),
+        row(loss=None),
+        row(up=1e6),
+        LinkRow((A,), (0.02,), (1e6,), (0.0,)),
+    ):
+        assert times.due(other, to, 3, ROW_PAUSE_S)
+    assert times.due(row(), (B, 4), 3, ROW_PAUSE_S), "another coordinator knows nothing"
+    assert not times.due(row(), to, 3, ROW_S - 0.1)
+    assert times.due(row(), to, 3, ROW_S)
+
+
+def test_the_coordinator_of_many_hears_ten_rows_a_second() -> None:
+    times, to = RowTimes(), (A, 3)
+    times.sent(row(), to, 0.0)
+    pause_s = 1024 * ROW_PAUSE_PER_MEMBER_S
+    assert not times.due(row(out=9e6), to, 1024, pause_s - 0.1)
+    assert times.due(row(out=9e6), to, 1024, pause_s)

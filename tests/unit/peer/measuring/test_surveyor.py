@@ -1,0 +1,285 @@
+"""Two surveyors in one process, with real connections between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from atoll.collectives.errors import ConnectError, RemoteProtocolError
+from atoll.peer.group.messages import STEP, Begin
+from atoll.peer.group.views import Member, View
+from atoll.peer.measuring import surveyor as module
+from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES
+from atoll.peer.measuring.messages import AskProbe, LinkRow, MayProbe, ProbeOver
+from atoll.peer.measuring.survey import PROBE_BYTES_MAX
+from atoll.peer.measuring.surveyor import Surveyor
+from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
+from atoll.peer.rounds.datastream import DataStream, PlainStream
+from atoll.peer.rounds.router import Router
+
+A, B, C, STRANGER = b"a" * 32, b"b" * 32, b"c" * 32, b"s" * 32
+VIEW = View(b"L" * 32, 7, (Member(A, 1), Member(B, 1)), A, 1, b"c" * 32)
+PATIENCE_S = 20.0
+
+
+class Site:
+    """A peer: its surveyor, its streams, and what it was told."""
+
+    def __init__(self, me: bytes) -> None:
+        self.me = me
+        self.out: dict[bytes, DataStream] = {}
+        self.into: dict[bytes, DataStream] = {}
+        self.begins: list[Begin] = []
+        self.view: View | None = VIEW
+        self.lines: list[str] = []
+        self.headers: list[DataHeader] = []
+        self.sent: list[object] = []
+        self.links: dict[bytes, Site] = {}
+        self.refuses = False
+        self.surveyor = Surveyor(
+            me=me,
+            streams=self,
+            send=self.send,
+            view=lambda: self.view,
+            begins=lambda: self.begins,
+            log=self.lines.append,
+        )
+
+    def outgoing(self) -> list[tuple[bytes, DataStream]]:
+        return list(self.out.items())
+
+    def incoming(self) -> list[tuple[bytes, DataStream]]:
+        return list(self.into.items())
+
+    async def to(self, peer: bytes) -> DataStream:
+        if self.refuses:
+            raise ConnectError("nobody answers")
+        return self.out[peer]
+
+    def send(self, peer: bytes, message: object) -> bool:
+        self.sent.append(message)
+        other = self.links.get(peer)
+        if other is None:
+            return False
+        asyncio.get_running_loop().call_soon(other.surveyor.on_message, self.me, message)
+        return True
+
+    def said(self, kind: type) -> list[object]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def read(self, stream: DataStream) -> None:
+        """As the reader thread of a daemon does: what the router does not want is drained."""
+        router, head = Router(lambda peer, why: None), memoryview(bytearray(DATA_HEADER_BYTES))
+        with contextlib.suppress(ConnectError):
+            while True:
+                stream.recv_into(head, idle=True)
+                header = unpack_header(head)
+                assert router.reserve(STRANGER, header) is None
+                stream.recv_into(memoryview(bytearray(header.length)))
+                self.headers.append(header)
+
+
+def connect(source: Site, target: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    source.out[target.me] = PlainStream(ours, "them")
+    target.into[source.me] = stream = PlainStream(theirs, "us")
+    source.links[target.me] = target
+    threading.Thread(target=target.read, args=(stream,), daemon=True).start()
+
+
+def scenario(play: Callable[[Site, Site], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        a, b = Site(A), Site(B)
+        connect(a, b)
+        connect(b, a)
+        try:
+            await play(a, b)
+        finally:
+            for site in (a, b):
+                for stream in (*site.out.values(), *site.into.values()):
+                    stream.close()
+
+    asyncio.run(whole())
+
+
+@contextlib.asynccontextmanager
+async def running(*sites: Site) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(site.surveyor.run()) for site in sites]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for comes from threads
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROW_LOOK_S", 0.05)
+
+
+def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: a.lines)
+            await eventually(lambda: a.said(ProbeOver) and b.said(ProbeOver))
+            assert a.lines[0].startswith("links measured: 2 ways between 2 peers")
+            network = a.surveyor.network([B, A])
+            assert network.count == 2
+            assert network.pair[0, 1] == a.surveyor.link(B).out > 1e6
+            assert network.pair[1, 0] > 1e6, "as B has said"
+            assert 0 < network.latency_s[0, 1] < 0.1
+            for site, other in ((a, B), (b, A)):
+                assert 0 < site.surveyor.probe_bytes <= PROBE_BYTES_MAX + PROBE_FRAME_BYTES
+                seen = site.surveyor.status(other)
+                assert seen["out_bytes_per_s"] > 1e6
+                assert seen["in_bytes_per_s"] > 1e6
+                assert seen["rtt_ms"] < 100
+            count = len(a.said(AskProbe))
+            await asyncio.sleep(1.0)
+            assert len(a.said(AskProbe)) == count, "they know each other now"
+        assert all(header.kind == PROBE for header in (*a.headers, *b.headers))
+
+    scenario(play)
+
+
+def begin(participants: tuple[bytes, ...] = (A, B)) -> Begin:
+    return Begin(VIEW.lineage, 7, 2, 1, STEP, participants, (1.0,) * len(participants))
+
+
+def test_nobody_probes_in_a_reduction() -> None:
+    async def play(a: Site, b: Site) -> None:
+        b.begins = [begin()]
+        async with running(a):
+            await eventually(lambda: MayProbe(granted=False) in b.sent)
+            assert a.surveyor.probe_bytes == 0
+            b.begins, a.begins = [], [begin()]
+            await asyncio.sleep(0.1)
+            asked = len(a.said(AskProbe))
+            await asyncio.sleep(2.0)
+            assert len(a.said(AskProbe)) == asked
+            assert a.surveyor.probe_bytes == 0
+
+    scenario(play)
+
+
+def test_a_probe_gives_way_to_a_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.peer.measuring.survey.PROBE_BYTES_MAX", 1 << 40)
+    monkeypatch.setattr("atoll.peer.measuring.survey.PAIR_HOUR_BYTES_MAX", 1 << 40)
+    monkeypatch.setattr("atoll.peer.measuring.survey.PEER_HOUR_BYTES_MAX", 1 << 40)
+    monkeypatch.setattr("atoll.peer.measuring.survey.PROBE_S_MAX", 600.0)
+    monkeypatch.setattr("atoll.peer.measuring.survey.SETTLED_WINDOWS", 1 << 40)
+
+    async def play(a: Site, b: Site) -> None:
+        stream = a.out[B]
+        stream.pace(5e6)
+        async with running(a):
+            await eventually(lambda: len(b.headers) > 100)
+            assert stream.pace_bytes_per_s > 1e9, "a probe finds what its pace would hide"
+            assert not a.said(ProbeOver)
+            a.begins = [begin()]
+            await eventually(lambda: a.said(ProbeOver))
+            sent_bytes = a.surveyor.probe_bytes
+            await asyncio.sleep(0.5)
+            assert a.surveyor.probe_bytes == sent_bytes > 0
+            assert stream.pace_bytes_per_s == 5e6
+
+    scenario(play)
+
+
+def test_a_pace_that_was_set_meanwhile_stays() -> None:
+    async def play(a: Site, b: Site) -> None:
+        stream = a.out[B]
+        stream.pace(5e6)
+        async with running(a):
+            await eventually(lambda: b.headers)
+            stream.pace(0.0)
+            await eventually(lambda: a.said(ProbeOver))
+            assert stream.pace_bytes_per_s == 0
+
+    scenario(play)
+
+
+def test_a_stream_that_cannot_be_had_ends_the_probe() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.refuses = True
+        async with running(a):
+            await eventually(lambda: a.said(ProbeOver))
+            await asyncio.sleep(1.5)
+            assert len(a.said(AskProbe)) == 1, "not again so soon"
+
+    scenario(play)
+
+
+def test_without_the_kernels_counters_nothing_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainStream, "tcp_info", lambda self: b"")
+
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await asyncio.sleep(1.5)
+            assert not a.said(AskProbe)
+            assert a.surveyor.status(B) == {}
+
+    scenario(play)
+
+
+def test_strangers_are_not_in_the_picture() -> None:
+    async def play(a: Site, b: Site) -> None:
+        lie = LinkRow((A,), (0.01,), (1e9,), (0.0,))
+        assert a.surveyor.on_message(STRANGER, lie)
+        assert a.surveyor.on_message(STRANGER, ProbeOver(1e9))
+        assert a.surveyor.status(STRANGER) == {}
+        a.view = None
+        assert a.surveyor.on_message(B, lie)
+        assert a.surveyor.status(B) == {}
+        assert not a.surveyor.on_message(B, begin())
+
+    scenario(play)
+
+
+def test_a_turn_is_refused_while_others_send() -> None:
+    """They would share this peer's downlink, and the probe would find what is left of it."""
+
+    async def play(a: Site, b: Site) -> None:
+        a.surveyor.look()
+        assert a.surveyor.on_message(STRANGER, AskProbe())
+        assert a.surveyor.on_message(STRANGER, ProbeOver())
+        header = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+        for _ in range(20):
+            b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+        await eventually(lambda: len(a.headers) == 20)
+        a.surveyor.look()
+        assert a.surveyor.on_message(C, AskProbe())
+        assert a.surveyor.on_message(B, AskProbe())
+        assert a.said(MayProbe) == [MayProbe(True), MayProbe(False), MayProbe(True)]
+
+    scenario(play)
+
+
+def test_a_grant_that_comes_too_late_is_given_back() -> None:
+    async def play(a: Site, b: Site) -> None:
+        assert a.surveyor.on_message(B, MayProbe(granted=True))
+        assert a.sent == [ProbeOver()]
+        assert a.surveyor.on_message(B, MayProbe(granted=False))
+        assert a.sent == [ProbeOver()]
+
+    scenario(play)
+
+
+def test_a_probe_that_takes_more_memory_than_it_may_is_refused() -> None:
+    router = Router(lambda peer, why: None)
+    good = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+    assert router.reserve(STRANGER, good) is None
+    with pytest.raises(RemoteProtocolError):
+        router.reserve(STRANGER, good._replace(length=PROBE_FRAME_BYTES + 1))
