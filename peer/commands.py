@@ -37,9 +37,8 @@ class Commands:
         asyncio.get_running_loop().call_soon(self._daemon.leave)
 
     async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> dict[str, str]:
-        lead = self._daemon.node.coordinator
         code = ""
-        if lead is not None and lead.halted:
+        if self._daemon.node.beats.halted:
             code = DivergedError.code
         elif not self._hears_quorum():
             code = NoQuorumError.code

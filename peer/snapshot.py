@@ -136,8 +136,8 @@ def _waiting(daemon: Daemon) -> str:
     view, own = node.view, node.follower
     if view is None:
         return _outside(daemon)
-    if node.coordinator is not None and node.coordinator.halted:
-        return node.coordinator.halted
+    if node.beats.halted:
+        return node.beats.halted
     if own.unsynced:
         return "this peer is loading the state from another member"
     linked = daemon.host.link_peers()

@@ -26,6 +26,7 @@ class Beats:
         self.next_s = 0.0
         self.progress_bytes = 0
         self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
+        self.halted = ""  # why the coordinator begins no round
 
     def soon(self) -> None:
         """Somebody waits for what has just changed."""
@@ -41,7 +42,7 @@ class Beats:
             node.joining.beat()
         elif lead is not None:
             beat = lead.beat(node.now_s)
-            self.waiting = (beat.waiting, beat.waiting_s)
+            self.waiting, self.halted = (beat.waiting, beat.waiting_s), beat.halted
             for peer in node.view.peers:
                 if peer != node.me.peer:
                     node.emit(Send(peer, beat))

@@ -25,6 +25,7 @@ from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.follower import Follower, fragment_of
 from atoll.peer.group.keeping import Closing
 from atoll.peer.group.messages import (
+    HALTED_CHARS_MAX,
     AskFinals,
     Begin,
     Commit,
@@ -148,9 +149,9 @@ class Coordinator:
         return self.view.lineage, self.view.number
 
     def beat(self, now_s: float) -> CoordinatorBeat:
-        own = self._own
-        waiting = self.waiting_for(now_s)
-        return CoordinatorBeat(*self._tag(), own.round, own.chain, self.last_commit, *waiting)
+        own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
+        said = (self.last_commit, *self.waiting_for(now_s), halted)
+        return CoordinatorBeat(*self._tag(), own.round, own.chain, *said)
 
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))

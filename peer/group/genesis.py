@@ -12,6 +12,9 @@ there and has no checkpoint itself votes too, though it holds nothing. Two sets 
 run without knowing of each other make two lineages, which are reported and resolved when they meet.
 A run that is resumed gets a new lineage that names the old one as its ancestor: should members of
 the old one live on somewhere, the two meet as forks do, instead of mixing.
+
+The members of a lineage that gives way to another are founders too, should that one die before they
+are in: the last view that they had in common is their cradle.
 """
 
 from __future__ import annotations
@@ -70,12 +73,29 @@ class Genesis:
         if self._wanted is not None:
             self._put_off, self._wanted = self._wanted, None
 
+    def fall_back(self, view: View) -> None:
+        """We leave this view for another run, and wait for its members if that one is silent."""
+        self._position, self._since = self._held(), ()
+        self._put_off_s = self._node.now_s
+        self._put_off = Cradle(
+            voters=view.peers,
+            lineage=view.lineage,
+            number=view.number,
+            ancestors=view.ancestors,
+            rules=view.rules,
+        )
+
     def soon(self) -> None:
         self._next_s = self._node.now_s
 
     @property
     def waiting(self) -> bool:
         return self._wanted is not None and self._node.view is None
+
+    @property
+    def expected(self) -> Cradle | None:
+        """With whom this peer founds the run, or would if the one that it joins were gone."""
+        return self._wanted or self._put_off
 
     def describe(self) -> str:
         """For people: how many are here, how many are needed, and who is missing."""

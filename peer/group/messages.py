@@ -56,6 +56,7 @@ from atoll.peer.rounds.entries import (
 
 __all__ = [
     "ARCHIVES_TOLD_MAX",
+    "HALTED_CHARS_MAX",
     "INIT",
     "MEMBERSHIP",
     "STEP",
@@ -94,6 +95,7 @@ __all__ = [
     "Yield",
 ]
 
+HALTED_CHARS_MAX = 2000  # a sentence; with every member and its digest it could be much longer
 ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
 
 Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
@@ -141,6 +143,7 @@ class CoordinatorBeat(InView):
     commit: Commit | None = None  # of this view; none before its first
     waiting: Peers = ()  # whom the next commit waits for ...
     waiting_s: float = 0.0  # ... and since when, for people who ask
+    halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none
 
 
 @message

@@ -34,6 +34,7 @@ class Orders:
 
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
         self._node.beats.waiting = (beat.waiting, beat.waiting_s)
+        self._node.beats.halted = beat.halted
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost
         self._aim(beat.round, beat.chain)

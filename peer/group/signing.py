@@ -98,10 +98,10 @@ class Signatures:
         vote for it are who they claim to be.
         """
         proof = install.proof
-        if self._signer is None or (proof is None and view is None):
+        if self._signer is None:
             return True
-        if proof is None:
-            return False
+        if proof is None:  # of a run's first view, which its founder makes alone
+            return view is None and install.decided.number <= 1
         votes = {v.peer for v in proof.votes if self._is_vote(v.peer, v.inc, v.sig, install, proof)}
         if view is None or (proof.lineage, proof.view) != (view.lineage, view.number):
             known = votes if view is None else votes.intersection(view.peers)

@@ -94,6 +94,7 @@ class ViewChange:
         node.signatures.new_view()
         node.succession = Succession(node, decided)
         node.beats.soon()
+        node.beats.halted = ""
         leads = decided.coordinator == node.me.peer
         node.go(Trigger.LED if leads else Trigger.FOLLOWED)
         node.emit(Note("view", decided.describe(), fields={"view": decided.number}))
@@ -151,11 +152,14 @@ class ViewChange:
             self._node.joining.excluded(install)
 
     def give_way(self, meet: Meet, why: str) -> None:
-        """Our lineage ends here: join the other one."""
-        node = self._node
+        """Our lineage ends here: join the other one. Should that be lost before we are in, our own
+        members go on together from what they hold: theirs may be all that is left."""
+        node, ours = self._node, self._node.view
         text = f"giving way to lineage {meet.lineage.hex()[:16]}: {why}; joining it"
         if self._out_of_view(text, "yield"):
             node.emit(Connect(meet.coordinator.peer, meet.coordinator.address))
+            if ours is not None:
+                node.genesis.fall_back(ours)
             node.joining.renew()
 
     def _out_of_view(self, text: str, kind: str) -> bool:
@@ -166,6 +170,7 @@ class ViewChange:
             return False
         node.emit(Note(kind, text))
         node.genesis.stop()  # there is a run: never found it again
+        node.beats.halted = ""
         node.go(Trigger.EXCLUDED)
         node.follower.on_excluded()
         node.syncing.excluded()

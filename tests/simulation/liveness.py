@@ -8,6 +8,7 @@ decision, so it has to be able to go on as well.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ FORK_S = 12.0  # T_any, drawn from 6 to 10 s, and the election
 LOST_S = 8.0  # waiting for a lost base, and the election
 MEET_S = 6.0  # lineages look for each other every 1.5 s; joining anew
 GATHER_S = 6.0  # of founders that resume together: calls, waiting for the rest, the election
+FALL_BACK_S = 12.0  # of a run that is silent, and a new incarnation before that
 REMOVE_S = 9.0  # a peer that never comes back is voted out after 8 s
 
 
@@ -44,6 +46,8 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     tips = _tips(arena, staying)
     if not tips and _resumes(arena, left):
         return Outlook("resumed from checkpoints", True, GATHER_S + MEET_S)
+    if not tips and _falls_back(staying):
+        return Outlook("gave way to one that is gone", True, FALL_BACK_S + GATHER_S + MEET_S)
     if len({view.lineage for view in tips}) > 1 and arena.options.on_fork == "halt":
         return Outlook("two lineages, and on_fork=halt")
     found = [_prospect(view, staying) for view in tips]
@@ -71,6 +75,20 @@ def _resumes(arena: Arena, left: set[str]) -> bool:
             may_vote &= node.genesis.waiting or outside
         here += may_vote and host.peer in last[0].peers
     return 2 * here > len(last[0].peers)
+
+
+def _falls_back(staying: Iterable[Host]) -> bool:
+    """A majority of a view that gave way to another run, of which nobody is left."""
+    waiting = [host for host in staying if host.node.genesis.expected is not None]
+    votes: Counter[tuple[bytes, int]] = Counter()
+    sizes: dict[tuple[bytes, int], int] = {}
+    for host in waiting:
+        cradle = host.node.genesis.expected
+        assert cradle is not None
+        if host.peer in cradle.voters:
+            votes[cradle.lineage, cradle.number] += 1
+            sizes[cradle.lineage, cradle.number] = len(cradle.voters)
+    return any(2 * count > sizes[mark] for mark, count in votes.items())
 
 
 def _comes_before(view: View, last: View) -> bool:
