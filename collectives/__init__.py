@@ -5,13 +5,12 @@ This room needs numpy only. It knows nothing of sockets, membership or training.
 
 from __future__ import annotations
 
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
 from atoll.collectives.codecs import Codec, Contract, get_codec
 from atoll.collectives.engine import Reduction
 from atoll.collectives.plan import ReducePlan, butterfly_plan, pairwise_plan
 from atoll.collectives.result import RoundResult
-from atoll.collectives.schedule import Kind
+from atoll.collectives.schedule import Frame, Kind
 from atoll.collectives.senders import Outlet
 
 __all__ = [

@@ -18,24 +18,13 @@ from atoll.collectives.chunks import EncodedLayout
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
-from atoll.collectives.schedule import Kind
+from atoll.collectives.schedule import Frame, Kind
 
-__all__ = ["PIECE_BYTES", "Arrivals", "Arrived", "Frame"]
+__all__ = ["PIECE_BYTES", "Arrivals", "Arrived"]
 
 # A stream that loses packets carries some 0.5 MB/s: a piece is late by less than 0.1 s at the end
 # of a round, and its header costs a thousandth.
 PIECE_BYTES: Final = 32 << 10
-
-
-class Frame(NamedTuple):
-    """``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: of
-    the piece in its chunk, in bytes."""
-
-    src: int
-    kind: int
-    chunk: int
-    lane: int = 0
-    offset: int = 0
 
 
 class Arrived(NamedTuple):

@@ -26,9 +26,10 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN, grid_for
-from atoll.collectives.costs import Cost, Rates, pairwise_cost, routes_cost
+from atoll.collectives.costs import Cost, Rates, routes_cost
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network
+from atoll.collectives.pair_costs import pairwise_cost
 from atoll.collectives.plan import EVERYONE, STREAMS_MAX
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape

@@ -69,10 +69,6 @@ Where every rate differs, by up to four times, half of the cases are within 7 %,
 keeps the parts for all owners at one pace, which suits equal shards. With one or two chunks for
 each owner they may also take 30 % less: windows of uneven shards are rough then.
 
-A pairwise exchange has a theory of its own (``pairwise_cost``): over 1,260 cases from 1 Mbit/s to
-10 Gbit/s, 1 to 64 chunks, also of unequal links, half are within 1 % of the simulation and all but
-six, at 10 Gbit/s, within 10 %.
-
 Everyone contributes here: a participant of weight 0 costs a little less.
 """
 
@@ -88,7 +84,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import F64, Network
-from atoll.collectives.pairs import pair_lead
 from atoll.collectives.routes import ROOT
 from atoll.collectives.shapes import I64, Shape, TreeArrays
 from atoll.collectives.trees import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN, LEAD_PART
@@ -99,7 +94,6 @@ __all__ = [
     "PROCESS_BYTES_PER_S",
     "Cost",
     "Rates",
-    "pairwise_cost",
     "routes_cost",
 ]
 
@@ -110,9 +104,6 @@ LINK_OVERHEAD: Final = 0.04
 PROCESS_BYTES_PER_S: Final = 1e9
 # Of each frame on each side, whatever its size: a system call, a wake-up of a thread, a lock.
 FRAME_S: Final = 50e-6
-# What a processor does with a chunk of a pairwise exchange: encode the own part, take in the
-# other's, add the own one.
-PAIRWISE_WORK: Final = 3
 # See "Together" above.
 OVERLAP: Final = 0.57
 # In trees with several owners everyone is at another height for each, so lines stand idle for a
@@ -200,34 +191,6 @@ def routes_cost(
     total = _together(lines_s, windows_s, overlap)
     ends_s = _ends(network, shape, chunks, lead, wire, 2 * work_s) if shape.depth == 1 else 0.0
     return Cost(max(total, ends_s), max(lines_s, ends_s), windows_s, busiest)
-
-
-def pairwise_cost(network: Network, chunks: int, chunk_bytes: int, rates: Rates) -> Cost:
-    """Two peers send each other everything, and each adds it up for itself (``pairs.py``).
-
-    ``B / R + L``, where a butterfly of two has ``B / R + 2 L`` and two thirds of the work. In each
-    window one sends what the last one of the other allows, so over both ways by turns.
-    """
-    if network.count != 2:
-        raise ConfigError(f"a pairwise exchange is between 2 peers, not {network.count}")
-    rate = network.alone_bytes_per_s()
-    work_s = chunk_bytes / rates.process_bytes_per_s + rates.frame_s
-    lead = pair_lead(chunks, chunk_bytes, rates.sum_bytes or chunk_bytes)
-    windows = -(-chunks // lead)
-    last = chunks - (windows - 1) * lead
-    ways = ((0, 1), (1, 0))
-    # A thread encodes a chunk, then sends it; the other side takes it in and adds the own part.
-    steps_s = [chunk_bytes / (1 - rates.overhead) / float(rate[way]) + work_s for way in ways]
-    hops_s = [steps_s[n] + float(network.latency_s[way]) + 2 * work_s for n, way in enumerate(ways)]
-    busy_s = PAIRWISE_WORK * chunks * work_s
-    idle_s = max(hops_s) - PAIRWISE_WORK * work_s - (min(lead, chunks) - 1) * work_s
-    costs = [Cost(busy_s + max(0.0, idle_s), busy_s, 0.0, "the processors")]
-    for n, (i, j) in enumerate(ways):
-        lines_s = hops_s[n] + (chunks - 1) * steps_s[n]
-        turns_s = (windows + 1) // 2 * hops_s[n] + windows // 2 * hops_s[1 - n]
-        windows_s = turns_s + (last - 1) * steps_s[n]
-        costs.append(Cost(max(lines_s, windows_s), lines_s, windows_s, f"the path from {i} to {j}"))
-    return max(costs, key=lambda cost: cost.seconds)
 
 
 def _together(lines_s: float, windows_s: float, overlap: float) -> float:

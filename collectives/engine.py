@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from atoll.collectives.arrivals import Arrivals, Arrived, Frame
+from atoll.collectives.arrivals import Arrivals, Arrived
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
@@ -42,7 +42,7 @@ from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
-from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
+from atoll.collectives.schedule import Admission, Frame, Idle, Kind, Schedule, Send
 from atoll.collectives.senders import Outlet, SendCalls, Senders, reason_of
 from atoll.collectives.sums import Sums
 from atoll.collectives.trees import TreeSchedule

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import Codec
 from atoll.collectives.errors import RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.plan import NOBODY, ReducePlan
-from atoll.collectives.schedule import Kind
+from atoll.collectives.schedule import Frame, Kind
 
 __all__ = ["check_frame", "held_too_long", "refused", "twice", "wrong_length"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple, Protocol
 
-__all__ = ["Admission", "Idle", "Kind", "Schedule", "Send"]
+__all__ = ["Admission", "Frame", "Idle", "Kind", "Schedule", "Send"]
 
 
 class Kind(IntEnum):
@@ -26,6 +26,17 @@ class Send(NamedTuple):
     kind: Kind
     chunk: int
     added_here: bool = False
+
+
+class Frame(NamedTuple):
+    """``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: of
+    the piece in its chunk, in bytes."""
+
+    src: int
+    kind: int
+    chunk: int
+    lane: int = 0
+    offset: int = 0
 
 
 class Idle(Enum):

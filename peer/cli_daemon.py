@@ -281,7 +281,9 @@ def _start(
     )
     if saves is not None:
         home.save_run(saves)
-    return asyncio.run(_serve(home, options, parsed.home, rejoins))
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # may fail for want of descriptors: then there is nothing to be awaited
+        return runner.run(_serve(home, options, parsed.home, rejoins))
 
 
 def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:

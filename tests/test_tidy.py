@@ -63,6 +63,7 @@ DECISIONS = (
             "costs",
             "errors",
             "network",
+            "pair_costs",
             "pairs",
             "plan",
             "refusals",

@@ -150,8 +150,8 @@ class Coordinator:
 
     def beat(self, now_s: float) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
-        said = (self.last_commit, *self.waiting_for(now_s), halted)
-        return CoordinatorBeat(*self._tag(), own.round, own.chain, *said)
+        position = (*self._tag(), own.round, own.chain, self.last_commit)
+        return CoordinatorBeat(*position, *self.waiting_for(now_s), halted=halted)
 
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))

@@ -160,8 +160,13 @@ def slow_link(stage: Stage, name: str) -> Undo:
     return lambda: stage.net.rate(name, 0)
 
 
+STARTED_DESCRIPTORS = 30  # of some 45 that a daemon of the soak has open
+
+
 def starve_descriptors(stage: Stage, name: str) -> Undo:
     daemon = stage.run.peers[name]
+    if usage(daemon.pid).descriptors < STARTED_DESCRIPTORS:
+        return lambda: None  # it may refuse to start with none: that is no fault of a running one
     stage.keep_off(name, off=True)
     pid, soft_hard = daemon.pid, resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     left = usage(pid).descriptors + KEPT_FOR_LOCAL // 2

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 from harness.chunk_sim import ChunkSim
 
-from atoll.collectives.costs import Rates, pairwise_cost, routes_cost
+from atoll.collectives.costs import Rates, routes_cost
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network, measured, uniform
+from atoll.collectives.pair_costs import pairwise_cost
 from atoll.collectives.plan import EVERYONE, ReducePlan
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape

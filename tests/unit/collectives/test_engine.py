@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, RoundResult
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import CODECS, F32, get_codec
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
-from atoll.collectives.schedule import Kind
+from atoll.collectives.schedule import Frame, Kind
 from atoll.collectives.sums import ENCODERS_MAX
 from atoll.collectives.trees import lead_chunks
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import U8, Int8Codec, get_codec
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.schedule import Kind
+from atoll.collectives.schedule import Frame, Kind
 
 INT8 = get_codec("int8")
 WINDOW_CHUNKS = 4  # twice the lead, which is a quarter of ten chunks

@@ -13,13 +13,12 @@ import pytest
 
 from atoll.collectives import Kind, arrivals
 from atoll.collectives import lanes as lanes_module
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.lanes import Lanes, Sending
 from atoll.collectives.routes import Routes, ring, star, tree
-from atoll.collectives.schedule import Idle, Send
+from atoll.collectives.schedule import Frame, Idle, Send
 
 MakeGroup = Callable[..., Any]
 WAIT_S = 30.0

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import Kind, get_codec, pairwise_plan
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import CODECS, F32
 from atoll.collectives.errors import ConnectError, RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.pairs import pair_lead
+from atoll.collectives.schedule import Frame
 from atoll.collectives.sums import ENCODERS_MAX
 
 CONTRIB, RESULT = Kind.CONTRIB, Kind.RESULT

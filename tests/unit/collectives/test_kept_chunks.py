@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import Kind, ReducePlan, RoundResult
-from atoll.collectives.arrivals import Frame
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY
+from atoll.collectives.schedule import Frame
 
 INT8 = get_codec("int8")
 WAIT_S = 30.0

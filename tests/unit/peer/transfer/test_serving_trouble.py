@@ -21,7 +21,7 @@ from atoll.peer.group.messages import STEP, Begin
 from atoll.peer.identity import Home
 from atoll.peer.options import DaemonOptions
 from atoll.peer.rounds.roundlog import RoundLog
-from atoll.peer.rounds.streams import Streams
+from atoll.peer.rounds.streams import Lane, Streams
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer.copies import Copies
 from atoll.peer.transfer.donor import Donor
@@ -53,7 +53,8 @@ def test_streams_come_and_go_while_a_donor_counts() -> None:
     try:
         for number in range(4000):
             with streams._counting:  # as Streams._dial
-                streams._outgoing[number.to_bytes(4, "big")] = stream  # type: ignore[assignment]
+                peer = number.to_bytes(4, "big")
+                streams._outgoing[Lane(peer, 0)] = stream  # type: ignore[assignment]
             if number >= 8:
                 streams.close_to((number - 8).to_bytes(4, "big"))
     finally:
