@@ -175,7 +175,9 @@ class Admission:
     def hold(self, alive: set[bytes], now_s: float) -> bool:
         """Whether the boundary waits for somebody who cannot keep up."""
         behind = self._behind(alive)
-        self._chases = {p: chase for p, chase in self._chases.items() if p in behind}
+        lagging = {p for p in alive if p in behind or self._lags(p)}
+        kept = lagging | self.learners.keys() & behind.keys()
+        self._chases = {p: chase for p, chase in self._chases.items() if p in kept}
         for peer, beat in behind.items():
             chase = self._chases.setdefault(peer, Chase(beat.round, now_s))
             if beat.round != chase.round:
@@ -190,6 +192,12 @@ class Admission:
             if since_s is not None and now_s - since_s > HOLD_PAUSES * self._timing.hold_s:
                 self._chases[peer] = Chase(beat.round, now_s)
         return False
+
+    def _lags(self, peer: bytes) -> bool:
+        """It may be synced, with the round before: one that reaches each state when the next round
+        has begun without it is synced for a moment in every round, and takes part in none."""
+        beat, own = self._roster.beats.get(peer), self._own
+        return beat is not None and (beat.round, beat.chain) != (own.round, own.chain)
 
     def _behind(self, alive: set[bytes]) -> dict[bytes, Heartbeat]:
         found = {p: b for p, b in self._roster.beats.items() if p in alive and b.unsynced}
