@@ -2,17 +2,15 @@
 
 A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
-Several streams to one destination share its chunks, piece by piece: whichever has room takes the
-next one. What one of them breaks off, or does not get rid of, another sends again.
-The thread that receives a stream reserves a buffer, fills it, and adds what it brought to the sum,
-if it is that source's turn; otherwise the thread whose turn comes later adds it. The own part of a
-sum is added when its turn comes, by whichever thread is at it; where nobody else adds anything, by
-a thread for these chunks.
+Several streams to one destination share its chunks, piece by piece (``lanes.py``). The thread that
+receives a stream reserves a buffer, fills it, and adds what it brought to the sum, if it is that
+source's turn; otherwise the thread whose turn comes later adds it. The own part of a sum is added
+when its turn comes, by whichever thread is at it, or by one for chunks to which nobody else adds.
 
-Threads and locks: one condition guards the schedule and all shared state. It is held for look-ups
-and for the copy of one finished chunk into the result, never while a codec, a stream or a callback
-runs. A wait ends by the next final chunk, the next complete sum or ``abort``. The schedule says why
-no set of waits can close a circle.
+Threads and locks: one lock guards the schedule and all shared state. It is held for look-ups and
+copies of a finished chunk or piece, never while a codec, a stream or a callback runs. A sender
+waits for the turn of its destination; a change wakes one, and that one the others. A wait ends by
+a chunk that is final, a sum that is complete, or ``abort``: the schedule says why there is no deadlock.
 
 Results are encoded, received and sent where they lie, and sums of an exact codec grow there. A
 thread may still be at it after ``abort``, in a chunk that is not final, or reading a final one: as
@@ -102,10 +100,12 @@ class Reduction:
         for chunk in self._kept.keys() - self.lacking:
             self._schedule.final(chunk)
 
-        self._changed = threading.Condition()  # guards the schedule and everything below
+        lock = threading.RLock()  # guards the schedule and everything below
+        self._lock, self._changed = lock, threading.Condition(lock)
+        self._turns: dict[int, threading.Condition] = {}  # of senders, by destination: same lock
         self._aborted = self._started = False
         self._failed: set[int] = set()
-        self._paced = 0  # senders that wait for a contribution to somebody else
+        self._paced: set[int] = set()  # destinations that wait for a contribution to another
         self._reading = 0  # results that are being sent
         self._writing: set[int] = set()  # chunks of the result that are being summed or encoded
         self._progress_bytes = 0
@@ -122,6 +122,7 @@ class Reduction:
     def start(self, outlets: Mapping[int, Outlet]) -> None:
         """Start a sender thread per outlet, and what there is to do alone. May be called again,
         with more outlets, also to the same destinations; ``destinations`` says which."""
+        name = f"reduce-{self._plan.name(self._me)}"
         with self._changed:
             if self._aborted:
                 return
@@ -129,11 +130,12 @@ class Reduction:
                 raise LocalProtocolError("an outlet to oneself")
             first, self._started = not self._started, True
             if first and self._schedule.local_chunks():
-                self._senders.run(self._add_alone, self._thread_name(self._me))
+                self._senders.run(self._add_alone, f"{name}-alone")
             calls = SendCalls(self._next_send, self._load, self._loaded, self._send_ended)
-            for dest in outlets:
+            for dest, outlet in outlets.items():
+                self._turns.setdefault(dest, threading.Condition(self._lock))
                 self._lanes.opened(dest)
-                self._senders.spawn(dest, outlets[dest].send, self._thread_name(dest), calls)
+                self._senders.spawn(dest, outlet.send, f"{name}-to-{self._plan.name(dest)}", calls)
         if first and len(self._kept) == self._grid.count and not self.lacking:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
@@ -142,10 +144,11 @@ class Reduction:
         inside ``Outlet.send`` ends after that, so the caller closes the streams too."""
         with self._changed:
             self._aborted = True
-            self._changed.notify_all()
+            for turn in (self._changed, *self._turns.values()):
+                turn.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; True when all have ended, so ``source`` is not called any more."""
+        """Wait for the threads; True when all have ended: ``source`` is not called any more."""
         return self._senders.join(timeout_s)
 
     @property
@@ -163,28 +166,25 @@ class Reduction:
 
     @property
     def progress_bytes(self) -> int:
-        """Payload bytes received and sent so far, counted by whole frames; only ever grows. With
-        those of chunks to which nobody else adds: who is alone moves no others for a while."""
-        with self._changed:
-            return self._progress_bytes
+        """Payload bytes moved so far, by whole frames; only ever grows. With those of chunks to
+        which nobody else adds: who is alone moves no others for a while."""
+        return self._progress_bytes
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory that the reduction has taken for chunks and pieces."""
         return self._sums.allocated_bytes + self._arrivals.allocated_bytes
 
     def missing(self) -> frozenset[int]:
-        with self._changed:  # see the schedule
+        with self._changed:
             return self._schedule.missing()
 
     # ---- receiving: called by the thread that reads the stream from ``src``
 
     def reserve(self, frame: Frame, length: int, timeout_s: float) -> memoryview | None:
-        """A buffer of ``length`` bytes for the payload of a frame, to fill before ``received``.
-        Blocks while the frame is ahead of the window. None: read the payload and drop it, as the
-        attempt is aborted or the bytes are here. RemoteProtocolError: the schedule does not allow
-        it. RoundTimeoutError: the window did not move for ``timeout_s``; it may be reserved again.
-        """
+        """A buffer of ``length`` bytes for the payload, to fill before ``received``. Blocks while
+        the frame is ahead of the window. None: drop it, as the attempt is aborted or the bytes are
+        here. RemoteProtocolError: the schedule does not allow it. RoundTimeoutError: the window did
+        not move for ``timeout_s``; it may be reserved again."""
         begun_s = time.monotonic()
         with self._changed:
             while not self._aborted:
@@ -235,10 +235,9 @@ class Reduction:
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
-        if not self._result.fits(chunk, data, self._kept[chunk]):
-            return False
-        self._finish(chunk, data)
-        return True
+        if fits := self._result.fits(chunk, data, self._kept[chunk]):
+            self._finish(chunk, data)
+        return fits
 
     def _check_result(self, src: int, chunk: int, arrived: Arrived) -> None:
         """After the commit nobody may fail to decode it."""
@@ -274,7 +273,7 @@ class Reduction:
                 self._writing.discard(chunk)
                 complete = not wrong and self._schedule.folded(chunk)
                 if complete:
-                    self._changed.notify_all()
+                    self._wake()
             if wrong:
                 self._fail(src, wrong)
                 return
@@ -322,30 +321,29 @@ class Reduction:
             self._result.digests[chunk] = digest
             self._schedule.final(chunk)
             digests = list(self._result.digests) if self._schedule.done else []
-            self._changed.notify_all()
+            self._wake()
         if digests:
             self._on_done(digests)
 
     # ---- sending
 
-    def _thread_name(self, dest: int) -> str:
-        return f"reduce-{self._plan.name(self._me)}-to-{self._plan.name(dest)}"
-
     def _next_send(self, dest: int) -> Sending | None:
-        with self._changed:
+        turn = self._turns[dest]
+        with turn:
             while not self._aborted:
                 found = self._lanes.take(dest, time.monotonic())
                 if isinstance(found, Sending):
                     self._reading += found.send.kind is Kind.RESULT
-                    if self._paced and found.send.kind is Kind.CONTRIB:
-                        self._changed.notify_all()
+                    if found.send.kind is Kind.CONTRIB:
+                        for other in self._paced:
+                            self._turns[other].notify()
                     return found
                 if found is Idle.DONE and not self._lanes.is_sending(dest):
                     return None
-                paced = found is Idle.PACED
-                self._paced += paced
-                self._changed.wait(LATE_S_MIN if self._lanes.several(dest) else None)
-                self._paced -= paced
+                if found is Idle.PACED:
+                    self._paced.add(dest)
+                turn.wait(LATE_S_MIN if self._lanes.several(dest) else None)
+                self._paced.discard(dest)
         return None
 
     def _load(self, send: Send, buffer: U8) -> U8:
@@ -364,11 +362,11 @@ class Reduction:
     def _loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
         with self._changed:
             if self._lanes.several(dest):
-                self._changed.notify_all()
+                self._turns[dest].notify_all()
             return self._lanes.loaded(dest, sending, payload, buffer)
 
     def _send_ended(self, dest: int, sending: Sending, why: str) -> None:
-        payload, wake = sending.payload, bool(why)
+        payload, broke = sending.payload, bool(why)
         with self._changed:
             self._reading -= sending.send.kind is Kind.RESULT
             if payload is not None and not why:
@@ -378,13 +376,19 @@ class Reduction:
                 why = ""  # another stream sends it
             elif not self._aborted:
                 self._schedule.broken(dest)
-            if wake or self._lanes.several(dest):
-                self._changed.notify_all()
+                self._wake()
+            if broke or not self._lanes.is_sending(dest):  # to be sent again, or the end
+                self._turns[dest].notify_all()
             own, self._own_sent = self._own_sent, []
         for chunk in own:  # now, because it would have kept the send waiting
             self._fold(chunk)
         if why:
             self._fail(self._me if payload is None else dest, why)
+
+    def _wake(self) -> None:  # under the lock: the schedule may allow more
+        self._changed.notify_all()
+        for turn in self._turns.values():
+            turn.notify()
 
     # ---- failing
 

@@ -45,7 +45,9 @@ class Sending:
 class Lanes:
     """The streams to each destination, and what they are at. Calls never overlap.
 
-    Where there are several, the one that takes a chunk loads it, and all send its pieces.
+    Where there are several, the one that takes a chunk loads it, and all send its pieces: whichever
+    has room takes the next one. What one of them breaks off, or does not get rid of, another sends
+    again.
     """
 
     def __init__(self, schedule: Schedule, buffers: BufferPool[np.uint8]) -> None:

@@ -16,10 +16,14 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import F64, Network
 from atoll.collectives.routes import ROOT, Routes
 
-__all__ = ["LINK_SHARE", "carried_bytes", "paces"]
+__all__ = ["LANE_SLACK", "LINK_SHARE", "carried_bytes", "lane_pace", "paces"]
 
 # Of a link's rate: what is left absorbs bursts and the errors of what was measured.
 LINK_SHARE: Final = 0.99
+# Of its equal part, what each of several streams between two peers may take: a stream that has just
+# lost a packet leaves that much to the others. With less, the pair does not get its share; without
+# a limit, sixteen streams fill the queues and lose more (docs/log.md).
+LANE_SLACK: Final = 1.5
 
 
 def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
@@ -36,6 +40,11 @@ def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
             if giver != ROOT:
                 carried[giver, peer] += nbytes
     return carried
+
+
+def lane_pace(bytes_per_s: float, lanes: int) -> float:
+    """How fast each of so many streams may send, that have ``bytes_per_s`` together."""
+    return bytes_per_s if lanes == 1 else LANE_SLACK * bytes_per_s / lanes
 
 
 def paces(network: Network, carried: F64, share: float = LINK_SHARE) -> F64:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import measured, uniform
-from atoll.collectives.pacing import LINK_SHARE, carried_bytes, paces
+from atoll.collectives.pacing import LANE_SLACK, LINK_SHARE, carried_bytes, lane_pace, paces
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 
 MBIT = 125_000.0
@@ -75,3 +75,9 @@ def test_what_does_not_fit_together_is_refused() -> None:
         carried_bytes(star(3), (1.0, 1.0))
     with pytest.raises(ConfigError, match="flows of 3 peers"):
         paces(uniform(4, MBIT, 0.0), np.ones((3, 3)))
+
+
+def test_several_streams_get_more_than_their_parts_but_not_much() -> None:
+    assert lane_pace(8e6, 1) == 8e6
+    assert lane_pace(8e6, 4) == LANE_SLACK * 2e6
+    assert lane_pace(0.0, 16) == 0.0  # unlimited stays so
