@@ -10,7 +10,7 @@ when its turn comes, by whichever thread is at it, or by one for chunks to which
 Threads and locks: one lock guards the schedule and all shared state. It is held for look-ups and
 copies of a finished chunk or piece, never while a codec, a stream or a callback runs. A sender
 waits for the turn of its destination; a change wakes one, and that one the others. A wait ends by
-a chunk that is final, a sum that is complete, or ``abort``: the schedule says why there is no deadlock.
+a final chunk, a complete sum or ``abort``; the schedule says why there is no deadlock.
 
 Results are encoded, received and sent where they lie, and sums of an exact codec grow there. A
 thread may still be at it after ``abort``, in a chunk that is not final, or reading a final one: as
