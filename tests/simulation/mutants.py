@@ -169,7 +169,12 @@ MUTANTS: tuple[Mutant, ...] = (
         test="unit/peer/group/test_membership_rounds.py::"
         "test_one_wrong_result_excludes_the_peer_that_holds_it",
     ),
-    Mutant("digests are not compared", "comparison", "if len(groups) < 2:", "if True:"),
+    Mutant(
+        "digests are not compared",
+        "comparison",
+        "digests = roster.digests(own.round)",
+        "digests: dict[bytes, bytes] = {}",
+    ),
     Mutant(
         "kept chunks of any origin",
         "keeping",
