@@ -28,7 +28,7 @@ from atoll.peer.measuring.picture import Picture, describe
 from atoll.peer.measuring.slices import LOAD_BYTES, Slice, between
 from atoll.peer.measuring.survey import Probe, RowTimes, Survey, probing_order
 from atoll.peer.measuring.tcpinfo import TcpInfo, parse
-from atoll.peer.measuring.turns import Turns
+from atoll.peer.measuring.turns import ProbeTurns
 from atoll.peer.rounds.datastream import DataStream
 from atoll.peer.rounds.streams import FrameOutlet
 
@@ -75,7 +75,7 @@ class Surveyor:
         self._pairs: dict[bytes, PairEstimate] = {}
         self._own = OwnLinks()
         self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
-        self._survey, self._turns, self._news = Survey(), Turns(), News()
+        self._survey, self._turns, self._news = Survey(), ProbeTurns(), News()
         self._picture, self._told = Picture(), RowTimes()
         self._was_reducing = 0
         self._looked_s = float("-inf")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from atoll.peer.measuring.survey import PROBE_S_MAX
 
-__all__ = ["Turns"]
+__all__ = ["ProbeTurns"]
 
 # Who has not said by then that its probe is over is gone, or does not know better.
 TURN_S = PROBE_S_MAX + 2.0
@@ -15,7 +15,7 @@ TURN_S = PROBE_S_MAX + 2.0
 AGAIN_S = 5.0
 
 
-class Turns:
+class ProbeTurns:
     def __init__(self) -> None:
         self._peer = b""  # whose turn it is
         self._until_s = float("-inf")

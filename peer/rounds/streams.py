@@ -1,11 +1,12 @@
 """Data streams to and from the other peers, and the routing of frames that arrive.
 
 A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
-it, so that a round does not wait for it, and again after it broke. Where one does not fill the path
-(loss, a long way) a round opens more, and the chunks are shared among these *lanes*; transfers use
-the first. Each incoming stream has a thread that reads a header, asks the router where the payload
-belongs, and receives it straight into the preallocated memory that it is given; what nobody wants
-is drained into a scratch buffer and dropped.
+it, so that a round does not wait for it, and again after it broke. A round opens as many as `widen`
+was told, for paths that one does not fill (loss, a long way), and shares its chunks among these
+*lanes*; transfers use the first. Nobody calls `widen` yet: the plan of a round will. Each incoming
+stream has a thread that reads a header, asks the router where the payload belongs, and receives it
+straight into the preallocated memory that it is given; what nobody wants is drained into a scratch
+buffer and dropped.
 """
 
 from __future__ import annotations
