@@ -45,13 +45,16 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard collectives/native/
 demo: $(STAMP)
 	$(BIN)/atoll demo $(ARGS)
 
-# Those without processes of their own share the cores; with ARGS it is one run of what they say.
-ALONE := tests/processes tests/chaos tests/netlab
+# Those without processes of their own share the cores; daemons mostly wait, so the tests of two files
+# run beside each other; what measures a network is alone. With ARGS it is one run of what they say.
+ALONE := tests/netlab
+DAEMONS := tests/processes tests/chaos
 SHARED := tests/unit tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
 test: $(STAMP)
 ifeq ($(ARGS),)
 	$(BIN)/pytest -m "not slow" -n 2 --dist worksteal $(SHARED)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(DAEMONS)
 	$(BIN)/pytest -m "not slow" $(ALONE)
 else
 	$(BIN)/pytest -m "not slow" $(ARGS)

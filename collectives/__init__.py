@@ -8,7 +8,7 @@ from __future__ import annotations
 from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
 from atoll.collectives.codecs import Codec, Contract, get_codec
 from atoll.collectives.engine import Reduction
-from atoll.collectives.plan import ReducePlan, butterfly_plan, pairwise_plan
+from atoll.collectives.plan import ReducePlan, butterfly_plan, pairwise_plan, shared_plan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Frame, Kind
 from atoll.collectives.senders import Outlet
@@ -29,4 +29,5 @@ __all__ = [
     "get_codec",
     "grid_for",
     "pairwise_plan",
+    "shared_plan",
 ]

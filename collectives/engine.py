@@ -58,8 +58,8 @@ class Reduction:
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.
-    ``result`` is completed in place: the encoded mean, the same bytes for all participants. After
-    ``abort`` has returned no further chunk becomes final, and final chunks stay valid.
+    ``result`` is completed in place: the encoded mean (or what ``plan.fold`` says), the same bytes
+    for all. After ``abort`` has returned no more chunks become final, and final ones stay valid.
     ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
     them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
     ``on_done(digests)`` is called once, when the result is complete here, with the SHA-256 of each
@@ -112,7 +112,7 @@ class Reduction:
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self._own_sent: list[int] = []  # chunks whose own part has just been sent
         is_root = self._schedule.is_root
-        self._sums = Sums(result, self._codec, plan.factors(), is_root, source, own)
+        self._sums = Sums(result, self._codec, plan.factors(), is_root, source, own, plan.fold)
         self._arrivals = Arrivals(result, self._layout, self._sums.encoded)
         self._lanes = Lanes(self._schedule, self._sums.encoded)
         self._senders = Senders(self._sums.encoded)

@@ -16,7 +16,9 @@ The tree lives in the lowest room because every room raises from it::
     |-- IncompatibleRunError    E40  specification or model differ from the run's
     |-- RoundError              E50  a round did not come to its end
     |   |-- RoundTimeoutError   E51  no commit within the run's round deadline
-    |   `-- NoQuorumError       E52  too few voters are alive to go on
+    |   |-- NoQuorumError       E52  too few voters are alive to go on
+    |   |-- CollectiveMismatchError E53  the other trainers called another collective
+    |   `-- CollectiveMissedError E54  the round of a collective went on without this trainer
     |-- CodecError              E60  bytes or values that a codec cannot take
     |-- StateError              E70  replicated state failed a check
     |   |-- DivergedError       E71  members hold different state and no majority decides
@@ -39,6 +41,8 @@ __all__ = [
     "AtollError",
     "CheckpointError",
     "CodecError",
+    "CollectiveMismatchError",
+    "CollectiveMissedError",
     "ConfigError",
     "ConnectError",
     "DaemonLostError",
@@ -149,6 +153,14 @@ class RoundTimeoutError(RoundError):
 
 class NoQuorumError(RoundError):
     code = "E52"
+
+
+class CollectiveMismatchError(RoundError):
+    code = "E53"
+
+
+class CollectiveMissedError(RoundError):
+    code = "E54"
 
 
 class CodecError(AtollError):

@@ -16,7 +16,15 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import F64, Network
 from atoll.collectives.routes import ROOT, Routes
 
-__all__ = ["LANE_SLACK", "LINK_SHARE", "carried_bytes", "lane_pace", "paces"]
+__all__ = [
+    "LANE_SLACK",
+    "LINK_SHARE",
+    "OPEN_EVERY",
+    "carried_bytes",
+    "is_open",
+    "lane_pace",
+    "paces",
+]
 
 # Of a link's rate: what is left absorbs bursts and the errors of what was measured.
 LINK_SHARE: Final = 0.99
@@ -24,6 +32,9 @@ LINK_SHARE: Final = 0.99
 # lost a packet leaves that much to the others. With less, the pair does not get its share; without
 # a limit, sixteen streams fill the queues and lose more (docs/log.md).
 LANE_SLACK: Final = 1.5
+# One round of so many goes without paces. A stream that keeps to its pace never shows that the link
+# has more than was measured; one that does not shows it at once. It costs a tenth of that round.
+OPEN_EVERY: Final = 16
 
 
 def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
@@ -40,6 +51,11 @@ def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
             if giver != ROOT:
                 carried[giver, peer] += nbytes
     return carried
+
+
+def is_open(number: int) -> bool:
+    """Whether the round of this number goes without paces: all participants know it by that."""
+    return number % OPEN_EVERY == 0
 
 
 def lane_pace(bytes_per_s: float, lanes: int) -> float:

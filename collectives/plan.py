@@ -18,10 +18,22 @@ from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.routes import Routes, star
 
-__all__ = ["EVERYONE", "NOBODY", "STREAMS_MAX", "ReducePlan", "butterfly_plan", "pairwise_plan"]
+__all__ = [
+    "EVERYONE",
+    "FOLDS",
+    "NOBODY",
+    "STREAMS_MAX",
+    "ReducePlan",
+    "butterfly_plan",
+    "pairwise_plan",
+    "shared_plan",
+]
 
 NOBODY: Final = -1  # owns the chunks that are kept from an earlier attempt
 EVERYONE: Final = -2  # owns the chunks of a pairwise exchange: each adds them up for itself
+# What becomes of the parts: their weighted mean, their sum, or the largest or smallest of each
+# element. Weights count for the mean only.
+FOLDS: Final = ("mean", "sum", "max", "min")
 # From one peer to another. More share a lossy path no better, and each has a thread and a buffer.
 STREAMS_MAX: Final = 16
 
@@ -39,6 +51,7 @@ class ReducePlan:
     weights: tuple[float, ...]
     owners: tuple[int, ...]
     shape: Routes | None = None  # None: the butterfly
+    fold: str = "mean"
 
     def __post_init__(self) -> None:
         count = len(self.participants)
@@ -50,6 +63,8 @@ class ReducePlan:
             raise ConfigError(f"a weight is negative or not finite: {self.weights}")
         if not 0 < sum(self.weights) < math.inf:
             raise ConfigError(f"the sum of the weights is not positive and finite: {self.weights}")
+        if self.fold not in FOLDS:
+            raise ConfigError(f"a reduction is one of {', '.join(FOLDS)}, not {self.fold[:32]!r}")
         owners = set(self.owners) - {NOBODY}
         if EVERYONE in owners and (len(owners) > 1 or count > 2):
             raise ConfigError("a pairwise exchange is of 2 peers at most, and nobody owns chunks")
@@ -68,7 +83,10 @@ class ReducePlan:
         return EVERYONE in self.owners
 
     def factors(self) -> tuple[float, ...]:
-        """``weight / sum(weights)`` of each participant, rounded to float32."""
+        """What each participant's part is multiplied with: ``weight / sum(weights)``, rounded to
+        float32, in a mean; else 1."""
+        if self.fold != "mean":
+            return (1.0,) * len(self.weights)
         total = sum(self.weights)
         return tuple(float(np.float32(weight / total)) for weight in self.weights)
 
@@ -99,11 +117,34 @@ def butterfly_plan(
     ``weights[i]`` belongs to ``participants[i]``, which may come in any order. The ``kept`` chunks
     have no owner; only the others are shared out.
     """
+    return shared_plan(participants, weights, grid, kept, (1,) * len(participants))
+
+
+def shared_plan(
+    participants: Sequence[bytes],
+    weights: Sequence[float],
+    grid: ChunkGrid,
+    kept: Collection[int],
+    shares: Sequence[int],
+    shape: Routes | None = None,
+) -> ReducePlan:
+    """The same with shards in the ratio of ``shares``, one for each participant in ascending order
+    of peer id; of a vector of ``sum(shares)`` chunks each owns just as many. ConfigError if they do
+    not fit, or are all zero.
+    """
+    total, owned = sum(shares), 0
+    if len(shares) != len(participants) or total < 1 or min(shares) < 0:
+        raise ConfigError(f"shares {tuple(shares)} of {len(participants)} participants")
     owners = [NOBODY] * grid.count
     unfinished = [chunk for chunk in range(grid.count) if chunk not in kept]
-    for index, chunk in enumerate(unfinished):
-        owners[chunk] = index * len(participants) // len(unfinished)
-    return _plan(participants, weights, owners)
+    first = 0
+    for index, share in enumerate(shares):
+        owned += share
+        last = -(-owned * len(unfinished) // total)
+        for chunk in unfinished[first:last]:
+            owners[chunk] = index
+        first = last
+    return _plan(participants, weights, owners, shape)
 
 
 def pairwise_plan(
@@ -118,7 +159,10 @@ def pairwise_plan(
 
 
 def _plan(
-    participants: Sequence[bytes], weights: Sequence[float], owners: Sequence[int]
+    participants: Sequence[bytes],
+    weights: Sequence[float],
+    owners: Sequence[int],
+    shape: Routes | None = None,
 ) -> ReducePlan:
     if len(participants) != len(weights):
         raise ConfigError(f"{len(participants)} participants, but {len(weights)} weights")
@@ -127,4 +171,5 @@ def _plan(
         participants=tuple(peer for peer, _ in ordered),
         weights=tuple(float(weight) for _, weight in ordered),
         owners=tuple(owners),
+        shape=shape,
     )

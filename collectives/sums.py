@@ -27,8 +27,9 @@ EXACT: Final = get_codec("float32")
 
 class Sums:
     """``codec`` is that of parts and partial sums; ``factors`` weight the participants' parts;
-    ``is_root(chunk)``: whether its sum here is the whole. Buffers that ``encoded`` lends are given
-    back to it, but where bytes could not be decoded: then the reduction fails anyway.
+    ``is_root(chunk)``: whether its sum here is the whole; ``fold``: what is called a sum may be the
+    largest or smallest of each element (plan.FOLDS). Buffers that ``encoded`` lends are given back
+    to it, but where bytes could not be decoded: then the reduction fails anyway.
 
     ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
     What they raise goes on to the caller.
@@ -42,8 +43,10 @@ class Sums:
         is_root: Callable[[int], bool],
         source: Callable[[int, F32], None],
         own: Callable[[int], F32] | None = None,
+        fold: str = "mean",
     ) -> None:
         self._result, self._is_root = result, is_root
+        self._pick = {"max": np.maximum, "min": np.minimum}.get(fold)  # instead of adding
         self._codec, self._grid = codec, result.grid
         self._layout = encoded_layout(result.grid, codec)
         self.encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
@@ -78,6 +81,9 @@ class Sums:
             self._codec.check(where, self._grid.size(chunk))
             return where
         out = buffer[: self._layout.size(chunk)]
+        if self._own is not None:
+            self._codec.encode(self._own(chunk), out)
+            return out
         with self._encoders:
             floats = self._floats.take()
             try:
@@ -129,6 +135,9 @@ class Sums:
             place = self._result.view(chunk).view(np.float32) if self.in_place(chunk) else None
             self._sums[chunk] = self._floats.take() if place is None else place
         total = self._sums[chunk][: self._grid.size(chunk)]
+        if self._pick is not None:
+            self._pick_from(codec, data, total, is_first)
+            return
         if codec.contract.kind == "exact" and KERNELS is not None:
             if not KERNELS.weigh(data, factor, total, is_first):
                 codec.check(data, total.size)  # else the sum is too large: see `encode`
@@ -138,6 +147,19 @@ class Sums:
             total.fill(0)
         codec.decode_add(data, factor, total)
         self._doubtful.add(chunk)
+
+    def _pick_from(self, codec: Codec, data: U8, total: F32, is_first: bool) -> None:
+        if is_first:
+            codec.decode(data, total)
+            return
+        assert self._pick is not None
+        buffer = self._floats.take()
+        try:
+            values = buffer[: total.size]
+            codec.decode(data, values)
+            self._pick(total, values, out=total)
+        finally:
+            self._floats.give(buffer)
 
     def encode(self, chunk: int, out: U8) -> None:
         """Encode the sum into ``out`` and forget it. CodecError for values next to the largest

@@ -25,6 +25,7 @@ from atoll.optim.manifest import Manifest
 
 __all__ = [
     "BLOB_BYTES_MAX",
+    "COLLECTIVES",
     "LOG_BYTES_DEFAULT",
     "LOG_ENTRIES_MAX",
     "LOG_ENTRIES_MIN",
@@ -42,7 +43,9 @@ __all__ = [
     "parse_blob",
 ]
 
-METHODS = ("diloco",)  # the others come with the optimizers issue
+# COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
+COLLECTIVES = "collectives"
+METHODS = ("diloco", COLLECTIVES)  # the others come with the optimizers issue
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
@@ -200,7 +203,8 @@ def check_same(
     if lines:
         raise IncompatibleRunError(
             "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
-            fix="give DiLoCo the run's values and the run's model, or start a run of another name",
+            fix="give DiLoCo the run's values and the run's model, before a collective is called, "
+            "or start a run of another name",
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from atoll.optim.manifest import Manifest
     from atoll.peer.checkpoints.checkpoint import Checkpoint
 
 __all__ = [
@@ -24,7 +26,6 @@ __all__ = [
 ]
 
 EVERY_DEFAULT = 10  # rounds between two checkpoints of one peer; peers take turns
-PIECE_ELEMENTS = 1 << 18  # of a tensor at a time: 1 MiB of float32
 LISTED_MAX = 20  # parameters that still fit on one screen
 _PATH_HELP = "a checkpoint, or a folder of them: then the latest that is whole"
 
@@ -76,14 +77,14 @@ def _inspect(parsed: argparse.Namespace) -> int:
     path = Path(parsed.path)
     opener = open_checkpoint if (path / MANIFEST_FILE).exists() else open_latest
     with opener(path) as checkpoint:
-        _say_passed_over(checkpoint)
+        _say_passed_over(checkpoint.passed_over)
         print(_describe(checkpoint), flush=True)
     return 0
 
 
-def _say_passed_over(checkpoint: Checkpoint) -> None:
+def _say_passed_over(passed_over: tuple[str, ...]) -> None:
     """Later ones of the folder that are not whole: the next one must not hide them."""
-    for what in checkpoint.passed_over:
+    for what in passed_over:
         print(f"passed over: {what}")
 
 
@@ -95,7 +96,7 @@ def _verify(parsed: argparse.Namespace) -> int:
     invite = Invite.parse(parsed.invite) if parsed.invite else None
     run, secret = (invite.run, invite.secret) if invite else (None, None)
     with open_latest(parsed.path, run=run, secret=secret) as checkpoint:
-        _say_passed_over(checkpoint)
+        _say_passed_over(checkpoint.passed_over)
         manifest = checkpoint.manifest
         print(
             f"OK {checkpoint.path.name}: run {manifest.run}, round {manifest.round},"
@@ -137,46 +138,77 @@ def _describe(checkpoint: Checkpoint) -> str:
 
 
 def _export(parsed: argparse.Namespace) -> int:
-    from atoll.peer.checkpoints.checkpoint import open_latest
+    from atoll.peer.checkpoints.checkpoint import first_whole
 
-    with open_latest(parsed.path) as checkpoint:
-        _say_passed_over(checkpoint)
+    def export(checkpoint: Checkpoint) -> Path:
         manifest = checkpoint.manifest
         out = Path(parsed.out or f"{manifest.run}-{manifest.round}.safetensors")
         export_parameters(checkpoint, out)
-        print(f"{out}: {checkpoint.layout.grid.total:,} parameters of round {manifest.round}")
+        return out
+
+    checkpoint, out, passed_over = first_whole(Path(parsed.path), None, None, export)
+    _say_passed_over(passed_over)
+    total, number = checkpoint.layout.grid.total, checkpoint.manifest.round
+    print(f"{out}: {total:,} parameters of round {number}")
     return 0
 
 
 def export_parameters(checkpoint: Checkpoint, out: Path) -> None:
     """Write the outer parameters with their own names, shapes and dtypes, as safetensors.
 
+    The state is read once, chunk by chunk, each written from the memory in which it was checked.
     float32 is rounded to nearest even where the dtype is narrower. ``out`` is replaced when all of
     it is on the disk. Raises CheckpointError and OSError.
     """
     import numpy as np
 
-    from atoll.peer.checkpoints.checkpoint import read_exactly
-    from atoll.peer.checkpoints.tensorfile import export_header, export_order
+    from atoll.peer.checkpoints.tensorfile import export_header
 
     layout = checkpoint.layout
+    header = export_header(layout.manifest, checkpoint.manifest.round)
+    places = _Places(layout.manifest, len(header))
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    buffer = np.empty(PIECE_ELEMENTS, np.float32)
     try:
         with temporary.open("xb") as file:
-            file.write(export_header(layout.manifest, checkpoint.manifest.round))
-            for parameter in export_order(layout.manifest):
-                lo, hi = layout.manifest.offsets[parameter.name]
-                for start in range(lo, hi, PIECE_ELEMENTS):
-                    piece = buffer[: min(PIECE_ELEMENTS, hi - start)]
-                    read_exactly(checkpoint.fd, piece.data.cast("B"), layout.theta_at(start))
-                    file.write(CASTS[parameter.dtype](piece))
+            file.write(header)
+            for chunk, data in checkpoint.chunks(checkpoint.buffer()):
+                lo, hi = layout.grid.bounds(chunk)
+                theta = np.frombuffer(data[: 4 * (hi - lo)], np.float32)
+                for start, end, dtype, at in places.within(lo, hi):
+                    file.seek(at)
+                    file.write(CASTS[dtype](theta[start - lo : end - lo]))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, out)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+class _Places:
+    """Where the parameters of a stretch of θ lie in an export whose header has so many bytes."""
+
+    def __init__(self, manifest: Manifest, header_bytes: int) -> None:
+        from atoll.peer.checkpoints.tensorfile import DTYPE_BYTES, export_order
+
+        self._at: dict[str, tuple[int, int]] = {}  # first byte, bytes of an element
+        for parameter in export_order(manifest):
+            self._at[parameter.name] = header_bytes, DTYPE_BYTES[parameter.dtype]
+            header_bytes += DTYPE_BYTES[parameter.dtype] * parameter.size
+        self._parameters = [p for p in manifest.parameters if p.size]  # in the order of θ
+        self._bounds = [manifest.offsets[p.name] for p in self._parameters]
+        self._ends = [end for _, end in self._bounds]
+
+    def within(self, lo: int, hi: int) -> Iterator[tuple[int, int, str, int]]:
+        """Elements (start, end) of θ, their dtype, and their first byte in the export."""
+        for i in range(bisect_right(self._ends, lo), len(self._ends)):
+            first, last = self._bounds[i]
+            if first >= hi:
+                return
+            start, end = max(lo, first), min(hi, last)
+            parameter = self._parameters[i]
+            at, element_bytes = self._at[parameter.name]
+            yield start, end, parameter.dtype, at + element_bytes * (start - first)
 
 
 def _bfloat16(values: NDArray[np.float32]) -> bytes:

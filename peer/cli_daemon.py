@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
 from atoll.peer.cli_checkpoint import EVERY_DEFAULT, add_checkpoint_options
+from atoll.peer.cli_streams import add_stream_options, stream_options
 from atoll.peer.group.views import (
     ARCHIVE,
     DEFAULT_RULES,
@@ -65,12 +66,7 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
     for verb in (up, join, follow):
         verb.add_argument("--listen", metavar="HOST:PORT", help=f"default 0.0.0.0:{DEFAULT_PORT}")
         verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
-        verb.add_argument(
-            "--plain-streams",
-            action="store_true",
-            help="bulk data neither secret nor protected from changes, with peers that say so too"
-            " and in private networks only: for networks that are trusted, and for benchmarks",
-        )
+        add_stream_options(verb)
         add_checkpoint_options(verb)
     for verb in (up, join):
         verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
@@ -276,7 +272,7 @@ def _start(
         rules=_rules(parsed, how.get("resume")),
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
         every=parsed.every or EVERY_DEFAULT,
-        plain_streams=parsed.plain_streams,
+        **stream_options(parsed),
         **how,
     )
     if saves is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -24,41 +23,33 @@ from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
-from atoll.peer.group.phases import Phase
 from atoll.peer.group.views import ARCHIVE, Member, View, short
 from atoll.peer.identity import Home, RunRecord
+from atoll.peer.journal import Journal
 from atoll.peer.keys import HomeSigner
 from atoll.peer.local import LocalDoor
+from atoll.peer.measuring.planner import Planner
 from atoll.peer.measuring.surveyor import Surveyor
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.invite import Invite, fingerprint_of, format_address, parse_address
 from atoll.peer.net.links import LinkHost
 from atoll.peer.options import DaemonOptions, first_event
+from atoll.peer.resuming import Inquiry
 from atoll.peer.rounds.runner import RoundRunner
-from atoll.peer.startup import prepare_process, say_who_is_missing
+from atoll.peer.startup import (
+    check_joined_later,
+    first_contact,
+    prepare_process,
+    say_who_is_missing,
+    unless_ended,
+)
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
 
 __all__ = ["Daemon"]
 
-EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
-JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
-ERROR_KINDS = frozenset(
-    {
-        "base-lost",
-        "disk",
-        "diverged",
-        "equivocation",
-        "forged",
-        "load-failed",
-        "miss",
-        "no-quorum",
-        "refused",
-        "rollback",
-    }
-)
 
 
 class Daemon:
@@ -68,11 +59,10 @@ class Daemon:
         self.home = home
         self.options = options
         self.started_s = time.monotonic()
-        self._say = say
+        self.journal = Journal(say)
+        self.note = self.journal.note
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
-        self.last_error = ""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._known: tuple[str, ...] = ()  # addresses of the run, as the home has them
@@ -92,6 +82,7 @@ class Daemon:
             log=lambda line: self.note("link", line),
             on_conflict=self._on_conflict,
             ciphers=options.ciphers,
+            congestion=options.congestion,
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.runner = RoundRunner(
@@ -105,32 +96,48 @@ class Daemon:
         self.surveyor = Surveyor(
             me=home.peer_id,
             streams=self.runner.streams,
+            control=self.host.tcp_info,
             send=self.host.send,
             view=lambda: self.node.view,
             begins=lambda: self.node.follower.begins.values(),
             log=lambda line: self.note("network", line),
         )
+        self.planner = Planner(
+            node=self.node,
+            links=self.surveyor,
+            streams=self.runner.streams,
+            state=lambda: self.runner.state,
+            send=self.host.send,
+            advise=self.feed,
+            log=lambda line: self.note("plan", line),
+        )
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
         handlers = self.desk.handlers() | Commands(self).handlers()
         self.door = LocalDoor(home.socket_path, handlers, self.desk.gone)
-        self.desk.door = self.door
+        self.desk.door, self.journal.publish = self.door, self.door.publish
         self._carriers = self._effect_carriers()
         self._archive = options.role == ARCHIVE
-        self._was_in = False  # in some view of this life
-        self.checkpointer: Checkpointer | None = None
-        if options.checkpoint is not None:
-            self.checkpointer = Checkpointer(
-                options.checkpoint,
-                options.every,
-                run=options.run,
-                secret=options.secret,
-                home=home,
-                incarnation=lambda: self._inc,
-                note=self.note,
-            )
-            if self._archive:  # it may fall behind, so it stands still while it is copied
-                self.runner.catch_up.may_finish = self.checkpointer.idle
+        self.was_in = False  # in some view of this life
+        self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
+        self.checkpointer = self._make_checkpointer()
+        if self.checkpointer is not None and self._archive:
+            # It may fall behind, so it stands still while it is copied.
+            self.runner.catch_up.may_finish = self.checkpointer.idle
+
+    def _make_checkpointer(self) -> Checkpointer | None:
+        options = self.options
+        if options.checkpoint is None:
+            return None
+        return Checkpointer(
+            options.checkpoint,
+            options.every,
+            run=options.run,
+            secret=options.secret,
+            home=self.home,
+            incarnation=lambda: self._inc,
+            note=self.note,
+        )
 
     # ------------------------------------------------------------ life
 
@@ -143,6 +150,7 @@ class Daemon:
             self.door.start()
             self._spawn(self.runner.run())
             self._spawn(self.surveyor.run())
+            self._spawn(self.planner.run())
             await self._enter()
             if not self._end.done():
                 self._spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
@@ -156,12 +164,18 @@ class Daemon:
         loaded, begins = self.options.resume, first_event(self.options, self.address)
         if loaded is not None:
             self.runner.restore(loaded)
-            self.note("checkpoint", f"going on from round {loaded.round} of {loaded.path.name}")
+            self.note("checkpoint", f"round {loaded.round} of {loaded.path.name} is loaded")
         if begins is None:
-            await self._first_contact()
-            self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
+            await first_contact(self, self._end)
+        elif isinstance(begins, ev.Found) and loaded is not None and self.options.contacts:
+            self.inquiry = Inquiry(self.host, self.node.me, self.options.contacts)
+            begins = None if await self._lives(self.inquiry) else begins
+        if begins is not None:
+            self.feed(begins)
+        self._hear_of_links()
+        if begins is None:
+            check_joined_later(self)
             return
-        self.feed(begins)
         if self.node.view is not None:
             await self._save_known(self.node.view)  # before anybody can rely on the run
         else:
@@ -177,19 +191,20 @@ class Daemon:
         me = self.node.me
         self.node.me = Member(me.peer, me.inc, me.role, self.address)
 
-    async def _first_contact(self) -> None:
-        """Reach any peer of the run, unless this one is told to end meanwhile."""
-        contacts = self.options.contacts
-        if not contacts:
-            raise ConnectError(
-                f"no known address of run {self.options.run}", fix="join with an invite: atoll join"
-            )
-        reached = self.keeper.reach_any(contacts, self.options.fingerprint)
-        await asyncio.wait((reached, self._end), return_when=asyncio.FIRST_COMPLETED)
+    async def _lives(self, inquiry: Inquiry) -> bool:
+        """Whether the run that is to be resumed lives; also if this peer is to end meanwhile."""
+        view = await unless_ended(inquiry.ask(), self._end)
         if self._end.done():
-            reached.cancel()
-        else:
-            reached.result()
+            return True
+        self.note("resume", inquiry.outcome(self.options.run, view))
+        return view is not None
+
+    def _hear_of_links(self) -> None:
+        """Of those that were made while it was asked whether the run lives."""
+        inquiry, self.inquiry = self.inquiry, None
+        if inquiry is not None:
+            for peer in self.host.link_peers():
+                self._on_up(peer, inquiry.addresses.get(peer, ""), 0)
 
     def leave(self) -> None:
         self.note("leave", "leaving the run")
@@ -267,14 +282,20 @@ class Daemon:
         }
 
     def _on_message(self, peer: bytes, message: object) -> None:
-        if isinstance(message, ms.MEMBERSHIP):
+        doors = (self.runner, self.surveyor, self.planner)
+        if self.inquiry is not None:
+            self.inquiry.on_message(peer, message)
+        elif isinstance(message, ms.MEMBERSHIP):
             self.feed(ev.Received(peer, message))
-        elif not any(door.on_message(peer, message) for door in (self.runner, self.surveyor)):
+        elif not any(door.on_message(peer, message) for door in doors):
             raise RemoteProtocolError(f"nobody expects a {type(message).__name__} here")
 
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)
         self.keeper.answered(address, peer)
+        if self.inquiry is not None:
+            self.inquiry.on_up(peer, address)
+            return
         self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
 
     def _on_down(self, peer: bytes, why: str) -> None:
@@ -289,7 +310,8 @@ class Daemon:
     # ------------------------------------------------------------ carrying out effects
 
     def _on_installed(self, view: View) -> None:
-        self._was_in = True
+        self.was_in = True
+        self.journal.installed(view)
         self.runner.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:
@@ -343,16 +365,6 @@ class Daemon:
         elif note.kind == "conflict":
             self.stop(IdentityInUseError(note.text, fix=COPIED_HOME_FIX))
 
-    def note(self, kind: str, text: str, **fields: object) -> None:
-        """One line of the event log: printed, kept for the status, published with ``fields``."""
-        event = {"unix_s": time.time(), "kind": kind, "text": text, **fields}
-        self.events.append(event)
-        if kind in ERROR_KINDS:
-            self.last_error = text
-        self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text}")
-        if hasattr(self, "door"):
-            self.door.publish(event)
-
     # ------------------------------------------------------------ links
 
     def contacts(self) -> tuple[str, ...]:
@@ -367,18 +379,9 @@ class Daemon:
         return self.node.genesis.waiting or self.options.resume is not None
 
     def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
-        self.last_error = error.what
+        self.journal.last_error = error.what
         if isinstance(error, IdentityInUseError):
             self.stop(error)
-
-    def _check_joined(self) -> None:
-        """Once: who was in, or was let in to learn, comes back however long that takes."""
-        if self.node.genesis.waiting:  # which may take long
-            self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
-        elif not self._was_in and self.node.phase is not Phase.LEARNER and self.node.view is None:
-            why = f"this peer is {self.node.phase.value}; {self.last_error or 'no error'}"
-            what = f"not admitted to run {self.options.run} within {JOIN_TIMEOUT_S:.0f} s ({why})"
-            self.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))
 
     def _spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)

@@ -11,6 +11,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.group.events import Found
 from atoll.peer.group.messages import Cradle
 from atoll.peer.group.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
+from atoll.peer.net.congestion import AUTO
 from atoll.peer.net.streamkeys import CIPHERS, CIPHERS_PLAIN
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class DaemonOptions:
     checkpoint: Path | None = None
     every: int = 10  # rounds between two checkpoints of this peer
     plain_streams: bool = False  # data without encryption, where the other side wants that too
+    congestion: str = AUTO  # the control of what data streams send
 
     @property
     def ciphers(self) -> tuple[str, ...]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import select
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -21,15 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import numpy as np
 import zmq
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import (
-    ERRORS_BY_CODE,
-    AtollError,
-    DaemonLostError,
     DivergedError,
     NoDaemonError,
     NoQuorumError,
@@ -39,17 +33,16 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, blob
+from atoll.peer.dealer import COMMAND_TIMEOUT_S, PROGRESS_S, Dealer, has_ended, lost, say
 from atoll.peer.identity import default_home, socket_path
-from atoll.peer.local import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
+from atoll.peer.local import LIFELINE
 from atoll.peer.memory import receive_region
+from atoll.peer.session_ops import POLL_S, Operations, Reduced
 
-__all__ = ["Outcome", "Session", "ask", "connect"]
+__all__ = ["Outcome", "Reduced", "Session", "ask", "connect"]
 
 Floats = NDArray[np.float32]
 CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second
-COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
-POLL_S = 0.05  # while a run has no state yet
-PROGRESS_S = 10.0  # a wait longer than this says who is missing
 _HALTED_FIX = "find the machine whose memory or arithmetic is wrong; see `atoll status`"
 PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
 
@@ -75,83 +68,11 @@ def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOU
 def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
     """One command to the daemon of ``home``, without a session: for the command line."""
     with zmq.Context() as context:
-        with contextlib.closing(_Dealer(context, default_home(home))) as dealer:
+        with contextlib.closing(Dealer(context, default_home(home))) as dealer:
             return dealer.ask(command, arguments)
 
 
-class _Dealer:
-    """Numbered commands and answers; what was not asked for is kept as events."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Path) -> None:
-        self.home = home
-        path = socket_path(home, COMMANDS)
-        if not _answers(socket_path(home, LIFELINE)):
-            raise NoDaemonError(
-                f"no daemon runs at {home}",
-                fix="start one with `atoll up` or `atoll join`, or give its folder with --home",
-            )
-        # zmq reserves ids that begin with zero.
-        self.identity = b"\1" + secrets.token_bytes(CLIENT_ID_BYTES - 1)
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.IDENTITY, self.identity)
-        self.socket.connect(f"ipc://{path}")
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self._number = 0
-
-    def ask(
-        self,
-        command: str,
-        arguments: dict[str, Any],
-        lifeline: socket.socket | None = None,
-        patience_s: float = COMMAND_TIMEOUT_S,
-    ) -> Any:
-        """The daemon's answer. NoDaemonError after ``patience_s``.
-
-        Who has a lifeline to it can be patient: a daemon that was stopped (a suspended laptop, a
-        debugger) goes on where it was, and one that has ended is noticed at once.
-        """
-        self._number += 1
-        self.socket.send(msgpack.packb([self._number, command, arguments]))
-        asked_s = said_s = time.monotonic()
-        while (waited_s := time.monotonic() - asked_s) < patience_s:
-            self.receive(min(patience_s - waited_s, 1.0), lifeline)
-            for position, (kind, value) in enumerate(self.events):
-                if kind == f"#{self._number}":
-                    del self.events[position]
-                    return _unwrap(value)
-            if time.monotonic() - said_s > PROGRESS_S:
-                said_s = time.monotonic()
-                _say(
-                    f"waited {said_s - asked_s:.0f} s for the daemon at {self.home}: is it stopped?"
-                )
-        raise NoDaemonError(
-            f"the daemon at {self.home} has not answered `{command}` for {patience_s:.0f} s",
-            fix="look at its terminal; end it and start it again if it hangs",
-        )
-
-    def receive(self, timeout_s: float, lifeline: socket.socket | None = None) -> None:
-        """Take what arrives within the time. DaemonLostError when the lifeline ends."""
-        poller = zmq.Poller()
-        poller.register(self.socket, zmq.POLLIN)
-        if lifeline is not None:
-            poller.register(lifeline.fileno(), zmq.POLLIN)
-        for ready, _ in poller.poll(max(1, int(1000 * timeout_s))):
-            if lifeline is not None and ready is not self.socket and _has_ended(lifeline):
-                raise _lost(self.home)
-        with contextlib.suppress(zmq.Again):
-            while True:
-                number, kind, value = unpack(self.socket.recv(zmq.NOBLOCK))
-                if number:
-                    self.events.append((f"#{number}", {"kind": kind, "value": value}))
-                else:
-                    self.events.append((kind, value))
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-class Session:
+class Session(Operations):
     """Made by :func:`connect`. Any method may raise DaemonLostError."""
 
     def __init__(self, home: Path, timeout_s: float) -> None:
@@ -203,7 +124,7 @@ class Session:
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
-                _say(f"waiting {now_s - started_s:.0f} s for the run's state: {answer['text']}")
+                say(f"waiting {now_s - started_s:.0f} s for the run's state: {answer['text']}")
             self._dealer.receive(POLL_S, self._lifeline)
             answer = self._ask("attach", blob=packed)
         self._dealer.events.clear()
@@ -218,13 +139,17 @@ class Session:
 
     def wait(self) -> Outcome:
         """What became of the submission. RoundTimeoutError after the run's round deadline."""
+        started_s = time.monotonic()
+        value = self._outcome(0)
+        return Outcome(value["kind"], value["round"], time.monotonic() - started_s)
+
+    def _outcome(self, call: int) -> dict[str, Any]:
         started_s = said_s = time.monotonic()
         while True:
             for position, (kind, value) in enumerate(self._dealer.events):
-                if kind == "outcome":
+                if kind == "outcome" and value["call"] == call:
                     del self._dealer.events[position]
-                    waited_s = time.monotonic() - started_s
-                    return Outcome(value["kind"], value["round"], waited_s)
+                    return value
             self._dealer.receive(1.0, self._lifeline)
             now_s = time.monotonic()
             if now_s - started_s > self._deadline_s:
@@ -234,7 +159,7 @@ class Session:
                 waiting = self._ask("waiting")
                 if waiting["code"] == DivergedError.code:  # waiting longer cannot help
                     raise DivergedError(waiting["text"], fix=_HALTED_FIX)
-                _say(f"waited {now_s - started_s:.0f} s: {waiting['text']}")
+                say(f"waited {now_s - started_s:.0f} s: {waiting['text']}")
 
     def _too_late(self, elapsed_s: float) -> RoundError:
         waiting = self._ask("waiting")
@@ -261,8 +186,8 @@ class Session:
     def check(self) -> None:
         """DaemonLostError if the daemon is gone. Cheap enough for every training step."""
         self._check_process()
-        if self._lifeline is not None and _has_ended(self._lifeline):
-            raise _lost(self._home)
+        if self._lifeline is not None and has_ended(self._lifeline):
+            raise lost(self._home)
 
     def report(self, **metrics: float) -> None:
         """Figures that `atoll status` shows for this trainer."""
@@ -280,7 +205,7 @@ class Session:
             self._lifeline = None
         if hasattr(self, "_dealer"):
             self._dealer.close()
-        self._region = None
+        self._region = self._exchange = None
         self._theta = []
         self._context.term()
 
@@ -311,19 +236,19 @@ class Session:
             lifeline.connect(os.fspath(socket_path(self._home, LIFELINE)))
             lifeline.sendall(self._dealer.identity)
             if lifeline.recv(1) != b"!":
-                raise _lost(self._home)
+                raise lost(self._home)
         except OSError as error:
             lifeline.close()
-            raise _lost(self._home) from error
+            raise lost(self._home) from error
         return lifeline
 
-    def _receive(self, name: str, *, writable: bool) -> Floats:
+    def _receive(self, name: str, *, writable: bool, **arguments: Any) -> Floats:
         """Ask for a region; its descriptor comes over the lifeline after the answer."""
-        self._ask(name)
+        self._ask(name, **arguments)
         assert self._lifeline is not None
         readable, _, _ = select.select([self._lifeline], [], [], COMMAND_TIMEOUT_S)
         if not readable:
-            raise _lost(self._home)
+            raise lost(self._home)
         return receive_region(self._lifeline, writable=writable)
 
     def _map_state(self, serial: int) -> None:
@@ -347,49 +272,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _wait_for_daemon(
     context: zmq.Context[zmq.Socket[bytes]], home: Path, timeout_s: float
-) -> _Dealer:
+) -> Dealer:
     """The daemon may just be starting: wait for its sockets, but not for ever."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
-            return _Dealer(context, home)
+            return Dealer(context, home)
         except NoDaemonError:
             if time.monotonic() > deadline_s:
                 raise
         time.sleep(POLL_S)
-
-
-def _answers(lifeline: Path) -> bool:
-    """Whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
-        try:
-            caller.connect(os.fspath(lifeline))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-    return True
-
-
-def _has_ended(lifeline: socket.socket) -> bool:
-    """The lifeline is readable when a descriptor has come, and at its end."""
-    readable, _, _ = select.select([lifeline], [], [], 0)
-    return bool(readable) and not lifeline.recv(1, socket.MSG_PEEK)
-
-
-def _unwrap(value: dict[str, Any]) -> Any:
-    if value["kind"] == "ok":
-        return value["value"]
-    error = value["value"]
-    kind = ERRORS_BY_CODE.get(error["code"], AtollError)
-    raise kind(error["what"], fix=error["fix"])
-
-
-def _lost(home: Path) -> AtollError:
-    return DaemonLostError(
-        f"the daemon at {home} died or was stopped",
-        fix="start it again (atoll up or atoll join), then this trainer: it takes the run's "
-        "parameters and goes on",
-    )
-
-
-def _say(text: str) -> None:
-    print(f"atoll: {text}", file=sys.stderr, flush=True)

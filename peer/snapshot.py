@@ -59,14 +59,23 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
             "probes_sent": daemon.surveyor.probe_bytes,
         },
         "streams": streams.ciphers(),
+        "layout": _layout(daemon),
+        "congestion": sorted({s.congestion for _, s in streams.outgoing() if not s.closed}),
         "own_links": daemon.surveyor.totals(),
         "last_round_s": runner.last_round_s,
         "last_commit_unix_s": runner.last_commit_unix_s,
         "waiting": _waiting(daemon),
-        "last_error": daemon.last_error,
-        "events": list(daemon.events)[-20:],
+        "last_error": daemon.journal.last_error,
+        "events": daemon.journal.events,
+        "history": daemon.journal.history,
         "uptime_s": time.monotonic() - daemon.started_s,
     }
+
+
+def _layout(daemon: Daemon) -> str:
+    """Of the last round that this peer has taken part in, and why it was that."""
+    layout = daemon.runner.reducer.layout
+    return (layout.why or layout.kind) if layout is not None else ""
 
 
 def _learners(daemon: Daemon) -> list[dict[str, Any]]:
@@ -88,10 +97,12 @@ def _checkpoint(daemon: Daemon) -> str:
     writer = daemon.checkpointer
     if writer is None:
         return ""
-    if writer.latest is None:
-        return "none yet"
-    ago_s = time.time() - writer.latest.unix_s
-    return f"round {writer.latest.round}, {ago_s:.0f} s ago: {writer.latest.path}"
+    text = "none yet"
+    if writer.latest is not None:
+        ago_s = time.time() - writer.latest.unix_s
+        text = f"round {writer.latest.round}, {ago_s:.0f} s ago: {writer.latest.path}"
+    doing = writer.describe_writing()
+    return f"{text}; {doing}" if doing else text
 
 
 def _policy(view: View | None) -> str:
@@ -139,7 +150,10 @@ def _waiting(daemon: Daemon) -> str:
     if node.beats.halted:
         return node.beats.halted
     if own.unsynced:
-        return "this peer is loading the state from another member"
+        if loading := daemon.runner.catch_up.describe():
+            return f"this peer is loading {loading}"
+        behind = node.syncing.rounds_behind
+        return f"this peer is {behind} rounds behind the others and asks them again soon"
     linked = daemon.host.link_peers()
     gone = [short(p) for p in view.peers if p != node.me.peer and p not in linked]
     tail = f"; no link to {', '.join(gone)}" if gone else ""
@@ -172,15 +186,19 @@ def _outside(daemon: Daemon) -> str:
     """What a peer does that is in no view."""
     node = daemon.node
     run, behind = daemon.options.run, node.syncing.rounds_behind
+    if daemon.inquiry is not None:
+        return f"before run {run} is resumed, does it live? {daemon.inquiry.describe()}"
     if node.genesis.waiting:
         return missing_founders(daemon)
     if node.phase is not Phase.LEARNER or not node.joining.is_taught:
         has = f", which has the state of round {node.follower.round}" if daemon.runner.state else ""
         return f"no coordinator of run {run} answers this {node.me.role}{has}"
     late = f"{behind} round{'s' if behind > 1 else ''} behind" if behind else "up to date"
+    loading = daemon.runner.catch_up.describe()
     if node.me.role == ARCHIVE:
-        return f"following run {run} as an archive, round {node.follower.round}, {late}"
-    return f"joining run {run}: loading the state, {late}"
+        text = f"following run {run} as an archive, round {node.follower.round}, {late}"
+        return f"{text}; loading {loading}" if loading else text
+    return f"joining run {run}: loading {loading or 'the state'}; {late}"
 
 
 def render(status: dict[str, Any]) -> str:
@@ -192,6 +210,9 @@ def render(status: dict[str, Any]) -> str:
         f"   lineage {status['lineage']}{' FORK' if status['fork'] else ''}",
         f"policy {status['policy']}",
     ]
+    for event in status["history"]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix_s"]))
+        lines.append(f"{event['kind']:<8} {when}  {event['text']}")
     for member in status["members"]:
         marks = [member["state"]]
         marks += [member["role"]] if member["role"] == WITNESS else []
@@ -218,6 +239,8 @@ def render(status: dict[str, Any]) -> str:
     if status["streams"]:
         kinds = (f"{count} {cipher}" for cipher, count in sorted(status["streams"].items()))
         lines.append(f"{'streams':<8} {', '.join(kinds)}")
+    if status["layout"]:
+        lines.append(f"{'layout':<8} {status['layout']}")
     if status["digest"]:
         lines.append(f"state digest {status['digest'][:32]}   {status['parameters']:,} parameters")
     if status["checkpoint"]:

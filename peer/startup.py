@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from atoll.collectives.errors import ConnectError
 from atoll.collectives.native import say_once
 from atoll.peer import allocator, descriptors
+from atoll.peer.group.phases import Phase
 from atoll.peer.snapshot import missing_founders
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon
 
-__all__ = ["prepare_process", "say_who_is_missing"]
+__all__ = [
+    "JOIN_TIMEOUT_S",
+    "check_joined",
+    "check_joined_later",
+    "first_contact",
+    "prepare_process",
+    "say_who_is_missing",
+    "unless_ended",
+]
 
+T = TypeVar("T")
+JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 
@@ -35,3 +47,40 @@ async def say_who_is_missing(daemon: Daemon) -> None:
             return
         daemon.note("genesis", missing_founders(daemon))
         pause_s = min(2 * pause_s, MISSING_PAUSE_MAX_S)
+
+
+async def first_contact(daemon: Daemon, end: asyncio.Future[None]) -> None:
+    """Reach any peer of the run, unless this one is told to ``end`` meanwhile. ConnectError."""
+    contacts = daemon.options.contacts
+    if not contacts:
+        raise ConnectError(
+            f"no known address of run {daemon.options.run}", fix="join with an invite: atoll join"
+        )
+    await unless_ended(daemon.keeper.reach_any(contacts, daemon.options.fingerprint), end)
+
+
+async def unless_ended(work: Awaitable[T], end: asyncio.Future[Any]) -> T | None:
+    """What ``work`` gives; None, and the work is cancelled, if ``end`` is done first."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
+        return None if end.done() else task.result()
+    finally:
+        task.cancel()
+
+
+def check_joined_later(daemon: Daemon) -> None:
+    """Once, when the time for joining is up: who was in, or was let in to learn, comes back however
+    long that takes."""
+    asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, check_joined, daemon)
+
+
+def check_joined(daemon: Daemon) -> None:
+    node = daemon.node
+    if node.genesis.waiting:  # which may take long
+        check_joined_later(daemon)
+    elif not daemon.was_in and node.phase is not Phase.LEARNER and node.view is None:
+        why = f"this peer is {node.phase.value}; {daemon.journal.last_error or 'no error'}"
+        run, limit_s = daemon.options.run, JOIN_TIMEOUT_S
+        what = f"not admitted to run {run} within {limit_s:.0f} s ({why})"
+        daemon.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))

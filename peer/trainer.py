@@ -21,6 +21,7 @@ from atoll.peer.group.views import REPLICA
 from atoll.peer.local import Handler, LocalDoor
 from atoll.peer.memory import Region, send_region
 from atoll.peer.rounds.runner import RoundRunner
+from atoll.peer.trainer_ops import call_of, halves_of, outcome_of, why_not_now
 
 __all__ = ["TrainerDesk"]
 
@@ -34,8 +35,10 @@ class Trainer:
     manifest: Manifest
     pid: int
     region: Region | None = None
+    exchange: Region | None = None  # of its collectives: what goes in, then what comes out
     in_step: bool = False  # the barrier waits for it
     awaiting: bool = False  # it has submitted and has no answer yet
+    call: int = 0  # ... to which of its collectives; 0: to a step
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -61,6 +64,8 @@ class TrainerDesk:
             "region": self._region,
             "state": self._state,
             "submit": self._submit,
+            "operate": self._operate,
+            "exchange": self._exchange,
             "pull": self._pull,
             "valid": self._valid,
             "report": self._report,
@@ -71,7 +76,7 @@ class TrainerDesk:
         trainer = self.trainer
         if trainer is not None and trainer.awaiting and self.door is not None:
             trainer.awaiting = False
-            self.door.push(trainer.client, "outcome", {"kind": effect.kind, "round": effect.round})
+            self.door.push(trainer.client, "outcome", outcome_of(effect, trainer.call))
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
@@ -80,8 +85,9 @@ class TrainerDesk:
 
     def _drop(self, trainer: Trainer) -> None:
         self.trainer = None
-        if trainer.region is not None:
-            trainer.region.close()  # the mapping lives on while a round reads it
+        for region in (trainer.region, trainer.exchange):
+            if region is not None:
+                region.close()  # the mapping lives on while a round reads it
         self._feed(ev.Detached())
 
     # ------------------------------------------------------------ commands
@@ -122,7 +128,8 @@ class TrainerDesk:
         if node.view is None:
             return {"state": "syncing", "text": f"this peer is {node.phase.value} of the view"}
         if node.follower.unsynced:
-            return {"state": "syncing", "text": "the state is being loaded from another member"}
+            loading = self._runner.catch_up.describe() or "the state of another member"
+            return {"state": "syncing", "text": f"the daemon is loading {loading}"}
         if state is None or state.round != node.follower.round:
             text = "nobody's parameters have been taken yet"
             void = node.follower.round == 0
@@ -176,12 +183,40 @@ class TrainerDesk:
         weight = arguments["weight"]
         if not 0 <= weight <= WEIGHT_MAX:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
-        trainer.awaiting = True
+        trainer.awaiting, trainer.call = True, 0
         base_round = self._node.follower.round
         submission = ev.Submitted(base_round, arguments["epoch"], weight)
         self._feed(submission)
         if self._node.follower.submissions.get(0) is submission:
             self._runner.inputs = trainer.region.floats
+
+    async def _operate(self, client: bytes, arguments: dict[str, Any]) -> str:
+        """Take the trainer's call in; or say why it has to be made again in a moment."""
+        trainer, own = self._known(client), self._node.follower
+        if not trainer.in_step:
+            raise SessionError("a collective before attach", fix="call attach first")
+        submission = call_of(arguments, own)
+        halves = halves_of(trainer.exchange, submission.operation)
+        why = why_not_now(own, self._runner.state, in_view=self._node.view is not None)
+        if not why:
+            trainer.awaiting, trainer.call = True, int(arguments["call"])
+            self._feed(submission)
+            if own.submissions.get(0) is submission and halves is not None:
+                self._runner.replica.inputs, self._runner.replica.outputs = halves
+        return why
+
+    async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> None:
+        """Memory for vectors of so many elements; what was handed out before is not used again."""
+        trainer = self._known(client)
+        region = await asyncio.to_thread(Region, "exchange", 2 * int(arguments["elements"]))
+        if self.trainer is not trainer:
+            region.close()
+            raise SessionError("this trainer has ended meanwhile")
+        if trainer.exchange is not None:
+            trainer.exchange.close()
+        trainer.exchange = region
+        assert self.door is not None
+        send_region(self.door.lifeline(client), region, writable=True)
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
         self._known(client)

@@ -44,6 +44,7 @@ __all__ = [
     "Loaded",
     "candidates",
     "file_sha256",
+    "first_whole",
     "folder_name",
     "load_checkpoint",
     "open_checkpoint",
@@ -165,7 +166,7 @@ def load_checkpoint(path: Path | str, *, run: str | None, secret: bytes | None) 
     has lost it. Raises CheckpointError, or ConfigError when there is no memory for the state. Runs
     for as long as it takes to read and hash the file: for a worker thread.
     """
-    checkpoint, state, passed_over = _first_whole(Path(path), run, secret, _load)
+    checkpoint, state, passed_over = first_whole(Path(path), run, secret, _load)
     return Loaded(checkpoint.path, checkpoint.manifest, state, passed_over)
 
 
@@ -179,7 +180,7 @@ def open_latest(
         checkpoint.check_chunks()
         checkpoint.check_hash()
 
-    whole, _, passed_over = _first_whole(Path(path), run, secret, check)
+    whole, _, passed_over = first_whole(Path(path), run, secret, check)
     with open_checkpoint(whole.path, run=run, secret=secret) as checkpoint:
         yield replace(checkpoint, passed_over=passed_over)
 
@@ -198,7 +199,7 @@ def folder_name(run: str, round_number: int, chain: bytes) -> str:
     return f"{run}-{round_number:0{ROUND_DIGITS}d}-{chain.hex()[:8]}"
 
 
-def _first_whole(
+def first_whole(
     path: Path, run: str | None, secret: bytes | None, use: Callable[[Checkpoint], T]
 ) -> tuple[Checkpoint, T, tuple[str, ...]]:
     """The latest checkpoint at ``path`` that ``use`` takes, closed; what that gave; and why the

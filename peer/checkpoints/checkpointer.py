@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self.idle = asyncio.Event()  # set while none is being written
         self.idle.set()
+        self._began_s = 0.0  # the one that is being written
         self._shelf = Shelf(self._writer)
         self._last_round = 0  # of the last try
         self._round = 0  # that we were told of last
@@ -87,6 +89,13 @@ class Checkpointer:
     def writing(self) -> bool:
         return not self.idle.is_set()
 
+    def describe_writing(self) -> str:
+        """For people: since when one is being written, and what that waits for now; or ""."""
+        if self.idle.is_set():
+            return ""
+        elapsed_s = time.monotonic() - self._began_s
+        return f"one is being written for {elapsed_s:.0f} s: {self._writer.doing or 'beginning'}"
+
     def committed(
         self, round_number: int, view: View, state: ReplicatedState, log: RoundLog
     ) -> None:
@@ -102,6 +111,7 @@ class Checkpointer:
         if not due or self.writing or self._writer.stopped.is_set():
             return
         self._last_round = round_number
+        self._began_s = time.monotonic()
         self.idle.clear()
         self._thread = threading.Thread(
             target=self._work,

@@ -25,6 +25,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.peer.rounds.merkle import LEAF_BYTES
 
 __all__ = [
+    "DTYPE_BYTES",
     "HEADER_BYTES_MAX",
     "LEAVES",
     "LENGTH_BYTES",

@@ -68,6 +68,7 @@ class CheckpointWriter:
     peer: bytes
     sign: Callable[[bytes], bytes]
     stopped: threading.Event = field(default_factory=threading.Event)
+    doing: str = ""  # for people: the step that is under way
 
     @property
     def temporary(self) -> Path:
@@ -84,6 +85,7 @@ class CheckpointWriter:
         """Raises OSError (the disk), CheckpointError (it does not read back) or another StateError:
         the rounds have overtaken it, or ``stopped`` is set. Nothing of the attempt is left then."""
         began_s = time.monotonic()
+        self.doing = "removing what an earlier try has left"
         self.clean()
         try:
             os.mkdir(self.temporary)
@@ -94,6 +96,7 @@ class CheckpointWriter:
             finally:
                 os.close(fd)
             self._write_manifest(manifest)
+            self.doing = f"reading back round {manifest.round}"
             with open_checkpoint(self.temporary, run=self.run, secret=self.secret) as checkpoint:
                 for _ in checkpoint.chunks(checkpoint.buffer()):
                     self._go_on()
@@ -101,6 +104,7 @@ class CheckpointWriter:
             path = self.folder / folder_name(self.run, manifest.round, manifest.chain)
             self._put_in_place(path)
         finally:
+            self.doing = ""
             with contextlib.suppress(OSError):  # then it is tried again before the next one
                 remove_folder(self.temporary)
         elapsed_s = time.monotonic() - began_s
@@ -129,7 +133,7 @@ class CheckpointWriter:
         lineage, pinned = view().lineage, log.last + 1  # what will be committed meanwhile
         try:
             log.pin(pinned)
-            copy = _Copy(fd, state, log, layout, self._go_on)
+            copy = _Copy(fd, state, log, layout, self._go_on, self._tell)
             copy.read_all()
             round_number = copy.bring_forward()
             chain = log.chain_after(round_number)
@@ -142,8 +146,10 @@ class CheckpointWriter:
         layout = StateLayout.of(state.manifest, round_number, chain)
         write_exactly(fd, layout.prefix, 0)
         write_exactly(fd, b"".join(copy.leaves), layout.leaves_at)
+        self.doing = f"waiting for the disk to sync round {round_number}"
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what is read back comes from the disk
+        self.doing = f"hashing the file of round {round_number}"
         now = view()
         if now.lineage != lineage:
             raise StateError("the run went on in another lineage meanwhile")
@@ -199,6 +205,9 @@ class CheckpointWriter:
             return False
         return True
 
+    def _tell(self, doing: str) -> None:
+        self.doing = doing
+
     def _go_on(self) -> None:
         if self.stopped.is_set():
             raise StateError("the peer is ending")
@@ -214,16 +223,18 @@ class _Copy:
         log: RoundLog,
         layout: StateLayout,
         go_on: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
         self.leaves: list[bytes] = []
         self._fd, self._state, self._log, self._layout = fd, state, log, layout
-        self._go_on = go_on
+        self._go_on, self._tell = go_on, tell
         self._rounds: list[int] = []  # that each chunk is of
         self._buffer = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
         self._delta = np.empty(state.grid.chunk_elements, np.float32)
         self._scratch = np.empty(state.grid.chunk_elements, np.float32)
 
     def read_all(self) -> None:
+        self._tell(f"copying the state, from round {self._state.round} on")
         for chunk in range(self._state.grid.count):
             self._go_on()
             copy = self._state.read_chunk(chunk, self._buffer)
@@ -234,7 +245,9 @@ class _Copy:
     def bring_forward(self) -> int:
         """Make all chunks those of one round, and return it."""
         latest = max(self._rounds)
+        self._tell(f"waiting for round {latest} to be in the log")
         self._await(latest)
+        self._tell(f"bringing all chunks to round {latest}")
         for chunk, copied in enumerate(self._rounds):
             if copied < latest:
                 self._go_on()
@@ -259,9 +272,9 @@ class _Copy:
             head, encoded = self._log.head(round_number), self._log.encoded(round_number)
             if head is None or encoded is None:
                 raise StateError(f"round {round_number} is not in the log any more")
-            first, end = self._state.chunks_of(head.fragment)
-            if first <= chunk < end:
-                start, stop = self._state.layout(head.fragment).slice(chunk - first)
+            chunks = self._state.chunks_in(head)
+            if chunk in chunks:
+                start, stop = self._state.layout(head.fragment).slice(chunk - chunks.start)
                 self._step(data, encoded[start:stop])
                 changed = True
         if changed:

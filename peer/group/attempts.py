@@ -5,13 +5,14 @@ in one of two ways. *Commit*, when every living participant holds the result R, 
 replicas do (one, if there is only one), the coordinator among them unless it is a witness, and
 those that hold it together with the witnesses that attest it are a quorum of the voters. Replicas
 outside S are asked to fetch R at once, because the quorum may need them, but the commit waits for
-them only if it does: they follow by the log. *Retry* with a higher attempt number, when a
-participant died or edges stalled and nobody alive holds R, or when participants hold different
-results: then without the minority. If somebody holds R the attempt is *finished* instead: the
-others fetch it. An attempt is given up before the next begins and never committed afterwards, which
-is why the highest (round, attempt) in a view change's reports is the only candidate. Between the
-two, participants are asked which chunks of it are final, and the next attempt keeps those
-(keeping.py).
+them only if it does: they follow by the log. Of a session's own all-reduce only the participants
+hold R, because only their trainers want it; all other voters attest it, as witnesses do. *Retry*
+with a higher attempt number, when a participant died or edges stalled and nobody alive holds R, or
+when participants hold different results: then without the minority. If somebody holds R the attempt
+is *finished* instead: the others fetch it. An attempt is given up before the next begins and never
+committed afterwards, which is why the highest (round, attempt) in a view change's reports is the
+only candidate. Between the two, participants are asked which chunks of it are final, and the next
+attempt keeps those (keeping.py).
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.messages import Begin, Miss, Notice, Ready, Repair
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import View, is_quorum, short
+from atoll.peer.rounds.entries import REDUCE
 
-__all__ = ["ATTEMPTS_MAX", "DISPUTES_MAX", "REPAIRS_MAX", "Attempt", "vertex_cover"]
+__all__ = ["ATTEMPTS_MAX", "DISPUTES_MAX", "REPAIRS_MAX", "Attempt", "Effort", "vertex_cover"]
 
 ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
 DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
+REPEAT_BYTES_PER_S = 128 * 1024  # what a link of 1 Mbit/s brings
 REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalled
 
 
@@ -46,6 +49,7 @@ class Attempt:
     dispute: str = ""  # who holds which result, if they differ
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
+    _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     _noticed_s: float = float("-inf")
     _missed_s: float | None = None  # when the first report of a broken edge was looked at
@@ -56,6 +60,13 @@ class Attempt:
     def __post_init__(self) -> None:
         self._progress_s = self.began_s
         for peer in self.view.peers:
+            self.emit(Send(peer, self.begin))
+
+    def repeat(self, peer: bytes, now_s: float) -> None:
+        """BEGIN may be lost; but a long one may be on its way, and more would jam the link."""
+        pause_s = len(self.begin.blob) / REPEAT_BYTES_PER_S
+        if now_s - self._begun_s.get(peer, self.began_s) >= pause_s:
+            self._begun_s[peer] = now_s
             self.emit(Send(peer, self.begin))
 
     def forgive(self, pause_s: float) -> None:
@@ -79,10 +90,19 @@ class Attempt:
             self.misses[source] = tuple(peer for peer in participants if peer in miss.peers)
 
     @property
-    def copies(self) -> dict[bytes, bytes]:
-        """Replicas that hold a result; what witnesses say is not a copy."""
+    def attesters(self) -> tuple[bytes, ...]:
+        """Who votes for a result that others hold."""
         witnesses = self.view.witnesses
-        return {peer: root for peer, root in self.ready.items() if peer not in witnesses}
+        if self.begin.kind != REDUCE:
+            return witnesses
+        others = (p for p in self.view.replicas if p not in self.begin.participants)
+        return (*witnesses, *others)
+
+    @property
+    def copies(self) -> dict[bytes, bytes]:
+        """Replicas that hold a result; what attesters say is not a copy."""
+        attesters = self.attesters
+        return {peer: root for peer, root in self.ready.items() if peer not in attesters}
 
     # ------------------------------------------------------------ commit
 
@@ -93,30 +113,35 @@ class Attempt:
         unsynced: Collection[bytes],
         training: Collection[bytes] = (),
     ) -> bytes:
-        """The root to commit, or b"". Asks witnesses once the copies are there.
+        """The root to commit, or b"". Asks attesters once the copies are there.
 
         Outsiders that are ``training`` get a moment to fetch R: they want to take part in the next
         round, and without it they would first have to catch up.
         """
         copies = self.copies
         roots = set(copies.values())
-        root = copies.get(self.me) if self.me in self.view.replicas else next(iter(roots), None)
+        attesters = self.attesters
+        root = next(iter(roots), None) if self.me in attesters else copies.get(self.me)
         if root is None or len(roots) > 1:
             return b""
         synced = [p for p in self.view.replicas if p in alive and p not in unsynced]
-        waiting = [p for p in self.begin.participants if p in synced and p not in copies]
-        if waiting or sum(p in synced for p in copies) < min(2, len(synced)):
+        able = [p for p in synced if p not in attesters]
+        waiting = [p for p in self.begin.participants if p in able and p not in copies]
+        if waiting or sum(p in able for p in copies) < min(2, len(able)):
             return b""
         agreeing = {peer for peer, theirs in self.ready.items() if theirs == root}
-        if is_quorum(self.view, agreeing):
+        if self.begin.kind == REDUCE:  # before COMMIT, so that nobody has to catch up with it
+            self._ask_attesters(now_s, alive, root)
+        known = self.me in agreeing or self.me in self.view.witnesses
+        if known and is_quorum(self.view, agreeing):
             self._whole_s = now_s if self._whole_s is None else self._whole_s
-            lacking = [p for p in synced if p in training and p not in copies]
+            lacking = [p for p in synced if p in training and p not in self.ready]
             patient = now_s - self._whole_s < self.timing.grace_s
             return b"" if lacking and patient else root
-        self._ask_witnesses(now_s, alive, root)
+        self._ask_attesters(now_s, alive, root)
         return b""
 
-    def _ask_witnesses(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
+    def _ask_attesters(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
         """They vote for what others hold; only once enough do, or a round could be committed of
         which a single death takes the only copy."""
         if now_s - self._noticed_s < self.timing.repair_s:
@@ -124,7 +149,7 @@ class Attempt:
         self._noticed_s = now_s
         begin = self.begin
         notice = Notice(begin.lineage, begin.view, begin.round, begin.attempt, begin.fragment, root)
-        for peer in self.view.witnesses:
+        for peer in self.attesters:
             if peer in alive and self.ready.get(peer) != root:
                 self.emit(Send(peer, notice))
 
@@ -152,7 +177,8 @@ class Attempt:
             self._note_retry(now_s, self.unrepairable(now_s), "could not fetch the result")
             return kept
         if holders:
-            outside = [p for p in self.view.replicas if p not in participants]
+            attesters = self.attesters
+            outside = [p for p in self.view.replicas if p not in (*participants, *attesters)]
             wanting = outside + (list(participants) if dead or stalled or self.misses else [])
             self._repair(now_s, [p for p in wanting if p in alive and p not in unsynced], holders)
             return None
@@ -246,6 +272,27 @@ class Attempt:
                 f" {now_s - self.began_s:.2f} s: {names} excluded, {why}",
             )
         )
+
+
+@dataclass(slots=True)
+class Effort:
+    """What one round has cost so far."""
+
+    tries: int = 0
+    stalls: int = 0  # attempts that came to a stop without a reason
+    disputes: int = 0  # attempts with different results that will be tried with the same peers
+    distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
+
+    def dispute(self, attempt: Attempt, participants: Collection[bytes]) -> None:
+        """Different results of one attempt; ``participants`` are those of the next.
+
+        An outsider that copied wrongly is left behind, while the quorum can do without it.
+        """
+        outsiders = attempt.minority.difference(attempt.begin.participants, {attempt.me})
+        if outsiders - self.distrusted:
+            self.distrusted |= outsiders
+        elif set(participants) == set(attempt.begin.participants):
+            self.disputes += 1
 
 
 def vertex_cover(misses: Mapping[bytes, Collection[bytes]], coordinator: bytes) -> set[bytes]:

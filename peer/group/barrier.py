@@ -41,6 +41,7 @@ class Barrier:
         self._opened_s = now_s
         self._phases_s: list[float] = []
         self._stragglers: set[bytes] = set()
+        self.left_out: set[bytes] = set()  # who was waited for and is not in the round that opened
 
     def open(self, now_s: float) -> None:
         """A round has ended: the time until the next one begins."""
@@ -68,6 +69,7 @@ class Barrier:
             names = ", ".join(short(peer) for peer in sorted(late))
             text = f"round {number} begins without {names}: {self.straggle_s:.0f} s"
             self._emit(Note("stragglers", f"{text} have passed since the first arrival"))
+        self.left_out = late
         self._phases_s = [*self._phases_s, now_s - self._opened_s][-_PHASES_KEPT:]
         self._first_arrival_s = None
         return tuple(arrived)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.peer.group.events import Send
-from atoll.peer.group.messages import Heartbeat, Leave, Offer
+from atoll.peer.group.messages import Heartbeat, Leave, ObjectIs, Offer
+from atoll.peer.group.operations import ObjectSender
 from atoll.peer.group.views import View
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Beats:
         self.progress_bytes = 0
         self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
         self.halted = ""  # why the coordinator begins no round
+        self._objects = ObjectSender()
 
     def soon(self) -> None:
         """Somebody waits for what has just changed."""
@@ -58,6 +60,10 @@ class Beats:
         node.emit(Send(view.coordinator, self.heartbeat()))
         if node.follower.offer and node.follower.round == 0:
             node.emit(Send(view.coordinator, Offer(*tag, node.follower.offer)))
+        given = node.follower.given
+        path = (*tag, view.coordinator in node.linked)
+        if self._objects.is_due(given, path, node.now_s):
+            node.emit(Send(view.coordinator, ObjectIs(*tag, given)))
         if node.leave_by_s is not None:
             node.emit(Send(view.coordinator, Leave(*tag, node.me.inc)))
 
@@ -84,4 +90,6 @@ class Beats:
             epoch=own.epoch,
             fragments=own.fragments,
             in_flight=node.rounds_in_flight,
+            operation=waiting[0][1].operation if waiting else None,
+            given=self._objects.digest(own.given),
         )

@@ -14,16 +14,16 @@ Everything here is level-triggered: events update facts, ``step`` acts on the fa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from atoll.peer.group.admission import Admission
-from atoll.peer.group.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt
+from atoll.peer.group.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt, Effort
 from atoll.peer.group.barrier import Barrier
 from atoll.peer.group.comparison import Comparison
 from atoll.peer.group.election import Proposer
 from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.follower import Follower, fragment_of
 from atoll.peer.group.keeping import Closing
+from atoll.peer.group.layouts import Advised, layout_for
 from atoll.peer.group.messages import (
     HALTED_CHARS_MAX,
     AskFinals,
@@ -35,24 +35,15 @@ from atoll.peer.group.messages import (
     Miss,
     Ready,
 )
+from atoll.peer.group.opening import choose, opening
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, STEP, Origin
+from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, Origin
 
 __all__ = ["OFFERS_MAX", "Coordinator"]
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
-
-
-@dataclass(slots=True)
-class Effort:
-    """What one round has cost so far."""
-
-    tries: int = 0
-    stalls: int = 0  # attempts that came to a stop without a reason
-    disputes: int = 0  # attempts with different results that will be tried with the same peers
-    distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
 
 
 class Coordinator:
@@ -80,6 +71,7 @@ class Coordinator:
         self.roster = Roster(view, me, timing, now_s)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
         self.offers: dict[bytes, bytes] = {}
+        self.advice: Advised | None = None  # how rounds would go fastest
         self.attempts: dict[int, Attempt] = {}  # by round
         self.closings: dict[int, Closing] = {}
         self.proposer: Proposer | None = None
@@ -119,7 +111,7 @@ class Coordinator:
         for number, attempt in self.attempts.items():
             heard = known.get(number)
             if heard is None or heard.attempt < attempt.begin.attempt:
-                self._emit(Send(source, attempt.begin))  # a lost BEGIN
+                attempt.repeat(source, now_s)  # a lost BEGIN
             elif heard.root and heard.attempt == attempt.begin.attempt and not beat.frozen:
                 attempt.ready[source] = heard.root  # a lost READY
 
@@ -278,16 +270,9 @@ class Coordinator:
             self.barrier.open(now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
-        """Different results of one attempt: the next one has to differ from it, or to end soon.
-
-        An outsider that copied wrongly is left behind, while the quorum can do without it.
-        """
+        """Different results of one attempt: the next one has to differ from it, or to end soon."""
         effort = self._effort(attempt.begin.round)
-        outsiders = attempt.minority.difference(attempt.begin.participants, {self.me})
-        if outsiders - effort.distrusted:
-            effort.distrusted |= outsiders
-        elif set(participants) == set(attempt.begin.participants):
-            effort.disputes += 1
+        effort.dispute(attempt, participants)
         if effort.disputes > DISPUTES_MAX:
             text = f"the result of round {attempt.begin.round} differs, {effort.disputes} times"
             self.disputed = f"{text}: {attempt.dispute}; no more rounds until one of them leaves"
@@ -318,19 +303,34 @@ class Coordinator:
         self._effort(number).tries += 1
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
-        weights = tuple(1.0 if kind == INIT else self.roster.weight(p, fragment) for p in chosen)
+        weights = tuple(self.roster.weight(p, fragment) if kind == STEP else 1.0 for p in chosen)
         past: tuple[Origin, ...] = ()
         kept = b""
         if last is not None:
             before = last.attempt.begin
             known = dict(zip(before.participants, before.weights, strict=True))
             weights = tuple(known[peer] for peer in chosen)
-            past, kept = last.kept(alive)
+            if kind not in OPERATIONS:
+                past, kept = last.kept(alive)
         if not any(weights):
             weights = (1.0,) * len(chosen)  # nobody counted anything: all alike
-        blob = self.offers.get(chosen[0], b"") if kind == INIT else b""
+        tried = last.attempt.begin if last is not None else None
+        call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
+        blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
+        layout = layout_for(self.advice, chosen, kind, again=last is not None)
+        tag = (*self._tag(), number, self._attempts)
         begin = Begin(
-            *self._tag(), number, self._attempts, kind, chosen, weights, blob, fragment, past, kept
+            *tag,
+            kind,
+            chosen,
+            weights,
+            blob,
+            fragment,
+            past,
+            kept,
+            layout,
+            call.operation,
+            call.without,
         )
         self.attempts[number] = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
 
@@ -363,7 +363,9 @@ class Coordinator:
         number = self._next_round
         participants = self.barrier.participants(number, alive - self.admission.leaving, now_s)
         if participants:
-            self._begin(number, STEP, participants, None, alive, now_s)
+            kind, chosen = choose(participants, self.roster)
+            self.barrier.left_out |= {*participants} - {*chosen}
+            self._begin(number, kind, chosen, None, alive, now_s)
 
     @property
     def _next_round(self) -> int:

@@ -77,6 +77,7 @@ class Apply:
 
     begin: Begin
     chain: bytes
+    root: bytes = b""  # of the result; operations may be applied by who does not hold it
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,15 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class TellTrainer:
-    kind: str  # "committed", "missed" or "reload"
+    """What became of a submission. ``begin``: of the operation that was committed; ``text``: why
+    an operation was not."""
+
+    kind: str  # "committed", "missed" or "reload"; of operations also "mismatch" and "failed"
     round: int
     epoch: int
     fragment: int = 0
+    begin: Begin | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,13 @@ from atoll.peer.group.effects import (
     TellTrainer,
     Undo,
 )
-from atoll.peer.group.messages import Cradle
+from atoll.peer.group.layouts import Advised
+from atoll.peer.group.messages import Cradle, Operation
 from atoll.peer.group.views import DEFAULT_RULES, Rules
 
 __all__ = [
     "Abort",
+    "Advised",
     "Applied",
     "Apply",
     "Attached",
@@ -160,12 +162,15 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The trainer's parameters for the next round lie in its region."""
+    """The trainer's parameters for the next round lie in its region; or, for an ``operation``, its
+    vector does. ``given`` is the object of a GATHER."""
 
     base_round: int  # the last round that the trainer was told of, or the peer's own
     epoch: int
     weight: float
     fragment: int = 0
+    operation: Operation | None = None
+    given: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +258,7 @@ Event = (
     | Restored
     | Configured
     | HandOver
+    | Advised
     | Offered
     | Submitted
     | Reduced

@@ -31,9 +31,10 @@ from atoll.peer.group.events import (
     Submitted,
     TellTrainer,
 )
+from atoll.peer.group.leftout import LeftOut
 from atoll.peer.group.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
 from atoll.peer.group.views import WITNESS, Member, View, chain_after, genesis_chain
-from atoll.peer.rounds.entries import INIT, ROUNDS_IN_FLIGHT_MAX
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
 
 __all__ = ["Follower", "fragment_of"]
 
@@ -70,6 +71,7 @@ class Follower:
         self.astray = False  # our state is not on the history of the view
         self.attached = False
         self.submissions: dict[int, Submitted] = {}  # fragment -> what waits for its next round
+        self._left_out = LeftOut(me.peer)
         self.offer = b""  # what our trainer would initialise a void run with
         self.begins: dict[int, Begin] = {}  # round -> the attempt at hand
         self.held: dict[int, Held] = {}
@@ -86,14 +88,21 @@ class Follower:
         """Keep it for the next BEGIN, or answer at once that this round goes on without it."""
         fragment = submission.fragment
         running = self._running(fragment)
+        missed = self._left_out.owed(submission)
         if submission.epoch != self.epoch:
             self._tell("reload", self.round, fragment)
+        elif missed:
+            self._tell("missed", missed, fragment)
         elif submission.base_round < self._last_of.get(fragment, 0):
             self._tell("missed", self.round, fragment)  # it crossed the COMMIT
-        elif running is not None:
+        elif running is not None and self._is_late(submission, running):
             self._tell("missed", running.round, fragment)
         else:
             self.submissions[fragment] = submission
+
+    def _is_late(self, submission: Submitted, running: Begin) -> bool:
+        """An operation of a trainer that nobody waited for when the round began is for the next."""
+        return submission.operation is None or self.me in running.participants
 
     def _running(self, fragment: int) -> Begin | None:
         """The attempt that a submission of this fragment comes too late for."""
@@ -103,43 +112,79 @@ class Follower:
                 return begin
         return None
 
-    def spoilt(self, round_number: int) -> None:
+    def spoilt(self, round_number: int, why: str) -> None:
         """Our contribution to this attempt cannot be used: its trainer goes on, and what it
         submits next is kept for the attempt after this one."""
         self._spoilt.add(round_number)
         begin = self.begins.get(round_number)
-        if begin is not None and self.submissions.pop(begin.fragment, None) is not None:
-            self._tell("missed", begin.round, begin.fragment)
+        waiting = self.submissions.pop(begin.fragment, None) if begin is not None else None
+        if begin is not None and waiting is not None:
+            self._left_out.told(begin.round)
+            kind = "missed" if waiting.operation is None else "failed"
+            self._tell(kind, begin.round, begin.fragment, text=why)
+
+    def _leave_out(self, begin: Begin) -> None:
+        kind, why = self._left_out.verdict(begin, self.submissions.get(begin.fragment))
+        if kind:
+            del self.submissions[begin.fragment]
+            if why:
+                self._emit(Note("mismatch", why))
+            self._tell(kind, begin.round, begin.fragment, text=why)
 
     def detached(self) -> None:
         self.attached = False
         self.offer = b""
+        self._left_out.clear()
         read = {b.fragment for b in self.begins.values() if self.me in b.participants}
         self.submissions = {f: s for f, s in self.submissions.items() if f in read}
 
     @property
-    def contributes(self) -> bool:
-        """Whether an attempt in progress reads our trainer's region."""
-        return any(self.me in begin.participants for begin in self.begins.values())
+    def given(self) -> bytes:
+        """The object of the GATHER that our trainer waits for."""
+        waiting = self.submissions.get(0)  # operations are of runs with one fragment
+        return waiting.given if waiting is not None else b""
 
-    def _tell(self, kind: str, round_number: int, fragment: int = 0) -> None:
-        self._emit(TellTrainer(kind, round_number, self.epoch, fragment))
+    @property
+    def contributes(self) -> bool:
+        """Whether an attempt in progress reads our trainer's region, or the next one at it may."""
+        return any(
+            self.me in begin.participants and begin.round not in self._spoilt
+            for begin in self.begins.values()
+        )
+
+    def _tell(
+        self,
+        kind: str,
+        round_number: int,
+        fragment: int = 0,
+        begin: Begin | None = None,
+        text: str = "",
+    ) -> None:
+        self._emit(TellTrainer(kind, round_number, self.epoch, fragment, begin, text))
 
     # ------------------------------------------------------------ attempts
 
-    def on_begin(self, begin: Begin) -> None:
-        """Start or restart. The caller has checked that we are in the view and not frozen."""
+    def on_begin(self, begin: Begin) -> Ready | None:
+        """Start or restart. The caller has checked that we are in the view and not frozen.
+
+        The READY to send at once, of a GATHER: its result is BEGIN's blob.
+        """
         if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
-            return  # one that missed a commit learns of it from the coordinator's next beat
+            return None  # one that missed a commit learns of it from the coordinator's next beat
         known, held = self.begins.get(begin.round), self.held.get(begin.round)
         if known is not None and begin.attempt <= known.attempt:
-            return
+            return None
         if held is not None and begin.attempt <= held.run.attempt:
-            return  # a witness has voted for it already: NOTICE was faster
+            return None  # a witness has voted for it already: NOTICE was faster
         self._drop_attempt(begin.round)
         self.begins[begin.round] = begin
+        self._leave_out(begin)
+        if begin.kind == GATHER:
+            root = entry_root(begin.origins, b"", (), begin.blob)
+            return self.on_reduced(begin.round, begin.attempt, root) if self.is_replica else None
         if self.me in begin.participants:
             self._emit(Reduce(begin))
+        return None
 
     def on_repair(self, repair: Repair) -> None:
         begin = self._current(repair.round, repair.attempt)
@@ -174,16 +219,25 @@ class Follower:
         return Ready(begin.lineage, begin.view, run.round, run.attempt, run.root)
 
     def on_notice(self, notice: Notice) -> Ready | None:
-        """As a witness: others hold this result; vote for it, and for no older attempt."""
+        """As one who need not hold it: others do; vote for it, and for no older attempt."""
         known = self.held.get(notice.round)
         late = not self.round < notice.round <= self.round + ROUNDS_IN_FLIGHT_MAX
-        if self.is_replica or late or (known and known.run.attempt > notice.attempt):
+        begin = self._of_others(notice)
+        holds = self.is_replica and begin is None
+        if holds or late or (known and known.run.attempt > notice.attempt):
             return None
         if known is None or known.run.attempt < notice.attempt:
             run = Run(notice.round, notice.attempt, notice.fragment, notice.root)
-            self.held[notice.round] = Held(run, None)
+            self.held[notice.round] = Held(run, begin)
         run = self.held[notice.round].run
         return Ready(notice.lineage, notice.view, run.round, run.attempt, run.root)
+
+    def _of_others(self, notice: Notice) -> Begin | None:
+        """The attempt, if it is a REDUCE of others' vectors: it changes no state."""
+        begin = self._current(notice.round, notice.attempt)
+        if begin is None or self.unsynced or begin.kind != REDUCE or self.me in begin.participants:
+            return None
+        return begin
 
     def _current(self, round_number: int, attempt: int) -> Begin | None:
         begin = self.begins.get(round_number)
@@ -250,13 +304,22 @@ class Follower:
         self.offer = b""
         if begin is None or not self.is_replica:
             return
-        self._emit(Apply(begin, chain))
+        self._emit(Apply(begin, chain, run.root))
         if begin.kind == INIT:
             self._tell("reload", self.round)
             self.submissions.clear()
+        elif self._waits_for_later(begin):
+            return
         elif self.submissions.pop(run.fragment, None) is not None:
             kind = "committed" if self.me in begin.participants else "missed"
-            self._tell(kind, self.round, run.fragment)
+            done = begin if kind == "committed" and begin.operation is not None else None
+            self._tell(kind, self.round, run.fragment, done)
+
+    def _waits_for_later(self, begin: Begin) -> bool:
+        """Whether what waits here was never meant for this round."""
+        waiting = self.submissions.get(begin.fragment)
+        operation = waiting.operation if waiting is not None else None
+        return operation is not None and self.me not in begin.participants
 
     def _forget(self, round_number: int) -> None:
         self.begins.pop(round_number, None)
@@ -288,6 +351,7 @@ class Follower:
 
     def on_install(self, view: View) -> None:
         """Reset what belonged to the old view and reach the new one's base, if we hold it."""
+        self._left_out.clear()
         base = (view.base_round, view.base_chain)
         path = self._path_to(*base) if not self.unsynced else None
         for held in path or ():

@@ -153,6 +153,7 @@ class Node:
             ev.Incarnated: self._on_incarnated,
             ev.LeaveAsked: self._on_leave_asked,
             ev.HandOver: self._on_hand_over,
+            ev.Advised: self._on_advised,
         }
 
     def _on_found(self, event: ev.Found) -> None:
@@ -227,6 +228,10 @@ class Node:
         if self.coordinator is not None:
             self.coordinator.admission.heir = event.peer
 
+    def _on_advised(self, event: ev.Advised) -> None:
+        if self.coordinator is not None:
+            self.coordinator.advice = event
+
     # ------------------------------------------------------------ messages
 
     def _message_handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
@@ -234,6 +239,7 @@ class Node:
             **self._orders.handlers,
             ms.Heartbeat: lambda s, m: self._lead(lambda c: c.on_heartbeat(s, m, self.now_s)),
             ms.Offer: lambda s, m: self._lead(lambda c: c.on_offer(s, m.blob, self.now_s)),
+            ms.ObjectIs: lambda s, m: self._lead(lambda c: c.roster.give(s, m.data)),
             ms.Miss: lambda s, m: self._lead(lambda c: c.on_miss(s, m)),
             ms.Ready: lambda s, m: self._lead(lambda c: c.on_ready(s, m)),
             ms.Finals: lambda s, m: self._lead(lambda c: c.on_finals(s, m)),
@@ -352,6 +358,8 @@ class Node:
 
     def _step_coordinator(self, lead: Coordinator) -> None:
         lead.roster.heard(self.me.peer, self.beats.heartbeat(), self.now_s)
+        if not lead.roster.has_given(self.me.peer):
+            lead.roster.give(self.me.peer, self.follower.given)
         if self.follower.offer and self.follower.round == 0:
             lead.on_offer(self.me.peer, self.follower.offer, self.now_s)
         lead.rival = self.lineages.rival()

@@ -11,6 +11,8 @@ from typing import Annotated
 
 from atoll.optim.spec import SPEC_BYTES_MAX
 from atoll.peer.group.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
+from atoll.peer.group.layouts import Layout
+from atoll.peer.group.operations import OBJECT_BYTES_MAX, Operation, object_sizes
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
     DEFAULT_RULES,
@@ -44,8 +46,11 @@ from atoll.peer.group.votes import (
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import (
     FRAGMENTS_MAX,
+    GATHER,
     INIT,
+    KINDS,
     ORIGINS_MAX,
+    REDUCE,
     ROUNDS_IN_FLIGHT_MAX,
     STEP,
     WEIGHT_MAX,
@@ -56,9 +61,11 @@ from atoll.peer.rounds.entries import (
 
 __all__ = [
     "ARCHIVES_TOLD_MAX",
+    "GATHER",
     "HALTED_CHARS_MAX",
     "INIT",
     "MEMBERSHIP",
+    "REDUCE",
     "STEP",
     "WEIGHT_MAX",
     "Accept",
@@ -80,7 +87,9 @@ __all__ = [
     "Meet",
     "Miss",
     "Notice",
+    "ObjectIs",
     "Offer",
+    "Operation",
     "Prepare",
     "ProbeView",
     "Promise",
@@ -125,6 +134,8 @@ class Heartbeat(InView):
     epoch: Rounds = 0
     fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1  # of the run's specification ...
     in_flight: Annotated[int, Within(1, ROUNDS_IN_FLIGHT_MAX)] = 1  # ... for a witness that leads
+    operation: Operation | None = None  # what waits is this and no step ...
+    given: Digest = b""  # ... with this object (operations.object_digest)
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -156,6 +167,14 @@ class Offer(InView):
 
 @message
 @dataclass(frozen=True, slots=True)
+class ObjectIs(InView):
+    """Member to coordinator: the object that our trainer gives to the GATHER that it waits for."""
+
+    data: Annotated[bytes, Within(1, OBJECT_BYTES_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Miss(InView):
     """A participant's broken or stalled data edges."""
 
@@ -170,7 +189,9 @@ class Begin(InView):
     """Start an attempt. ``participants`` are sorted peer ids with their ``weights``.
 
     ``kept`` (kept.py) names chunks that earlier attempts of this round have finished; their
-    origins are ``past``, counted from 1: origin 0 is this attempt's own.
+    origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
+    a butterfly of equal shares. ``without`` are peers whose trainers were heard of and do not take
+    part: late ones, and those that called another operation.
     """
 
     round: Rounds
@@ -178,15 +199,24 @@ class Begin(InView):
     kind: str
     participants: Peers
     weights: tuple[float, ...]
-    blob: Blob = b""  # INIT only
+    blob: Blob = b""  # INIT: the specification; GATHER: the objects
     fragment: Fragment = 0
     past: Annotated[tuple[Origin, ...], Within(0, ORIGINS_MAX - 1)] = ()
     kept: Annotated[bytes, Within(0, KEPT_BYTES_MAX)] = b""
+    layout: Layout | None = None
+    operation: Operation | None = None  # GATHER and REDUCE
+    without: Peers = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in (INIT, STEP):
-            raise ValueError("BEGIN has a known kind")
+        operation = self.operation
+        kinds = (INIT, STEP) if operation is None else (operation.kind,)
+        if self.kind not in KINDS or self.kind not in kinds:
+            raise ValueError("BEGIN has a known kind, and the operation that belongs to it")
+        if self.layout is not None and len(self.layout.shares) != len(self.participants):
+            raise ValueError("a layout has a share for each participant")
         Origin(self.participants, self.weights)  # ValueError if these make no sense
+        if self.kind == GATHER:
+            object_sizes(self.blob, len(self.participants))  # ValueError likewise
 
     @property
     def origins(self) -> tuple[Origin, ...]:

@@ -23,7 +23,7 @@ class Orders:
         own = node.follower
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {
             ms.AskFinals: lambda _, ask: own.on_ask_finals(ask),
-            ms.Begin: lambda _, begin: None if node.frozen() else own.on_begin(begin),
+            ms.Begin: self._on_begin,
             ms.Commit: self._on_commit,
             ms.CoordinatorBeat: self._on_beat,
             ms.Notice: self._on_notice,
@@ -31,6 +31,11 @@ class Orders:
             ms.Resync: self._on_resync,
             ms.Yield: lambda _, order: node.give_way(order.winner, "our coordinator says so"),
         }
+
+    def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
+        ready = None if self._node.frozen() else self._node.follower.on_begin(begin)
+        if ready is not None:
+            self._node.emit(Send(source, ready))
 
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
         self._node.beats.waiting = (beat.waiting, beat.waiting_s)

@@ -72,7 +72,7 @@ class Reports:
         if begin is None or begin.attempt != event.attempt:
             return
         if not event.peers:
-            node.follower.spoilt(event.round)
+            node.follower.spoilt(event.round, event.why)
         missing = event.peers or (node.me.peer,)
         names = ", ".join(short(peer) for peer in missing)
         node.emit(ev.Note("miss", f"round {event.round}: {names}: {event.why}"))

@@ -8,6 +8,7 @@ because a peer that is back in a second should find its place.
 from __future__ import annotations
 
 from atoll.peer.group.messages import Heartbeat
+from atoll.peer.group.operations import object_digest
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import View, is_quorum
 
@@ -23,6 +24,7 @@ class Roster:
         self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
         self._refused: set[bytes] = set()
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
+        self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
         """Note a sign of life; false if it comes from another incarnation or a stranger."""
@@ -33,6 +35,8 @@ class Roster:
         self._refused.discard(peer)
         if beat is not None:
             self.beats[peer] = beat
+            if not beat.given:
+                self._given.pop(peer, None)
         return True
 
     def refused(self, peer: bytes) -> None:
@@ -125,9 +129,23 @@ class Roster:
             for peer in alive
             if (beat := self.beats.get(peer))
             and fragment in beat.arrived
+            and self.has_given(peer)
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
         }
+
+    def give(self, peer: bytes, data: bytes) -> None:
+        """A member's object for the GATHER that its trainer waits for."""
+        if peer in self._heard_s:
+            self._given[peer] = (object_digest(data), data)
+
+    def has_given(self, peer: bytes) -> bool:
+        """Whether what its heartbeat names is here."""
+        beat = self.beats.get(peer)
+        return beat is not None and beat.given == self._given.get(peer, (b"", b""))[0]
+
+    def given(self, peer: bytes) -> bytes:
+        return self._given.get(peer, (b"", b""))[1]
 
     def weight(self, peer: bytes, fragment: int) -> float:
         beat = self.beats.get(peer)

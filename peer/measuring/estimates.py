@@ -8,6 +8,8 @@ is the sender itself:
     its other streams   they share the uplink, so one of them says nothing about its own path
     what others send    the other side's downlink is shared, with streams that are not seen here:
                         in a reduction of more than two, or when several serve a learner
+    the way back        what arrives meanwhile fills a queue in which acknowledgements wait; TCP's
+                        window is not made for that, and half of the rate may be left
     its own pace        told to keep to a rate (``DataStream.pace``), a stream reaches that and no
                         more; and the pace follows from this estimate
 
@@ -120,18 +122,16 @@ class PairEstimate:
         self._queued_s = float("-inf")  # when there was last a queue on the way
         self._began_bytes = self._began_s = 0.0  # since it was idle
         self._window = Window()
-        self._held_back = False  # in the window at hand: by the sender
         self._free_s = float("-inf")  # the last free window of a round, or end of a probe
         self.samples = 0  # free windows so far ...
         self.last_rate = 0.0  # ... and the rate of the last of them
 
     def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
-        """``alone``: it is certain that no other pair shared a link with this one.
+        """``alone``: it is certain that nothing else was on this pair's links, neither way.
         ``full``: of a probe, whose sender has bytes ready all the time, whatever the kernel thinks;
         what it finds is believed when ``probed`` says that it was not broken off."""
         for one in out:
-            if one.min_rtt_s > 0:
-                self._round_trip(one.min_rtt_s, now_s)
+            self.round_trip(one.min_rtt_s, now_s)
         moving = [one for one in out if one.moving]
         if not moving:
             self._rest()
@@ -145,6 +145,18 @@ class PairEstimate:
             self._sample(moving, delivered, now_s, full=full, held_back=starved or not alone)
         if not any(one.whole or one.unsent for one in moving):
             self._rest()
+
+    def round_trip(self, rtt_s: float, now_s: float) -> None:
+        """The least that a connection to this peer has seen of late; 0: it has seen none yet."""
+        if rtt_s <= 0:
+            return
+        if self._rtts and now_s - self._rtts[-1][0] < RTT_STEP_S:
+            began_s, least_s = self._rtts[-1]
+            self._rtts[-1] = (began_s, min(rtt_s, least_s))
+            return
+        self._rtts.append((now_s, rtt_s))
+        while self._rtts[0][0] < now_s - RTT_KEPT_S:
+            self._rtts.popleft()
 
     def probed(self, now_s: float) -> None:
         """A probe has come to its end, so there is nothing better to be had for a while."""
@@ -171,7 +183,6 @@ class PairEstimate:
     def _rest(self) -> None:
         self._began_bytes = self._began_s = 0.0
         self._window.reset()
-        self._held_back = False
 
     def _sample(
         self, moving: list[Slice], delivered: float, now_s: float, *, full: bool, held_back: bool
@@ -184,12 +195,11 @@ class PairEstimate:
                 self._brief.free(one.rate, now_s)
         if not any(one.whole for one in moving):
             self._window.reset()
-            self._held_back = False
             return
         paced = any(_reaches_pace(one, one.delivered / one.took_s) for one in moving)
-        self._held_back = self._held_back or held_back or paced
-        rate = self._window.add(one.took_s, delivered, max(one.rtt_s for one in moving))
-        if rate and self._held_back:
+        trip_s, held_back = max(one.rtt_s for one in moving), held_back or paced
+        rate = self._window.add(one.took_s, delivered, trip_s, held_back=held_back)
+        if rate and self._window.held_back:
             self._counted.at_least(rate, now_s)
         elif rate:
             self._counted.free(rate, now_s)
@@ -197,17 +207,6 @@ class PairEstimate:
             self.samples += 1
             if not full:
                 self._free_s = now_s
-        if rate:
-            self._held_back = False
-
-    def _round_trip(self, rtt_s: float, now_s: float) -> None:
-        if self._rtts and now_s - self._rtts[-1][0] < RTT_STEP_S:
-            began_s, least_s = self._rtts[-1]
-            self._rtts[-1] = (began_s, min(rtt_s, least_s))
-            return
-        self._rtts.append((now_s, rtt_s))
-        while self._rtts[0][0] < now_s - RTT_KEPT_S:
-            self._rtts.popleft()
 
     def _count_lost(self, moving: list[Slice], now_s: float) -> None:
         least_s = min((rtt_s for _, rtt_s in self._rtts), default=0.0)
@@ -228,7 +227,6 @@ class OwnLinks:
     def __init__(self) -> None:
         self._up, self._down = Best(), Best()
         self._leaving, self._coming = Window(), Window()
-        self._held_back = False
 
     def handle(
         self, out: Sequence[Sequence[Slice]], into: Sequence[Sequence[Slice]], now_s: float
@@ -238,20 +236,17 @@ class OwnLinks:
         streams = [one for pair in leaving for one in pair]
         if sum(any(one.whole for one in pair) for pair in leaving) < 2:
             self._leaving.reset()
-            self._held_back = False
         else:
             held = any(
                 one.app_limited or _reaches_pace(one, one.delivered / one.took_s) for one in streams
             )
-            self._held_back = self._held_back or held
             total, trip_s = sum(o.delivered for o in streams), max(o.rtt_s for o in streams)
-            if rate := self._leaving.add(streams[0].took_s, total, trip_s):
+            if rate := self._leaving.add(streams[0].took_s, total, trip_s, held_back=held):
                 # Held back or not, nobody else can say what this link has: the first is taken.
-                if self._held_back and self._up.value:
+                if self._leaving.held_back and self._up.value:
                     self._up.at_least(rate, now_s)
                 else:
                     self._up.free(rate, now_s)
-                self._held_back = False
         coming = [one for pair in into for one in pair if one.arrived > 0]
         if sum(any(one.arrived > 0 for one in pair) for pair in into) < 2:
             self._coming.reset()

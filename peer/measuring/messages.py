@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import MEMBERS_MAX, PeerId
 from atoll.peer.net.wire import Within, message
 
-__all__ = ["ABOUT_LINKS", "AskProbe", "LinkRow", "MayProbe", "ProbeOver"]
+__all__ = ["ABOUT_LINKS", "AskProbe", "LinkRow", "MayProbe", "ProbeOver", "StreamPlan"]
 
+# Whoever coordinates must not be able to bring a peer to a standstill; slower links are no use.
+PACE_MIN_BYTES_PER_S = 100.0
 # One value for each peer, None where nothing is known.
 Values = Annotated[tuple[float | None, ...], Within(0, MEMBERS_MAX)]
 
@@ -65,6 +69,30 @@ class ProbeOver:
 
     def __post_init__(self) -> None:
         _check(self.out)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """Coordinator to a member: over how many ``streams`` to send to each of ``peers`` in the coming
+    rounds, and at which ``pace``, all streams to one together: bytes per second of the wire; 0: as
+    fast as it goes."""
+
+    peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
+    streams: Annotated[tuple[Annotated[int, Within(1, STREAMS_MAX)], ...], Within(0, MEMBERS_MAX)]
+    pace: Annotated[tuple[float, ...], Within(0, MEMBERS_MAX)]
+
+    def __post_init__(self) -> None:
+        if {len(self.streams), len(self.pace)} != {len(self.peers)}:
+            raise ValueError("one number of streams and one pace for each peer")
+        for value in self.pace:
+            _check(value)
+            if 0 < value < PACE_MIN_BYTES_PER_S:
+                raise ValueError(f"a pace of {value} bytes per second is none")
+
+    def rows(self) -> Iterator[tuple[bytes, int, float]]:
+        """(peer, streams, pace) of each."""
+        return zip(self.peers, self.streams, self.pace, strict=True)
 
 
 ABOUT_LINKS = (LinkRow, AskProbe, MayProbe, ProbeOver)

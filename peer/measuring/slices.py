@@ -13,11 +13,12 @@ __all__ = ["LOAD_BYTES", "Slice", "Window", "between"]
 
 # How much of a slice a stream must have been busy for what it moved to say how fast it was.
 BUSY_SHARE = 0.9
-# Less is a question, an answer, or the opening of a stream.
-LOAD_BYTES = 16 << 10
+# Less, between two readings, is a question, an answer, or the opening of a stream.
+LOAD_BYTES = 4 << 10
 # A counted rate is one of so many round trips, since TCP sends in waves; and of so long, or of so
-# many bytes, since machines that are busy hand over in bursts of some 10 ms.
-WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 0.5, 4 << 20
+# many bytes, since machines that are busy stand still for 100 ms and make up for it afterwards: of
+# half a second alone that can be a seventh.
+WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 1.0, 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +90,40 @@ def between(before: TcpInfo | None, after: TcpInfo, took_s: float, pace: float =
 
 
 class Window:
-    """Counts over consecutive slices until they are long enough for a rate."""
+    """Counts over consecutive slices until they are long enough for a rate. Each window begins in
+    the middle of the one before. ``held_back``: something but the network limited the last one."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self._took_s = self._bytes = self._rtt_s = 0.0
+        self.held_back = False
+        self._before: tuple[float, float, bool] | None = None  # the first half: as below
+        self._begin_half()
 
-    def add(self, took_s: float, nbytes: float, rtt_s: float = 0.0) -> float:
-        """Bytes per second of a window that this completes; 0 as long as it is too short."""
-        self._took_s += took_s
+    def _begin_half(self) -> None:
+        self._bytes = self._took_s = self._rtt_s = 0.0
+        self._held_back = False
+
+    def add(
+        self, took_s: float, nbytes: float, rtt_s: float = 0.0, *, held_back: bool = False
+    ) -> float:
+        """Bytes per second of a window that this completes; 0 as long as it is too short.
+        ``held_back``: what was counted says only that the link can carry so much."""
         self._bytes += nbytes
+        self._took_s += took_s
         self._rtt_s = max(self._rtt_s, rtt_s)
-        brief = self._took_s < WINDOW_S and self._bytes < WINDOW_BYTES
-        if brief or self._took_s < WINDOW_TRIPS * self._rtt_s:
+        self._held_back = self._held_back or held_back
+        brief = self._took_s < WINDOW_S / 2 and self._bytes < WINDOW_BYTES / 2
+        if brief or self._took_s < WINDOW_TRIPS / 2 * self._rtt_s:
             return 0.0
-        rate = self._bytes / self._took_s
-        self.reset()
-        return rate
+        before, now = self._before, (self._bytes, self._took_s, self._held_back)
+        self._before = now
+        self._begin_half()
+        if before is None:
+            return 0.0
+        self.held_back = before[2] or now[2]
+        return (before[0] + now[0]) / (before[1] + now[1])
 
 
 def _since(before: int, after: int) -> int:

@@ -26,8 +26,10 @@ __all__ = [
 
 # Fills 100 Mbit/s at 100 ms of round trip: 2 MiB until the window is open, and then half a second.
 PROBE_BYTES_MAX = 12 << 20
-# Twice what a link of 1 Mbit/s needs to pass START_S; nobody notices so short a load.
-PROBE_S_MAX = 3.0
+# With less left of the hour a probe would find a start and little more.
+PROBE_BYTES_MIN = 2 << 20
+# START_S, and three windows that overlap, of a link of 1 Mbit/s; nobody notices so short a load.
+PROBE_S_MAX = 4.0
 # Of one pair and one way: 0.06 Mbit/s on the average. Twice the largest probe, so that one that a
 # round broke off can be had again.
 PAIR_HOUR_BYTES_MAX = 24 << 20
@@ -38,6 +40,10 @@ HOUR_S = 3600.0
 # that a link that has become faster is found before its old rate is forgotten, and slower ones by
 # two probes.
 DUE_S = 1200.0
+# A rate is sure when two probes in a row differ by less than this. Else something may have
+# disturbed one of them, and there is another one: after so long, then after twice as long, and so
+# on to DUE_S.
+AGREE, UNSURE_S = 1.15, 60.0
 # The links rest for so long after a reduction: the next may follow at once.
 QUIET_S = 0.5
 # Before the next probe to anybody, and before one to a peer that could not be probed.
@@ -62,6 +68,9 @@ class PairBudget:
     """The probes to one peer."""
 
     not_before_s: float = 0.0
+    found: float = 0.0  # by the last of them, bytes per second
+    again_s: float = float("inf")  # when there is another one because that is not sure ...
+    pause_s: float = UNSURE_S  # ... and how long after that the next one
     spent: deque[tuple[float, int]] = field(default_factory=deque)  # (when, bytes)
 
     def left(self, now_s: float) -> int:
@@ -69,6 +78,14 @@ class PairBudget:
         while self.spent and self.spent[0][0] <= now_s - HOUR_S:
             self.spent.popleft()
         return max(0, PAIR_HOUR_BYTES_MAX - sum(count for _, count in self.spent))
+
+    def learned(self, rate: float, now_s: float) -> None:
+        """What a probe has found, bytes per second."""
+        low, high = sorted((self.found, rate))
+        sure = high < AGREE * low
+        self.found = rate
+        self.again_s = float("inf") if sure else now_s + self.pause_s
+        self.pause_s = UNSURE_S if sure else min(2 * self.pause_s, DUE_S)
 
 
 @dataclass(slots=True)
@@ -121,7 +138,8 @@ class Survey:
         for peer, age_s in ages_s:
             pair = self._pairs.setdefault(peer, PairBudget())
             may_send = min(pair.left(now_s), PEER_HOUR_BYTES_MAX - spent, PROBE_BYTES_MAX)
-            if age_s >= DUE_S and now_s >= pair.not_before_s and may_send > 0:
+            due = age_s >= DUE_S or now_s >= pair.again_s
+            if due and now_s >= pair.not_before_s and may_send >= PROBE_BYTES_MIN:
                 return Probe(peer, may_send, now_s)
         return None
 
@@ -129,11 +147,22 @@ class Survey:
         """It is busy, or somebody else probes it."""
         self._pairs.setdefault(peer, PairBudget()).not_before_s = now_s + REFUSED_S
 
-    def ended(self, peer: bytes, sent_bytes: int, now_s: float, *, failed: bool = False) -> None:
-        """A probe has ended after so many bytes; ``failed``: it could not be sent."""
+    def ended(
+        self,
+        peer: bytes,
+        sent_bytes: int,
+        now_s: float,
+        *,
+        rate: float = 0.0,
+        failed: bool = False,
+    ) -> None:
+        """A probe has ended after so many bytes. ``rate``: what it has found, bytes per second, 0
+        if it was broken off; ``failed``: it could not be sent."""
         pair = self._pairs.setdefault(peer, PairBudget())
         if sent_bytes:
             pair.spent.append((now_s, sent_bytes))
+        if rate:
+            pair.learned(rate, now_s)
         pair.not_before_s = now_s + (FAILED_S if failed else REFUSED_S)
         self._not_before_s = now_s + PAUSE_S
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.net.hello import Hello
-from atoll.peer.net.tls import GOODBYE_TIMEOUT_S, READ_BYTES, TlsSocket, reason_of
+from atoll.peer.net.tls import GOODBYE_TIMEOUT_S, READ_BYTES, TlsSocket, reason_of, tcp_info
 from atoll.peer.net.wire import FrameReader
 
 __all__ = ["CONTROL_QUEUE_BYTES_MAX", "ControlLink"]
@@ -83,6 +83,10 @@ class ControlLink:
             view = view[self._tls.write(view) :]
         self._flush()
         return True
+
+    def tcp_info(self) -> bytes:
+        """What the kernel tells of this connection; nothing where it tells nothing, or closed."""
+        return tcp_info(self._sock)
 
     def close(self, *, deliver: bool = False) -> None:
         """Send what is queued, say goodbye, and end within GOODBYE_TIMEOUT_S, unless ended.

@@ -21,6 +21,7 @@ from typing import Literal
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.peer.group.views import short
 from atoll.peer.net.certs import RunTls
+from atoll.peer.net.congestion import AUTO
 from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
 from atoll.peer.net.hello import (
     CONTROL,
@@ -65,7 +66,7 @@ class LinkHost:
     - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
 
     ``inc`` and ``advertise`` are asked at each hello. ``ciphers``: of data streams, the preferred
-    one first; none means that they go through TLS.
+    one first; none means that they go through TLS. ``congestion``: see StreamHost.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class LinkHost:
         log: Callable[[str], None],
         on_conflict: Callable[[int], None] | None = None,
         ciphers: tuple[str, ...] = CIPHERS,
+        congestion: str = AUTO,
     ) -> None:
         self.peer_id = peer_id
         self.sent_bytes = 0  # control frames as plaintext, of all links so far
@@ -96,6 +98,7 @@ class LinkHost:
         self._closing = False
         self._streams = StreamHost(
             ciphers,
+            congestion=congestion,
             link_of=self._links.get,
             send=self.send,
             attempt=self._attempt,
@@ -151,6 +154,11 @@ class LinkHost:
         """A round trip to ``peer_id`` in seconds, measured while connecting; 0 without a link."""
         link = self._links.get(peer_id)
         return link.rtt_s if link is not None else 0.0
+
+    def tcp_info(self, peer_id: bytes) -> bytes:
+        """What the kernel tells of the link to ``peer_id``; nothing without one."""
+        link = self._links.get(peer_id)
+        return link.tcp_info() if link is not None else b""
 
     async def dial(
         self,

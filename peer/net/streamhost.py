@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
+from atoll.peer.net.congestion import Congestion
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.opening import accept_stream, answer_asked, open_stream
@@ -58,15 +59,17 @@ class _Question(NamedTuple):
 class StreamHost:
     """Lives in the event loop beside the control links.
 
-    ``ciphers``: what this side can do, the preferred one first; ``link_of`` gives a peer's control
-    link; ``send`` puts a message on it; ``attempt`` is how one dials an address; ``call_tls``
-    brings a TLS stream as far as both hellos.
+    ``ciphers``: what this side can do, the preferred one first; ``congestion``: the control of what
+    it sends, a name or AUTO; ``link_of`` gives a peer's control link; ``send`` puts a message on
+    it; ``attempt`` is how one dials an address; ``call_tls`` brings a TLS stream as far as both
+    hellos.
     """
 
     def __init__(
         self,
         ciphers: tuple[str, ...],
         *,
+        congestion: str,
         link_of: Callable[[bytes], ControlLink | None],
         send: Callable[[bytes, object], bool],
         attempt: Callable[[str], Dial],
@@ -78,6 +81,7 @@ class StreamHost:
         self._link_of, self._send = link_of, send
         self._attempt, self._call_tls = attempt, call_tls
         self._on_data, self._log = on_data, log
+        self._congestion = Congestion(congestion, log)
         self._grants = Grants()
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
@@ -234,6 +238,8 @@ class StreamHost:
             stream.close()
             raise ConnectError("this daemon is closing")
         self._open[stream] = opened_by
+        if not opened_by:
+            self._congestion.apply(stream)
         return stream
 
 

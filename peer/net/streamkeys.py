@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.net.wire import Within, message
 
 __all__ = [
@@ -69,8 +70,8 @@ GREETING_BYTES = RANDOM_BYTES + PROOF_BYTES
 DIALLER_PROOF_BYTES = PROOF_BYTES
 # An id waits so long for its connection: a dial takes 5 s at most, and begins at once.
 GRANT_S = 10.0
-# Streams that a peer may be opening at a time: as many as it may have.
-GRANTS_PER_PEER_MAX = 4
+# Streams that a peer may be opening at a time: all that a round uses, at once.
+GRANTS_PER_PEER_MAX = STREAMS_MAX
 
 CIPHER_AES = "aes-256-gcm"
 # Neither secret nor protected from changes. Only where both sides want it; never asked by default.

@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
@@ -29,6 +30,7 @@ __all__ = [
     "TlsChannel",
     "TlsSocket",
     "reason_of",
+    "tcp_info",
     "tune",
 ]
 
@@ -223,6 +225,13 @@ def _kernel_rtt_s(sock: socket.socket) -> float:
         return 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_US.size)
     return float(RTT_US.unpack(info)[0]) / 1e6 if len(info) == RTT_US.size else 0.0
+
+
+def tcp_info(sock: socket.socket) -> bytes:
+    """What the kernel tells of a connection; nothing where it tells nothing, or closed."""
+    with contextlib.suppress(OSError, AttributeError):
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    return b""
 
 
 def tune(sock: socket.socket) -> None:

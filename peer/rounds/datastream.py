@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -11,9 +12,9 @@ import time
 from typing import ClassVar, NoReturn
 
 from atoll.collectives.errors import ConnectError, ProtocolError
-from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
+from atoll.peer.net.congestion import ask, in_use
 from atoll.peer.net.streamkeys import CIPHER_NONE
-from atoll.peer.net.tls import reason_of, tune
+from atoll.peer.net.tls import reason_of, tcp_info, tune
 from atoll.peer.rounds.turns import LAST, Turns
 
 __all__ = [
@@ -42,7 +43,10 @@ PACING_RATE, UNPACED = struct.Struct("@L"), (1 << 8 * struct.calcsize("@L")) - 1
 TIMEVAL = struct.Struct("@ll")  # of the kernel: seconds, microseconds
 # Of the kernel, each way, between two processes of one machine: what is sent is still in the
 # processor's cache when it is received. Left alone, they grow to megabytes, which takes half as
-# long again. Over a network the kernel sizes them by the way.
+# long again. Over a network they are left alone: the kernel grows them to twice what is on the way,
+# up to tcp_wmem and tcp_rmem (4 and 6 MB usually: 200 Mbit/s at 100 ms; beyond that there are
+# several streams). A size that is asked for ends that, and is at most net.core.wmem_max, which is
+# usually 208 KiB.
 LOCAL_BUFFER_BYTES = 128 << 10
 
 
@@ -64,8 +68,10 @@ class DataStream(abc.ABC):
         # aside: a round that gets nowhere must not look alive because a learner is being served.
         self.moved_bytes = 0
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
+        self.is_local = _is_local(sock)  # both ends are on this machine
         self._aside = False
         self._sock = sock
+        self._keeps_congestion = False
         self._turns = Turns()
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
         self._closed = False
@@ -74,11 +80,12 @@ class DataStream(abc.ABC):
         # The kernel waits, and goes on within a call: Python's own timeouts take two calls for each
         # few packets.
         sock.settimeout(None)
-        self._patience_s = TICK_S
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, _timeval(TICK_S))
         tune(sock)
-        if _is_local(sock):
+        if self.is_local:
             for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 sock.setsockopt(socket.SOL_SOCKET, option, LOCAL_BUFFER_BYTES)
 
@@ -133,24 +140,37 @@ class DataStream(abc.ABC):
         """Send no faster than that from now on, headers included; 0: as fast as TCP finds right.
 
         Who knows its share of a link and keeps to it fills no queue, and loses nothing there.
-        ``congestion``: the control to use from now on, if the kernel has it ("cubic", "bbr"). False
-        if the kernel lacks one of the two; without that control the pace stays as it is.
+        ``congestion``: see ``use_congestion``. False if the kernel lacks one of the two; without
+        that control the pace stays as it is.
         """
-        with contextlib.suppress(OSError, AttributeError):
-            if congestion:
-                name = congestion.encode()
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        if congestion and self.use_congestion(congestion):
+            return False
+        with contextlib.suppress(OSError):
             rate = PACING_RATE.pack(round(bytes_per_s) or UNPACED)
             self._sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
             self.pace_bytes_per_s = bytes_per_s
             return True
         return False
 
+    def use_congestion(self, name: str, *, lasting: bool = False) -> str:
+        """Send with this congestion control from now on ("cubic", "bbr"); "", or why not.
+
+        ``lasting``: the user wants it, and nobody who asks for another one later is heard.
+        """
+        if self._keeps_congestion and not lasting:
+            return ""
+        why_not = ask(self._sock, name)
+        self._keeps_congestion = lasting and not why_not
+        return why_not
+
+    @property
+    def congestion(self) -> str:
+        """The control in use; "" where the system does not tell."""
+        return in_use(self._sock)
+
     def tcp_info(self) -> bytes:
         """What the kernel tells of this connection; nothing where it tells nothing, or closed."""
-        with contextlib.suppress(OSError, AttributeError):
-            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-        return b""
+        return tcp_info(self._sock)
 
     def close(self) -> None:
         """Say goodbye if nobody is in the middle of a call, wake the owner, and close.
@@ -210,21 +230,25 @@ class DataStream(abc.ABC):
 
     def _get(self, view: memoryview, *, forever: bool) -> None:
         """Fill the view; ``forever``: its first byte may take so long."""
-        filled = 0
+        filled = self._get_some(view, forever=True) if forever else 0
         while filled < len(view):
-            idle = forever and not filled
-            flags = 0 if idle else socket.MSG_WAITALL
-            filled += self._get_some(view[filled:], forever=idle, flags=flags)
+            rest = view[filled:] if filled else view
+            filled += self._get_some(rest, forever=False, flags=socket.MSG_WAITALL)
 
     def _get_some(self, view: memoryview, *, forever: bool, flags: int = 0) -> int:
         """Receive at least one byte, at most the view full."""
-        self._wait_at_most(0.0 if forever else TICK_S)
-        waits_s = time.monotonic()
+        if forever:
+            flags = socket.MSG_DONTWAIT  # what is awaited for ever is mostly there
+        waits_s = 0.0
         while True:
             try:
                 count = self._sock.recv_into(view, 0, flags)
             except BlockingIOError:
-                if time.monotonic() - waits_s >= NO_PROGRESS_TIMEOUT_S:
+                if forever:
+                    self._readable.poll()
+                elif not waits_s:
+                    waits_s = time.monotonic() - TICK_S
+                elif time.monotonic() - waits_s >= NO_PROGRESS_TIMEOUT_S:
                     raise TimeoutError from None
                 continue
             if count == 0:
@@ -234,12 +258,6 @@ class DataStream(abc.ABC):
 
     def _cut_off(self) -> str:
         return "the other side closed it"
-
-    def _wait_at_most(self, patience_s: float) -> None:
-        """How long one call may wait for bytes; 0 is for ever."""
-        if patience_s != self._patience_s:  # setting it is a call as well
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience_s))
-            self._patience_s = patience_s
 
     def _limit_unsent(self) -> None:
         limit_bytes = unsent_limit_bytes(rate_bytes_per_s(self._sock))

@@ -5,6 +5,9 @@ whose submissions are in its mean, with which weights: chunks that were kept fro
 have another origin than those that were reduced again. Every leaf covers digest and origin, the
 root covers the leaves, and the chain covers the root, so equal chains mean equal bytes and equal
 accounts of who contributed.
+
+Rounds of a session's own collectives (GATHER and REDUCE, peer/group/operations.py) are entries too,
+so that they are ordered with all others; they change no state, so the log keeps their heads only.
 """
 
 from __future__ import annotations
@@ -24,8 +27,12 @@ from atoll.peer.rounds.merkle import merkle_root
 __all__ = [
     "CHUNKS_MAX",
     "FRAGMENTS_MAX",
+    "GATHER",
     "INIT",
+    "KINDS",
+    "OPERATIONS",
     "ORIGINS_MAX",
+    "REDUCE",
     "ROUNDS_IN_FLIGHT_MAX",
     "STEP",
     "WEIGHT_MAX",
@@ -38,7 +45,11 @@ __all__ = [
 ]
 
 INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
-STEP = "step"  # every other entry: an averaged pseudo-gradient
+STEP = "step"  # an averaged pseudo-gradient
+GATHER = "gather"  # the objects of all trainers, in BEGIN's blob; the state stays what it is
+REDUCE = "reduce"  # the reduced vector of all trainers; the state stays what it is
+OPERATIONS = (GATHER, REDUCE)
+KINDS = (INIT, STEP, *OPERATIONS)
 WEIGHT_MAX = 1e15  # tokens in one round; sums of a thousand of them are exact in float64
 ORIGINS_MAX = 16  # attempts of one round (attempts.ATTEMPTS_MAX): one origin each
 ROUNDS_IN_FLIGHT_MAX = 4  # of different fragments: each takes memory for a whole result
@@ -89,10 +100,10 @@ class EntryHead:
     blob: Blob = b""
 
     def __post_init__(self) -> None:
-        if self.kind not in (INIT, STEP):
-            raise ValueError("a log entry is INIT or STEP")
-        if (self.kind == INIT and self.fragment) or (self.kind == STEP and self.blob):
-            raise ValueError("INIT is of the whole vector, and STEP has no specification")
+        if self.kind not in KINDS:
+            raise ValueError(f"a log entry is one of {', '.join(KINDS)}")
+        if (self.kind != STEP and self.fragment) or (self.kind != INIT and self.blob):
+            raise ValueError("only STEP is of a fragment, and only INIT has a specification")
         if self.origin_of and max(self.origin_of) >= len(self.origins):
             raise ValueError("a chunk's origin is one of the entry's")
 
@@ -112,7 +123,7 @@ def entry_root(
         hashlib.sha256(marks[origin] + digest).digest()
         for origin, digest in zip(which, digests, strict=True)
     ]
-    root = merkle_root(leaves)
+    root = merkle_root(leaves or [hashlib.sha256(marks[0]).digest()])  # GATHER has no chunks
     if blob:
         root = hashlib.sha256(hashlib.sha256(blob).digest() + root).digest()
     return root

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives import ChunkGrid, Codec, Reduction, RoundResult, get_codec, grid_for
+from atoll.collectives import (
+    ChunkGrid,
+    Codec,
+    ReducePlan,
+    Reduction,
+    RoundResult,
+    get_codec,
+    grid_for,
+    shared_plan,
+)
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.optim.spec import parse_blob
 from atoll.peer.group.kept import Kept, parse_kept
@@ -22,7 +31,7 @@ from atoll.peer.rounds.entries import INIT, EntryHead, entry_root
 from atoll.peer.rounds.keptcopy import KeptCopy
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["Job", "Jobs"]
+__all__ = ["Job", "Jobs", "plan_of"]
 
 
 @dataclass(slots=True)
@@ -148,10 +157,21 @@ class Jobs:
         job.reduction = job.copying = None
 
 
+def plan_of(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:
+    """Of an attempt; all chunks but the ``kept`` ones are reduced. ConfigError if it makes none."""
+    layout = begin.layout
+    shares = layout.shares if layout is not None else (1,) * len(begin.participants)
+    shape = layout.routes() if layout is not None else None
+    plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
+    return replace(plan, fold=begin.operation.op) if begin.operation is not None else plan
+
+
 def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, ChunkGrid]:
     if begin.kind == INIT:
         _, manifest = parse_blob(begin.blob)
         return get_codec("float32"), grid_for(manifest.elements)
+    if begin.operation is not None:
+        return get_codec(begin.operation.codec), grid_for(begin.operation.elements)
     if state is None:
         raise RemoteProtocolError(f"round {begin.round} is begun, but there is no state yet")
     return state.codec, state.fragment_grid(begin.fragment)

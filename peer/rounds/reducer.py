@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives import EncodedLayout, Reduction, RoundResult, butterfly_plan
+from atoll.collectives import EncodedLayout, Reduction, RoundResult
 from atoll.collectives.errors import AtollError
 from atoll.peer.group import events as ev
+from atoll.peer.group.layouts import Layout
 from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import View, short
 from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.entries import INIT
-from atoll.peer.rounds.jobs import Job, Jobs
+from atoll.peer.rounds.entries import INIT, STEP
+from atoll.peer.rounds.jobs import Job, Jobs, plan_of
 from atoll.peer.rounds.keptcopy import (
     FetchKept,
     KeptCopy,
@@ -55,6 +56,7 @@ class Replica:
     # The region whose submission the membership machine has accepted last. It is not cleared:
     # whether an attempt may read it is the machine's decision.
     inputs: F32 | None = None
+    outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
     view: View | None = None
 
 
@@ -86,6 +88,7 @@ class Reducer:
         self.fetcher = Fetcher(host, router.copies)
         self.jobs = Jobs(replica.log.spare)
         self.kept_server = KeptServer(streams, self._result_of, log)
+        self.layout: Layout | None = None  # of the last attempt
         self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -183,7 +186,7 @@ class Reducer:
             self._failed(begin, (), "this peer's submission is gone")
             return
         kept = {item.chunk: item.digest for item in job.kept}
-        plan = butterfly_plan(begin.participants, begin.weights, job.result.grid, kept)
+        plan, self.layout = plan_of(begin, job.result.grid, kept), begin.layout
         reduction = job.reduction = Reduction(
             plan=plan,
             me=plan.participants.index(self._me),
@@ -200,6 +203,7 @@ class Reducer:
         self._router.expect_attempt(begin, reduction, copying)
         reduction.start({})
         self._note_busy()
+        self._streams.begin_round(begin.round)
         for index in sorted(reduction.destinations):
             for lane in range(self._streams.lanes(plan.participants[index])):
                 self._spawn(self._attach_outlet(begin, reduction, index, lane))
@@ -221,7 +225,7 @@ class Reducer:
 
     def _source(self, job: Job) -> Callable[[int, F32], None] | None:
         inputs, state, begin = self._replica.inputs, self._replica.state, job.begin
-        if begin.kind != INIT:
+        if begin.kind == STEP:
             usable = inputs is not None and state is not None and inputs.size == state.grid.total
             return state.delta_of(inputs, begin.fragment) if usable else None  # type: ignore[union-attr, arg-type]
         grid = job.result.grid

@@ -20,7 +20,7 @@ from atoll.optim.spec import (
     PINNED_FACTOR,
     SPARES_MAX,
 )
-from atoll.peer.rounds.entries import INIT, EntryHead
+from atoll.peer.rounds.entries import STEP, EntryHead
 
 __all__ = ["DIGESTS_MAX", "LOG_BYTES_DEFAULT", "LOG_ENTRIES_MIN", "RoundLog"]
 
@@ -158,6 +158,11 @@ class RoundLog:
                     return array
         return np.empty(nbytes, np.uint8)
 
+    def give_back(self, array: U8) -> None:
+        """Memory from ``spare`` that did not get into the log."""
+        with self._lock:
+            self._spares.append(array)
+
     # ------------------------------------------------------------ with the lock held
 
     def _first(self) -> int:
@@ -189,7 +194,7 @@ class RoundLog:
             self._before = oldest.head.chain
             self._nbytes -= oldest.nbytes
             # The parameters are as large as no result, unless by luck: they would stay for ever.
-            if not oldest.lent and oldest.head.kind != INIT:
+            if not oldest.lent and oldest.head.kind == STEP:
                 self._spares.append(oldest.encoded)
 
     def _is_over(self, factor: int) -> bool:

@@ -22,9 +22,10 @@ from atoll.peer.checkpoints.checkpoint import Loaded
 from atoll.peer.group import events as ev
 from atoll.peer.group.views import View
 from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.entries import INIT
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE
 from atoll.peer.rounds.jobs import Job
 from atoll.peer.rounds.keptcopy import FetchKept
+from atoll.peer.rounds.operating import commit_operation
 from atoll.peer.rounds.reducer import Reducer, Replica
 from atoll.peer.rounds.roundlog import LOG_BYTES_DEFAULT, RoundLog
 from atoll.peer.rounds.router import Router
@@ -54,6 +55,7 @@ class RoundRunner:
         shelf: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
+        self._me = me
         self._feed = feed
         self._tell_trainer = tell_trainer
         self._loop = asyncio.get_running_loop()
@@ -196,25 +198,32 @@ class RoundRunner:
     async def _apply(self, effect: ev.Apply) -> None:
         begin = effect.begin
         job = self.reducer.jobs.get(begin.round)
-        assert job is not None
-        assert job.begin is begin
-        assert job.root
-        job.end()
+        if begin.kind == GATHER or (begin.kind == REDUCE and self._me not in begin.participants):
+            job = None  # BEGIN itself is the result, or it is for others
+        else:
+            assert job is not None
+            assert job.begin is begin
+            assert job.root
+            job.end()
         try:
-            state = await asyncio.to_thread(self._commit, job, effect.chain)
+            state = await asyncio.to_thread(self._commit, effect, job)
         except CodecError as error:  # every chunk was checked when it came: it has changed since
             raise DivergedError(
                 f"the result of round {begin.round} cannot be applied here: {error.what}",
                 fix="start this peer again: it fetches the state from the others",
             ) from error
-        self.last_round_s = time.monotonic() - job.begun_s
+        if job is not None:
+            self.last_round_s = time.monotonic() - job.begun_s
         self.last_commit_unix_s = time.time()
         self._moved_to(state)
         self._feed(ev.Applied(begin.round, state.digest))
 
-    def _commit(self, job: Job, chain: bytes) -> ReplicatedState:
+    def _commit(self, effect: ev.Apply, job: Job | None) -> ReplicatedState:
         """In a worker thread. From here on the result belongs to the log."""
-        begin, array = job.begin, job.result.array
+        begin, chain = effect.begin, effect.chain
+        if job is None or begin.operation is not None:
+            return commit_operation(self.replica, effect, job)
+        array = job.result.array
         state = ReplicatedState(begin.blob) if begin.kind == INIT else self.state
         assert state is not None
         head = job.entry(chain)

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from atoll.collectives.errors import StateError
 from atoll.optim.fragments import chunk_range, fragment_grid
 from atoll.optim.manifest import pseudo_gradient
 from atoll.optim.spec import parse_blob
-from atoll.peer.rounds.entries import INIT, EntryHead
+from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
 from atoll.peer.rounds.merkle import MerkleTree
 from atoll.peer.rounds.statebuffers import U8, Floats, StateBuffers
 
@@ -145,6 +145,12 @@ class ReplicatedState:
         """The chunks [first, end) of a fragment."""
         return chunk_range(fragment, self.spec.fragments, self.grid.count)
 
+    def chunks_in(self, head: EntryHead) -> range:
+        """The chunks that an entry changes."""
+        if head.kind == STEP:
+            return range(*self.chunks_of(head.fragment))
+        return range(self.grid.count if head.kind == INIT else 0)
+
     def fragment_grid(self, fragment: int) -> ChunkGrid:
         """The grid of a fragment's reduction; its chunk 0 is ``chunks_of(fragment)[0]``."""
         return fragment_grid(self.grid, fragment, self.spec.fragments)
@@ -210,7 +216,7 @@ class ReplicatedState:
         StateError if it is not the next round or of another size, CodecError for malformed bytes;
         then the state stays what it was. A load that is under way is given up.
         """
-        self._commit(head.kind, head.round, self._chunks_in(head), encoded)
+        self._commit(head.kind, head.round, self.chunks_in(head), encoded)
 
     def undo(self) -> bool:
         """Go back to the state before the last commit, if it has not been overwritten."""
@@ -218,7 +224,8 @@ class ReplicatedState:
             before = self._before
             if before is None:
                 return False
-            self.generation[self.current] += 1  # whoever reads what is undone learns it by this
+            if before.buffer != self.current:  # whoever reads what is undone learns it by this
+                self.generation[self.current] += 1
             self._now, self._before = before, None
             return True
 
@@ -227,6 +234,9 @@ class ReplicatedState:
             now = self._now
             if round_number != now.round + 1 or (kind == INIT) != (now.tree is None):
                 raise StateError(f"{kind} of round {round_number} does not follow {now.round}")
+            if kind in OPERATIONS:  # the same buffer holds the state after it
+                self._load, self._before, self._now = None, now, replace(now, round=round_number)
+                return
             buffers, layout = self._buffers, self._buffers.layout(kind, chunks)
             if encoded.nbytes != layout.total_bytes:
                 raise StateError(
@@ -269,10 +279,6 @@ class ReplicatedState:
             )
         generation = self.generation[target]
         self._now = _Position(round_number, target, generation, tuple(versions), tree, digest)
-
-    def _chunks_in(self, head: EntryHead) -> range:
-        whole = head.kind == INIT
-        return range(self.grid.count) if whole else range(*self.chunks_of(head.fragment))
 
 
 class StateLoad:
@@ -341,7 +347,7 @@ class StateLoad:
         CodecError for malformed bytes.
         """
         state = self._state
-        chunks = state._chunks_in(head)
+        chunks = state.chunks_in(head)
         data = np.frombuffer(encoded_chunk, np.uint8)
         with state._writing:
             self._check_open()

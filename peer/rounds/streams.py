@@ -3,10 +3,10 @@
 A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
 it, so that a round does not wait for it, and again after it broke. A round opens as many as `widen`
 was told, for paths that one does not fill (loss, a long way), and shares its chunks among these
-*lanes*; transfers use the first. Nobody calls `widen` yet: the plan of a round will. Each incoming
-stream has a thread that reads a header, asks the router where the payload belongs, and receives it
-straight into the preallocated memory that it is given; what nobody wants is drained into a scratch
-buffer and dropped.
+*lanes*, which keep to a `pace` together; transfers use the first. Both are what the plan of the
+rounds says (peer/measuring/planner.py). Each incoming stream has a thread that reads a header, asks
+the router where the payload belongs, and receives it straight into the preallocated memory that it
+is given; what nobody wants is drained into a scratch buffer and dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from atoll.collectives.errors import AtollError, ConnectError
+from atoll.collectives.pacing import is_open, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
 from atoll.peer.net.links import LinkHost
@@ -94,6 +95,8 @@ class Streams:
         self._incoming: dict[DataStream, bytes] = {}  # with the peer that sends on it
         self._numbers = itertools.count(1)  # of incoming streams
         self._lanes: dict[bytes, int] = {}  # where it is not one
+        self._paces: dict[bytes, float] = {}  # bytes per second, of all lanes together
+        self._paced = True  # in the round at hand
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
@@ -151,6 +154,26 @@ class Streams:
     def widen(self, peer: bytes, count: int) -> None:
         """From the next round on; what is open stays so."""
         self._lanes[peer] = min(max(1, count), STREAMS_MAX)
+        self._keep_pace(peer)
+
+    def pace(self, peer: bytes, bytes_per_s: float) -> None:
+        """Send no faster to this peer, over all lanes together, from now on; 0: no pace."""
+        self._paces[peer] = bytes_per_s
+        self._keep_pace(peer)
+
+    def begin_round(self, number: int) -> None:
+        """Some rounds go without paces: they show what links have gained."""
+        paced = not is_open(number)
+        if paced != self._paced:
+            self._paced = paced
+            for peer in self._paces:
+                self._keep_pace(peer)
+
+    def _keep_pace(self, peer: bytes) -> None:
+        rate = lane_pace(self._paces.get(peer, 0.0), self.lanes(peer)) if self._paced else 0.0
+        for lane, stream in self._outgoing.items():
+            if lane.peer == peer and stream.pace_bytes_per_s != rate:
+                stream.pace(rate)
 
     def warm(self, peer: bytes) -> None:
         """Have a stream to this peer soon; failures show when a round needs it."""
@@ -189,6 +212,7 @@ class Streams:
             self._close(lane)
             with self._counting:
                 self._outgoing[lane] = stream
+            self._keep_pace(peer)
             self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
@@ -211,6 +235,7 @@ class Streams:
         self.close_to(peer)
         self.reached.discard(peer)
         self._lanes.pop(peer, None)
+        self._paces.pop(peer, None)
 
     def close(self) -> None:
         for task in list(self._opening.values()):

@@ -22,7 +22,7 @@ class Turns:
     """Shared by the threads that send on one stream."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._held = False
         self._waiting: list[tuple[int, int]] = []  # (urgency, ticket): small numbers first
         self._ticket = 0
@@ -32,14 +32,8 @@ class Turns:
     def turn(self, urgency: int) -> Iterator[None]:
         """Wait for it and hold it; ``urgency``: the smaller, the sooner."""
         with self._changed:
-            self._ticket += 1
-            mine = urgency, self._ticket
-            self._waiting.append(mine)
-            while self._held or self._next() != mine:
-                self._changed.wait()
-            oldest = min(self._waiting, key=lambda entry: entry[1])
-            self._passed = 0 if oldest == mine else self._passed + 1
-            self._waiting.remove(mine)
+            if self._held or self._waiting:
+                self._wait(urgency)
             self._held = True
         try:
             yield
@@ -48,6 +42,16 @@ class Turns:
                 self._held = False
                 if self._waiting:
                     self._changed.notify_all()
+
+    def _wait(self, urgency: int) -> None:
+        self._ticket += 1
+        mine = urgency, self._ticket
+        self._waiting.append(mine)
+        while self._held or self._next() != mine:
+            self._changed.wait()
+        oldest = min(self._waiting, key=lambda entry: entry[1])
+        self._passed = 0 if oldest == mine else self._passed + 1
+        self._waiting.remove(mine)
 
     def _next(self) -> tuple[int, int]:
         if self._passed >= PASSED_MAX:

@@ -57,6 +57,7 @@ class CatchingUp:
         self._finishing: tuple[Goal, bytes] | None = None  # what, and the digest it must have
         self._mismatches = 0
         self._say_s = float("inf")  # when to tell people what is under way
+        self._aimed_s = 0.0  # since when something is
         self._now_s = 0.0
 
     # ------------------------------------------------------------ in and out
@@ -97,6 +98,16 @@ class CatchingUp:
             return None
         return self._now_s + TICK_S
 
+    def describe(self, now_s: float) -> str:
+        """For people: which state is being loaded, since when, who has it; "" if none is."""
+        if self.phase is Phase.IDLE or self.goal is None:
+            return ""
+        if self.phase is Phase.FINISHING:
+            who = "all of it is here"
+        else:
+            who = f"of these: {self.supply.describe()}"
+        return f"the state of round {self.goal.round} for {now_s - self._aimed_s:.0f} s, {who}"
+
     def expects(self, source: bytes, ticket: int) -> Piece | None:
         """The piece that this ticket is for, if it is still wanted."""
         return self.supply.pull.expects(source, ticket) if self.phase is Phase.PULLING else None
@@ -113,6 +124,7 @@ class CatchingUp:
         if back and self.phase is not Phase.IDLE:
             self._stop()  # the group is back where we are
         if self.phase is Phase.IDLE:
+            self._aimed_s = self._now_s
             self._begin(goal, own)
 
     def _begin(self, goal: Goal, own: ln.Own) -> None:

@@ -219,15 +219,15 @@ class Donor:
             head, encoded = self._rounds.head(number), self._rounds.encoded(number)
             if head is None or encoded is None or head.kind == INIT:
                 break
-            first, end = state.chunks_of(head.fragment)
-            if not first <= message.chunk < end:
+            chunks = state.chunks_in(head)
+            if message.chunk not in chunks:
                 continue
-            layout = state.layout(head.fragment)
-            lo, hi = layout.slice(message.chunk - first)
+            layout, index = state.layout(head.fragment), message.chunk - chunks.start
+            lo, hi = layout.slice(index)
             size += hi - lo  # the chunk itself would be smaller than more of them
             if (parts and size > state.chunk_bytes(message.chunk)) or len(parts) == 2 * RUN_MAX:
                 break
-            proof = self._tree(head, encoded, layout, end - first).proof(message.chunk - first)
+            proof = self._tree(head, encoded, layout, len(chunks)).proof(index)
             parts += [memoryview(part_head(proof, hi - lo, same=False)), encoded[lo:hi].data]
         if not parts:
             raise StateError(f"no part of chunk {message.chunk} of entry {message.entry} here")

@@ -69,6 +69,7 @@ class CatchUp:
         self._unreachable: dict[bytes, str] = {}  # why, as it was last logged
         self.may_finish = asyncio.Event()  # cleared while the state must stay as it is
         self.may_finish.set()
+        self._held_since_s: float | None = None  # since when that is waited for
         copies.pieces = self
 
     # ------------------------------------------------------------ steering
@@ -76,6 +77,16 @@ class CatchUp:
     @property
     def is_working(self) -> bool:
         return self._machine.phase is not Phase.IDLE
+
+    def describe(self) -> str:
+        """For people: what is being loaded, since when, and who or what that waits for; or ""."""
+        now_s = self._loop.time()
+        with self._lock:
+            text = self._machine.describe(now_s)
+        if not text or self._held_since_s is None:
+            return text
+        held_s = now_s - self._held_since_s
+        return f"{text}; for {held_s:.0f} s it has waited for this peer's checkpoint"
 
     def aim(self, goal: Goal) -> None:
         """Reach this goal; a newer one takes the place of an older one."""
@@ -216,6 +227,7 @@ class CatchUp:
         self._feed(ln.Prepared(store, shelved))
 
     async def _finish(self, store: _Store, number: int, digest: bytes) -> None:
+        self._held_since_s = None if self.may_finish.is_set() else self._loop.time()
         try:
             async with asyncio.timeout(MAY_FINISH_TIMEOUT_S):
                 await self.may_finish.wait()
@@ -223,6 +235,8 @@ class CatchUp:
             why = f"a checkpoint has been copying the state for {MAY_FINISH_TIMEOUT_S:.0f} s"
             self._feed(ln.Unfinished(why, is_mismatch=False))
             return
+        finally:
+            self._held_since_s = None
         try:
             await asyncio.to_thread(store.finish, number, digest)
         except StateError as error:
@@ -272,8 +286,8 @@ class _Store:
         return self.state.codec.encoded_bytes(self.state.grid.size(chunk))
 
     def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:
-        first, end = self.state.chunks_of(head.fragment)
-        return (chunk - first, end - first) if first <= chunk < end else None
+        chunks = self.state.chunks_in(head)
+        return (chunk - chunks.start, len(chunks)) if chunk in chunks else None
 
     def leaf(self, chunk: int) -> bytes:
         return self._load.leaf(chunk)

@@ -12,8 +12,8 @@ codecs) and ``atoll.optim`` (outer optimizers).
 from __future__ import annotations
 
 from atoll.collectives.errors import AtollError
-from atoll.peer.session import Outcome, Session, connect
+from atoll.peer.session import Outcome, Reduced, Session, connect
 
-__all__ = ["AtollError", "Outcome", "Session", "__version__", "connect"]
+__all__ = ["AtollError", "Outcome", "Reduced", "Session", "__version__", "connect"]
 
 __version__ = "0.1.0"

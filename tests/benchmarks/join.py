@@ -133,10 +133,14 @@ def daemons(run: Fleet, net: Net, elements: float, arguments: argparse.Namespace
     start_s, start_bytes = time.monotonic(), net.moved_bytes(JOINER)[1]
     until(lambda: joiner.try_status().get("digest"), "the state", joiner, timeout_s=LIMIT_S)
     took_s, moved = time.monotonic() - start_s, net.moved_bytes(JOINER)[1] - start_bytes
-    share = moved * 8 / (arguments.mbit * 1e6) / took_s
+    # Each byte of the state counts once: what came twice, headers and replayed rounds do not. All
+    # that had come before the clock began may have been state.
+    useful = elements * BYTES_PER_PARAMETER - (start_bytes - began_bytes)
+    link_bytes = arguments.mbit * 1e6 / 8 * took_s
     print(
-        f"{arguments.mib:.0f} MiB of state in {took_s:.1f} s: {100 * share:.1f} % of the joiner's"
-        f" {arguments.mbit:.0f} Mbit/s used, {moved / 2**20:.0f} MiB received"
+        f"{arguments.mib:.0f} MiB of state in {took_s:.1f} s: {100 * useful / link_bytes:.1f} % of"
+        f" the joiner's {arguments.mbit:.0f} Mbit/s used for state,"
+        f" {100 * moved / link_bytes:.1f} % in all, {moved / 2**20:.0f} MiB received"
     )
     until(lambda: len(times(lead)) > before + 1, "a round meanwhile", lead, timeout_s=LIMIT_S)
     with_joiner = intervals(times(lead)[before - 1 :])

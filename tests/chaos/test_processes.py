@@ -10,7 +10,7 @@ from harness.health import assert_healthy
 from harness.processes import Fleet, until
 
 from atoll.collectives.errors import NoDaemonError
-from atoll.peer.session import COMMAND_TIMEOUT_S
+from atoll.peer.dealer import COMMAND_TIMEOUT_S
 
 EVERYBODY = "abcd"
 

@@ -1,4 +1,5 @@
-"""What the soak relies on: a daemon that is not watched any more is a failure, and so is a fork."""
+"""What the soak relies on: a daemon that is not watched any more is a failure, and so is a fork,
+memory that grows, and memory that nobody has looked at."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any, cast
 import pytest
 from harness import soak_watch
 from harness.processes import Fleet, until
-from harness.soak_watch import Watch
+from harness.soak_watch import Flatness, Sample, Watch
 
 STATUS = {
     "lineage": "l",
@@ -55,3 +56,54 @@ def test_a_fork_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_watch_that_ends_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nobody watches a any more" in watch(monkeypatch, lambda: {"lineage": "l"})
+
+
+# ---------------------------------------------------------------- memory
+
+MIB = 1 << 20
+
+
+def flat(count: int, over_s: float, *, grows: float = 0.0, descriptors: int = 0) -> Flatness:
+    """``count`` samples within ``over_s`` seconds, from 100 MiB and 40 descriptors on."""
+    parts = [at / max(1, count - 1) for at in range(count)]
+    return Flatness(
+        [
+            Sample(over_s * p, int((1 + grows * p) * 100 * MIB), 40 + int(descriptors * p))
+            for p in parts
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("series", "watched_s"),
+    [
+        (flat(80, 170.0), 180.0),
+        (flat(9, 175.0), 180.0),  # busy daemons answer late
+        (flat(3000, 7100.0), 7200.0),
+        (flat(8, 20.0), 30.0),  # too short for a judgement
+        (flat(0, 0.0), 30.0),
+        (flat(80, 170.0, grows=0.05), 180.0),
+    ],
+    ids=["short", "few", "long", "a moment", "nothing yet", "settles"],
+)
+def test_flat_memory_is_well(series: Flatness, watched_s: float) -> None:
+    assert not series.problem(watched_s)
+
+
+@pytest.mark.parametrize(
+    ("series", "watched_s", "problem"),
+    [
+        (flat(0, 0.0), 180.0, "0 times"),
+        (flat(8, 170.0), 180.0, "8 times"),
+        (flat(9, 7000.0), 7200.0, "9 times"),
+        (flat(3000, 3000.0), 7200.0, "within 3000 s"),
+        (flat(80, 170.0, grows=0.4), 180.0, "memory grew"),
+        (flat(20, 20.0, grows=0.4), 30.0, "memory grew"),
+        (flat(80, 170.0, descriptors=40), 180.0, "descriptors grew"),
+    ],
+    ids=["none", "too few", "few for hours", "half of it", "leak", "soon", "descriptors"],
+)
+def test_memory_that_grows_or_was_not_seen_fails(
+    series: Flatness, watched_s: float, problem: str
+) -> None:
+    assert problem in series.problem(watched_s)

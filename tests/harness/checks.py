@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
-from atoll.peer.group.messages import INIT, Begin
+from atoll.peer.group.messages import GATHER, INIT, Begin
+from atoll.peer.group.operations import unpack_objects
 from atoll.peer.group.views import View
 from harness.bounds import held_items
 from harness.decisions import Decisions
-from harness.values import Contribution, Entry, State, chunk_after
+from harness.values import Contribution, Entry, Mean, State, chunk_after, giver_of
 
 if TYPE_CHECKING:
     from harness.host import Host
@@ -39,6 +40,7 @@ class Checker:
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
         self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
+        self._reduced: dict[Begin, tuple[Contribution, ...]] = {}
         self._said: dict[Host, dict[int, ms.Ready]] = {}
         self._frozen: dict[Host, tuple[bytes, int]] = {}
 
@@ -115,6 +117,7 @@ class Checker:
             counted.update(mean.parts)
             for part, weight in zip(mean.parts, mean.weights, strict=True):
                 self._weighs(begin, part, weight, mean.weights)
+        counted |= self._given(begin)
         parts = frozenset() if begin.kind == INIT else frozenset(counted)
         chain = entry.before
         for _ in range(ANCESTORS_CHECKED):
@@ -130,6 +133,34 @@ class Checker:
         for offset, mean in enumerate(entry.means):
             before[entry.first + offset] = chunk_after(before[entry.first + offset], mean)
         self.truth[entry.chain] = tuple(before)
+
+    def _given(self, begin: Begin) -> set[Contribution]:
+        """Who has given what to an operation: to a GATHER as it says itself."""
+        if begin.kind != GATHER:
+            return set(self._reduced.get(begin, ()))
+        objects = unpack_objects(begin.blob, len(begin.participants))
+        assert objects is not None, "invariant 4: objects of a few bytes did not fit"
+        givers = [giver_of(data) for data in objects]
+        right = [giver[0] for giver in givers] == list(begin.participants)
+        assert right, f"invariant 4: objects of {givers} in {begin}"
+        assert all(giver in self.submissions for giver in givers), f"nobody gave {givers}"
+        return set(givers)
+
+    def reduced(self, begin: Begin, means: Sequence[Mean]) -> None:
+        """An operation's result: all of one origin, which is that of BEGIN."""
+        for mean in means:
+            names = tuple(part[0] for part in mean.parts)
+            right = (names, mean.weights) == (begin.participants, begin.weights)
+            assert right, f"invariant 4: {mean} in a result of {begin}"
+            self._reduced[begin] = mean.parts
+
+    def operated(self, host: Host, begin: Begin) -> None:
+        """A trainer gets the result of the operation that it has called, and is in it."""
+        assert host.peer in begin.participants, f"{host.name} gets the result of others: {begin}"
+        mine = next(x for x in self._given(begin) if x[0] == host.peer)
+        event = host.regions.get(mine[2])
+        right = mine[1] == host.life and event is not None and event.operation == begin.operation
+        assert right, f"{host.name} gets the result of {begin.operation} for {event}"
 
     def _weighs(
         self, begin: Begin, part: Contribution, weight: float, all_weights: Sequence[float]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.group import events as ev
 from atoll.peer.group.kept import Kept, parse_kept
-from atoll.peer.group.messages import INIT, Begin
+from atoll.peer.group.messages import GATHER, INIT, REDUCE, Begin
 from atoll.peer.rounds.entries import entry_root
 from harness.copies import Copies
 from harness.values import Entry, Job, Mean, State
@@ -247,12 +247,11 @@ class DataPlane:
 
     def apply(self, host: Host, effect: ev.Apply) -> None:
         world, begin = self._world, effect.begin
-        job = host.jobs.get(begin.round)
-        held = job is not None and job.begin == begin and job.complete
-        assert held, f"invariant 2: {host.name} applies round {begin.round} without its result"
-        assert job is not None
-        first, end = self.span(begin)
-        means = tuple(job.finals[chunk] for chunk in range(end - first))
+        means = self._result(host, begin)
+        first, _ = self.span(begin)
+        if begin.operation is not None:
+            world.checker.reduced(begin, means)
+            first, means = 0, ()  # the state stays what it is
         before = host.state
         in_order = begin.round == before.round + 1
         assert in_order, f"invariant 2: {host.name} applies {begin.round} after {before.round}"
@@ -272,6 +271,16 @@ class DataPlane:
         world.log("{} applied {}", host.name, begin.round)
         event = ev.Applied(begin.round, host.state.digest)
         world.after(0.001, lambda: world.deliver(host, event))
+
+    def _result(self, host: Host, begin: Begin) -> tuple[Mean, ...]:
+        for_others = begin.kind == REDUCE and host.peer not in begin.participants
+        if begin.kind == GATHER or for_others:
+            return ()
+        job = host.jobs.get(begin.round)
+        held = job is not None and job.begin == begin and job.complete
+        assert held, f"invariant 2: {host.name} applies round {begin.round} without its result"
+        assert job is not None
+        return tuple(job.finals[chunk] for chunk in range(self.size(begin)))
 
     def enter(self, host: Host, state: State, doubted: bool) -> None:
         """``doubted``: memory errors may have come with what it was made of."""

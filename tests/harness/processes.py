@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WAIT_S = 45.0  # these machines are shared: a limit that only a hang exceeds
 NET_PORT = 29600  # atoll's own: a host of a Net has all ports to itself
+DAEMON = ("-m", "atoll.peer.cli")
+ODD_DAEMON = Path(__file__).with_name("odd_daemon.py")
 TRAINER = Path(__file__).with_name("numpy_trainer.py")
 JOIN_LINE = re.compile(r"^\s*(atoll join (atoll://\S+))$", re.MULTILINE)
 
@@ -74,12 +76,17 @@ class Peer(Process):
     """A daemon with its home."""
 
     def __init__(
-        self, home: Path, *arguments: str, prefix: Sequence[str] = (), **environment: str
+        self,
+        home: Path,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        program: Sequence[str] = DAEMON,
+        **environment: str,
     ) -> None:
         """``prefix``: a command that runs another in its place, as ``nsenter`` and ``prlimit``."""
         self.home = home
         self.name = home.name
-        command = [*prefix, sys.executable, "-m", "atoll.peer.cli", *arguments]
+        command = [*prefix, sys.executable, *program, *arguments]
         logs = home.parent.glob(f"{home.name}.*.log")
         lives = 1 + max((int(path.suffixes[0][1:]) for path in logs), default=-1)
         log = home.parent / f"{home.name}.{lives}.log"
@@ -132,6 +139,7 @@ class Fleet:
         self.net = net
         self.environment: dict[str, str] = {}  # of daemons that start from now on
         self.options: Callable[[str], tuple[str, ...]] = lambda name: ()  # of each daemon
+        self.odd: dict[str, str] = {}  # daemons that are not quite as they should be: odd_daemon.py
         self.base: dict[str, Usage] = {}  # what daemons held before the first fault
         self.healthy = False  # since the last look of health.assert_healthy
         self.peers: dict[str, Peer] = {}
@@ -157,7 +165,9 @@ class Fleet:
             host, usual_port, prefix = self.net.address(name), NET_PORT, self.net.command(name, ())
         listen = f"{host}:{usual_port if port is None else port}"
         arguments = (*arguments, "--listen", listen, *self.options(name))
-        peer = Peer(self.folder / name, *arguments, prefix=prefix, **self.environment)
+        program = (str(ODD_DAEMON), self.odd[name]) if name in self.odd else DAEMON
+        home = self.folder / name
+        peer = Peer(home, *arguments, prefix=prefix, program=program, **self.environment)
         self.peers[name] = peer
         return peer
 

@@ -18,6 +18,13 @@ LOOK_S = 0.3  # between two questions to one daemon
 STALL_S = 30.0
 YOUNG_S = 10.0  # a process that has just started does not count: it still takes what it needs
 SAMPLE_S = 2.0
+# A series is judged from this many samples on; a run shorter than SHORT_S may have fewer. In a
+# longer one, too few are a failure of their own: fewer than this part of what could be taken, or
+# none in half of the time. Daemons that are paused or busy cost samples, but not nine of ten.
+SAMPLES_MIN = 9
+SHORT_S = 60.0
+SAMPLES_SHARE_MIN = 0.1
+SPAN_SHARE_MIN = 0.5
 ROUNDS_KEPT = 2000
 # Of the median of the last third over that of the first.
 GROWTH_MAX = 1.15
@@ -42,8 +49,18 @@ class Flatness:
         values = [float(getattr(sample, what)) for sample in self.samples]
         return statistics.median(values[:third]), statistics.median(values[-third:])
 
-    def problem(self) -> str:
-        if len(self.samples) < 9:
+    def problem(self, watched_s: float) -> str:
+        """What is wrong after ``watched_s`` seconds, or "". Too little seen is wrong too."""
+        count = len(self.samples)
+        if watched_s >= SHORT_S:
+            wanted = max(SAMPLES_MIN, SAMPLES_SHARE_MIN * watched_s / SAMPLE_S)
+            span_s = self.samples[-1].at_s - self.samples[0].at_s if count else 0.0
+            if count < wanted or span_s < SPAN_SHARE_MIN * watched_s:
+                return (
+                    f"memory was looked at {count} times within {span_s:.0f} s of"
+                    f" {watched_s:.0f} s: too few to tell"
+                )
+        elif count < SAMPLES_MIN:
             return ""
         first, last = self.medians("rss_bytes")
         if last > GROWTH_MAX * first:

@@ -10,7 +10,7 @@ from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.group.views import Member, View, genesis_chain
-from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin, entry_chain, entry_root
+from atoll.peer.rounds.entries import GATHER, INIT, STEP, EntryHead, Origin, entry_chain, entry_root
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
 
@@ -78,6 +78,20 @@ class TinyRun:
         state.apply(head, result)
         self.log.append(head, result, state.digest)
         self.after[number] = (state.theta.tobytes(), state.momentum.tobytes())
+        return number
+
+    def operate(self) -> int:
+        """One more round that is a collective of the trainers' own. Returns its number."""
+        state, number = self.state, self.state.round + 1
+        origins = (Origin((self.peer,), (1.0,)),)
+        root = entry_root(origins, b"", (), b"what was gathered in round %d" % number)
+        head = EntryHead(number, GATHER, 0, origins, b"", root, b"")
+        self.chain = entry_chain(self.chain, head)
+        head = EntryHead(number, GATHER, 0, origins, b"", root, self.chain)
+        nothing = np.empty(0, np.uint8)
+        state.apply(head, nothing)
+        self.log.append(head, nothing, state.digest)
+        self.after[number] = self.after[number - 1]
         return number
 
     def close(self) -> None:

@@ -12,9 +12,28 @@ from dataclasses import dataclass, field
 
 from atoll.peer.group.messages import Begin
 
-__all__ = ["Contribution", "Entry", "Job", "Mean", "State", "chunk_after"]
+__all__ = [
+    "Contribution",
+    "Entry",
+    "Job",
+    "Mean",
+    "State",
+    "chunk_after",
+    "giver_of",
+    "object_of",
+]
 
 Contribution = tuple[bytes, int, int]  # peer, life of its process, number of the submission
+
+
+def object_of(giver: Contribution) -> bytes:
+    """What a trainer gives to a GATHER: it says whose it is."""
+    peer, life, number = giver
+    return peer + life.to_bytes(4, "big") + number.to_bytes(4, "big")
+
+
+def giver_of(data: bytes) -> Contribution:
+    return data[:-8], int.from_bytes(data[-8:-4], "big"), int.from_bytes(data[-4:], "big")
 
 
 @dataclass(frozen=True)
@@ -46,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A committed round, with its bytes."""
+    """A committed round, with its bytes. An operation has none that the state is made of."""
 
     begin: Begin
     first: int  # the first chunk of its fragment

@@ -13,18 +13,21 @@ from typing import Any
 
 from atoll.peer.group import events as ev
 from atoll.peer.group.membership import Node
-from atoll.peer.group.messages import Begin, Install, Meet
+from atoll.peer.group.messages import GATHER, Begin, Install, Meet
+from atoll.peer.group.operations import Call
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import REPLICA, Member
 from harness.checks import Checker
 from harness.host import FOREVER_S, Host, Trap
 from harness.plane import DataPlane
+from harness.values import object_of
 
 __all__ = ["DIAL_AGAIN_S", "LINEAGE", "World", "brief", "peer_id"]
 
 LINEAGE = b"L" * 32
 DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
+CALL_AGAIN_S = 0.05  # a session asks its daemon again whether a call can be made
 TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
 REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
 # Nobody here lies, and no identity runs twice: these notes accuse somebody wrongly.
@@ -54,6 +57,7 @@ class World(ABC):
         self.log_rounds = 8  # entries that a donor's log keeps
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.alarms = ALARMS
+        self.call_of: Callable[[Host], Call] = lambda host: None  # what a trainer does next: a step
         self.may_die: Callable[[Host], bool] = lambda host: True
         self.sprung: Callable[[Host, Trap], None] = lambda host, trap: None  # it has just died
         self.checker = Checker()
@@ -183,15 +187,24 @@ class World(ABC):
         if host.hangs:
             self.after(host.inner_s, lambda: self._submit(host, fragment, phase))
             return
-        own = host.node.follower
+        own, call = host.node.follower, self.call_of(host)
+        away = own.unsynced or host.node.view is None or own.contributes
+        if call is not None and away:  # as peer/trainer_ops.py says
+            self.after(CALL_AGAIN_S, lambda: self._submit(host, fragment, phase))
+            return
         host.submitted += 1
-        event = ev.Submitted(own.round, own.epoch, host.weight, fragment)
+        weight = host.weight if call is None else 1.0
+        me = (host.peer, host.life, host.submitted)
+        given = object_of(me) if call is not None and call.kind == GATHER else b""
+        event = ev.Submitted(own.round, own.epoch, weight, fragment, call, given)
         host.regions[host.submitted] = event
-        self.checker.submissions[host.peer, host.life, host.submitted] = host.weight
+        self.checker.submissions[me] = weight
         self.deliver(host, event)
 
     def _tell(self, host: Host, effect: ev.TellTrainer) -> None:
         host.told.append((effect.kind, effect.round))
+        if effect.begin is not None:
+            self.checker.operated(host, effect.begin)
         for number in list(host.regions)[:-REGIONS_KEPT]:
             del host.regions[number]
         self.log("{} trainer: {} {}", host.name, effect.kind, effect.round)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.labnet import LabNet
 from harness.processes import Fleet, fleet
 
 from atoll.peer.lab.lab import Lab
+from atoll.peer.net.congestion import FAR, ask
 from atoll.peer.snapshot import render
 
 NAMES = "abc"
@@ -22,22 +25,6 @@ RATE_TOLERANCE, TRIP_SHARE, TRIP_TOLERANCE_MS = 0.15, 0.10, 2.0
 PATIENCE_S = 90.0
 
 Link = dict[str, Any]
-
-
-class LabNet:
-    """A lab for a fleet: peers a, b, c on hosts 0, 1, 2."""
-
-    def __init__(self, lab: Lab) -> None:
-        self._lab = lab
-
-    def address(self, name: str) -> str:
-        return self._lab.address(NAMES.index(name))
-
-    def command(self, name: str, arguments: tuple[str, ...]) -> list[str]:
-        return self._lab.command(NAMES.index(name), *arguments)
-
-    def close(self) -> None:
-        """The lab belongs to the test."""
 
 
 @pytest.fixture
@@ -86,7 +73,6 @@ def eventually(condition: Callable[[], bool], complaint: Callable[[], object]) -
         time.sleep(0.5)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_path: Path) -> None:
     with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
@@ -99,6 +85,9 @@ def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_pa
         assert all(" in " in line for line in shown.splitlines() if " Mbit/s" in line)
         sent = [run.peers[name].status()["bytes"]["probes_sent"] for name in NAMES]
         assert all(0 < count <= 2 * (24 << 20) for count in sent), "no more than an hour may have"
+        with socket.socket() as sock:
+            if not ask(sock, FAR):
+                assert [run.peers[name].status()["congestion"] for name in NAMES] == [[FAR]] * 3
         print({pair: 8e-6 * link["out_bytes_per_s"] for pair, link in links(run).items()})
 
 
@@ -107,8 +96,8 @@ def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_pa
 def test_rounds_go_on_and_teach_what_the_uplinks_have(lab: Lab, tmp_path: Path) -> None:
     with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
         run.form(NAMES)
-        for name in NAMES:
-            run.train(name, 1e6, inner_s=5.0)  # probes have their time between rounds
+        for name in reversed(NAMES):  # the first one sends its parameters: c has the best uplink
+            run.train(name, 2e6, inner_s=5.0)  # probes have their time between rounds
 
         def up(host: int) -> float:
             return 8e-6 * float(run.peers[NAMES[host]].status()["own_links"]["up_bytes_per_s"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from harness.netns import Net
@@ -52,15 +53,15 @@ def test_with_policy_any_both_sides_of_a_partition_go_on_and_one_wins(tmp_path: 
 def test_two_that_resume_one_checkpoint_apart_become_one_run(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         folder = tmp_path / "kept"
-        run.up("a", "--checkpoint", str(folder), "--every", "2")
-        run.join("b")
-        run.sees("a", 2)
-        run.train("a", inner_s=0.1)
-        until(lambda: folder.is_dir() and len(list(folder.iterdir())) >= 2, "two are kept")
-        ports = run.power_cut("ab")
-        for name in "ab":  # each where the other can find it
-            run.start(name, "up", "--run", "demo", "--resume", str(folder), port=ports[name])
+        ports = two_that_died(run, folder)
+        resumes(run, "a", folder, ports["a"])  # each where the other can find it
+        run.sees("a", 1)
+        run.peers["a"].kill(signal.SIGSTOP)  # it cannot say that the run lives
+        resumes(run, "b", folder, ports["b"])
+        run.sees("b", 1)
+        run.peers["a"].kill(signal.SIGCONT)
         one_lineage(run, "ab")
+        assert "nobody goes on with run demo" in run.peers["b"].text
         met = [name for name in "ab" if run.peers[name].said("fork")]
         gave_way = [name for name in "ab" if run.peers[name].said("yield")]
         assert met
@@ -70,3 +71,64 @@ def test_two_that_resume_one_checkpoint_apart_become_one_run(tmp_path: Path) -> 
         for name in "ab":
             run.peers[name].reaches(run.peers[name].status()["round"] + 3)
         assert run.agree("ab") >= 1
+
+
+def two_that_died(run: Fleet, folder: Path) -> dict[str, int]:
+    """Of a run of a and b two checkpoints of a are left, and the ports that they had."""
+    run.up("a", "--checkpoint", str(folder), "--every", "2")
+    run.join("b")
+    run.sees("a", 2)
+    run.train("a", inner_s=0.1)
+    until(lambda: folder.is_dir() and len(list(folder.iterdir())) >= 2, "two are kept")
+    return run.power_cut("ab")
+
+
+def resumes(run: Fleet, name: str, folder: Path, port: int) -> None:
+    run.start(name, "up", "--run", "demo", "--resume", str(folder), port=port)
+
+
+def test_a_run_that_was_resumed_is_joined_by_the_line_that_resumed_it(tmp_path: Path) -> None:
+    """As a supervisor gives it: again, after each death of the daemon."""
+    with fleet(tmp_path) as run:
+        folder = tmp_path / "kept"
+        ports = two_that_died(run, folder)
+        resumes(run, "a", folder, ports["a"])
+        first = run.sees("a", 1)
+        run.start("b", "up", "--run", "demo", port=ports["b"])
+        run.sees("a", 2)
+        for name in "ab":
+            run.train(name, inner_s=0.1)
+        number = run.peers["b"].reaches(first["round"] + 3)["round"]
+        run.power_cut("a")
+        resumes(run, "a", folder, ports["a"])
+        for name in "ab":
+            run.sees(name, 2)
+        run.train("a", inner_s=0.1)
+        for name in "ab":
+            run.peers[name].reaches(number + 3)
+        a = run.peers["a"]
+        assert "run demo lives: view" in a.text
+        assert not a.said("yield")
+        assert not a.said("fork")
+        assert run.agree("ab") >= 1
+
+
+def test_who_lives_without_a_quorum_does_not_keep_a_run_from_being_resumed(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        folder = tmp_path / "kept"
+        run.up("a", "--checkpoint", str(folder), "--every", "2", "--policy", "majority")
+        run.join("b")
+        run.sees("a", 2)
+        run.train("a", inner_s=0.1)
+        until(lambda: folder.is_dir() and len(list(folder.iterdir())) >= 2, "two are kept")
+        ports = run.power_cut("a")
+        kept = run.peers["b"].status()["round"]
+        until(lambda: run.peers["b"].said("no-quorum"), "b waits", run.peers["b"])
+        resumes(run, "a", folder, ports["a"])
+        status = run.sees("a", 1)
+        assert "nobody goes on with run demo (1 address asked" in run.peers["a"].text
+        assert status["round"] <= kept
+        run.train("a", inner_s=0.1)
+        last = one_lineage(run, "ab")  # b drops what it had once the other is as far
+        assert last == status["lineage"]
+        assert run.peers["b"].said("yield")

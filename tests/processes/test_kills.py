@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from harness.processes import Fleet, fleet, until
 
+from atoll.peer.snapshot import render
+
 # A reduce of this many parameters takes long enough to be caught in the middle.
 LARGE = 8e6
 
@@ -70,3 +72,10 @@ def test_two_peers_survive_each_other(tmp_path: Path) -> None:
         status = run.peers["b"].reaches(number + 3)
         assert status["fork"]  # without a quorum, so in a lineage of its own, and it says so
         assert "FORK" in run.peers["b"].text
+        # The flag is the view's and fades with it; what happened stays in the status.
+        run.trainers["b"].kill()
+        run.join("c", run.peers["b"].invite)
+        until(lambda: not run.sees("b", 2)["fork"], "another view", run.peers["b"])
+        shown = render(run.peers["b"].status())
+        assert " goes on as " in shown
+        assert ", a FORK without quorum" in shown

@@ -5,18 +5,21 @@
     python -m simulation --shrink 17          # the smallest script with the same failure
     python -m simulation --mutants            # the gate, as a table
 
-Exit code 1 if anything failed. `make simulate`, `make replay` and `make mutants` are the same.
+Exit code 1 if anything failed, 2 if what was asked cannot be done. `make simulate`, `make replay`
+and `make mutants` are the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 from simulation.mutants import gate
 from simulation.options import draw
@@ -100,22 +103,44 @@ def smallest(seed: int) -> int:
     return bool(outcome.failure)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
+def seeds(text: str) -> tuple[int, int]:
+    """``A..B``: from A to before B, at least one seed: a run of none would pass."""
+    found = re.fullmatch(r"(\d+)\.\.(\d+)", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not A..B, for example 0..1000")
+    first, end = int(found[1]), int(found[2])
+    if first >= end:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed at all: B itself is not run")
+    return first, end
+
+
+def jobs(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, 1 or more")
+    return int(text)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage before it."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(prog="simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="one seed, with its trace")
-    parser.add_argument("--seeds", help="A..B: from A to before B")
+    parser.add_argument("--seeds", type=seeds, default=(0, 1000), help="A..B: from A to before B")
     parser.add_argument("--shrink", type=int, metavar="SEED", help="the smallest failing script")
     parser.add_argument("--mutants", action="store_true", help="every planted fault must be caught")
-    parser.add_argument("--jobs", type=int, default=2)
-    asked = parser.parse_args()
+    parser.add_argument("--jobs", type=jobs, default=2, help="processes, 2 unless it is said")
+    asked = parser.parse_args(arguments)
     if asked.seed is not None:
         return one(asked.seed)
     if asked.shrink is not None:
         return smallest(asked.shrink)
     if asked.mutants:
         return gate(asked.jobs)
-    first, end = map(int, (asked.seeds or "0..1000").split(".."))
-    return many(first, end, asked.jobs)
+    return many(*asked.seeds, asked.jobs)
 
 
 if __name__ == "__main__":

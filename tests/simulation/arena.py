@@ -22,6 +22,7 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group import events as ev
 from atoll.peer.group.membership import Node
+from atoll.peer.group.operations import Call, Operation
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
     ARCHIVE,
@@ -32,6 +33,7 @@ from atoll.peer.group.views import (
     new_lineage,
 )
 from atoll.peer.net import wire
+from atoll.peer.rounds.entries import GATHER, REDUCE
 from simulation.options import Options
 
 __all__ = ["NAMES", "Arena", "Checkpoint", "Seal"]
@@ -39,6 +41,7 @@ __all__ = ["NAMES", "Arena", "Checkpoint", "Seal"]
 RETRANSMIT_S = 0.2  # what a lost segment costs a stream
 NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long breaks
 ORDER_S = 1e-6
+OUT_OF_STEP = 0.01  # of the calls are not those of the others
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -88,6 +91,7 @@ class Arena(World):
         self.noted: Counter[str] = Counter()  # kinds, by anybody
         self.seen: Counter[str] = Counter()  # what this run has come to, for the summary
         self.checker.decisions.rules = options.rules
+        self.call_of = self._call_of
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
 
@@ -98,6 +102,15 @@ class Arena(World):
         host.rate = 1.0 + self.options.clock_drift * self.dice.uniform(-1, 1)
         host.skew_s = self.dice.choice((0.0, 1000.0))
         return host
+
+    def _call_of(self, host: Host) -> Call:
+        """The same at all trainers that stand at the same round, unless one is out of step."""
+        out_of_step = self.options.calls and self.dice.random() < OUT_OF_STEP
+        where = f"{self.options.seed} {host.round} {host.name if out_of_step else ''}"
+        dice = random.Random(where)
+        if dice.random() >= self.options.calls:
+            return None
+        return dice.choice((Operation(GATHER), Operation(REDUCE, 1000, "sum", "float32")))
 
     def _note(self, host: Host, effect: ev.Note) -> None:
         self.noted[effect.kind] += 1

@@ -48,7 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "commit with one copy",
         "attempts",
-        "< min(2, len(synced)):",
+        "< min(2, len(able)):",
         "< 1:",
         test="simulation/test_directed.py::test_a_round_is_not_committed_with_one_copy",
     ),
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "replicas vote for what others hold",
         "follower",
-        "if self.is_replica or late or (known",
+        "if holds or late or (known",
         "if late or (known",
         test="simulation/test_directed.py::test_a_replica_does_not_vote_for_what_others_hold",
     ),
@@ -234,6 +234,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "if own.is_replica or own.round == 0:",
         "if True:",
         test="simulation/test_directed.py::test_a_witness_that_leads_does_not_wait_for_ever",
+    ),
+    Mutant(
+        "operations keep chunks",
+        "coordinator",
+        "            if kind not in OPERATIONS:\n                past",
+        "            if True:\n                past",
+        test="unit/peer/group/test_calls.py::"
+        "test_a_death_in_the_middle_of_a_reduction_leaves_nothing_of_the_dead",
+    ),
+    Mutant(
+        "any object will do",
+        "roster",
+        "            and self.has_given(peer)\n",
+        "",
+        test="unit/peer/group/test_calls.py::test_an_old_object_is_not_taken_for_a_new_one",
+    ),
+    Mutant(
+        "left out in silence",
+        "leftout",
+        "            self._untold = begin.round\n",
+        "            self._untold = 0\n",
+        test="unit/peer/group/test_calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",
     ),
 )
 

@@ -83,6 +83,7 @@ class Options:
     restart_s: float = 2.0  # a dead process is back after about this time
     kinds: tuple[str, ...] = ()
     checkpoints: int = 0  # rounds between two of a peer; 0: nobody writes any
+    calls: float = 0.0  # share of rounds that are collectives of the trainers' own
 
     @property
     def rules(self) -> Rules:
@@ -136,6 +137,9 @@ def draw(seed: int) -> Options:
         restart_s=dice.choice((0.3, 1.5, 3.0)),
         kinds=tuple(sorted(kinds)) or ("kill",),
     )
+    luck = random.Random(f"calls {seed}")  # of its own: seeds without any stay what they were
+    if fragments == 1 and luck.random() < 0.4:
+        plain = replace(plain, calls=luck.choice((0.2, 0.5, 1.0)))
     profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
     return replace(bend(plain, dice), profile=profile) if bend is not None else plain

@@ -73,12 +73,13 @@ class Group:
         shape: Routes | None = None,
         result_codec: Codec | None = None,
         planned: Callable[..., ReducePlan] = butterfly_plan,
+        fold: str = "mean",
     ) -> None:
         self.everyone = range(len(vectors))
         self.vectors, self.codec, self.grid = vectors, codec, grid
         self.kept = kept or {}
         ids = [bytes([p]) * 32 for p in self.everyone]
-        self.plan = replace(planned(ids, weights, grid, self.kept), shape=shape)
+        self.plan = replace(planned(ids, weights, grid, self.kept), shape=shape, fold=fold)
         self.result_codec = result_codec or codec
         self.rounds = rounds or [RoundResult(self.result_codec, grid, zeros) for _ in self.everyone]
         self.sources_called = [[0] * grid.count for _ in self.everyone]

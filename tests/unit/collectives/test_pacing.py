@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import measured, uniform
-from atoll.collectives.pacing import LANE_SLACK, LINK_SHARE, carried_bytes, lane_pace, paces
+from atoll.collectives.pacing import (
+    LANE_SLACK,
+    LINK_SHARE,
+    OPEN_EVERY,
+    carried_bytes,
+    is_open,
+    lane_pace,
+    paces,
+)
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 
 MBIT = 125_000.0
@@ -81,3 +89,8 @@ def test_several_streams_get_more_than_their_parts_but_not_much() -> None:
     assert lane_pace(8e6, 1) == 8e6
     assert lane_pace(8e6, 4) == LANE_SLACK * 2e6
     assert lane_pace(0.0, 16) == 0.0  # unlimited stays so
+
+
+def test_some_rounds_go_without_paces() -> None:
+    found = [number for number in range(1, 5 * OPEN_EVERY + 1) if is_open(number)]
+    assert found == [OPEN_EVERY * n for n in range(1, 6)]

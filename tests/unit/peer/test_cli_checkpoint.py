@@ -175,6 +175,27 @@ def test_an_export_loads_without_atoll(run: TinyRun, folder: Path, tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == ["checkpoints", "model.safetensors"]
 
 
+def test_an_export_reads_the_state_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the memory in which it was checked: what changes in the file later is not used."""
+    state = newest(folder) / STATE_FILE
+    path, size, preadv = state.resolve(), state.stat().st_size, os.preadv
+    read = 0
+
+    def counted(fd: int, buffers: list[memoryview], offset: int) -> int:
+        nonlocal read
+        count = preadv(fd, buffers, offset)
+        if Path(os.readlink(f"/proc/self/fd/{fd}")) == path:
+            read += count
+        return count
+
+    monkeypatch.setattr(os, "preadv", counted)
+    out = tmp_path / "model.safetensors"
+    assert main(["checkpoint", "export", str(folder), "--out", str(out)]) == 0
+    assert read == size
+
+
 def test_tensors_of_an_export_are_aligned(run: TinyRun) -> None:
     raw = export_header(run.manifest, 3)
     entries = json.loads(raw[8:])

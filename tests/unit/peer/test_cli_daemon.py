@@ -60,6 +60,7 @@ def secret_file(folder: Path) -> str:
         ("--every 5", "--every without --checkpoint"),
         ("--resume D", "cannot be read: No such file"),
         ("--secret-file D", "No such file"),
+        ("--congestion cubik", "--congestion cubik: this"),
     ],
 )
 def test_contradictions_are_refused(
@@ -166,6 +167,16 @@ def test_data_goes_without_a_cipher_only_if_asked(
         start(tmp_path / f"{number}", *line, "--plain-streams")
         assert started[-2][0].ciphers == ("aes-256-gcm",)
         assert started[-1][0].ciphers == ("none", "aes-256-gcm")
+
+
+def test_the_congestion_control_is_the_kernels_choice_or_the_users(
+    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+) -> None:
+    invite = f"atoll://{A}/demo#" + _token()
+    for number, line in enumerate((("up", "--run", "demo"), ("join", invite), ("follow", invite))):
+        start(tmp_path / f"{number}", *line)
+        start(tmp_path / f"{number}", *line, "--congestion", "reno")
+        assert [options.congestion for options, _ in started[-2:]] == ["auto", "reno"]
 
 
 def test_a_run_with_checkpoints_is_not_founded_anew_by_mistake(

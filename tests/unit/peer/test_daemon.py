@@ -14,6 +14,7 @@ from atoll.peer.daemon import Daemon
 from atoll.peer.group.views import Member, View
 from atoll.peer.identity import Home
 from atoll.peer.options import DaemonOptions
+from atoll.peer.startup import check_joined
 
 
 def options(*, found: bool) -> DaemonOptions:
@@ -41,7 +42,7 @@ def with_daemon(home_path: Path, look: Callable[[Daemon], None]) -> None:
 
 def test_who_was_never_let_in_gives_up(tmp_path: Path) -> None:
     def look(daemon: Daemon) -> None:
-        daemon._check_joined()
+        check_joined(daemon)
         error = daemon._end.exception()
         assert isinstance(error, ConnectError)
         assert "not admitted to run demo within 120 s" in error.what
@@ -56,7 +57,7 @@ def test_who_was_in_and_is_excluded_just_then_goes_on_trying(tmp_path: Path) -> 
         me = Member(daemon.home.peer_id, 1)
         daemon._on_installed(View(b"L" * 32, 1, (me,), me.peer, 0, b""))
         assert daemon.node.view is None  # out again
-        daemon._check_joined()
+        check_joined(daemon)
         assert not daemon._end.done()
 
     with_daemon(tmp_path / "a", look)

@@ -232,6 +232,23 @@ def test_rounds_that_overtake_every_try_are_an_event(
     run.close()
 
 
+def test_people_are_told_what_is_being_written_and_since_when(
+    home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    async def scenario() -> None:
+        daemon = Daemon(folder, home, run)
+        describe = daemon.checkpointer.describe_writing
+        assert describe() == ""
+        before_each_chunk(run, monkeypatch, lambda chunk: said.append(describe()))
+        await daemon.checkpoint()
+        assert describe() == ""
+
+    asyncio.run(scenario())
+    assert said == ["one is being written for 0 s: copying the state, from round 2 on"] * 3
+
+
 def test_a_second_try_may_succeed(
     home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.checkpoints import (
@@ -50,6 +53,19 @@ def test_rounds_that_commit_meanwhile_are_brought_to_one(
     path = write(writer_for(folder, home), run)
     check_is(path, run, 4 + len(busy))
     run.close()
+
+
+@pytest.mark.parametrize("steps", ["os", "so", "sos", "oso", "ooo", "ssoos"])
+def test_collectives_between_the_steps_move_the_round_only(
+    home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: str
+) -> None:
+    """s: a step, o: a collective of the trainers' own."""
+    commits = {"s": run.commit, "o": run.operate}
+    run.operate()
+    before_each_chunk(run, monkeypatch, lambda c: [commits[s]() for s in steps if c == 1])
+    path = write(writer_for(folder, home), run)
+    check_is(path, run, 2 + len(steps))
+    assert read_manifest(path).chain == run.chain
 
 
 def test_a_state_that_was_loaded_needs_no_entries(home: Home, run: TinyRun, folder: Path) -> None:
@@ -154,6 +170,28 @@ def test_the_last_two_are_those_of_one_lineage(home: Home, run: TinyRun, folder:
     Shelf(writer).prune(write(writer, fork))
     assert [load_round(path) for path in candidates(folder)] == [5, 4]
     fork.close()
+
+
+def test_a_round_that_is_late_in_the_log_is_named(
+    home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, append = writer_for(folder, home), run.log.append
+    named = threading.Event()
+
+    def append_later(*entry: Any) -> None:
+        def wait() -> None:
+            while writer.doing != "waiting for round 2 to be in the log":
+                time.sleep(0.001)
+            named.set()
+            append(*entry)
+
+        threading.Thread(target=wait).start()
+
+    monkeypatch.setattr(run.log, "append", append_later)
+    before_each_chunk(run, monkeypatch, lambda chunk: chunk == 1 and run.commit())
+    check_is(write(writer, run), run, 2)
+    assert named.is_set()
+    assert writer.doing == ""
 
 
 # ---------------------------------------------------------------- a crash at every step

@@ -309,8 +309,8 @@ def test_spoilt_contribution_makes_room_for_the_next_submission() -> None:
     bench = Bench()
     bench.submit()
     bench.begin()
-    bench.own.spoilt(4)
-    assert bench.took(Tell) == [Tell("missed", 4, 1)]
+    bench.own.spoilt(4, "unreadable")
+    assert bench.took(Tell) == [Tell("missed", 4, 1, text="unreadable")]
     bench.submit(4)
     assert bench.own.submissions  # for the attempt after this one
     bench.begin(attempt=2)

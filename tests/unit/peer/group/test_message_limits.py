@@ -1,4 +1,4 @@
-"""The largest and the most extreme messages: what fits, what is refused, what must not raise."""
+"""The most extreme messages: what is refused, what must not raise."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.optim.manifest import ELEMENTS_MAX
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
-from atoll.peer.group.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
+from atoll.peer.group.layouts import Layout
 from atoll.peer.group.membership import Node
+from atoll.peer.group.operations import BARRIER, pack_objects
 from atoll.peer.group.views import (
-    ADDRESS_BYTES_MAX,
-    ANCESTORS_MAX,
-    MEMBERS_MAX,
     ON_FORK,
     ON_LOST,
     POLICIES,
@@ -31,15 +29,13 @@ from atoll.peer.group.views import (
     View,
 )
 from atoll.peer.net.wire import (
-    ARRAY_ITEMS_MAX,
-    CONTROL_FRAME_BYTES_MAX,
     Within,
     decode,
     encode,
     frame,
 )
 from atoll.peer.rounds.dataframes import DataHeader, pack_header
-from atoll.peer.rounds.entries import ORIGINS_MAX, ROUNDS_IN_FLIGHT_MAX, Origin
+from atoll.peer.rounds.entries import Origin
 
 LINEAGE, CHAIN = b"L" * 32, b"c" * 32
 NUMBER_MAX, ROUND_MAX = (1 << 31) - 1, (1 << 62) - 1
@@ -47,74 +43,7 @@ CLASSES = [
     cls
     for name in ms.__all__
     if isinstance(cls := getattr(ms, name), type) and cls is not ms.InView
-] + [Ballot, Member, Origin, Rules, View]
-
-
-def ids(count: int) -> list[bytes]:
-    return [number.to_bytes(32, "big") for number in range(count)]
-
-
-# ---------------------------------------------------------------- the largest
-
-
-def largest_view(letter: str) -> View:
-    address = letter * (ADDRESS_BYTES_MAX // len(letter.encode()))
-    with pytest.raises(ValueError, match="address"):
-        Member(b"p" * 32, 1, address=address + letter)
-    members = tuple(Member(p, (1 << 63) - 1, address=address) for p in ids(MEMBERS_MAX))
-    ancestors = (LINEAGE,) * ANCESTORS_MAX
-    return View(LINEAGE, NUMBER_MAX, members, members[0].peer, ROUND_MAX, CHAIN, True, ancestors)
-
-
-@pytest.mark.parametrize("letter", ["a", "é", "\U0001f600"])
-def test_a_full_view_of_the_longest_addresses_fits_into_a_frame(letter: str) -> None:
-    view = largest_view(letter)
-    ballot = Ballot(ROUND_MAX, b"p" * 32)
-    tag = (LINEAGE, NUMBER_MAX)
-    runs = (ms.Run(ROUND_MAX, NUMBER_MAX, 63, CHAIN),) * ROUNDS_IN_FLIGHT_MAX
-    report = ms.Report(ROUND_MAX, CHAIN, True, runs)
-    votes = tuple(ms.Vote(p, (1 << 63) - 1, b"s" * 64) for p in ids(MEMBERS_MAX))
-    proof = ms.Proof(*tag, ballot, votes)
-    for msg in (
-        ms.Install(view),
-        ms.Install(view, proof),
-        ms.Redirect(view),
-        ms.Accept(*tag, ballot, view),
-        ms.Accepted(*tag, ballot, view),
-        ms.Promise(*tag, ballot, report, ballot, view),
-    ):
-        framed = frame(encode(msg))
-        assert 0.35 * CONTROL_FRAME_BYTES_MAX < len(framed) < 0.6 * CONTROL_FRAME_BYTES_MAX
-        assert decode(framed[4:]) == msg
-
-
-def test_a_round_of_all_members_fits_into_a_frame() -> None:
-    assert MEMBERS_MAX <= ARRAY_ITEMS_MAX
-    everyone, tag = tuple(ids(MEMBERS_MAX)), (LINEAGE, NUMBER_MAX)
-    blob, weights = b"b" * BLOB_BYTES_MAX, (1e15,) * MEMBERS_MAX
-    past = (Origin(everyone[:256], weights[:256]),) * (ORIGINS_MAX - 1)
-    kept = bytes(KEPT_BYTES_MAX)
-    for msg in (
-        ms.Begin(*tag, ROUND_MAX, NUMBER_MAX, ms.INIT, everyone, (1e15,) * MEMBERS_MAX, blob),
-        ms.Miss(*tag, ROUND_MAX, NUMBER_MAX, everyone),
-        ms.CoordinatorBeat(*tag, ROUND_MAX, CHAIN, None, everyone, 1e9),
-        ms.Offer(*tag, blob),
-        ms.Begin(
-            *tag, ROUND_MAX, NUMBER_MAX, ms.STEP, everyone[:256], weights[:256], b"", 63, past, kept
-        ),
-        ms.Finals(*tag, ROUND_MAX, NUMBER_MAX, bytes(DIGEST_BYTES * KEPT_MAX)),
-    ):
-        framed = frame(encode(msg))
-        assert len(framed) < 0.9 * CONTROL_FRAME_BYTES_MAX
-        assert decode(framed[4:]) == msg
-
-
-def test_one_member_too_many_is_refused() -> None:
-    too_many = tuple(ids(MEMBERS_MAX + 1))
-    with pytest.raises(ValueError, match="members"):
-        View(LINEAGE, 1, tuple(Member(p, 1) for p in too_many), too_many[0], 0, CHAIN)
-    with pytest.raises(RemoteProtocolError, match="peers is 1025"):
-        decode(encode(ms.Miss(LINEAGE, 1, 1, 1, too_many)))
+] + [Ballot, Layout, Member, Origin, Rules, View]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -168,6 +97,12 @@ def test_a_digest_cannot_blow_up_what_is_made_of_it(name: str) -> None:
 PEERS = [peer_id(name) for name in "abcd"]  # d has no part in the view
 
 
+OPERATIONS = (
+    {"kind": ms.GATHER},
+    {"kind": ms.GATHER, "op": BARRIER},
+    {"kind": ms.REDUCE, "elements": 1000, "op": "mean", "codec": "int8"},
+    {"kind": ms.REDUCE, "elements": ELEMENTS_MAX, "op": "max", "codec": "no such codec"},
+)
 RULES = {"policy": POLICIES, "on_lost": ON_LOST, "on_fork": ON_FORK}
 
 
@@ -210,6 +145,17 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1e15,) * len(participants)}
         drawn["kind"] = draw(st.sampled_from([ms.INIT, ms.STEP]))
+        shares = (1,) * len(participants)
+        layouts = [None, Layout("butterfly", shares), Layout("tree", shares, arity=2)]
+        drawn["layout"] = draw(st.sampled_from(layouts))
+        if drawn["operation"] is not None:
+            drawn["kind"] = drawn["operation"].kind
+        if drawn["kind"] == ms.GATHER:
+            drawn["blob"] = pack_objects([peer[:3] for peer in participants])
+    elif cls is Layout:
+        drawn |= {"kind": "tree", "shares": (1, *drawn["shares"]), "order": ()}
+    elif cls is ms.Operation:
+        drawn = draw(st.sampled_from(OPERATIONS))
     elif cls is ms.Heartbeat:
         weight = draw(st.sampled_from([0.0, 1e15]))
         drawn |= {"weights": (weight,) * len(drawn["arrived"]), "inc": 1}
@@ -238,7 +184,10 @@ def example(cls: type) -> Any:
         return known[cls]
     if cls is ms.Begin:
         return ms.Begin(LINEAGE, 1, 1, 1, ms.STEP, (member.peer,), (1.0,))
-
+    if cls is Layout:
+        return Layout("tree", (1,))
+    if cls is ms.Operation:
+        return ms.Operation(ms.REDUCE, 1, "sum", "float32")
     if cls is Origin:
         return Origin((member.peer,), (1.0,))
     if cls is ms.Meet:

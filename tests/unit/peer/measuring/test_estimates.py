@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.collectives.pacing import LINK_SHARE, OPEN_EVERY, is_open
 from atoll.peer.measuring.estimates import (
     FORGOTTEN_S,
     KEPT_S,
@@ -22,6 +23,7 @@ from atoll.peer.measuring.estimates import (
     PairEstimate,
 )
 from atoll.peer.measuring.slices import Slice
+from atoll.peer.measuring.traffic import Traffic
 
 RATE = 2.5e6
 STEP_S = 0.25
@@ -130,6 +132,34 @@ def test_a_pace_does_not_bring_its_own_estimate_down() -> None:
     assert spiral(5, told=False) < 0.95 * RATE, "else this test shows nothing"
 
 
+def test_a_rate_that_was_measured_too_low_is_corrected_by_a_round_without_paces() -> None:
+    """Rounds of three participants, two seconds of every ten, paced by half of what the link has;
+    and then by what is known."""
+    link = Link()
+    link.free(RATE / 2)
+    assert link.out == pytest.approx(RATE / 2)
+    for number in range(1, OPEN_EVERY + 1):
+        pace = 0.0 if is_open(number) else LINK_SHARE * link.out
+        for _ in range(round(2.0 / STEP_S)):
+            link.give(moved(min(pace, RATE) or RATE, pace=pace), alone=False)
+        for _ in range(round(8.0 / STEP_S)):
+            link.give()
+        assert link.out == pytest.approx(RATE if is_open(number) else RATE / 2)
+    assert link.now_s - 1000.0 < 200, "within some minutes"
+
+
+def test_what_a_probe_finds_in_spite_of_its_streams_pace_counts_at_once() -> None:
+    """Its pace is lifted for it, so that nothing but the link limits what it sends."""
+    link = Link(took_s=0.1)
+    link.free(RATE / 2)
+    for _ in range(100):
+        link.give(moved(0.49 * RATE, took_s=0.1, pace=RATE / 2), alone=False)
+    assert link.out == pytest.approx(RATE / 2)
+    for _ in range(25):
+        link.give(moved(RATE, took_s=0.1, pace=1e12), full=True)
+    assert link.out == pytest.approx(RATE)
+
+
 def test_a_link_that_has_become_slower_is_found_in_spite_of_the_pace() -> None:
     link = Link(took_s=1.0)
     link.free()
@@ -156,6 +186,30 @@ def test_what_is_carried_while_others_share_the_link_may_only_raise_the_estimate
         link.give(moved(1.5 * RATE), alone=False)
     assert link.out == pytest.approx(1.5 * RATE)
     assert link.age_s >= age_s + 20 * STEP_S, "a probe may still find more"
+
+
+# Of a probe on a link of 20 Mbit/s and 20 ms, in tenths of a second: Mbit/s that arrived. All the
+# time but the last 0.6 s another probe arrived at 30 Mbit/s, the sender's downlink: the queue there
+# was 60 ms long, and acknowledgements stood in it. TCP's window was 72 packets, twice what 20 ms
+# need at the 20 Mbit/s that it could not see.
+BEHIND_A_QUEUE = (9.9, 10.2, 12.8, 11.3, 13.4, 9.3, 9.6, 10.4, 12.4, 10.2, 10.1, 10.4, 12.2, 12.5)
+BEHIND_A_QUEUE += (12.4, 13.6, 10.8, 13.2, 12.0, 11.3, 12.4, 13.4, 11.6, 12.6)
+AFTER_IT = (14.2, 13.6, 13.9, 20.0, 19.9, 20.1)
+
+
+def test_a_probe_whose_acknowledgements_wait_in_a_queue_is_not_believed() -> None:
+    link, mbit = Link(took_s=0.1), 1e6 / 8
+    other, probed = b"c" * 32, b"b" * 32
+    for n, rate in enumerate(BEHIND_A_QUEUE + AFTER_IT):
+        out = {probed: [moved(rate * mbit, took_s=0.1, rtt_s=0.075)]}
+        came = Slice(0.1, arrived=0.1 * 30 * mbit if n < len(BEHIND_A_QUEUE) else 0.0)
+        alone = Traffic(out, {other: [came]}).is_alone(probed)
+        link.give(*out[probed], alone=alone, full=True)
+    assert link.pair.samples == 0
+    for _ in range(20):
+        link.give(moved(20 * mbit, took_s=0.1), full=True)
+    link.pair.probed(link.now_s)
+    assert link.out == pytest.approx(20 * mbit, rel=0.05)
 
 
 def test_a_probe_is_not_held_back_whatever_the_kernel_says() -> None:
@@ -234,6 +288,16 @@ def test_the_round_trip_is_the_least_of_some_time() -> None:
         link.now_s += RTT_STEP_S
         link.give(Slice(STEP_S, min_rtt_s=0.09))
     assert link.pair.now(link.now_s).rtt_s == 0.09, "the way has become longer"
+
+
+def test_small_messages_show_the_way_that_a_probe_fills() -> None:
+    """The stream's own least is that of a queue which stood when it was opened, and ever since."""
+    link = Link()
+    for _ in range(20):
+        link.give(moved(RATE, rtt_s=0.08), full=True)
+        link.pair.round_trip(0.02, link.now_s)
+    link.pair.round_trip(0.0, link.now_s)  # a connection that does not know yet
+    assert link.pair.now(link.now_s).rtt_s == 0.02
 
 
 def test_losses_of_a_path_are_counted_and_those_of_a_queue_are_not() -> None:

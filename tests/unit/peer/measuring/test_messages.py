@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import MEMBERS_MAX
-from atoll.peer.measuring.messages import LinkRow, MayProbe, ProbeOver
+from atoll.peer.measuring.messages import LinkRow, MayProbe, ProbeOver, StreamPlan
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
 
 
@@ -105,3 +106,35 @@ def test_whatever_arrives_is_a_row_within_bounds_or_an_error(
         return
     assert isinstance(row, LinkRow)
     assert all(v is None or 0 <= v < math.inf for v in (*row.rtt_s, *row.out, row.up))
+
+
+def test_a_plan_of_streams_for_a_full_view_fits_a_frame() -> None:
+    plan = StreamPlan(
+        peers=tuple(peer(n) for n in range(MEMBERS_MAX)),
+        streams=(STREAMS_MAX,) * MEMBERS_MAX,
+        pace=(1.23456789e8,) * MEMBERS_MAX,
+    )
+    payload = encode(plan)
+    assert decode(payload) == plan
+    assert len(payload) < CONTROL_FRAME_BYTES_MAX / 10
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"streams": [1]},
+        {"streams": [1, 0]},
+        {"streams": [1, STREAMS_MAX + 1]},
+        {"pace": [1e6]},
+        {"pace": [1e6, -1.0]},
+        {"pace": [1e6, math.nan]},
+        {"pace": [1e6, math.inf]},
+        {"pace": [1e6, 1e-3]},  # a standstill
+    ],
+    ids=str,
+)
+def test_no_plan_of_streams_brings_a_peer_to_a_standstill(wrong: dict[str, object]) -> None:
+    right = {"peers": [peer(1), peer(2)], "streams": [1, 4], "pace": [0.0, 1e6]}
+    assert list(received(right, "StreamPlan").rows())[1] == (peer(2), 4, 1e6)
+    with pytest.raises(RemoteProtocolError):
+        received(right | wrong, "StreamPlan")

@@ -77,11 +77,36 @@ def test_of_the_first_reading_only_the_round_trip_is_known() -> None:
 
 
 def test_a_window_is_long_enough_for_what_it_counts() -> None:
+    window, half_s = Window(), WINDOW_S / 2
+    assert window.add(half_s / 2, 1000) == 0
+    assert window.add(half_s / 2, 3000) == 0, "half of it"
+    assert window.add(half_s, 2000) == pytest.approx(6000 / WINDOW_S)
+    assert window.add(half_s / 2, 1000) == 0
+    assert window.add(half_s / 2, 1000) == pytest.approx(4000 / WINDOW_S), "it began in the middle"
+    window.reset()
+    assert window.add(half_s, 1000) == 0
+    window.reset()
+    trip_s = WINDOW_S
+    assert [window.add(half_s, 1000, trip_s) > 0 for _ in range(8)] == [False] * 7 + [True]
+    window.reset()
+    assert window.add(0.1, WINDOW_BYTES / 2, rtt_s=0.01) == 0
+    assert window.add(0.1, WINDOW_BYTES / 2, rtt_s=0.01) == pytest.approx(WINDOW_BYTES / 0.2)
+
+
+def test_a_window_is_held_back_if_a_part_of_it_was() -> None:
+    window, half_s = Window(), WINDOW_S / 2
+    found = []
+    for held_back in (False, False, True, False, False):
+        if window.add(half_s, 1000, held_back=held_back):
+            found.append(window.held_back)
+    assert found == [False, True, True, False]
+
+
+def test_a_machine_that_stands_still_does_not_make_its_link_faster() -> None:
+    """Mbit/s in 0.1 s each, as counted on a link of 40: no acknowledgement came for 100 ms, and
+    those that were late came together."""
+    seen = (35.2, 35.3, 33.7, 37.0, 27.9, 33.5, 28.5, 5.3, 34.0, 38.0, 44.7, 51.3)
+    seen += (39.6, 39.5, 39.6, 39.0, 39.7, 39.6, 40.0, 39.5, 39.8, 39.9, 40.1, 39.8)
     window = Window()
-    assert window.add(WINDOW_S / 2, 1000) == 0
-    assert window.add(WINDOW_S / 2, 3000) == pytest.approx(4000 / WINDOW_S)
-    assert window.add(WINDOW_S / 2, 1000) == 0, "it begins anew"
-    window.reset()
-    assert window.add(WINDOW_S, 1000, rtt_s=WINDOW_S) == 0, "one round trip is not enough"
-    window.reset()
-    assert window.add(0.1, WINDOW_BYTES, rtt_s=0.01) == pytest.approx(WINDOW_BYTES / 0.1)
+    found = [rate for mbit in seen if (rate := window.add(0.1, mbit * 0.1, rtt_s=0.1))]
+    assert 38 < max(found) < 1.05 * 40

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.peer.measuring.messages import LinkRow
 from atoll.peer.measuring.survey import (
+    AGREE,
     DUE_S,
     FAILED_S,
     PAIR_HOUR_BYTES_MAX,
     PEER_HOUR_BYTES_MAX,
     PROBE_BYTES_MAX,
+    PROBE_BYTES_MIN,
     PROBE_S_MAX,
     QUIET_S,
     REFUSED_S,
     ROW_PAUSE_PER_MEMBER_S,
     ROW_PAUSE_S,
     ROW_S,
+    UNSURE_S,
     Probe,
     RowTimes,
     Survey,
@@ -61,6 +65,45 @@ def test_what_could_not_be_probed_is_left_alone_for_a_while() -> None:
     survey.ended(A, 0, 0.0, failed=True)
     assert survey.next([(A, NEVER)], FAILED_S - 0.1) is None
     assert survey.next([(A, NEVER)], FAILED_S) is not None
+
+
+def probes(rates: list[float], hours: float = 1.0, nbytes: int = 1000) -> list[float]:
+    """When a pair is probed that finds these rates, one after the other and then the last one."""
+    survey, now_s, found_s, age_s = Survey(), 0.0, [], NEVER
+    while now_s < 3600 * hours:
+        if survey.next([(A, age_s)], now_s) is not None:
+            survey.ended(A, nbytes, now_s, rate=rates[min(len(found_s), len(rates) - 1)])
+            found_s.append(now_s)
+        now_s += 1.0
+        age_s = now_s - found_s[-1]
+    return found_s
+
+
+def test_a_rate_that_nothing_has_confirmed_is_measured_again_soon() -> None:
+    assert probes([1e6])[:3] == [0, UNSURE_S, UNSURE_S + DUE_S]
+    assert probes([1e6, 0.99e6 * AGREE, 1e6])[1:3] == [UNSURE_S, UNSURE_S + DUE_S]
+
+
+def test_a_measurement_that_was_disturbed_is_found_by_the_next_ones() -> None:
+    assert probes([1e6, 2e6, 2e6])[:4] == [0, UNSURE_S, 3 * UNSURE_S, 3 * UNSURE_S + DUE_S]
+    sure_s = UNSURE_S + DUE_S
+    later = [sure_s, sure_s + UNSURE_S, sure_s + 3 * UNSURE_S, sure_s + 3 * UNSURE_S + DUE_S]
+    assert probes([2e6, 2e6, 1e6, 2e6, 2e6], hours=2.0)[2:6] == later
+
+
+def test_a_link_that_is_never_the_same_is_not_probed_all_the_time() -> None:
+    found_s = probes([1e6 * 2 ** (n % 2) for n in range(1000)], hours=10.0)
+    pauses_s = [after - before for before, after in pairwise(found_s)]
+    assert pauses_s[:5] == [UNSURE_S, 2 * UNSURE_S, 4 * UNSURE_S, 8 * UNSURE_S, 16 * UNSURE_S]
+    assert set(pauses_s[5:]) == {DUE_S}
+
+
+def test_a_probe_that_could_find_nothing_is_not_begun() -> None:
+    survey = Survey()
+    survey.ended(A, PAIR_HOUR_BYTES_MAX - PROBE_BYTES_MIN, 0.0)
+    assert survey.next([(A, NEVER)], 100.0) is not None
+    survey.ended(A, 1, 100.0)
+    assert survey.next([(A, NEVER)], 200.0) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 600), st.integers(0, 29)), max_size=120))

@@ -13,6 +13,7 @@ import pytest
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.peer.group.messages import STEP, Begin
 from atoll.peer.group.views import Member, View
+from atoll.peer.measuring import survey
 from atoll.peer.measuring import surveyor as module
 from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES
 from atoll.peer.measuring.messages import AskProbe, LinkRow, MayProbe, ProbeOver
@@ -41,9 +42,11 @@ class Site:
         self.sent: list[object] = []
         self.links: dict[bytes, Site] = {}
         self.refuses = False
+        self.control: DataStream | None = None  # what stands for the control links
         self.surveyor = Surveyor(
             me=me,
             streams=self,
+            control=lambda peer: self.control.tcp_info() if self.control is not None else b"",
             send=self.send,
             view=lambda: self.view,
             begins=lambda: self.begins,
@@ -175,11 +178,7 @@ def test_nobody_probes_in_a_reduction() -> None:
 
 
 def test_a_probe_gives_way_to_a_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.peer.measuring.survey.PROBE_BYTES_MAX", 1 << 40)
-    monkeypatch.setattr("atoll.peer.measuring.survey.PAIR_HOUR_BYTES_MAX", 1 << 40)
-    monkeypatch.setattr("atoll.peer.measuring.survey.PEER_HOUR_BYTES_MAX", 1 << 40)
-    monkeypatch.setattr("atoll.peer.measuring.survey.PROBE_S_MAX", 600.0)
-    monkeypatch.setattr("atoll.peer.measuring.survey.SETTLED_WINDOWS", 1 << 40)
+    endless(monkeypatch)
 
     async def play(a: Site, b: Site) -> None:
         stream = a.out[B]
@@ -194,6 +193,63 @@ def test_a_probe_gives_way_to_a_reduction(monkeypatch: pytest.MonkeyPatch) -> No
             await asyncio.sleep(0.5)
             assert a.surveyor.probe_bytes == sent_bytes > 0
             assert stream.pace_bytes_per_s == 5e6
+
+    scenario(play)
+
+
+def endless(patch: pytest.MonkeyPatch) -> None:
+    """Probes that nothing ends but what is in their way."""
+    for name in ("PROBE_BYTES_MAX", "PAIR_HOUR_BYTES_MAX", "PEER_HOUR_BYTES_MAX"):
+        patch.setattr(survey, name, 1 << 40)
+    patch.setattr(survey, "PROBE_S_MAX", 600.0)
+    patch.setattr(survey, "SETTLED_WINDOWS", 1 << 40)
+
+
+def test_a_probe_ends_when_something_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its acknowledgements would wait behind that, and it would find half of what the link has."""
+    endless(monkeypatch)
+
+    async def play(a: Site, b: Site) -> None:
+        header = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+        async with running(a):
+            await eventually(lambda: len(b.headers) > 100)
+            assert not a.said(ProbeOver)
+            for _ in range(20):
+                b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+            await eventually(lambda: a.said(ProbeOver))
+            assert a.said(ProbeOver) == [ProbeOver(None)]
+            assert a.surveyor.link(B).out == 0, "what it has found so far is not believed"
+            await eventually(lambda: len(a.said(AskProbe)) > 1)
+
+    scenario(play)
+
+
+def test_round_trips_are_those_of_small_messages_too() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.control, a.out = a.out[B], {}
+        assert a.surveyor.status(B) == {}
+        a.surveyor.look()
+        assert list(a.surveyor.status(B)) == ["rtt_ms"]
+        a.out = {B: a.control}
+
+    scenario(play)
+
+
+def test_nobody_is_let_in_while_a_probe_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless(monkeypatch)
+
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: a.headers or b.headers)
+            site, other = (a, b) if b.headers else (b, a)
+            before = len(site.said(MayProbe))
+            await asyncio.sleep(2.0)
+            assert not other.said(ProbeOver)
+            assert not site.headers, "one at a time"
+            answers = site.said(MayProbe)[before:]
+            assert MayProbe(True) not in answers
+            assert site.surveyor.on_message(C, AskProbe())
+            assert site.said(MayProbe)[-1] == MayProbe(False)
 
     scenario(play)
 
@@ -252,6 +308,7 @@ def test_a_turn_is_refused_while_others_send() -> None:
     """They would share this peer's downlink, and the probe would find what is left of it."""
 
     async def play(a: Site, b: Site) -> None:
+        a.links.clear()  # it cannot ask for a turn of its own
         a.surveyor.look()
         assert a.surveyor.on_message(STRANGER, AskProbe())
         assert a.surveyor.on_message(STRANGER, ProbeOver())
@@ -263,6 +320,13 @@ def test_a_turn_is_refused_while_others_send() -> None:
         assert a.surveyor.on_message(C, AskProbe())
         assert a.surveyor.on_message(B, AskProbe())
         assert a.said(MayProbe) == [MayProbe(True), MayProbe(False), MayProbe(True)]
+        assert a.surveyor.on_message(B, ProbeOver())
+        await asyncio.sleep(0.1)
+        a.surveyor.look()  # nothing came meanwhile
+        a.out[B].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+        a.surveyor.look()
+        assert a.surveyor.on_message(C, AskProbe())
+        assert a.said(MayProbe)[-1] == MayProbe(False), "what leaves is in the way as well"
 
     scenario(play)
 

@@ -16,6 +16,7 @@ from atoll.collectives.errors import (
     LocalProtocolError,
     VersionError,
 )
+from atoll.peer.measuring.tcpinfo import parse
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import CONTROL, Hello, Refused
 from atoll.peer.net.invite import fingerprint_of
@@ -47,6 +48,11 @@ def test_messages_go_both_ways_in_order(net: Net) -> None:
         assert a.host.link_peers() == (b.id,)
         assert 0 < a.host.srtt_s(b.id) < 5
         assert 0 < b.host.srtt_s(a.id) < 5
+        if sys.platform == "linux":
+            counted = parse(a.host.tcp_info(b.id))
+            assert counted is not None
+            assert 0 < counted.min_rtt_s < 5
+        assert a.host.tcp_info(a.id) == b"", "no link"
         sent = sum(len(frame(encode(LinkNote(-number)))) for number in range(100))
         assert b.host.sent_bytes == a.host.received_bytes == sent
 

@@ -15,6 +15,7 @@ from atoll.peer.net.streamkeys import (
     CIPHER_AES,
     CIPHER_NONE,
     CIPHERS_PLAIN,
+    GRANTS_PER_PEER_MAX,
     GREETING_BYTES,
     OPENING_BYTES,
     STREAM_FIRST_BYTE,
@@ -127,11 +128,12 @@ def test_answers_stop_at_the_limit() -> None:
         grants = Grants()
         answers = [
             answer_asked(grants, ALICE, StreamAsked(n, CIPHERS_PLAIN), remote_ip="10.0.0.1")
-            for n in range(5)
+            for n in range(GRANTS_PER_PEER_MAX + 1)
         ]
-        assert [type(answer) for answer in answers] == [StreamGranted] * 4 + [StreamDenied]
+        granted = [StreamGranted] * GRANTS_PER_PEER_MAX
+        assert [type(answer) for answer in answers] == [*granted, StreamDenied]
         keys = {answer.key for answer in answers if isinstance(answer, StreamGranted)}
-        assert len(keys) == 4
+        assert len(keys) == GRANTS_PER_PEER_MAX
 
     run(scenario())
 

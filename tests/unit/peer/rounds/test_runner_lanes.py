@@ -11,6 +11,7 @@ import pytest
 from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, scenario
 
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.pacing import OPEN_EVERY, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group import events as ev
 from atoll.peer.net.streamkeys import CIPHER_AES
@@ -64,6 +65,19 @@ def test_a_round_uses_as_many_as_it_is_told_and_the_next_one_again(tmp_path: Pat
         assert a.runner.streams.sent_bytes == sent
 
     scenario(tmp_path, "abc", play)
+
+
+def test_as_many_as_there_may_be_are_opened_at_once_and_sealed(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        a, b = sites
+        prepare(sites, 200_000)
+        widen(sites, STREAMS_MAX)
+        await run_round(sites, 2, 1)
+        await eventually(lambda: len(opened(a, b)) == len(opened(b, a)) == STREAMS_MAX)
+        await run_round(sites, 3, 1)
+        assert a.runner.streams.ciphers() == {CIPHER_AES: 2 * STREAMS_MAX}
+
+    scenario(tmp_path, "ab", play)
 
 
 def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
@@ -125,5 +139,29 @@ def test_the_number_is_bounded_and_ends_with_the_peer(tmp_path: Path) -> None:
         assert streams.lanes(other) == 1
         assert not streams._outgoing
         await asyncio.sleep(0)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_a_pace_holds_for_all_lanes_together_and_for_those_to_come(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        a, b = sites
+        prepare(sites, 500_000)
+        streams = a.runner.streams
+        streams.pace(b.me, 8e6)
+        await run_round(sites, 2, 1)
+        assert [stream.pace_bytes_per_s for stream in opened(a, b)] == [8e6]
+        widen(sites)
+        await run_round(sites, 3, 1)
+        await eventually(lambda: len(opened(a, b)) == LANES)
+        each = {stream.pace_bytes_per_s for stream in opened(a, b)}
+        assert each == {lane_pace(8e6, LANES)}
+        assert {stream.pace_bytes_per_s for stream in opened(b, a)} == {0.0}
+        streams.begin_round(OPEN_EVERY)  # which is to show what the link has
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}
+        streams.begin_round(OPEN_EVERY + 1)
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == each
+        streams.pace(b.me, 0.0)
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}
 
     scenario(tmp_path, "ab", play)

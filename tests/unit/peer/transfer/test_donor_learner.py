@@ -63,6 +63,37 @@ def test_a_laggard_is_brought_forward_by_entries(tmp_path: Path) -> None:
     scenario(tmp_path, list(runs), play)
 
 
+@pytest.mark.parametrize("own", [4, None], ids=["laggard", "joiner"])
+def test_collectives_in_the_log_cost_their_heads_only(tmp_path: Path, own: int | None) -> None:
+    async def play(sites: list[Site]) -> None:
+        donors, learner = sites[:1], sites[1]  # of two, one may take over what the other sends
+        before_bytes = learner.streams.received_bytes
+        learner.catch_up.aim(goal_of(truth, donors))
+        await eventually(lambda: learner.reached)
+        assert learner.reached == [(15, truth.chain)]
+        assert same(learner.state, truth.state)
+        if own is not None:  # one step of nine entries
+            step = truth.state.layout(0).total_bytes
+            assert learner.streams.received_bytes - before_bytes < 1.1 * step
+        truth.operate()
+        learner.catch_up.aim(goal_of(truth, donors))
+        await eventually(lambda: learner.reached[-1] == (16, truth.chain))
+        assert same(learner.state, truth.state)
+
+    truth = run_of(3)
+    for _ in range(6):
+        truth.operate()
+    truth.commit()
+    for _ in range(5):
+        truth.operate()
+    laggard = None
+    if own is not None:
+        laggard = run_of(3)
+        for _ in range(own - 3):
+            laggard.operate()
+    scenario(tmp_path, [truth, laggard], play)
+
+
 def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donors, doubter = sites[:2], sites[2]

@@ -1,0 +1,31 @@
+"""What `atoll up`, `join` and `follow` can be told about data streams."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from atoll.peer.net.congestion import AUTO, FAR, LOCAL, check
+
+__all__ = ["add_stream_options", "stream_options"]
+
+
+def add_stream_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--plain-streams",
+        action="store_true",
+        help="bulk data neither secret nor protected from changes, with peers that say so too"
+        " and in private networks only: for networks that are trusted, and for benchmarks",
+    )
+    verb.add_argument(
+        "--congestion",
+        default=AUTO,
+        metavar="NAME",
+        help=f"the kernel's congestion control for what this peer sends; {AUTO}, the default, is"
+        f" {FAR} over a network, if the kernel has it, and {LOCAL} within this machine",
+    )
+
+
+def stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The fields of DaemonOptions that these set. ConfigError."""
+    return {"plain_streams": parsed.plain_streams, "congestion": check(parsed.congestion)}

@@ -1,0 +1,103 @@
+"""The layout of a round: along which trees its parts travel, and how much of it each peer owns.
+
+Whoever plans knows the measured links, and advises the coordinator (``Advised``); a BEGIN carries
+the layout for its participants, so that all reduce alike. What need not be agreed on is left out:
+how many streams, and how fast, is said to each peer by itself (peer/measuring/).
+
+Rules. INIT has none, and GATHER: there is nothing to reduce. A first attempt at a STEP of exactly
+those that the advice is about gets it whole. Any other attempt, of fewer of them or after a broken
+one, is a butterfly with the shares of those who are left: there everybody sees who is late, while
+in a ring or a tree all wait for a neighbour that waits itself, and the wrong ones would be
+excluded. So is a REDUCE, whose size and codec the advice does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.routes import Routes, hierarchical, ring, tree
+from atoll.peer.group.views import MEMBERS_MAX
+from atoll.peer.net.wire import Within, message
+from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
+
+__all__ = ["WHY_CHARS_MAX", "Advised", "Layout", "layout_for"]
+
+BUTTERFLY, RING, TREE, SITES = "butterfly", "ring", "tree", "hierarchical"
+WHY_CHARS_MAX = 300  # a sentence or two: every BEGIN carries it
+
+Share = Annotated[int, Within(0, CHUNKS_MAX)]
+Index = Annotated[int, Within(0, MEMBERS_MAX - 1)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Participants are positions in BEGIN's. ``shares``: of the result, in any unit; of a vector of
+    as many chunks as their sum, the chunks that each owns. ``order``: a ring's tour, or the site of
+    each participant. ``arity``: of a tree, else without meaning. ``why``: for people.
+    """
+
+    kind: str
+    shares: Annotated[tuple[Share, ...], Within(1, MEMBERS_MAX)]
+    order: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
+    arity: Annotated[int, Within(1, MEMBERS_MAX)] = 1
+    why: Annotated[str, Within(0, 4 * WHY_CHARS_MAX)] = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.shares)
+        if not any(self.shares):
+            raise ValueError("somebody owns a share")
+        fits = {
+            BUTTERFLY: not self.order,
+            RING: sorted(self.order) == list(range(count)),
+            TREE: not self.order,
+            SITES: len(self.order) == count,
+        }
+        if not fits.get(self.kind, False):
+            raise ValueError(f"no layout of {count} is a {self.kind} in the order {self.order}")
+
+    def routes(self) -> Routes | None:
+        """None for the butterfly, whose routes are a plan's usual ones."""
+        if self.kind == RING:
+            return ring(self.order)
+        if self.kind == TREE:
+            return tree(len(self.shares), self.arity)
+        return hierarchical(self.order) if self.kind == SITES else None
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """To the machine, where it coordinates: how rounds of these would go fastest, until other
+    advice comes. ``participants`` in ascending order of peer id, as many as the layout has."""
+
+    participants: tuple[bytes, ...]
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        if list(self.participants) != sorted(set(self.participants)):
+            raise ConfigError("a layout is for peers in order, each of them once")
+        if len(self.participants) != len(self.layout.shares):
+            who = len(self.participants)
+            raise ConfigError(f"a layout of {len(self.layout.shares)} peers for {who}")
+
+
+def layout_for(
+    advice: Advised | None, participants: Sequence[bytes], kind: str, *, again: bool
+) -> Layout | None:
+    """Of an attempt of these, in ascending order; ``again``: an attempt before it has broken.
+
+    None where the advice knows one of them not, or would leave nobody who owns anything.
+    """
+    if advice is None or kind not in (STEP, REDUCE):
+        return None
+    if not again and kind == STEP and tuple(participants) == advice.participants:
+        return advice.layout
+    known = dict(zip(advice.participants, advice.layout.shares, strict=True))
+    if not all(peer in known for peer in participants):
+        return None
+    shares = tuple(known[peer] for peer in participants)
+    why = "butterfly: shares as planned; the shape is for steps of all, and while nobody is lost"
+    return Layout(BUTTERFLY, shares, why=why) if any(shares) else None

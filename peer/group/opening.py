@@ -1,0 +1,52 @@
+"""How the coordinator opens a round: which call it is of, with which objects, and without whom."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from atoll.peer.group.messages import Begin
+from atoll.peer.group.operations import Call, agreed, keep_objects, pack_objects
+from atoll.peer.group.roster import Roster
+from atoll.peer.rounds.entries import GATHER, INIT, STEP
+
+__all__ = ["Opening", "choose", "opening"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What BEGIN says beside participants and weights."""
+
+    operation: Call = None
+    blob: bytes = b""
+    without: tuple[bytes, ...] = ()
+
+
+def choose(arrived: Collection[bytes], roster: Roster) -> tuple[str, tuple[bytes, ...]]:
+    """The kind of the next round, and who of those that have arrived wants just that."""
+    calls = {peer: roster.beats[peer].operation for peer in arrived}
+    call = agreed(calls)
+    return call.kind if call else STEP, tuple(peer for peer in arrived if calls[peer] == call)
+
+
+def opening(
+    kind: str,
+    chosen: tuple[bytes, ...],
+    before: Begin | None,
+    roster: Roster,
+    left_out: Collection[bytes],
+) -> Opening:
+    """Of the attempt that follows ``before``, or of the first one at a round. ``left_out``: peers
+    whose trainers were waited for, or want another round than this."""
+    if kind == INIT:
+        return Opening()
+    if before is not None:
+        without = {*before.without, *before.participants}.difference(chosen)
+        kept = keep_objects(before.blob, before.participants, chosen) if kind == GATHER else b""
+        return Opening(before.operation, kept, tuple(sorted(without)))
+    given = [roster.given(peer) for peer in chosen]
+    return Opening(
+        None if kind == STEP else roster.beats[chosen[0]].operation,
+        pack_objects(given) if kind == GATHER else b"",
+        tuple(sorted(set(left_out).difference(chosen))),
+    )

@@ -1,0 +1,128 @@
+"""Plans the coming rounds where this peer coordinates, and does what another's plan asks of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from atoll.collectives.network import Network
+from atoll.peer.group.layouts import Advised
+from atoll.peer.group.membership import Node
+from atoll.peer.measuring.messages import StreamPlan
+from atoll.peer.measuring.planning import RoundPlan, differs, plan_rounds
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["Planner"]
+
+LOOK_S = 1.0  # between two looks whether the plan still suits
+# Between two plans for the same peers: so long a plan is tried before another one is made of what
+# it taught.
+REPLAN_S = 10.0
+
+
+class PlannedStreams(Protocol):
+    """The data streams of a daemon (peer/rounds/streams.py)."""
+
+    def widen(self, peer: bytes, count: int) -> None: ...
+
+    def pace(self, peer: bytes, bytes_per_s: float) -> None: ...
+
+
+class Links(Protocol):
+    """What is measured (peer/measuring/surveyor.py)."""
+
+    def is_known(self, participants: Collection[bytes]) -> bool: ...
+
+    def network(self, participants: Collection[bytes]) -> Network: ...
+
+
+class Planner:
+    """Lives in the event loop. ``send`` is false without a control link."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        links: Links,
+        streams: PlannedStreams,
+        state: Callable[[], ReplicatedState | None],
+        send: Callable[[bytes, object], bool],
+        advise: Callable[[Advised], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._node, self._links, self._streams, self._state = node, links, streams, state
+        self._send, self._advise, self._log = send, advise, log
+        self._loop = asyncio.get_running_loop()
+        self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
+        self._network: Network | None = None
+        self._made_s = float("-inf")
+        self._said = ""
+        self._paced: set[bytes] = set()  # to whom streams keep to a plan
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Make a plan if there is none that suits, and this peer is to make it."""
+        node, state, participants = self._node, self._state(), self._training()
+        if node.view is None or state is None or len(participants) < 2:
+            self._made_for = ()
+            return
+        now_s, grid = self._loop.time(), state.fragment_grid(0)
+        made_for = (node.view.lineage, node.view.number, participants, grid, state.codec)
+        same = made_for == self._made_for
+        if (same and now_s - self._made_s < REPLAN_S) or not self._links.is_known(participants):
+            return  # rounds are butterflies of equal shares until all links are known
+        network = self._links.network(participants)
+        if same and self._network is not None and not differs(self._network, network):
+            return
+        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, state.codec)
+        if self._training() != participants:
+            return
+        self._made_for, self._network, self._made_s = made_for, network, now_s
+        self._publish(plan)
+
+    def _training(self) -> tuple[bytes, ...]:
+        """Who will take part in the next round, ascending; nobody where another coordinates."""
+        lead = self._node.coordinator
+        if lead is None:
+            return ()
+        return tuple(sorted(lead.roster.attached(lead.roster.alive(self._node.now_s))))
+
+    def _publish(self, plan: RoundPlan) -> None:
+        self._advise(plan.advice)
+        for peer, told in plan.told.items():
+            if peer == self._node.me.peer:
+                self._obey(told)
+            else:
+                self._send(peer, told)  # without a link there will be no round with it, either
+        layout = plan.advice.layout
+        said = f"{layout.kind} {layout.order} {layout.shares}"
+        if said != self._said:
+            self._said = said
+            self._log(f"rounds of {len(plan.told)} peers are planned: {layout.why}")
+
+    def on_message(self, source: bytes, message: object) -> bool:
+        """False for what is not a plan."""
+        if not isinstance(message, StreamPlan):
+            return False
+        view = self._node.view
+        if view is not None and source == view.coordinator:
+            self._obey(message)
+        return True
+
+    def _obey(self, plan: StreamPlan) -> None:
+        """From the next round on. What an earlier plan has said of others does not hold any more:
+        they share no link with these."""
+        view = self._node.view
+        known = [row for row in plan.rows() if view is not None and row[0] in view.peers]
+        for peer in self._paced - {row[0] for row in known}:
+            self._streams.widen(peer, 1)
+            self._streams.pace(peer, 0.0)
+        for peer, count, bytes_per_s in known:
+            self._streams.widen(peer, count)
+            self._streams.pace(peer, bytes_per_s)
+        self._paced = {row[0] for row in known}

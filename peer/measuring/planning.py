@@ -1,0 +1,90 @@
+"""The plan of the coming rounds, made of what was measured. No clock.
+
+A plan has two parts. The *layout* (which collective, in which shape, who owns how much) goes into
+BEGIN, because all participants must use the same one. Who sends over how many streams, and how
+fast, is each peer's own affair: it is told in a message of its own (``StreamPlan``), and one that
+never hears it is only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.collectives.choice import KINDS, Choice, Task, choose
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import Codec
+from atoll.collectives.network import Network
+from atoll.collectives.pacing import carried_bytes, paces
+from atoll.peer.group.layouts import WHY_CHARS_MAX, Advised, Layout
+from atoll.peer.measuring.messages import StreamPlan
+
+__all__ = ["CHANGE", "PACED_BYTES_PER_S_MAX", "RoundPlan", "differs", "plan_rounds"]
+
+# 1 Gbit/s. On faster links chunks wait for processors and not in queues: a pace gains nothing, and
+# one from an estimate that is too low would cost.
+PACED_BYTES_PER_S_MAX = 125e6
+# By how much something must have changed before the plan is made again: estimates waver by less.
+CHANGE = 0.10
+# Latencies of less than this are those of a processor's queue, and decide nothing.
+LATENCY_CHANGE_S = 0.002
+LOSS_CHANGE = 0.001  # below it, a stream fills most paths
+GROUP_KINDS = tuple(kind for kind in KINDS if kind != "pairwise")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """What the coordinator is advised, what each participant is told, and why."""
+
+    advice: Advised
+    told: Mapping[bytes, StreamPlan]
+    choice: Choice
+
+
+def plan_rounds(
+    participants: Sequence[bytes], network: Network, grid: ChunkGrid, codec: Codec
+) -> RoundPlan:
+    """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
+    this grid. May take seconds for very many."""
+    bits = 8 * codec.encoded_bytes(grid.total) / grid.total
+    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=GROUP_KINDS)
+    choice = choose(network, task)
+    order = choice.order if choice.kind == "ring" else choice.sites
+    layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
+    shards = tuple(size * task.chunk_bytes(grid.chunk_elements) for size in choice.shards)
+    pace = paces(network, carried_bytes(choice.routes(), shards))
+    streams = {(source, target): count for source, target, count in choice.streams}
+    told = {}
+    for source, peer in enumerate(participants):
+        others = [target for target in range(len(participants)) if target != source]
+        told[peer] = StreamPlan(
+            peers=tuple(participants[target] for target in others),
+            streams=tuple(streams.get((source, target), 1) for target in others),
+            pace=tuple(_pace(float(pace[source, target])) for target in others),
+        )
+    return RoundPlan(Advised(tuple(participants), layout), told, choice)
+
+
+def differs(before: Network, now: Network) -> bool:
+    """Whether a plan for the one may not suit the other."""
+    if before.count != now.count or before.sites != now.sites:
+        return True
+    for one, other in ((before.up, now.up), (before.down, now.down), (before.pair, now.pair)):
+        if not np.allclose(one, other, rtol=CHANGE, atol=0.0):
+            return True
+    return not (
+        np.allclose(before.latency_s, now.latency_s, rtol=2 * CHANGE, atol=LATENCY_CHANGE_S)
+        and np.allclose(before.loss, now.loss, rtol=0.5, atol=LOSS_CHANGE)
+    )
+
+
+def _pace(bytes_per_s: float) -> float:
+    """0: none."""
+    return bytes_per_s if 0 < bytes_per_s < PACED_BYTES_PER_S_MAX else 0.0
+
+
+def _why(choice: Choice) -> str:
+    why = "; ".join(choice.reasons)
+    return why if len(why) <= WHY_CHARS_MAX else f"{why[: WHY_CHARS_MAX - 3]}..."

@@ -1,0 +1,213 @@
+"""Sends probes, and gives others their turn: the shell of survey.py and turns.py.
+
+A probe is sent by a thread of its own, as fast as its stream takes it, and watched from the event
+loop, which ends it when it is enough or in the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from atoll.collectives.errors import AtollError
+from atoll.peer.group.views import View, short
+from atoll.peer.measuring.estimates import PairEstimate
+from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES, probe_header
+from atoll.peer.measuring.messages import AskProbe, MayProbe, ProbeOver
+from atoll.peer.measuring.survey import Probe, Survey, probing_order
+from atoll.peer.measuring.traffic import Traffic
+from atoll.peer.measuring.turns import ProbeTurns
+from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.rounds.streams import FrameOutlet
+
+__all__ = ["READ_PROBE_S", "Prober"]
+
+READ_PROBE_S = 0.1  # between two readings of the counters during a probe
+WATCH_S = 0.02  # how soon a probe gives way to a reduction
+ANSWER_TIMEOUT_S = 2.0  # for the answer whether a probe may be sent
+# While a probe is sent its stream keeps to no pace. Not 0: then nobody could tell whether somebody
+# else has set one meanwhile, which is to stay.
+PROBE_PACE = 1e12
+
+
+class StreamSource(Protocol):
+    async def to(self, peer: bytes) -> DataStream: ...
+
+
+class Prober:
+    """Lives in the event loop. ``reducing``: whether a reduction is under way, here or elsewhere in
+    the view. ``send`` is false without a control link."""
+
+    def __init__(
+        self,
+        *,
+        me: bytes,
+        streams: StreamSource,
+        send: Callable[[bytes, object], bool],
+        view: Callable[[], View | None],
+        reducing: Callable[[], bool],
+    ) -> None:
+        self._me, self._streams, self._send = me, streams, send
+        self._view, self._reducing = view, reducing
+        self._loop = asyncio.get_running_loop()
+        self._survey, self._turns = Survey(), ProbeTurns(me)
+        self._probe: Probe | None = None  # under way ...
+        self._probing: asyncio.Task[None] | None = None  # ... and its task
+        self._sending = self._disturbed = False
+        self._traffic = Traffic({}, {})  # between the last two readings
+        self._sent_bytes = 0  # of the probe at hand
+        self._enough = threading.Event()
+        self._answer: asyncio.Future[bool] | None = None
+        self.filled = b""  # to whom bytes are ready all the time, as long as a probe is sent
+        self.bytes = 0  # of all probes so far
+        self._noise = os.urandom(PROBE_FRAME_BYTES)  # nothing on the way can make it smaller
+
+    @property
+    def active(self) -> bool:
+        return self._probe is not None
+
+    def close(self) -> None:
+        self._enough.set()
+        if self._probing is not None:
+            self._probing.cancel()
+
+    def look(self, pairs: Mapping[bytes, PairEstimate], traffic: Traffic, now_s: float) -> None:
+        """After each reading of the counters. ``pairs``: whom to probe, with what is known."""
+        self._traffic = traffic
+        if not self._sending:
+            self.filled = b""  # not before its last bytes have been counted as such
+        if self._probe is not None:
+            self._watch(self._probe, pairs.get(self._probe.peer), now_s)
+        elif self._reducing() or traffic.sending:
+            self._survey.busy(now_s)
+        elif not traffic.arriving and not self._turns.given(now_s):
+            self._begin(pairs, now_s)
+
+    def _begin(self, pairs: Mapping[bytes, PairEstimate], now_s: float) -> None:
+        self._survey.keep(pairs, now_s)
+        order = probing_order(self._me, list(pairs))
+        ages_s = [(peer, pairs[peer].now(now_s).age_s) for peer in order]
+        probe = self._survey.next(ages_s, now_s)
+        if probe is not None:
+            self._probe = probe
+            self._probing = self._loop.create_task(self._run(probe, pairs[probe.peer]))
+
+    def _watch(self, probe: Probe, pair: PairEstimate | None, now_s: float) -> None:
+        if not self._sending:
+            return
+        if not self._traffic.is_alone(probe.peer):
+            self._disturbed = True  # it would find too little
+        if (
+            self._disturbed
+            or pair is None  # it is no member any more
+            or probe.enough(self._sent_bytes, pair.samples, pair.last_rate, pair.hint, now_s)
+        ):
+            self._enough.set()
+
+    async def _run(self, probe: Probe, pair: PairEstimate) -> None:
+        """Ask, send until it is enough or a reduction begins, and say that it is over."""
+        self._sent_bytes, peer = 0, probe.peer
+        asked = failed = False
+        rate = 0.0
+        try:
+            self._turns.asks()
+            asked = await self._may_probe(peer)
+            if asked and self._turns.begins(self._loop.time()) and not self._reducing():
+                stream = await self._streams.to(peer)
+                probe.began_s, probe.last_samples = self._loop.time(), pair.samples
+                if await self._send_probe(stream, probe):
+                    await asyncio.sleep(2 * READ_PROBE_S)  # its last bytes are counted meanwhile
+                    pair.probed(self._loop.time())
+                    rate = probe.best or pair.hint
+                    failed = not rate
+        except AtollError:  # the stream did not come about: rounds will report that
+            failed = True
+        finally:
+            self._probe = self._probing = None
+            self._turns.ends()
+            self.bytes += self._sent_bytes
+            now_s = self._loop.time()
+            if asked:
+                self._send(peer, ProbeOver(pair.now(now_s).out or None))
+                self._survey.ended(peer, self._sent_bytes, now_s, rate=rate, failed=failed)
+            else:
+                self._survey.refused(peer, now_s)
+
+    async def _may_probe(self, peer: bytes) -> bool:
+        self._answer = self._loop.create_future()
+        if not self._send(peer, AskProbe()):
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._answer
+        return False
+
+    async def _send_probe(self, stream: DataStream, probe: Probe) -> bool:
+        """Whether it came to its end by itself."""
+        view, paced = self._view(), stream.pace_bytes_per_s
+        if view is None:
+            return False
+        outlet = FrameOutlet(stream, probe_header(view), aside=True)
+        ended: asyncio.Future[bool] = self._loop.create_future()
+        if paced:
+            stream.pace(PROBE_PACE)
+        self._enough.clear()
+        self._sending, self.filled, self._disturbed = True, probe.peer, False
+        name = f"probe-{short(probe.peer)}"
+        threading.Thread(
+            target=self._send_frames, args=(outlet, probe.bytes_max, ended), name=name, daemon=True
+        ).start()
+        try:
+            while not ended.done():
+                if self._reducing():
+                    self._enough.set()
+                    await ended
+                    return False
+                await asyncio.wait([ended], timeout=WATCH_S)
+            return ended.result() and not self._disturbed
+        finally:
+            self._enough.set()
+            self._sending = False
+            if stream.pace_bytes_per_s == PROBE_PACE:
+                stream.pace(paced)
+
+    def _send_frames(
+        self, outlet: FrameOutlet, bytes_max: int, ended: asyncio.Future[bool]
+    ) -> None:
+        """In a thread of its own."""
+        payload, well = memoryview(self._noise), True
+        try:
+            while not self._enough.is_set() and self._sent_bytes < bytes_max:
+                outlet.send(PROBE, 0, payload)
+                self._sent_bytes += len(payload)
+        except AtollError:
+            well = False
+
+        def end() -> None:
+            if not ended.done():  # else the task that waited was cancelled
+                ended.set_result(well)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended before this thread
+            self._loop.call_soon_threadsafe(end)
+
+    def on_message(self, source: bytes, message: AskProbe | MayProbe | ProbeOver) -> None:
+        now_s = self._loop.time()
+        if isinstance(message, AskProbe):
+            loaded = self._traffic.sending or self._traffic.arriving - {source}
+            busy = self._reducing() or bool(loaded)
+            self._send(source, MayProbe(self._turns.ask(source, now_s, busy=busy)))
+        elif isinstance(message, ProbeOver):
+            self._turns.over(source, now_s)
+        else:
+            self._on_answer(source, message)
+
+    def _on_answer(self, source: bytes, answer: MayProbe) -> None:
+        waiting, asked = self._answer, self._probe
+        if waiting is not None and not waiting.done() and asked and asked.peer == source:
+            waiting.set_result(answer.granted)
+        elif answer.granted:  # too late: somebody else may want the turn
+            self._send(source, ProbeOver())

@@ -1,0 +1,82 @@
+"""Which congestion control the data streams ask the kernel for.
+
+Over a network it is BBR, where the kernel has it: on paths with losses that no queue has caused it
+keeps most of the rate, of which cubic keeps a tenth (docs/log.md). Between processes of one machine
+nothing is lost and no queue is long, so there is nothing for BBR to find out: there it is cubic.
+Only the side that sends has one, so the other side is not asked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from atoll.collectives.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atoll.peer.rounds.datastream import DataStream
+
+__all__ = ["AUTO", "FAR", "LOCAL", "Congestion", "ask", "check", "in_use"]
+
+AUTO: Final = "auto"
+FAR, LOCAL = "bbr", "cubic"  # what "auto" stands for
+NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX of linux/tcp.h, with a zero at the end
+AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+class Congestion:
+    """Of all data streams of a daemon. ``choice``: a name, or AUTO."""
+
+    def __init__(self, choice: str, log: Callable[[str], None]) -> None:
+        self._choice, self._log = choice, log
+        self._missed: set[str] = set()  # what the log has a line about
+
+    def apply(self, stream: DataStream) -> None:
+        """To one on which this side is about to send. Where the kernel lacks what is wanted, the
+        stream keeps what the system prefers, and the log says so once."""
+        if self._choice != AUTO:
+            why_not = stream.use_congestion(name := self._choice, lasting=True)
+        else:
+            why_not = stream.use_congestion(name := LOCAL if stream.is_local else FAR)
+        if why_not and name not in self._missed:
+            self._missed.add(name)
+            self._log(f"data streams use {stream.congestion or 'what there is'}: {why_not}")
+
+
+def ask(sock: socket.socket, name: str) -> str:
+    """Use this control from now on; "" or why not."""
+    if not hasattr(socket, "TCP_CONGESTION"):
+        return f"this system does not let one choose {name}"
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return f"this kernel has no {name}"
+        return f"the kernel refuses {name}: {os.strerror(error.errno or 0).lower()}"
+    return ""
+
+
+def in_use(sock: socket.socket) -> str:
+    """The name of a socket's control; "" where the system does not tell."""
+    try:
+        name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, NAME_BYTES)
+    except (OSError, AttributeError):
+        return ""
+    return name.split(b"\0")[0].decode()
+
+
+def check(choice: str) -> str:
+    """``choice`` as the user gave it, if a socket may have it. ConfigError."""
+    if choice == AUTO:
+        return choice
+    with socket.socket() as sock:
+        why_not = ask(sock, choice)
+    if why_not:
+        known = AVAILABLE.read_text().strip() if AVAILABLE.exists() else ""
+        fix = f"it has {', '.join(known.split())}; or `--congestion {AUTO}`" if known else ""
+        raise ConfigError(f"--congestion {choice}: {why_not}", fix=fix or "leave it out")
+    return choice

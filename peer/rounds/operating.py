@@ -1,0 +1,37 @@
+"""What becomes of the round of a session's own collective when it is committed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.peer.group import events as ev
+from atoll.peer.rounds.entries import EntryHead
+from atoll.peer.rounds.jobs import Job
+from atoll.peer.rounds.reducer import Replica
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["commit_operation"]
+
+
+def commit_operation(replica: Replica, effect: ev.Apply, job: Job | None) -> ReplicatedState:
+    """Hand the result of a REDUCE to our trainer, if it is in it (``job``), and move the state on
+    by a round that changes nothing in it. In a worker thread.
+
+    The log keeps the entry without its bytes: laggards need its place in the history only.
+    CodecError if the result does not decode.
+    """
+    state, out, begin = replica.state, replica.outputs, effect.begin
+    assert state is not None
+    if job is not None:
+        result = job.result
+        if out is not None and out.size == result.grid.total:
+            for chunk in range(result.grid.count):
+                lo, hi = result.grid.bounds(chunk)
+                result.codec.decode(result.view(chunk), out[lo:hi])
+        if not job.is_read:
+            replica.log.give_back(result.array)
+    head = EntryHead(begin.round, begin.kind, 0, begin.origins, b"", effect.root, effect.chain)
+    nothing = np.empty(0, np.uint8)
+    state.apply(head, nothing)
+    replica.log.append(head, nothing, state.digest)
+    return state

@@ -1,0 +1,89 @@
+"""The daemon's side of a session's own collectives: taking calls in, handing results out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import ConfigError, SessionError
+from atoll.peer.group import events as ev
+from atoll.peer.group.follower import Follower
+from atoll.peer.group.messages import GATHER, REDUCE, Begin
+from atoll.peer.group.operations import OBJECT_BYTES_MAX, Operation, object_sizes, unpack_objects
+from atoll.peer.group.views import short
+from atoll.peer.memory import Region
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["call_of", "halves_of", "outcome_of", "why_not_now"]
+
+Floats = NDArray[np.float32]
+
+
+def call_of(arguments: dict[str, Any], own: Follower) -> ev.Submitted:
+    """What the trainer has called. ConfigError if that cannot be."""
+    given = bytes(arguments.get("given", b""))
+    if len(given) > OBJECT_BYTES_MAX:
+        raise ConfigError(
+            f"an object of {len(given):,} bytes; at most {OBJECT_BYTES_MAX:,}",
+            fix="gather less, or use all_reduce for vectors",
+        )
+    try:
+        operation = Operation(
+            str(arguments["kind"]),
+            int(arguments.get("elements", 0)),
+            str(arguments.get("op", "")),
+            str(arguments.get("codec", "")),
+        )
+    except ValueError as error:
+        raise ConfigError(f"no such collective: {error}") from error
+    return ev.Submitted(own.round, own.epoch, 1.0, 0, operation, given)
+
+
+def halves_of(region: Region | None, operation: Operation | None) -> tuple[Floats, Floats] | None:
+    """Where the vector lies, and where its result goes; None for other operations.
+
+    SessionError if there is no memory for it.
+    """
+    if operation is None or operation.kind != REDUCE:
+        return None
+    elements, half = operation.elements, region.count // 2 if region is not None else 0
+    if region is None or not 0 < elements <= half:
+        raise SessionError(
+            f"no memory was asked for {elements:,} elements",
+            fix="call session.all_reduce(), which asks for it",
+        )
+    return region.floats[:elements], region.floats[half : half + elements]
+
+
+def why_not_now(own: Follower, state: ReplicatedState | None, *, in_view: bool) -> str:
+    """Why the call has to wait; "" if it need not. ConfigError if waiting would not help."""
+    if state is not None and (state.spec.fragments > 1 or state.spec.rounds_in_flight > 1):
+        raise ConfigError(
+            f"this run has {state.spec.fragments} fragments, of which"
+            f" {state.spec.rounds_in_flight} may be in flight; collectives need a run with one",
+            fix="call collectives in a run with fragments=1 and rounds_in_flight=1",
+        )
+    if own.unsynced or not in_view:
+        return "this peer is catching up with the others"
+    if own.contributes:  # what a trainer before this one has submitted
+        return "a round is under way in which this peer takes part already"
+    return ""
+
+
+def outcome_of(effect: ev.TellTrainer, call: int) -> dict[str, Any]:
+    """What the trainer hears, with the number of its call (0: a step of the optimizer)."""
+    told = {"kind": effect.kind, "round": effect.round, "call": call, "text": effect.text}
+    begin = effect.begin
+    return told if begin is None else told | _result(begin)
+
+
+def _result(begin: Begin) -> dict[str, Any]:
+    names = [short(peer) for peer in begin.participants]
+    if begin.kind != GATHER:
+        return {"peers": names}
+    objects = unpack_objects(begin.blob, len(names))
+    if objects is None:
+        return {"sizes": list(zip(names, object_sizes(begin.blob, len(names)), strict=True))}
+    return {"objects": list(zip(names, objects, strict=True)), "sizes": []}

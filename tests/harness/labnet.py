@@ -1,0 +1,25 @@
+"""A lab as the network of a fleet: peers a, b, c, ... on hosts 0, 1, 2, ..."""
+
+from __future__ import annotations
+
+from atoll.peer.lab.lab import Lab
+
+__all__ = ["NAMES", "LabNet"]
+
+NAMES = "abcdefgh"
+
+
+class LabNet:
+    """As much of a net as a fleet needs."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def address(self, name: str) -> str:
+        return self._lab.address(NAMES.index(name))
+
+    def command(self, name: str, arguments: tuple[str, ...]) -> list[str]:
+        return self._lab.command(NAMES.index(name), *arguments)
+
+    def close(self) -> None:
+        """The lab belongs to the test."""

@@ -1,0 +1,166 @@
+"""A real daemon with one thing different, in a process of its own, for the command line of `atoll`.
+
+    python tests/harness/odd_daemon.py ODDITY up --run demo ...
+
+``commits-twice:R``   as coordinator, it signs two different COMMITs of round R, for one member
+``votes-twice:M``     it signs two different votes at one ballot, for every other member, once, in a
+                      view of M members
+``fragments:N:M:D``   its trainer lives in it and hands over N fragments, each for rounds of its
+                      own, once the view has M members; if D is not 0, the daemon dies from round D
+                      on as soon as it reduces two rounds at a time
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from atoll.optim.fragments import chunk_range
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec, blob
+from atoll.peer import cli, daemon
+from atoll.peer.group import events as ev
+from atoll.peer.group import messages as ms
+from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
+
+ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
+INNER_S = 0.02
+LOOK_S = 0.01
+
+
+def say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+class Liar(daemon.Daemon):
+    """``_lie`` is what it says to that peer just before a message, None if nothing."""
+
+    def _effect_carriers(self) -> dict[type, Callable[[Any], object]]:
+        carriers = super()._effect_carriers()
+        send = carriers[ev.Send]
+
+        def send_twice(effect: ev.Send) -> None:
+            lie = self._lie(effect.peer, effect.message)
+            if lie is not None:
+                signed = self.node.signatures.signed(lie, self.node.me.inc)
+                send(ev.Send(effect.peer, signed))
+                say(lied_to=effect.peer.hex())
+            send(effect)
+
+        return {**carriers, ev.Send: send_twice}
+
+    def _lie(self, peer: bytes, message: object) -> object | None:
+        raise AssertionError
+
+
+class CommitsTwice(Liar):
+    round = 0
+
+    def _lie(self, peer: bytes, message: object) -> ms.Commit | None:
+        others = [p for p in self.node.view.peers if p != self.home.peer_id]
+        if not isinstance(message, ms.Commit) or peer != others[0] or message.round != self.round:
+            return None
+        return replace(message, chain=hashlib.sha256(message.chain).digest())
+
+
+class VotesTwice(Liar):
+    members = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lied: set[bytes] = set()
+        super().__init__(*arguments)
+
+    def _lie(self, peer: bytes, message: object) -> ms.Accepted | None:
+        if not isinstance(message, ms.Accepted) or peer in self._lied:
+            return None
+        if len(self.node.view.members) != self.members:
+            return None
+        self._lied.add(peer)
+        proposal = replace(message.proposal, base_chain=bytes(32))
+        return replace(message, proposal=proposal)
+
+
+class Fragmented(daemon.Daemon):
+    """What it trains is of no interest: every parameter moves towards a target of its own."""
+
+    fragments, members, dies_in = 1, 1, 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        in_flight = min(self.fragments, ROUNDS_IN_FLIGHT_MAX)
+        spec = RunSpec(sync_every=1, fragments=self.fragments, rounds_in_flight=in_flight)
+        self._blob = blob(spec, Manifest.of([Parameter("w", (ELEMENTS,))]))
+        self._region = np.ones(ELEMENTS, np.float32)
+        self._target = np.float32(self.home.peer_id[0] / 64)
+        self.desk.tell = self._told
+        self._loop.call_later(LOOK_S, self._attach)
+
+    def _attach(self) -> None:
+        own, state, view = self.node.follower, self.runner.state, self.node.view
+        if view is None or len(view.members) < self.members or own.unsynced or own.offer:
+            pass
+        elif own.round == 0:
+            self.runner.inputs = self._region
+            self.feed(ev.Offered(self._blob))
+        elif state is not None and state.round == own.round:
+            self.feed(ev.Attached())
+            for fragment in range(self.fragments):
+                self._submit(fragment)
+            return
+        self._loop.call_later(LOOK_S, self._attach)
+
+    def _told(self, effect: ev.TellTrainer) -> None:
+        if effect.kind != "reload":
+            self._loop.call_later(INNER_S, self._submit, effect.fragment)
+        elif self.node.follower.attached:
+            for fragment in range(self.fragments):
+                self._loop.call_later(INNER_S, self._submit, fragment)
+
+    def _submit(self, fragment: int) -> None:
+        own, state = self.node.follower, self.runner.state
+        if own.unsynced or state is None or self.node.view is None:
+            self._loop.call_later(LOOK_S, self._submit, fragment)
+            return
+        first, end = chunk_range(fragment, self.fragments, state.grid.count)
+        part = slice(state.grid.bounds(first)[0], state.grid.bounds(end - 1)[1])
+        self._region[part] = state.theta[part] * np.float32(0.9) + self._target * np.float32(0.1)
+        self.runner.inputs = self._region
+        self.feed(ev.Submitted(own.round, own.epoch, 1.0, fragment))
+
+    def feed(self, event: ev.Event) -> None:
+        super().feed(event)
+        own = self.node.follower
+        reducing = [n for n, begin in own.begins.items() if n not in own.held]
+        if isinstance(event, ev.Progressed) and len(reducing) > 1 and 0 < self.dies_in <= own.round:
+            say(reducing=sorted(reducing))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> int:
+    oddity, *values = sys.argv[1].split(":")
+    if oddity == "commits-twice":
+        CommitsTwice.round = int(values[0])
+        kind: type[daemon.Daemon] = CommitsTwice
+    elif oddity == "votes-twice":
+        VotesTwice.members = int(values[0])
+        kind = VotesTwice
+    else:
+        Fragmented.fragments, Fragmented.members, Fragmented.dies_in = map(int, values)
+        kind = Fragmented
+    daemon.Daemon = kind  # type: ignore[misc]
+    return cli.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

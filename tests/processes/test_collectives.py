@@ -1,0 +1,100 @@
+"""A session's own collectives over real daemons."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from harness.callers import callers
+from harness.processes import fleet
+
+from atoll.collectives.errors import ConfigError
+from atoll.peer.group.operations import OBJECT_BYTES_MAX
+from atoll.peer.session import Session
+
+
+def test_all_gather_and_barrier_of_three(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        with callers(run, "abc") as trainers:
+            trainers.meet()
+            names, before = trainers.names, run.peers["a"].status()
+            for turn in range(5):
+                mine = {n: f"{n} says {turn}".encode() * turn for n in "abc"}
+                found = trainers.each_own(
+                    {n: lambda s, data=mine[n]: s.all_gather(data) for n in "abc"}
+                )
+                assert len({tuple(pairs) for pairs in found.values()}) == 1
+                assert dict(found["a"]) == {names[n]: mine[n] for n in "abc"}
+            here = trainers.each(lambda session: session.barrier())
+            assert set(here["b"]) == set(names.values())
+            after = run.peers["a"].reaches(before["round"] + 6)
+            assert after["digests"][str(after["round"])] == before["digest"]  # nothing was stepped
+            assert run.agree("abc") >= 6
+
+
+def test_the_same_object_may_be_given_again_and_again(tmp_path: Path) -> None:
+    """It goes to the coordinator each time: nothing waits for a repetition."""
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        with callers(run, "ab") as trainers:
+            trainers.meet()
+
+            def gather(session: Session) -> float:
+                began_s = time.monotonic()
+                for _ in range(50):
+                    assert session.all_gather(b"same")[1][1] == b"same"
+                return time.monotonic() - began_s
+
+            assert max(trainers.each(gather).values()) < 15.0  # repeated, it would take 25 s
+
+
+def test_objects_that_do_not_fit_are_refused_alike(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        with callers(run, "ab") as trainers:
+            trainers.meet()
+            with pytest.raises(ConfigError, match="one trainer may give 65,536"):
+                trainers.sessions["a"].all_gather(bytes(OBJECT_BYTES_MAX + 1))
+            found = trainers.each(lambda session: session.all_gather(bytes(OBJECT_BYTES_MAX)))
+            assert [len(data) for _, data in found["a"]] == [OBJECT_BYTES_MAX] * 2
+
+
+OPS = {
+    "mean": lambda parts: np.mean(parts, axis=0),
+    "sum": lambda parts: np.sum(parts, axis=0),
+    "max": lambda parts: np.max(parts, axis=0),
+    "min": lambda parts: np.min(parts, axis=0),
+}
+
+
+def test_all_reduce_of_arrays_and_tensors(tmp_path: Path) -> None:
+    """In every op, several sizes and kinds, the same bits everywhere."""
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        with callers(run, "abc") as trainers:
+            trainers.meet()
+            for turn, (op, shape) in enumerate(
+                itertools.product(OPS, [(), (3, 5), (70_000,), (2, 100, 3)])
+            ):
+                dice = np.random.default_rng(turn)
+                parts = {name: dice.standard_normal(shape, np.float32) for name in "abc"}
+                if turn % 2:  # tensors, which their trainers know nothing special of
+                    given = {name: torch.from_numpy(np.asarray(p)) for name, p in parts.items()}
+                else:
+                    given = {name: np.asarray(part) for name, part in parts.items()}
+                found = trainers.each_own(
+                    {n: lambda s, n=n, g=given, op=op: s.all_reduce(g[n], op) for n in "abc"}
+                )
+                values = {name: np.asarray(done.value) for name, done in found.items()}
+                assert len({value.tobytes() for value in values.values()}) == 1
+                assert type(found["a"].value) is type(given["a"])
+                expected = OPS[op](np.stack(list(parts.values())))
+                assert values["a"].shape == shape
+                np.testing.assert_allclose(values["a"], expected, rtol=1e-5, atol=1e-6)
+                assert set(found["b"].peers) == set(trainers.names.values())
+            assert run.agree("abc") >= 16

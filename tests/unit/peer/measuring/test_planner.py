@@ -1,0 +1,148 @@
+"""Who plans, when, and who obeys: real machines, streams that write down what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+from harness.cluster import Cluster, peer_id
+
+from atoll.collectives.network import Network, uniform
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec, blob
+from atoll.peer.group.layouts import Advised
+from atoll.peer.measuring import planner as module
+from atoll.peer.measuring.messages import LinkRow, StreamPlan
+from atoll.peer.measuring.planner import Planner
+from atoll.peer.rounds.state import ReplicatedState
+
+SLOW, FAST = 1e6, 10e6  # bytes per second
+
+
+def state() -> ReplicatedState:
+    spec = RunSpec(sync_every=1, codec="int8", outer_lr=1.0, outer_momentum=0.0)
+    return ReplicatedState(blob(spec, Manifest.of([Parameter("w", (1 << 20,))])))
+
+
+class Site:
+    """One peer of a cluster with a planner."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.peer, self.node = peer_id(name), cluster.host(name).node
+        self.rate, self.known = FAST, True
+        self.state: ReplicatedState | None = state()
+        self.lanes: dict[bytes, int] = {}
+        self.paces: dict[bytes, float] = {}
+        self.advised: list[Advised] = []
+        self.sent: list[tuple[bytes, object]] = []
+        self.lines: list[str] = []
+        self.planner = Planner(
+            node=self.node,
+            links=self,
+            streams=self,
+            state=lambda: self.state,
+            send=lambda peer, message: bool(self.sent.append((peer, message))) or True,
+            advise=self.advised.append,
+            log=self.lines.append,
+        )
+
+    def widen(self, peer: bytes, count: int) -> None:
+        self.lanes[peer] = count
+
+    def pace(self, peer: bytes, bytes_per_s: float) -> None:
+        self.paces[peer] = bytes_per_s
+
+    def is_known(self, participants: Collection[bytes]) -> bool:
+        return self.known
+
+    def network(self, participants: Collection[bytes]) -> Network:
+        return uniform(len(participants), self.rate, 0.02)
+
+
+def scenario(play: Callable[[Cluster, list[Site]], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        cluster = Cluster("abc")
+        cluster.form("abc")
+        await play(cluster, [Site(cluster, name) for name in "abc"])
+
+    asyncio.run(whole())
+
+
+def test_the_coordinator_plans_and_tells_everyone() -> None:
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead, *others = sites
+        for site in sites:
+            await site.planner.look()
+        assert [len(site.advised) for site in sites] == [1, 0, 0]
+        advice = lead.advised[0]
+        assert advice.participants == tuple(sorted(site.peer for site in sites))
+        assert len(lead.lines) == 1
+        assert advice.layout.why in lead.lines[0]
+        assert [peer for peer, _ in lead.sent] == [site.peer for site in others]
+        for site, (_, told) in zip(others, lead.sent, strict=True):
+            assert site.planner.on_message(lead.peer, told)
+        for site in sites:
+            assert site.paces.keys() == {s.peer for s in sites} - {site.peer}
+            assert all(0 < pace <= FAST for pace in site.paces.values())
+            assert set(site.lanes.values()) == {1}
+        lead.node.handle(advice, lead.node.now_s)
+        assert lead.node.coordinator is not None
+        assert lead.node.coordinator.advice is advice
+
+    scenario(play)
+
+
+def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> None:
+    async def play(cluster: Cluster, sites: list[Site]) -> None:
+        lead, planner = sites[0], sites[0].planner
+        lead.known = False
+        await planner.look()
+        assert lead.advised == []  # rates that nobody has measured are not planned with
+        lead.known = True
+        for _ in range(3):
+            await planner.look()
+        assert len(lead.advised) == 1
+        lead.rate = SLOW
+        await planner.look()
+        assert len(lead.advised) == 1  # it has just been made
+        planner._made_s -= module.REPLAN_S
+        await planner.look()
+        assert len(lead.advised) == 2
+        assert max(lead.paces.values()) <= SLOW
+        cluster.kill("c")
+        cluster.until_round("ab")
+        await planner.look()
+        assert len(lead.advised[-1].participants) == 2
+        assert lead.paces[peer_id("c")] == 0.0  # nothing is planned for it any more
+
+    scenario(play)
+
+
+def test_a_trainer_alone_or_a_void_run_needs_no_plan() -> None:
+    async def play(cluster: Cluster, sites: list[Site]) -> None:
+        lead = sites[0]
+        lead.state = None
+        await lead.planner.look()
+        lead.state = state()
+        for name in "bc":
+            cluster.detach(name)
+        cluster.until_round("a")
+        await lead.planner.look()
+        assert lead.advised == []
+
+    scenario(play)
+
+
+def test_only_the_coordinator_is_obeyed_and_about_members_only() -> None:
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        a, b, c = sites
+        stranger = b"s" * 32
+        plan = StreamPlan((c.peer, stranger), (4, 4), (1e6, 1e6))
+        assert b.planner.on_message(c.peer, plan)
+        assert b.planner.on_message(stranger, plan)
+        assert b.paces == b.lanes == {}
+        assert b.planner.on_message(a.peer, plan)
+        assert (b.paces, b.lanes) == ({c.peer: 1e6}, {c.peer: 4})
+        assert not b.planner.on_message(a.peer, LinkRow((), (), (), ()))
+
+    scenario(play)

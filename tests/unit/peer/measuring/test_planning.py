@@ -1,0 +1,112 @@
+"""Plans of rounds from measured links: layouts, streams, paces; and when a plan is made again."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.collectives import get_codec, grid_for
+from atoll.collectives.network import Network, measured, uniform
+from atoll.peer.measuring.messages import StreamPlan
+from atoll.peer.measuring.planning import (
+    CHANGE,
+    PACED_BYTES_PER_S_MAX,
+    differs,
+    plan_rounds,
+)
+
+PEERS = tuple(bytes([letter]) * 32 for letter in b"abcd")
+MBIT = 125e3
+GRID = grid_for(4 << 20)
+INT8, FLOAT = get_codec("int8"), get_codec("float32")
+
+
+def wide(
+    *mbit: float, trip_ms: float = 50.0, loss: float = 0.0, sites: tuple[int, ...] = ()
+) -> Network:
+    count = len(mbit)
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    rates = [each * MBIT for each in mbit]
+    return measured(
+        count,
+        up=rates,
+        down=rates,
+        latency_s=dict.fromkeys(pairs, trip_ms / 2e3),
+        loss=dict.fromkeys(pairs, loss),
+        sites=sites or range(count),
+    )
+
+
+def test_a_slow_peer_owns_nothing_and_paces_fit_every_link() -> None:
+    network = wide(100, 100, 100, 20)
+    plan = plan_rounds(PEERS, network, GRID, FLOAT)
+    assert plan.advice.participants == PEERS
+    layout = plan.advice.layout
+    assert layout.kind == "butterfly"
+    assert layout.shares[3] == 0
+    assert sum(layout.shares) == GRID.count
+    assert "too slow to hand results out" in "; ".join(plan.choice.reasons)
+    out = {peer: dict(zip(told.peers, told.pace, strict=True)) for peer, told in plan.told.items()}
+    for index, peer in enumerate(PEERS):
+        rate = float(network.up[index])
+        assert 0 < sum(out[peer].values()) <= rate
+        assert sum(rates.get(peer, 0.0) for rates in out.values()) <= rate
+    slow_in = sum(rates.get(PEERS[3], 0.0) for rates in out.values())
+    assert slow_in > 0.9 * 20 * MBIT  # its line is kept full
+
+
+def test_fast_links_have_no_pace() -> None:
+    plan = plan_rounds(PEERS, uniform(4, 10 * PACED_BYTES_PER_S_MAX, 1e-4), GRID, INT8)
+    assert all(told.pace == (0.0, 0.0, 0.0) for told in plan.told.values())
+    assert all(told.streams == (1, 1, 1) for told in plan.told.values())
+
+
+def test_lossy_paths_get_several_streams() -> None:
+    plan = plan_rounds(PEERS, wide(100, 100, 100, 100, loss=0.005), GRID, FLOAT)
+    assert all(min(told.streams) > 1 for told in plan.told.values())
+    assert "streams" in "; ".join(plan.choice.reasons)
+
+
+def test_sites_are_used_where_the_lines_between_them_are_slow() -> None:
+    near, far = 0.0002, 0.05
+    sites = (0, 0, 1, 1)
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    network = measured(
+        4,
+        up=[1e9] * 4,
+        down=[1e9] * 4,
+        latency_s={(i, j): near if sites[i] == sites[j] else far for i, j in pairs},
+        sites=sites,
+        site_up={0: 10 * MBIT, 1: 10 * MBIT},
+        site_down={0: 10 * MBIT, 1: 10 * MBIT},
+    )
+    layout = plan_rounds(PEERS, network, GRID, FLOAT).advice.layout
+    assert layout.kind == "hierarchical"
+    assert layout.order == sites
+    assert layout.routes() is not None
+
+
+@pytest.mark.parametrize("mbit", [(100, 100), (100, 90, 10), (5, 5, 5, 500)])
+@pytest.mark.parametrize("codec", ["int4", "int8", "float32"])
+def test_whatever_is_chosen_is_a_layout(mbit: tuple[float, ...], codec: str) -> None:
+    peers = PEERS[: len(mbit)]
+    plan = plan_rounds(peers, wide(*mbit), GRID, get_codec(codec))
+    assert len(plan.advice.layout.shares) == len(peers)
+    assert plan.told.keys() == set(peers)
+    for peer, told in plan.told.items():
+        assert isinstance(told, StreamPlan)
+        assert set(told.peers) == set(peers) - {peer}
+
+
+def test_small_changes_are_not_worth_another_plan() -> None:
+    before = wide(100, 100, 20)
+    assert not differs(before, wide(100 * (1 + CHANGE / 2), 100, 20))
+    assert not differs(before, wide(100, 100, 20, trip_ms=52))
+    assert not differs(before, wide(100, 100, 20, loss=0.0005))
+    for other in (
+        wide(100, 70, 20),
+        wide(100, 100, 20, trip_ms=90),
+        wide(100, 100, 20, loss=0.01),
+        wide(100, 100, 20, sites=(0, 0, 1)),
+        wide(100, 100),
+    ):
+        assert differs(before, other)

@@ -1,0 +1,83 @@
+"""Arrays and tensors in and out of a flat vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.collectives.errors import ConfigError
+from atoll.peer.vectors import vector_of
+
+VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 3
+
+
+def round_trip(tensor: Any, factor: float = 1.0) -> Any:
+    vector = vector_of(tensor)
+    flat = np.full(vector.elements, np.nan, np.float32)
+    vector.write(flat)
+    return vector.read(flat * np.float32(factor))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    "array", [VALUES, VALUES.T, VALUES[:, ::2], VALUES[1, 1], VALUES[::-1]], ids=lambda a: a.shape
+)
+def test_arrays_of_any_layout(array: Any, dtype: type) -> None:
+    given = np.asarray(array, dtype)
+    back = round_trip(given, 2.0)
+    assert isinstance(back, np.ndarray)
+    assert (back.dtype, back.shape) == (given.dtype, given.shape)
+    np.testing.assert_array_equal(back, 2 * given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "view", [lambda t: t, lambda t: t.T, lambda t: t[:, ::2], lambda t: t[1, 1]]
+)
+def test_tensors_of_any_layout(view: Any, dtype: torch.dtype) -> None:
+    given = view(torch.from_numpy(VALUES.copy()).to(dtype))
+    back = round_trip(given, 2.0)
+    assert (back.dtype, back.shape, back.device) == (given.dtype, given.shape, given.device)
+    assert torch.equal(back, 2 * given)
+    assert back.data_ptr() != given.data_ptr()
+
+
+def test_parameters_give_plain_tensors() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    back = round_trip(parameter, 3.0)
+    assert not back.requires_grad
+    assert back.tolist() == [3.0] * 3
+    assert parameter.tolist() == [1.0] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_on_a_device_come_back_to_it(dtype: torch.dtype) -> None:
+    given = torch.randn(1000, 7, device="cuda").to(dtype)
+    back = round_trip(given)
+    assert back.device == given.device
+    assert torch.equal(back, given)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (np.zeros(3), "float64"),
+        (np.zeros(3, np.int32), "int32"),
+        (torch.zeros(2, dtype=torch.int64), "int64"),
+        (torch.zeros(2, dtype=torch.float64), "float64"),
+        (np.zeros((0, 5), np.float32), r"shape \(0, 5\)"),
+        (torch.zeros(4).to_sparse(), "sparse"),
+        ([1.0, 2.0], "list"),
+        (1.5, "float"),
+        (None, "NoneType"),
+    ],
+)
+def test_everything_else_is_refused_with_a_reason(tensor: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        vector_of(tensor)
+    assert caught.value.fix
