@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import atoll
+from atoll.collectives.errors import CollectiveMissedError
 from atoll.peer.session import Session
 from harness.processes import WAIT_S, Fleet
 
@@ -34,6 +35,19 @@ class Callers:
 
     def start(self, name: str, work: Callable[[], T]) -> Future[T]:
         return self._threads[name].submit(work)
+
+    def start_until_in(self, name: str, work: Callable[[], T]) -> Future[T]:
+        """The same, and again where a round went on without it: on a machine that has no time for
+        it a peer may be out of the group for a moment, and calls again as the error says."""
+
+        def again() -> T:
+            while True:
+                try:
+                    return work()
+                except CollectiveMissedError:
+                    continue
+
+        return self.start(name, again)
 
     @property
     def names(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.netns import Net
 
 T = TypeVar("T")
-WAIT_S = 45.0  # these machines are shared: a limit that only a hang exceeds
+WAIT_S = 120.0  # these machines are shared: a limit that only a hang exceeds
 NET_PORT = 29600  # atoll's own: a host of a Net has all ports to itself
 DAEMON = ("-m", "atoll.peer.cli")
 ODD_DAEMON = Path(__file__).with_name("odd_daemon.py")
