@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from atoll.peer.net.congestion import AUTO, FAR, LOCAL, check
+from atoll.peer.net.congestion import AUTO, BBR, CUBIC, check
 
 __all__ = ["add_stream_options", "stream_options"]
 
@@ -22,7 +22,7 @@ def add_stream_options(verb: argparse.ArgumentParser) -> None:
         default=AUTO,
         metavar="NAME",
         help=f"the kernel's congestion control for what this peer sends; {AUTO}, the default, is"
-        f" {FAR} over a network, if the kernel has it, and {LOCAL} within this machine",
+        f" {BBR} over a network, if the kernel has it, and {CUBIC} within this machine",
     )
 
 

@@ -76,23 +76,24 @@ class ProbeOver:
 class StreamPlan:
     """Coordinator to a member: over how many ``streams`` to send to each of ``peers`` in the coming
     rounds, and at which ``pace``, all streams to one together: bytes per second of the wire; 0: as
-    fast as it goes."""
+    fast as it goes. ``lossy``: the way there loses so much that loss must not slow a stream."""
 
     peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
     streams: Annotated[tuple[Annotated[int, Within(1, STREAMS_MAX)], ...], Within(0, MEMBERS_MAX)]
     pace: Annotated[tuple[float, ...], Within(0, MEMBERS_MAX)]
+    lossy: Annotated[tuple[bool, ...], Within(0, MEMBERS_MAX)]
 
     def __post_init__(self) -> None:
-        if {len(self.streams), len(self.pace)} != {len(self.peers)}:
-            raise ValueError("one number of streams and one pace for each peer")
+        if {len(self.streams), len(self.pace), len(self.lossy)} != {len(self.peers)}:
+            raise ValueError("one number of streams, one pace and one mark for each peer")
         for value in self.pace:
             _check(value)
             if 0 < value < PACE_MIN_BYTES_PER_S:
                 raise ValueError(f"a pace of {value} bytes per second is none")
 
-    def rows(self) -> Iterator[tuple[bytes, int, float]]:
-        """(peer, streams, pace) of each."""
-        return zip(self.peers, self.streams, self.pace, strict=True)
+    def rows(self) -> Iterator[tuple[bytes, int, float, bool]]:
+        """(peer, streams, pace, lossy) of each."""
+        return zip(self.peers, self.streams, self.pace, self.lossy, strict=True)
 
 
 ABOUT_LINKS = (LinkRow, AskProbe, MayProbe, ProbeOver)

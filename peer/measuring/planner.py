@@ -26,7 +26,7 @@ class PlannedStreams(Protocol):
 
     def widen(self, peer: bytes, count: int) -> None: ...
 
-    def pace(self, peer: bytes, bytes_per_s: float) -> None: ...
+    def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None: ...
 
 
 class Links(Protocol):
@@ -122,7 +122,7 @@ class Planner:
         for peer in self._paced - {row[0] for row in known}:
             self._streams.widen(peer, 1)
             self._streams.pace(peer, 0.0)
-        for peer, count, bytes_per_s in known:
+        for peer, count, bytes_per_s, lossy in known:
             self._streams.widen(peer, count)
-            self._streams.pace(peer, bytes_per_s)
+            self._streams.pace(peer, bytes_per_s, lossy=lossy)
         self._paced = {row[0] for row in known}

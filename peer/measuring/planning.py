@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.collectives.choice import KINDS, Choice, Task, choose
+from atoll.collectives.choice import KINDS, Choice, Task, choose, stream_bytes_per_s
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import Codec
 from atoll.collectives.network import Network
@@ -28,6 +28,9 @@ __all__ = ["CHANGE", "PACED_BYTES_PER_S_MAX", "RoundPlan", "differs", "plan_roun
 PACED_BYTES_PER_S_MAX = 125e6
 # By how much something must have changed before the plan is made again: estimates waver by less.
 CHANGE = 0.10
+# Of its pace, what a stream to a lossy way may take: what is lost is sent again within it, and BBR
+# keeps 2 % below what it may (docs/log.md).
+LOSSY_SLACK = 1.1
 # Latencies of less than this are those of a processor's queue, and decide nothing.
 LATENCY_CHANGE_S = 0.002
 LOSS_CHANGE = 0.001  # below it, a stream fills most paths
@@ -59,10 +62,12 @@ def plan_rounds(
     told = {}
     for source, peer in enumerate(participants):
         others = [target for target in range(len(participants)) if target != source]
+        lossy = tuple(_is_lossy(network, source, n, float(pace[source, n])) for n in others)
         told[peer] = StreamPlan(
             peers=tuple(participants[target] for target in others),
             streams=tuple(streams.get((source, target), 1) for target in others),
-            pace=tuple(_pace(float(pace[source, target])) for target in others),
+            pace=tuple(map(_pace, pace[source, others].tolist(), lossy)),
+            lossy=lossy,
         )
     return RoundPlan(Advised(tuple(participants), layout), told, choice)
 
@@ -80,9 +85,18 @@ def differs(before: Network, now: Network) -> bool:
     )
 
 
-def _pace(bytes_per_s: float) -> float:
+def _is_lossy(network: Network, source: int, target: int, bytes_per_s: float) -> bool:
+    """Whether a stream that gives way to every loss would fall short of this pace."""
+    trip_s = float(network.latency_s[source, target] + network.latency_s[target, source])
+    loss = float(network.loss[source, target])
+    return loss > 0 and stream_bytes_per_s(trip_s, loss) < bytes_per_s
+
+
+def _pace(bytes_per_s: float, lossy: bool) -> float:
     """0: none."""
-    return bytes_per_s if 0 < bytes_per_s < PACED_BYTES_PER_S_MAX else 0.0
+    if not 0 < bytes_per_s < PACED_BYTES_PER_S_MAX:
+        return 0.0
+    return LOSSY_SLACK * bytes_per_s if lossy else bytes_per_s
 
 
 def _why(choice: Choice) -> str:

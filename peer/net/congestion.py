@@ -1,9 +1,11 @@
 """Which congestion control the data streams ask the kernel for.
 
-Over a network it is BBR, where the kernel has it: on paths with losses that no queue has caused it
-keeps most of the rate, of which cubic keeps a tenth (docs/log.md). Between processes of one machine
-nothing is lost and no queue is long, so there is nothing for BBR to find out: there it is cubic.
-Only the side that sends has one, so the other side is not asked.
+Over a network whose losses are not known it is BBR, where the kernel has it: on paths with losses
+that no queue has caused it keeps most of the rate, of which cubic keeps a tenth (docs/log.md). A
+stream that keeps to a pace fills no queue, so a loss there is the path's; where a plan has found
+none it is cubic, which does not slow down to look for the shortest round trip as BBR does. Between
+processes of one machine there is nothing to find out: cubic again. Only the side that sends has a
+control, so the other side is not asked.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from atoll.collectives.errors import ConfigError
 if TYPE_CHECKING:
     from atoll.peer.rounds.datastream import DataStream
 
-__all__ = ["AUTO", "FAR", "LOCAL", "Congestion", "ask", "check", "in_use"]
+__all__ = ["AUTO", "BBR", "CUBIC", "Congestion", "ask", "check", "in_use", "suited"]
 
 AUTO: Final = "auto"
-FAR, LOCAL = "bbr", "cubic"  # what "auto" stands for
+BBR, CUBIC = "bbr", "cubic"  # what "auto" chooses from
 NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX of linux/tcp.h, with a zero at the end
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -41,10 +43,15 @@ class Congestion:
         if self._choice != AUTO:
             why_not = stream.use_congestion(name := self._choice, lasting=True)
         else:
-            why_not = stream.use_congestion(name := LOCAL if stream.is_local else FAR)
+            why_not = stream.use_congestion(name := suited(stream))
         if why_not and name not in self._missed:
             self._missed.add(name)
             self._log(f"data streams use {stream.congestion or 'what there is'}: {why_not}")
+
+
+def suited(stream: DataStream, *, paced: bool = False, lossy: bool = True) -> str:
+    """What "auto" means for a stream of this plan, or of none."""
+    return CUBIC if stream.is_local or (paced and not lossy) else BBR
 
 
 def ask(sock: socket.socket, name: str) -> str:

@@ -21,6 +21,7 @@ from atoll.collectives.errors import AtollError, ConnectError
 from atoll.collectives.pacing import is_open, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
+from atoll.peer.net.congestion import suited
 from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.dataframes import (
     DATA_HEADER_BYTES,
@@ -61,6 +62,14 @@ class Lane(NamedTuple):
     number: int
 
 
+class Pace(NamedTuple):
+    """What a plan says of the streams to a peer: bytes per second of all lanes together; 0: none.
+    ``lossy``: see StreamPlan."""
+
+    bytes_per_s: float = 0.0
+    lossy: bool = True  # as long as nobody knows
+
+
 class FrameOutlet:
     """The sending end of one attempt's frames to one peer (collectives.engine.Outlet).
 
@@ -95,7 +104,7 @@ class Streams:
         self._incoming: dict[DataStream, bytes] = {}  # with the peer that sends on it
         self._numbers = itertools.count(1)  # of incoming streams
         self._lanes: dict[bytes, int] = {}  # where it is not one
-        self._paces: dict[bytes, float] = {}  # bytes per second, of all lanes together
+        self._paces: dict[bytes, Pace] = {}
         self._paced = True  # in the round at hand
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
@@ -156,9 +165,9 @@ class Streams:
         self._lanes[peer] = min(max(1, count), STREAMS_MAX)
         self._keep_pace(peer)
 
-    def pace(self, peer: bytes, bytes_per_s: float) -> None:
+    def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
         """Send no faster to this peer, over all lanes together, from now on; 0: no pace."""
-        self._paces[peer] = bytes_per_s
+        self._paces[peer] = Pace(bytes_per_s, lossy)
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
@@ -170,9 +179,15 @@ class Streams:
                 self._keep_pace(peer)
 
     def _keep_pace(self, peer: bytes) -> None:
-        rate = lane_pace(self._paces.get(peer, 0.0), self.lanes(peer)) if self._paced else 0.0
+        wanted = self._paces.get(peer, Pace())
+        rate = lane_pace(wanted.bytes_per_s, self.lanes(peer)) if self._paced else 0.0
         for lane, stream in self._outgoing.items():
-            if lane.peer == peer and stream.pace_bytes_per_s != rate:
+            if lane.peer != peer:
+                continue
+            # A round without a pace keeps the control, and with it what that knows of the way. What
+            # the kernel lacks has been said when the stream was opened.
+            stream.use_congestion(suited(stream, paced=wanted.bytes_per_s > 0, lossy=wanted.lossy))
+            if stream.pace_bytes_per_s != rate:
                 stream.pace(rate)
 
     def warm(self, peer: bytes) -> None:

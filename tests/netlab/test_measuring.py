@@ -13,7 +13,7 @@ from harness.labnet import LabNet
 from harness.processes import Fleet, fleet
 
 from atoll.peer.lab.lab import Lab
-from atoll.peer.net.congestion import FAR, ask
+from atoll.peer.net.congestion import BBR, ask
 from atoll.peer.snapshot import render
 
 NAMES = "abc"
@@ -86,8 +86,8 @@ def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_pa
         sent = [run.peers[name].status()["bytes"]["probes_sent"] for name in NAMES]
         assert all(0 < count <= 2 * (24 << 20) for count in sent), "no more than an hour may have"
         with socket.socket() as sock:
-            if not ask(sock, FAR):
-                assert [run.peers[name].status()["congestion"] for name in NAMES] == [[FAR]] * 3
+            if not ask(sock, BBR):
+                assert [run.peers[name].status()["congestion"] for name in NAMES] == [[BBR]] * 3
         print({pair: 8e-6 * link["out_bytes_per_s"] for pair, link in links(run).items()})
 
 

@@ -113,6 +113,7 @@ def test_a_plan_of_streams_for_a_full_view_fits_a_frame() -> None:
         peers=tuple(peer(n) for n in range(MEMBERS_MAX)),
         streams=(STREAMS_MAX,) * MEMBERS_MAX,
         pace=(1.23456789e8,) * MEMBERS_MAX,
+        lossy=(True,) * MEMBERS_MAX,
     )
     payload = encode(plan)
     assert decode(payload) == plan
@@ -130,11 +131,18 @@ def test_a_plan_of_streams_for_a_full_view_fits_a_frame() -> None:
         {"pace": [1e6, math.nan]},
         {"pace": [1e6, math.inf]},
         {"pace": [1e6, 1e-3]},  # a standstill
+        {"lossy": [True]},
+        {"lossy": [True, 2]},
     ],
     ids=str,
 )
 def test_no_plan_of_streams_brings_a_peer_to_a_standstill(wrong: dict[str, object]) -> None:
-    right = {"peers": [peer(1), peer(2)], "streams": [1, 4], "pace": [0.0, 1e6]}
-    assert list(received(right, "StreamPlan").rows())[1] == (peer(2), 4, 1e6)
+    right = {
+        "peers": [peer(1), peer(2)],
+        "streams": [1, 4],
+        "pace": [0.0, 1e6],
+        "lossy": [True, False],
+    }
+    assert list(received(right, "StreamPlan").rows())[1] == (peer(2), 4, 1e6, False)
     with pytest.raises(RemoteProtocolError):
         received(right | wrong, "StreamPlan")

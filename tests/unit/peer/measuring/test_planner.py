@@ -33,6 +33,7 @@ class Site:
         self.state: ReplicatedState | None = state()
         self.lanes: dict[bytes, int] = {}
         self.paces: dict[bytes, float] = {}
+        self.lossy: dict[bytes, bool] = {}
         self.advised: list[Advised] = []
         self.sent: list[tuple[bytes, object]] = []
         self.lines: list[str] = []
@@ -49,8 +50,9 @@ class Site:
     def widen(self, peer: bytes, count: int) -> None:
         self.lanes[peer] = count
 
-    def pace(self, peer: bytes, bytes_per_s: float) -> None:
+    def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
         self.paces[peer] = bytes_per_s
+        self.lossy[peer] = lossy
 
     def is_known(self, participants: Collection[bytes]) -> bool:
         return self.known
@@ -137,12 +139,13 @@ def test_only_the_coordinator_is_obeyed_and_about_members_only() -> None:
     async def play(_: Cluster, sites: list[Site]) -> None:
         a, b, c = sites
         stranger = b"s" * 32
-        plan = StreamPlan((c.peer, stranger), (4, 4), (1e6, 1e6))
+        plan = StreamPlan((c.peer, stranger), (4, 4), (1e6, 1e6), (True, False))
         assert b.planner.on_message(c.peer, plan)
         assert b.planner.on_message(stranger, plan)
         assert b.paces == b.lanes == {}
         assert b.planner.on_message(a.peer, plan)
         assert (b.paces, b.lanes) == ({c.peer: 1e6}, {c.peer: 4})
+        assert b.lossy == {c.peer: True}
         assert not b.planner.on_message(a.peer, LinkRow((), (), (), ()))
 
     scenario(play)

@@ -9,6 +9,7 @@ from atoll.collectives.network import Network, measured, uniform
 from atoll.peer.measuring.messages import StreamPlan
 from atoll.peer.measuring.planning import (
     CHANGE,
+    LOSSY_SLACK,
     PACED_BYTES_PER_S_MAX,
     differs,
     plan_rounds,
@@ -64,6 +65,18 @@ def test_lossy_paths_get_several_streams() -> None:
     plan = plan_rounds(PEERS, wide(100, 100, 100, 100, loss=0.005), GRID, FLOAT)
     assert all(min(told.streams) > 1 for told in plan.told.values())
     assert "streams" in "; ".join(plan.choice.reasons)
+
+
+def test_only_where_losses_would_slow_a_stream_it_must_not_heed_them() -> None:
+    clean = plan_rounds(PEERS, wide(100, 100, 100, 100), GRID, FLOAT)
+    harmless = plan_rounds(PEERS, wide(100, 100, 100, 100, loss=1e-6), GRID, FLOAT)
+    lossy = plan_rounds(PEERS, wide(100, 100, 100, 100, loss=0.005), GRID, FLOAT)
+    for peer in PEERS:
+        assert clean.told[peer].lossy == harmless.told[peer].lossy == (False,) * 3
+        assert clean.told[peer].pace == harmless.told[peer].pace
+        assert lossy.told[peer].lossy == (True,) * 3
+        more = [LOSSY_SLACK * rate for rate in clean.told[peer].pace]
+        assert lossy.told[peer].pace == pytest.approx(more)  # room for what is sent again
 
 
 def test_sites_are_used_where_the_lines_between_them_are_slow() -> None:

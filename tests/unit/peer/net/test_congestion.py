@@ -11,7 +11,7 @@ import pytest
 from harness.wires import Call, receive
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.net.congestion import AUTO, FAR, LOCAL, Congestion, ask, check
+from atoll.peer.net.congestion import AUTO, BBR, CUBIC, Congestion, ask, check, suited
 from atoll.peer.net.streamkeys import CIPHERS
 from atoll.peer.rounds.datastream import LOCAL_BUFFER_BYTES, PlainStream
 
@@ -42,7 +42,7 @@ def stream_to(address: str) -> Iterator[tuple[PlainStream, PlainStream]]:
 def test_what_is_asked_for_depends_on_the_way() -> None:
     said: list[str] = []
     congestion = Congestion(AUTO, said.append)
-    for address, wanted in ((SAME, LOCAL), (OTHER, FAR)):
+    for address, wanted in ((SAME, CUBIC), (OTHER, BBR)):
         with stream_to(address) as (sender, receiver):
             before = receiver.congestion
             congestion.apply(sender)
@@ -50,7 +50,7 @@ def test_what_is_asked_for_depends_on_the_way() -> None:
             if kernel_has(wanted):
                 assert sender.congestion == wanted
             assert receiver.congestion == before, "it sends nothing"
-    assert len(said) == sum(not kernel_has(name) for name in (LOCAL, FAR))
+    assert len(said) == sum(not kernel_has(name) for name in (CUBIC, BBR))
 
 
 def test_what_the_user_wants_beats_what_is_chosen() -> None:
@@ -69,6 +69,15 @@ def test_a_plan_may_choose_where_the_user_has_not() -> None:
         Congestion(AUTO, print).apply(sender)
         assert sender.pace(1e6, "reno")
         assert sender.congestion == "reno"
+
+
+@pytest.mark.parametrize("paced", [False, True])
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_pace_on_a_way_without_losses_goes_without_bbr(paced: bool, lossy: bool) -> None:
+    with stream_to(OTHER) as (sender, _):
+        assert suited(sender, paced=paced, lossy=lossy) == (CUBIC if paced > lossy else BBR)
+    with stream_to(SAME) as (sender, _):
+        assert suited(sender, paced=paced, lossy=lossy) == CUBIC
 
 
 def test_what_the_kernel_refuses_is_said_once_and_does_no_harm() -> None:
@@ -124,7 +133,7 @@ def test_all_streams_of_a_daemon_are_asked_for_it(net: Net, ciphers: tuple[str, 
         a, b = await net.linked(ciphers)
         stream = await b.host.open_data(a.id, a.address)
         assert stream.is_local
-        assert stream.congestion == (LOCAL if kernel_has(LOCAL) else stream.congestion)
+        assert stream.congestion == (CUBIC if kernel_has(CUBIC) else stream.congestion)
         stream.close()
 
     net.run(scenario())
