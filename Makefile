@@ -9,6 +9,9 @@ STAMP  := $(VENV)/.ready
 # More arguments for the command, for example: make demo ARGS="--plain --rounds 8"
 ARGS   ?=
 
+# Some systems set it. Daemons of tests would compile all modules at each start, a quarter of its time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-slow check wheel bench soak soak-short simulate replay shrink \
         mutants scenarios-rewrite clean
