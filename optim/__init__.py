@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.diloco import DiLoCo
+    from atoll.optim.swarm import Swarm
 
-__all__ = ["ByteTransformer", "DiLoCo", "TextBatches", "heldout_loss"]
+__all__ = ["ByteTransformer", "DiLoCo", "Swarm", "TextBatches", "heldout_loss"]
 
 _HOME = {
     "ByteTransformer": "atoll.optim.byte_lm",
     "DiLoCo": "atoll.optim.diloco",
+    "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
     "heldout_loss": "atoll.optim.byte_lm",
 }

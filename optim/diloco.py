@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,8 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
-
-if TYPE_CHECKING:
-    from atoll.peer.session import Session
 
 __all__ = ["DiLoCo"]
 
@@ -59,7 +57,7 @@ class DiLoCo:
         model: nn.Module,
         inner: Optimizer | Sequence[Optimizer],
         sync_every: int,
-        peer: Session,
+        peer: TrainerSession,
         *,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.9,

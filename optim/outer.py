@@ -13,11 +13,45 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.collectives.codecs import F32, U8, get_codec
 from atoll.collectives.native import KERNELS
+from atoll.optim.spec import RunSpec
 
-__all__ = ["Floats", "nesterov_step"]
+__all__ = ["Floats", "OuterStep", "Pair", "nesterov_step"]
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
+Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32[n] each
+
+
+class OuterStep:
+    """What a committed round of a run does to a chunk of its state: the same wherever it is done
+    (commits, replays, checkpoints, swarms). One instance per thread, because it has scratch for
+    ``chunk_elements``.
+    """
+
+    def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
+        self.codec = get_codec(spec.codec)
+        self._lr, self._mu = spec.outer_lr, spec.outer_momentum
+        self._delta = np.empty(chunk_elements, np.float32)
+        self._scratch = np.empty(chunk_elements, np.float32)
+
+    def __call__(self, encoded: U8, source: Pair, target: Pair) -> None:
+        """``encoded`` is the chunk's averaged pseudo-gradient; both may be the same memory.
+
+        CodecError for malformed bytes; then nothing is written.
+        """
+        theta, momentum = target
+        delta = self._delta[: theta.size]
+        self.codec.decode(encoded, delta)
+        nesterov_step(
+            *source,
+            delta,
+            lr=self._lr,
+            mu=self._mu,
+            out_theta=theta,
+            out_momentum=momentum,
+            scratch=self._scratch[: theta.size],
+        )
 
 
 def nesterov_step(

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.collectives.errors import CheckpointError, StateError
-from atoll.optim.outer import nesterov_step
+from atoll.optim.outer import OuterStep
 from atoll.peer.checkpoints.checkpoint import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -230,8 +230,7 @@ class _Copy:
         self._go_on, self._tell = go_on, tell
         self._rounds: list[int] = []  # that each chunk is of
         self._buffer = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
-        self._delta = np.empty(state.grid.chunk_elements, np.float32)
-        self._scratch = np.empty(state.grid.chunk_elements, np.float32)
+        self._outer_step = OuterStep(state.spec, state.grid.chunk_elements)
 
     def read_all(self) -> None:
         self._tell(f"copying the state, from round {self._state.round} on")
@@ -284,19 +283,7 @@ class _Copy:
     def _step(self, data: memoryview, encoded: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
         """The outer step, as ReplicatedState takes it, in the chunk's own place."""
         theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
-        delta, scratch = self._delta[: theta.size], self._scratch[: theta.size]
-        self._state.codec.decode(encoded, delta)
-        spec = self._state.spec
-        nesterov_step(
-            theta,
-            momentum,
-            delta,
-            lr=spec.outer_lr,
-            mu=spec.outer_momentum,
-            out_theta=theta,
-            out_momentum=momentum,
-            scratch=scratch,
-        )
+        self._outer_step(encoded, (theta, momentum), (theta, momentum))
 
     def _write(self, chunk: int, data: memoryview) -> None:
         place = self._layout.place(chunk)

@@ -1,6 +1,5 @@
 """Two buffers of parameters and momentum, and the arithmetic on one chunk of them.
 
-Commits, replays and checkpoints go through the same ``OuterStep``, so that they give the same bits.
 Which buffer is current, and who may write when, is the state's business (state.py).
 """
 
@@ -14,49 +13,16 @@ from numpy.typing import NDArray
 
 from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout, get_codec, grid_for
 from atoll.optim.manifest import Manifest
-from atoll.optim.outer import nesterov_step
+from atoll.optim.outer import OuterStep, Pair
 from atoll.optim.spec import RunSpec
 from atoll.peer.memory import Region
 from atoll.peer.rounds.entries import INIT
 
-__all__ = ["U8", "Floats", "OuterStep", "StateBuffers"]
+__all__ = ["U8", "Floats", "StateBuffers"]
 
 Floats: TypeAlias = NDArray[np.float32]
-Pair: TypeAlias = tuple[Floats, Floats]  # parameters and momentum
 U8: TypeAlias = NDArray[np.uint8]
 _FLOAT32 = get_codec("float32")  # of INIT, whatever the run's codec
-
-
-class OuterStep:
-    """The arithmetic of an entry on one chunk: one instance per thread, because it has scratch."""
-
-    def __init__(self, spec: RunSpec, grid: ChunkGrid) -> None:
-        self.codec = get_codec(spec.codec)
-        self._lr, self._mu = spec.outer_lr, spec.outer_momentum
-        self._delta = np.empty(grid.chunk_elements, np.float32)
-        self._scratch = np.empty(grid.chunk_elements, np.float32)
-
-    def __call__(self, kind: str, encoded: U8, source: Pair, target: Pair) -> None:
-        """Both are parameters and momentum, float32[n] each, and may be the same memory.
-
-        CodecError for malformed bytes; then nothing is written.
-        """
-        theta, momentum = target
-        if kind == INIT:
-            _FLOAT32.decode(encoded, theta)
-            momentum.fill(0)
-            return
-        delta = self._delta[: theta.size]
-        self.codec.decode(encoded, delta)
-        nesterov_step(
-            *source,
-            delta,
-            lr=self._lr,
-            mu=self._mu,
-            out_theta=theta,
-            out_momentum=momentum,
-            scratch=self._scratch[: theta.size],
-        )
 
 
 class StateBuffers:
@@ -65,7 +31,7 @@ class StateBuffers:
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
         self.grid = grid_for(count)
-        self._step = OuterStep(spec, self.grid)
+        self._step = OuterStep(spec, self.grid.chunk_elements)
         self.codec = self._step.codec
         self.shared = Region("state", 4 * count)
         floats = self.shared.floats
@@ -83,7 +49,12 @@ class StateBuffers:
 
         CodecError for malformed bytes; then nothing is written.
         """
-        self._step(kind, encoded, self._pair(chunk, source), self._pair(chunk, target))
+        if kind != INIT:
+            self._step(encoded, self._pair(chunk, source), self._pair(chunk, target))
+            return
+        theta, momentum = self._pair(chunk, target)
+        _FLOAT32.decode(encoded, theta)
+        momentum.fill(0)
 
     def leaf(self, chunk: int, buffer: int) -> bytes:
         """The SHA-256 of a chunk's parameters and momentum."""

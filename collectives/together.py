@@ -1,0 +1,50 @@
+"""A reduction whose participants are all in this process: no frames, the same bytes.
+
+What peers compute in a butterfly is fixed: every part goes through the codec, the parts are added
+in the order of the participants, and the sum goes through the codec once more (schedule.py). Here
+it is a loop, for swarms (optim/swarm.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.plan import butterfly_plan
+from atoll.collectives.result import RoundResult
+from atoll.collectives.sums import Sums
+
+__all__ = ["reduce_together"]
+
+
+def reduce_together(
+    codec: Codec,
+    grid: ChunkGrid,
+    weights: Sequence[float],
+    sources: Sequence[Callable[[int, F32], None]],
+) -> U8:
+    """The encoded weighted mean, uint8[total_bytes], chunk after chunk as ``encoded_layout`` says.
+
+    ``sources[i](chunk, out)`` fills in the part of participant i, which has ``weights[i]``; one of
+    weight 0 is not asked. ConfigError for weights that give no mean, CodecError for values that are
+    not finite.
+    """
+    if len(sources) != len(weights):
+        raise ConfigError(f"{len(sources)} parts and {len(weights)} weights")
+    names = [number.to_bytes(4, "big") for number in range(len(weights))]
+    plan = butterfly_plan(names, weights, grid)
+    result = RoundResult(codec, grid)
+    adding = 0
+
+    def source(chunk: int, out: F32) -> None:
+        sources[adding](chunk, out)
+
+    sums = Sums(result, codec, plan.factors(), lambda chunk: True, source)
+    counted = [number for number, weight in enumerate(plan.weights) if weight > 0]
+    for chunk in range(grid.count):
+        for adding in counted:
+            sums.add_own(chunk, adding, coded=True)
+        sums.encode(chunk, result.view(chunk))
+    return result.array

@@ -1,0 +1,147 @@
+"""A swarm: workers of one run in one process, with the arithmetic of daemons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.errors import CodecError, ConfigError, IncompatibleRunError, SessionError
+from atoll.optim import DiLoCo, Swarm
+from atoll.optim.swarm import SwarmSession
+
+ROUNDS, SYNC_EVERY = 3, 4
+
+
+def trainer(worker: int, **options: Any) -> Callable[[Any], torch.Tensor]:
+    """A loop with random numbers in it, for any session."""
+
+    def train(session: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        inner = torch.optim.AdamW(model.parameters(), lr=0.05)
+        outer = DiLoCo(model, inner, SYNC_EVERY, session, **options)
+        torch.manual_seed(100 + worker)
+        for _ in range(ROUNDS * SYNC_EVERY):
+            features = torch.randn(16, 6)
+            outer.count(1 + worker)
+            (model(features) - features.sum(1, keepdim=True)).square().mean().backward()
+            inner.step()
+            inner.zero_grad()
+        assert outer.metrics()["rounds"] == ROUNDS
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    return train
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
+def test_all_end_with_the_same_bits_and_so_does_the_next_run(codec: str) -> None:
+    def train() -> list[torch.Tensor]:
+        swarm = Swarm(3)
+        found = swarm.run(lambda session: trainer(session.number, codec=codec)(session))
+        assert swarm.state.round == 1 + ROUNDS
+        return found
+
+    first, again = train(), train()
+    assert all(torch.equal(first[0], other) for other in [*first, *again])
+
+
+def test_rounds_are_the_plain_arithmetic(local_run: Any) -> None:
+    """Without random numbers the loops may run side by side: sessions of both kinds agree."""
+
+    def train(number: int, session: Any) -> torch.Tensor:
+        values = torch.linspace(-1, 1, 5000)
+        parameter = nn.Parameter(values.clone())
+        model = nn.ParameterList([parameter])
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = DiLoCo(model, inner, 2, session, codec="float32")
+        for step in range(8):
+            outer.count(number + 1)
+            parameter.grad = (number + 1) * torch.cos(parameter.detach() * (step + 1))
+            inner.step()
+        return parameter.detach().clone()
+
+    swarm = Swarm(3)
+    found = swarm.run(lambda session: train(session.number, session))
+    run = local_run(3)
+    with ThreadPoolExecutor(3) as pool:
+        others = list(pool.map(train, range(3), run.sessions))
+    for mine, other in zip(found, others, strict=True):
+        assert torch.equal(mine, other)
+    assert swarm.state.theta.tobytes() == run.theta.tobytes()
+    assert swarm.state.momentum.tobytes() == run.momentum.tobytes()
+
+
+def test_one_worker_with_a_mean_is_plain_training() -> None:
+    """Acceptance test 1: outer SGD of rate 1 without momentum takes the worker's parameters."""
+    options = {"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "float32"}
+    (found,) = Swarm(1).run(trainer(0, **options))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    inner = torch.optim.AdamW(model.parameters(), lr=0.05)
+    torch.manual_seed(100)
+    for _ in range(ROUNDS * SYNC_EVERY):
+        features = torch.randn(16, 6)
+        (model(features) - features.sum(1, keepdim=True)).square().mean().backward()
+        inner.step()
+        inner.zero_grad()
+    alone = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_bytes_are_those_of_a_butterfly() -> None:
+    swarm = Swarm(4)
+    swarm.run(lambda s: trainer(s.number, codec="float32")(s))
+    elements = swarm.state.theta.size
+    assert swarm.encoded_bytes == ROUNDS * 2 * 3 * 4 * elements
+
+
+def test_who_ends_early_is_not_in_later_rounds() -> None:
+    counted: list[int] = []
+
+    def train(session: SwarmSession) -> None:
+        model = nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        DiLoCo(model, inner, 1, session, codec="float32")
+        for _ in range(2 + session.number):
+            model(torch.ones(1, 2)).sum().backward()
+            inner.step()
+            counted.append(session.number)
+
+    swarm = Swarm(2)
+    swarm.run(train)
+    assert swarm.state.round == 1 + 3
+    assert counted == [0, 1, 0, 1, 1]
+
+
+def test_wrong_use_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="swarm of 0 workers"):
+        Swarm(0)
+    swarm = Swarm(2)
+    with pytest.raises(SessionError, match="no worker has attached"):
+        _ = swarm.state
+
+    def differs(session: SwarmSession) -> None:
+        model = nn.Linear(2, 1 + session.number)
+        DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), 1, session)
+
+    with pytest.raises(IncompatibleRunError, match="weight"):
+        swarm.run(differs)
+
+    def diverges(session: SwarmSession) -> None:
+        model = nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        DiLoCo(model, inner, 1, session)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, np.inf if session.number else 1.0)
+        inner.step()
+
+    with pytest.raises(CodecError, match="NaN or Inf"):
+        Swarm(2).run(diverges)
+    with pytest.raises(SessionError, match="before attach"):
+        Swarm(1).run(lambda session: session.submit(lambda flat: None, 1.0))
