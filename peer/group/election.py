@@ -10,6 +10,10 @@ a+1 only after it has decided not to commit attempt a. Rounds commit in order, s
 flight the base is the last round up to which every round stands in some report, with the highest
 attempt of each. That is the Viewstamped Replication argument with rounds as operations.
 
+One attempt has one result, unless somebody's memory is bad. Of several, the one that may have been
+committed is the one whose holders, with all voters that have not promised, are a quorum. If that is
+so of two, the base is *disputed*: more promises are waited for, and then it counts as lost.
+
 Every acceptor sends ACCEPTED to all voters, so that each learns the decision by itself: a view
 known only to a dead proposer would strand the living.
 
@@ -21,16 +25,17 @@ is flagged as a rollback and names what was lost.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.peer.group.events import Effect, Note, Send
-from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Vote
+from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Run, Vote
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import Ballot, View, chain_after, forked, founded, is_quorum
 
-__all__ = ["Acceptor", "Proposer", "base_of"]
+__all__ = ["Acceptor", "Base", "Proposer", "base_of"]
 
 
 class Acceptor:
@@ -171,18 +176,22 @@ class Proposer:
         if voted and not fork:  # a fork is another history: nothing binds it, and it binds nobody
             best = max(voted, key=lambda p: p.accepted_ballot or Ballot())
             return best.accepted_view
-        reports = [promise.report for promise in promises.values()]
-        base_round, base_chain, held = base_of(reports)
-        lost = not held or base_round < self.view.base_round
+        reports = {peer: promise.report for peer, promise in promises.items()}
+        base = base_of(self.view, reports)
+        base_round, base_chain = base.round, base.chain
+        disputed = 0 if fork else base.disputed  # a fork's history is its own
+        lost = bool(disputed) or not base.held or base.round < self.view.base_round
         if lost:
             if now_s - self.started_s <= self.timing.lost_s:
                 return None
-            back = max(((r.round, r.chain) for r in reports if r.holds), default=None)
-            goal = max(base_round, self.view.base_round)
+            back = max(((r.round, r.chain) for r in reports.values() if r.holds), default=None)
+            why = f"no living member holds round {max(base.round, self.view.base_round)}"
+            if disputed:
+                why = f"round {disputed} has two results, and who knows the right one is missing"
             if back is None or self.view.rules.on_lost == "halt":
-                self._note_lost(f"no living member holds round {goal}; the run halts")
+                self._note_lost(f"{why}; the run halts")
                 return None
-            self._note_lost(f"no living member holds round {goal}: going back to round {back[0]}")
+            self._note_lost(f"{why}: going back to round {back[0]}")
             base_round, base_chain = back
         proposal = replace(
             self.view,
@@ -204,20 +213,44 @@ class Proposer:
             self.emit(Note("base-lost", text))
 
 
-def base_of(reports: Iterable[Report]) -> tuple[int, bytes, bool]:
-    """The last position that may have been committed, and whether a reporter holds its state.
+class Base(NamedTuple):
+    """The last position that may have been committed; whether a reporter holds its state; and the
+    first round on the way of which two results may have been, 0 for none."""
+
+    round: int
+    chain: bytes
+    held: bool
+    disputed: int
+
+
+def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
+    """Of what these voters of ``view`` have promised.
 
     From the highest committed round on, each round's result with the highest attempt follows.
     """
-    reports = list(reports)
-    base_round, base_chain = max((report.round, report.chain) for report in reports)
-    runs = [run for report in reports for run in report.runs]
-    while following := [run for run in runs if run.round == base_round + 1]:
-        # Of one attempt there may be two results, if somebody's memory is bad: what most say.
-        best = max(following, key=lambda run: (run.attempt, runs.count(run), run.root))
+    silent = {*view.peers} - reports.keys()
+    base_round, base_chain = max((report.round, report.chain) for report in reports.values())
+    disputed = 0
+    while following := _holders(reports, base_round + 1):
+        possible = [run for run, peers in following.items() if is_quorum(view, peers | silent)]
+        if len(possible) > 1 and not disputed:
+            disputed = base_round + 1
+        best = max(possible or following, key=lambda run: (len(following[run]), run.root))
         base_round = best.round
         base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
-    return base_round, base_chain, any(_reaches(r, base_round, base_chain) for r in reports)
+    held = any(_reaches(r, base_round, base_chain) for r in reports.values())
+    return Base(base_round, base_chain, held, disputed)
+
+
+def _holders(reports: Mapping[bytes, Report], round_number: int) -> dict[Run, set[bytes]]:
+    """The results of the last attempt at a round, and who reports each."""
+    found: dict[Run, set[bytes]] = defaultdict(set)
+    for peer, report in reports.items():
+        for run in report.runs:
+            if run.round == round_number:
+                found[run].add(peer)
+    last = max((run.attempt for run in found), default=0)
+    return {run: peers for run, peers in found.items() if run.attempt == last}
 
 
 def _reaches(report: Report, round_number: int, chain: bytes) -> bool:

@@ -8,7 +8,8 @@ Rules. INIT has none, and GATHER: there is nothing to reduce. A first attempt at
 those that the advice is about gets it whole. Any other attempt, of fewer of them or after a broken
 one, is a butterfly with the shares of those who are left: there everybody sees who is late, while
 in a ring or a tree all wait for a neighbour that waits itself, and the wrong ones would be
-excluded. So is a REDUCE, whose size and codec the advice does not know.
+excluded. So is a REDUCE, whose size and codec the advice does not know: the advice has shares for a
+vector of any size, beside those of a step.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
 __all__ = ["WHY_CHARS_MAX", "Advised", "Layout", "layout_for"]
 
 BUTTERFLY, RING, TREE, SITES = "butterfly", "ring", "tree", "hierarchical"
+PAIRWISE = "pairwise"  # of two: nobody owns anything, each adds up for itself
 WHY_CHARS_MAX = 300  # a sentence or two: every BEGIN carries it
 
 Share = Annotated[int, Within(0, CHUNKS_MAX)]
@@ -55,12 +57,17 @@ class Layout:
             RING: sorted(self.order) == list(range(count)),
             TREE: not self.order,
             SITES: len(self.order) == count,
+            PAIRWISE: count == 2 and not self.order,
         }
         if not fits.get(self.kind, False):
             raise ValueError(f"no layout of {count} is a {self.kind} in the order {self.order}")
 
+    @property
+    def is_pairwise(self) -> bool:
+        return self.kind == PAIRWISE
+
     def routes(self) -> Routes | None:
-        """None for the butterfly, whose routes are a plan's usual ones."""
+        """None where they are a plan's usual ones, or there are none."""
         if self.kind == RING:
             return ring(self.order)
         if self.kind == TREE:
@@ -71,10 +78,13 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class Advised:
     """To the machine, where it coordinates: how rounds of these would go fastest, until other
-    advice comes. ``participants`` in ascending order of peer id, as many as the layout has."""
+    advice comes. ``participants`` in ascending order of peer id, as many as the layout has.
+    ``shares``: of a butterfly of these over a vector of any size; a model of few chunks cannot be
+    shared out so finely. () stands for those of the layout."""
 
     participants: tuple[bytes, ...]
     layout: Layout
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if list(self.participants) != sorted(set(self.participants)):
@@ -82,6 +92,10 @@ class Advised:
         if len(self.participants) != len(self.layout.shares):
             who = len(self.participants)
             raise ConfigError(f"a layout of {len(self.layout.shares)} peers for {who}")
+        if not self.shares:
+            object.__setattr__(self, "shares", self.layout.shares)
+        if len(self.participants) != len(self.shares):
+            raise ConfigError(f"{len(self.shares)} shares for a layout of {len(self.participants)}")
 
 
 def layout_for(
@@ -95,7 +109,7 @@ def layout_for(
         return None
     if not again and kind == STEP and tuple(participants) == advice.participants:
         return advice.layout
-    known = dict(zip(advice.participants, advice.layout.shares, strict=True))
+    known = dict(zip(advice.participants, advice.shares, strict=True))
     if not all(peer in known for peer in participants):
         return None
     shares = tuple(known[peer] for peer in participants)

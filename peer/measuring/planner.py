@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from atoll.collectives.chunks import ChunkGrid, grid_for
+from atoll.collectives.codecs import Codec, get_codec
 from atoll.collectives.network import Network
+from atoll.optim.spec import COLLECTIVES
 from atoll.peer.group.layouts import Advised
 from atoll.peer.group.membership import Node
 from atoll.peer.measuring.messages import StreamPlan
@@ -19,6 +22,9 @@ LOOK_S = 1.0  # between two looks whether the plan still suits
 # Between two plans for the same peers: so long a plan is tried before another one is made of what
 # it taught.
 REPLAN_S = 10.0
+# Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
+# some million elements, say. For much smaller ones a plan gains nothing.
+COLLECTIVE_ELEMENTS = 4 << 20
 
 
 class PlannedStreams(Protocol):
@@ -71,15 +77,15 @@ class Planner:
         if node.view is None or state is None or len(participants) < 2:
             self._made_for = ()
             return
-        now_s, grid = self._loop.time(), state.fragment_grid(0)
-        made_for = (node.view.lineage, node.view.number, participants, grid, state.codec)
+        now_s, (grid, codec) = self._loop.time(), _reduced(state)
+        made_for = (node.view.lineage, node.view.number, participants, grid, codec)
         same = made_for == self._made_for
         if (same and now_s - self._made_s < REPLAN_S) or not self._links.is_known(participants):
             return  # rounds are butterflies of equal shares until all links are known
         network = self._links.network(participants)
         if same and self._network is not None and not differs(self._network, network):
             return
-        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, state.codec)
+        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, codec)
         if self._training() != participants:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
@@ -126,3 +132,10 @@ class Planner:
             self._streams.widen(peer, count)
             self._streams.pace(peer, bytes_per_s, lossy=lossy)
         self._paced = {row[0] for row in known}
+
+
+def _reduced(state: ReplicatedState) -> tuple[ChunkGrid, Codec]:
+    """The vector of a round."""
+    if state.spec.method == COLLECTIVES:
+        return grid_for(COLLECTIVE_ELEMENTS), get_codec("float32")
+    return state.fragment_grid(0), state.codec

@@ -18,6 +18,7 @@ from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import Codec
 from atoll.collectives.network import Network
 from atoll.collectives.pacing import carried_bytes, paces
+from atoll.collectives.shards import butterfly_shards
 from atoll.peer.group.layouts import WHY_CHARS_MAX, Advised, Layout
 from atoll.peer.measuring.messages import StreamPlan
 
@@ -34,7 +35,8 @@ LOSSY_SLACK = 1.1
 # Latencies of less than this are those of a processor's queue, and decide nothing.
 LATENCY_CHANGE_S = 0.002
 LOSS_CHANGE = 0.001  # below it, a stream fills most paths
-GROUP_KINDS = tuple(kind for kind in KINDS if kind != "pairwise")
+# Shares of a vector of any size are in so many parts: finer than that no rate is known.
+FINE_PARTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def plan_rounds(
     """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
     this grid. May take seconds for very many."""
     bits = 8 * codec.encoded_bytes(grid.total) / grid.total
-    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=GROUP_KINDS)
+    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=KINDS)
     choice = choose(network, task)
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
@@ -69,7 +71,8 @@ def plan_rounds(
             pace=tuple(map(_pace, pace[source, others].tolist(), lossy)),
             lossy=lossy,
         )
-    return RoundPlan(Advised(tuple(participants), layout), told, choice)
+    advice = Advised(tuple(participants), layout, butterfly_shards(network, FINE_PARTS))
+    return RoundPlan(advice, told, choice)
 
 
 def differs(before: Network, now: Network) -> bool:

@@ -21,6 +21,7 @@ from atoll.collectives import (
     RoundResult,
     get_codec,
     grid_for,
+    pairwise_plan,
     shared_plan,
 )
 from atoll.collectives.errors import RemoteProtocolError
@@ -160,9 +161,12 @@ class Jobs:
 def plan_of(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:
     """Of an attempt; all chunks but the ``kept`` ones are reduced. ConfigError if it makes none."""
     layout = begin.layout
-    shares = layout.shares if layout is not None else (1,) * len(begin.participants)
-    shape = layout.routes() if layout is not None else None
-    plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
+    if layout is not None and layout.is_pairwise:
+        plan = pairwise_plan(begin.participants, begin.weights, grid, kept)
+    else:
+        shares = layout.shares if layout is not None else (1,) * len(begin.participants)
+        shape = layout.routes() if layout is not None else None
+        plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
     return replace(plan, fold=begin.operation.op) if begin.operation is not None else plan
 
 

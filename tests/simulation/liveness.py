@@ -130,10 +130,11 @@ def _prospect(view: View, staying: Iterable[Host]) -> float | None:
     replicas = [node for node in voters.values() if node.follower.is_replica]
     if not replicas:
         return None
-    reports = [node.follower.report() for node in voters.values()]
-    base_round, _, held = base_of(reports)
-    if not held or base_round < view.base_round:
-        rolls_back = view.rules.on_lost == "rollback" and any(r.holds for r in reports)
+    reports = {peer: node.follower.report() for peer, node in voters.items()}
+    base = base_of(view, reports)
+    if not base.held or base.disputed or base.round < view.base_round:
+        holds = any(report.holds for report in reports.values())
+        rolls_back = view.rules.on_lost == "rollback" and holds
         if not rolls_back:
             return None
         extra_s += LOST_S

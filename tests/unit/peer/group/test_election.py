@@ -250,6 +250,42 @@ def test_base_is_the_highest_that_may_have_been_committed(
     assert (view.base_round, view.base_chain) == base
 
 
+def test_of_two_results_of_one_attempt_a_base_is_what_can_have_been_committed() -> None:
+    """C's memory is bad. A, who does not answer yet, may have committed what it shares with B, or,
+    for all that B and C can know, with C: neither may be chosen before A answers."""
+    candidate = Candidate()
+    candidate.promise(B, held(4, (5, 1, Q)))
+    candidate.promise(C, held(4, (5, 1, R)))
+    assert candidate.chosen() is None
+    assert candidate.chosen(TIMING.lost_s - 1) is None
+    candidate.promise(A, Report(5, after(CHAIN, (5, Q)), True))
+    view = candidate.chosen(TIMING.lost_s - 0.5)
+    assert view is not None
+    assert (view.base_round, view.base_chain) == (5, after(CHAIN, (5, Q)))
+
+
+def test_half_with_the_tie_breaker_outweighs_the_other_half() -> None:
+    candidate = Candidate(view_of(A, B, C, D))
+    for peer, root in ((A, Q), (B, Q), (C, R), (D, R)):
+        candidate.promise(peer, held(4, (5, 1, root)))
+    view = candidate.chosen()
+    assert view is not None
+    assert view.base_chain == after(CHAIN, (5, Q)), "those of A may be committed"
+    assert R > Q
+
+
+@pytest.mark.parametrize("on_lost", ["halt", "rollback"])
+def test_a_disputed_base_counts_as_lost_in_the_end(on_lost: str) -> None:
+    candidate = Candidate(replace(VIEW, rules=Rules(on_lost=on_lost)))
+    candidate.promise(B, held(4, (5, 1, Q)))
+    candidate.promise(C, held(4, (5, 1, R)))
+    view = candidate.chosen(TIMING.lost_s + 1)
+    assert (view is None) is (on_lost == "halt")
+    assert view is None or (view.rollback and view.base_round == 4)
+    (note,) = [e for e in candidate.effects if isinstance(e, Note)]
+    assert "round 5 has two results" in note.text
+
+
 def test_the_accepted_value_of_the_highest_ballot_binds() -> None:
     other = replace(NEXT, coordinator=C)
     candidate = Candidate()

@@ -41,6 +41,7 @@ def begins_of(cluster: Cluster) -> list[ms.Begin]:
         {"kind": "hierarchical", "order": (0, 0, 1)},
         {"kind": "tree", "order": (0, 1, 2, 3)},
         {"kind": "butterfly", "order": (0,)},
+        {"kind": "pairwise", "order": ()},  # of four
         {"kind": "butterfly", "order": (), "shares": (0, 0, 0, 0)},
     ],
 )
@@ -81,6 +82,8 @@ def test_advice_names_peers_in_order_one_share_for_each() -> None:
     for peers in (PEERS[::-1], (PEERS[0], PEERS[0], PEERS[1], PEERS[2]), PEERS[:3]):
         with pytest.raises(ConfigError, match="layout"):
             Advised(peers, RING)
+    with pytest.raises(ConfigError, match="3 shares for a layout of 4"):
+        Advised(PEERS, RING, (1, 2, 3))
 
 
 def test_who_gets_which_layout() -> None:
@@ -91,6 +94,11 @@ def test_who_gets_which_layout() -> None:
     assert again is not None
     assert (again.kind, again.shares) == ("butterfly", (3, 0, 2, 0))
     assert layout_for(advice, PEERS, ms.REDUCE, again=False) == again  # of another size and codec
+    finer = Advised(PEERS, advice.layout, (9, 7, 8, 1))
+    for kind, broken in ((ms.REDUCE, False), (ms.REDUCE, True), (ms.STEP, True)):
+        found = layout_for(finer, PEERS, kind, again=broken)
+        assert found is not None
+        assert found.shares == finer.shares
     assert layout_for(advice, PEERS, ms.GATHER, again=False) is None
     assert layout_for(advice, PEERS, ms.INIT, again=False) is None
     fewer = layout_for(advice, PEERS[1:3], ms.STEP, again=False)

@@ -9,7 +9,7 @@ from harness.cluster import Cluster, peer_id
 
 from atoll.collectives.network import Network, uniform
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.group.layouts import Advised
 from atoll.peer.measuring import planner as module
 from atoll.peer.measuring.messages import LinkRow, StreamPlan
@@ -131,6 +131,18 @@ def test_a_trainer_alone_or_a_void_run_needs_no_plan() -> None:
         cluster.until_round("a")
         await lead.planner.look()
         assert lead.advised == []
+
+    scenario(play)
+
+
+def test_where_nothing_but_collectives_is_run_their_vectors_are_shared_out() -> None:
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead = sites[0]
+        spec = RunSpec(method=COLLECTIVES, sync_every=1, codec="float32")
+        lead.state = ReplicatedState(blob(spec, Manifest.of([Parameter("nothing", (1,))])))
+        await lead.planner.look()
+        assert min(lead.advised[0].layout.shares) > 0
+        assert all(0 < pace <= FAST for pace in lead.paces.values())
 
     scenario(play)
 

@@ -55,6 +55,23 @@ def test_a_slow_peer_owns_nothing_and_paces_fit_every_link() -> None:
     assert slow_in > 0.9 * 20 * MBIT  # its line is kept full
 
 
+def test_two_far_apart_exchange_everything_where_that_saves_a_way() -> None:
+    peers, small = PEERS[:2], grid_for(100_000)
+    plan = plan_rounds(peers, wide(100, 100, trip_ms=300), small, INT8)
+    assert plan.advice.layout.kind == "pairwise"
+    assert all(told.pace[0] > 0 for told in plan.told.values())
+    large = plan_rounds(peers, wide(100, 100, trip_ms=10), GRID, INT8)
+    assert large.advice.layout.kind == "butterfly"
+
+
+def test_a_vector_of_one_chunk_has_an_owner_and_others_are_shared_out() -> None:
+    advice = plan_rounds(PEERS, wide(100, 100, 100, 50), grid_for(10), FLOAT).advice
+    assert sum(advice.layout.shares) == 1
+    slow, *fast = reversed(advice.shares)
+    assert 0 <= slow < min(fast)
+    assert max(fast) < 0.4 * sum(advice.shares)
+
+
 def test_fast_links_have_no_pace() -> None:
     plan = plan_rounds(PEERS, uniform(4, 10 * PACED_BYTES_PER_S_MAX, 1e-4), GRID, INT8)
     assert all(told.pace == (0.0, 0.0, 0.0) for told in plan.told.values())

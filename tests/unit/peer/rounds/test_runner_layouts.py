@@ -131,3 +131,45 @@ def test_a_layout_of_another_number_fails_the_attempt_and_nothing_else(tmp_path:
         await reduce(sites, replace(begin, attempt=2))
 
     scenario(tmp_path, "ab", play)
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_two_that_exchange_everything_find_what_a_butterfly_finds(
+    codec: str, tmp_path: Path
+) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, codec)
+        roots = []
+        for attempt, layout in enumerate((None, Layout("pairwise", (1, 1))), 1):
+            begin = replace(begin_of(sites, attempt), layout=layout)
+            await reduce(sites, begin)
+            roots.append(sites[0].reduced(attempt, begin.round))
+        assert roots[0] == roots[1]
+        await apply(sites, begin)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_what_was_finished_pairwise_is_kept_when_the_other_is_gone(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, "float32")
+        a, b = sites
+        both = mean_of(sites)
+        await reduce(sites, replace(begin_of(sites, 1), layout=Layout("pairwise", (1, 1))))
+        a.runner.carry_out(ev.ListFinal(2, 1))
+        await eventually(lambda: a.finals(1) is not None)
+        digests = a.finals(1)
+        assert digests is not None
+        kept = [Kept(chunk, 1, digests[32 * chunk :][:32], (0,)) for chunk in (0, 1)]
+        begin = replace(
+            begin_of([a], 2),
+            past=(Origin((a.me, b.me), (1.0, 1.0)),),
+            kept=pack_kept(kept),
+        )
+        await reduce([a], begin)
+        await apply([a], begin)
+        edge = a.state.grid.bounds(1)[1]
+        np.testing.assert_allclose(a.state.theta[:edge], both[:edge], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(a.state.theta[edge:], a.inputs[edge:], rtol=0, atol=2e-6)
+
+    scenario(tmp_path, "ab", play)
