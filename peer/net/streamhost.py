@@ -2,15 +2,18 @@
 
 A stream is sealed where both sides can do that (``streamkeys``), and goes through TLS otherwise:
 with peers that list no cipher in their hello, and with those where opening a sealed one has failed.
-That is said once in the log and remembered until the peer's control link ends, so that a network
-that lets nothing but TLS through costs one try.
+That is said once in the log and remembered: for ever of one without ciphers, else for a minute and
+then for twice as long each time, so that a network that lets nothing but TLS through costs a few
+tries, and a peer that was busy for a moment is not slow for days.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -43,6 +46,9 @@ STREAMS_PER_PEER_MAX = STREAMS_MAX + 2
 # For the answer to a question on a control link that works: many round trips. Less than a dial may
 # take, because TLS is tried after it.
 ANSWER_TIMEOUT_S = 2.0
+# After a failure that may pass (the other side was busy, say) it is TLS for so long, then twice as
+# long: what cannot be had costs a dial's time a few times an hour, and what can is soon back.
+DETOUR_S, DETOUR_S_MAX = 60.0, 3600.0
 
 
 class _Question(NamedTuple):
@@ -54,6 +60,13 @@ class _Question(NamedTuple):
     def end(self, answer: StreamGranted | str) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
+
+
+class _Detour(NamedTuple):
+    """Streams to a peer go through TLS until then; ``pause_s`` long if it is not for ever."""
+
+    until_s: float
+    pause_s: float
 
 
 class StreamHost:
@@ -85,7 +98,7 @@ class StreamHost:
         self._grants = Grants()
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
-        self._tls_only: dict[bytes, str] = {}  # linked peers with which it is to be TLS, and why
+        self._detours: dict[bytes, _Detour] = {}  # of linked peers
         # With the peer that opened it, b"" for us. They belong to who sends or reads on them: one
         # that has ended must not keep its buffers.
         self._open: WeakKeyDictionary[DataStream, bytes] = WeakKeyDictionary()
@@ -102,7 +115,7 @@ class StreamHost:
     def forget(self, peer: bytes) -> None:
         """The control link to ``peer`` is gone, and what was agreed on it with it."""
         self._grants.forget(peer)
-        self._tls_only.pop(peer, None)
+        self._detours.pop(peer, None)
         for question in self._questions.values():
             if question.peer == peer:
                 question.end("its control link ended")
@@ -114,18 +127,33 @@ class StreamHost:
         link = self._link_of(peer)
         if link is None:
             raise ConnectError(f"a data stream to {address} needs a control link first")
-        if peer in self._tls_only:
-            return await self._open_tls(link, address)
+        detour = self._detours.get(peer)
+        if detour is not None and time.monotonic() < detour.until_s:
+            return await self._open_tls(link, address, detour.until_s)
         opened = await self._open_agreed(link, address)
         if isinstance(opened, DataStream):
+            if self._detours.pop(peer, None) is not None:
+                self._log(f"data streams to {short(peer)} go with {opened.cipher} again")
             return opened
-        stream = await self._open_tls(link, address)
-        self._tls_only[peer] = opened
-        self._log(f"data streams to {short(peer)} go through TLS: {opened}")
+        new = self._next_detour(link)
+        stream = await self._open_tls(link, address, new.until_s)
+        self._detours[peer] = new
+        if detour is None:
+            self._log(f"data streams to {short(peer)} go through TLS: {opened}")
         return stream
 
-    async def _open_tls(self, link: ControlLink, address: str) -> DataStream:
-        stream = TlsStream(await self._call_tls(link.peer_id, address), address)
+    def _next_detour(self, link: ControlLink) -> _Detour:
+        if not self._usable(link):
+            return _Detour(math.inf, math.inf)
+        before = self._detours.get(link.peer_id)
+        pause_s = min(2 * before.pause_s, DETOUR_S_MAX) if before else DETOUR_S
+        return _Detour(time.monotonic() + pause_s, pause_s)
+
+    def _usable(self, link: ControlLink) -> tuple[str, ...]:
+        return tuple(name for name in self.ciphers if name in link.hello.ciphers)
+
+    async def _open_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
+        stream = TlsStream(await self._call_tls(link.peer_id, address), address, until_s)
         try:
             self._check_current(link, address)
         except ConnectError:
@@ -138,7 +166,7 @@ class StreamHost:
 
         ConnectError where nobody can be reached at all, and where the control link has ended.
         """
-        usable = tuple(name for name in self.ciphers if name in link.hello.ciphers)
+        usable = self._usable(link)
         if not usable:
             return "it has none of our ciphers"
         attempt = self._attempt(address)

@@ -38,6 +38,9 @@ __all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
 DRAIN_BYTES = RECORD_BYTES_MAX
 ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
 OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the round
+# A stream that another one replaces may still carry a round or a transfer: it is closed when it has
+# been idle for so long. Who waits longer than this for a turn has been given up.
+RETIRED_IDLE_S = 30.0
 
 
 class FrameSink(Protocol):
@@ -224,13 +227,34 @@ class Streams:
                     raise ConnectError(f"data stream to {short(peer)}: {error.what}") from error
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
-            self._close(lane)
+            self._retire(lane)
             with self._counting:
                 self._outgoing[lane] = stream
             self._keep_pace(peer)
             self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
+
+    def _retire(self, lane: Lane) -> None:
+        """Close the stream that another one replaces; if it still works, when nobody uses it."""
+        stream = self._outgoing.get(lane)
+        if stream is None or stream.closed:
+            self._close(lane)
+            return
+        retired = Lane(lane.peer, -next(self._numbers))  # counted still, and never asked for
+        with self._counting:
+            self._outgoing[retired] = self._outgoing.pop(lane)
+        self._close_when_idle(retired, -1)
+
+    def _close_when_idle(self, retired: Lane, sent_bytes: int) -> None:
+        stream = self._outgoing.get(retired)
+        if stream is None:
+            return
+        if stream.closed or stream.sent_bytes == sent_bytes:
+            self._close(retired)
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(RETIRED_IDLE_S, self._close_when_idle, retired, stream.sent_bytes)
 
     def close_to(self, peer: bytes) -> None:
         for lane in [lane for lane in self._outgoing if lane.peer == peer]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -22,8 +24,10 @@ class TlsStream(DataStream):
 
     cipher = CIPHER_TLS
 
-    def __init__(self, connection: TlsSocket, peer: str) -> None:
+    def __init__(self, connection: TlsSocket, peer: str, until_s: float = math.inf) -> None:
+        """``until_s``, of the monotonic clock: then a better one may be had in its place."""
         super().__init__(connection.sock, peer)
+        self._until_s = until_s
         self._tls = connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
         # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
@@ -32,7 +36,8 @@ class TlsStream(DataStream):
 
     @property
     def worn(self) -> bool:
-        return self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
+        is_old = time.monotonic() >= self._until_s
+        return is_old or self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
 
     def _send(self, views: list[memoryview]) -> None:
         for view in views:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from atoll.peer.net.streamkeys import (
     StreamDenied,
     StreamGranted,
 )
+from atoll.peer.rounds import tlsstream
 from atoll.peer.rounds.datastream import DataStream
 
 if TYPE_CHECKING:
@@ -190,6 +192,36 @@ def test_where_no_sealed_stream_comes_about_tls_takes_its_place(
         await b.host.dial(a.address)
         assert await carries(a, b) == "aes-256-gcm"
         assert len(b.logs) == 1
+
+    net.run(scenario())
+
+
+def test_what_may_pass_is_tried_again_later_and_seldomer(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1000.0)
+        monkeypatch.setattr(streamhost, "time", clock)
+        monkeypatch.setattr(tlsstream, "time", clock)
+        with monkeypatch.context() as patch:
+            denies(a, b, patch)
+            tries = count_attempts(b)
+            sender, receiver = await opened(a, b)
+            assert not sender.worn
+            for at_s, expected in ((59, 1), (61, 2), (179, 2), (182, 3), (400, 3)):
+                clock.now_s = 1000.0 + at_s
+                assert await carries(a, b) == "tls"
+                assert tries[0] == expected, at_s
+        assert sender.worn, "a sealed one may be had in its place"
+        sender.close()
+        receiver.close()
+        assert await carries(a, b) == "tls", "its time is not over"
+        clock.now_s += streamhost.DETOUR_S_MAX
+        assert await carries(a, b) == "aes-256-gcm"
+        first, last = b.logs
+        assert "go through TLS: it gave no key: not today" in first
+        assert "go with aes-256-gcm again" in last
 
     net.run(scenario())
 

@@ -13,10 +13,13 @@ from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, s
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.pacing import OPEN_EVERY, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.schedule import Kind
 from atoll.peer.group import events as ev
 from atoll.peer.net.streamkeys import CIPHER_AES
+from atoll.peer.rounds import streams as streams_module
+from atoll.peer.rounds.dataframes import DataHeader
 from atoll.peer.rounds.datastream import DataStream
-from atoll.peer.rounds.streams import Lane
+from atoll.peer.rounds.streams import FrameOutlet, Lane
 
 LANES = 3
 
@@ -123,6 +126,36 @@ def test_one_that_cannot_be_opened_costs_only_speed(
             monkeypatch.setattr(site.host, "open_data", refuse)
         await run_round(sites, 3, 1)
         assert all(not isinstance(e, ev.ReduceFailed) for site in sites for e in site.fed)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_a_stream_that_is_replaced_goes_on_until_nobody_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams_module, "RETIRED_IDLE_S", 0.2)
+
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 200_000)
+        a, b = sites
+        streams = a.runner.streams
+        old = await streams.to(b.me)
+        outlet = FrameOutlet(
+            old, DataHeader(Kind.RESULT, 0, 0, 0, b"L" * 8, 1, 99, 1, 0), aside=True
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(type(old), "worn", True)
+            new = await streams.to(b.me)
+        assert new is not old
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            outlet.send(Kind.RESULT, 0, memoryview(bytes(1000)))  # a donor in the middle of it
+            assert not old.closed
+        sent = streams.sent_bytes
+        await eventually(lambda: old.closed)
+        assert streams.sent_bytes == sent
+        assert await streams.to(b.me) is new
+        await run_round(sites, 2, 1)
 
     scenario(tmp_path, "ab", play)
 
