@@ -22,7 +22,8 @@ def add_stream_options(verb: argparse.ArgumentParser) -> None:
         default=AUTO,
         metavar="NAME",
         help=f"the kernel's congestion control for what this peer sends; {AUTO}, the default, is"
-        f" {BBR} over a network, if the kernel has it, and {CUBIC} within this machine",
+        f" {BBR} over a network, if the kernel has it, {CUBIC} within this machine and wherever"
+        " a plan keeps a stream to its pace and nothing is lost",
     )
 
 
