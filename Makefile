@@ -13,12 +13,13 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow check wheel bench soak soak-short simulate replay shrink \
+.PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate replay shrink \
         mutants scenarios-rewrite clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
-	@echo "make test    all tests but the long ones, which make test-slow runs"
+	@echo "make test    unit, protocol, process and network tests, in under ten minutes"
+	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
@@ -51,7 +52,7 @@ demo: $(STAMP)
 # Those without processes of their own share the cores; daemons mostly wait, so the tests of two files
 # run beside each other; what measures a network is alone. With ARGS it is one run of what they say.
 ALONE := tests/netlab
-DAEMONS := tests/processes tests/chaos
+DAEMONS := tests/processes
 SHARED := tests/unit tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
 test: $(STAMP)
@@ -62,6 +63,9 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/pytest -m "not slow" $(ARGS)
 endif
+
+chaos: $(STAMP)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile tests/chaos $(ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow $(ARGS)
