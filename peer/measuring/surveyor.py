@@ -115,10 +115,10 @@ class Surveyor:
             found["loss"] = round(link.loss, 6)
         return found
 
-    def is_known(self, participants: Collection[bytes]) -> bool:
-        """Whether this peer knows a rate and a round trip of each way between these."""
+    def gaps(self, participants: Collection[bytes]) -> int:
+        """Of how many ways between these this peer knows no rate, or no round trip."""
         self._picture.put(self._me, self._row(self._loop.time()))
-        return self._picture.is_full(participants)
+        return self._picture.gaps(participants)
 
     def network(self, participants: Collection[bytes]) -> Network:
         """The links between these, in ascending order of peer id, as this peer knows them: only the
@@ -234,6 +234,6 @@ class Surveyor:
     def _say_full(self, view: View) -> None:
         """Once in the life of a daemon."""
         replicas = [m.peer for m in view.members if m.role == REPLICA]
-        if not self._said_full and len(replicas) > 1 and self._picture.is_full(replicas):
+        if not self._said_full and len(replicas) > 1 and not self._picture.gaps(replicas):
             self._said_full = True
             self._log(f"links measured: {describe(self._picture.network(replicas))}")

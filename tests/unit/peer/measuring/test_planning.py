@@ -31,6 +31,7 @@ def wide(
         count,
         up=rates,
         down=rates,
+        pair={(i, j): min(rates[i], rates[j]) for i, j in pairs},
         latency_s=dict.fromkeys(pairs, trip_ms / 2e3),
         loss=dict.fromkeys(pairs, loss),
         sites=sites or range(count),
@@ -53,6 +54,21 @@ def test_a_slow_peer_owns_nothing_and_paces_fit_every_link() -> None:
         assert sum(rates.get(peer, 0.0) for rates in out.values()) <= rate
     slow_in = sum(rates.get(PEERS[3], 0.0) for rates in out.values())
     assert slow_in > 0.9 * 20 * MBIT  # its line is kept full
+
+
+def test_a_way_that_nobody_has_measured_keeps_no_pace_and_the_others_do() -> None:
+    """What stands in for its rate may be less than it has, and a pace would hide that."""
+    way, mbit_8 = {}, 8 * MBIT
+    for i, j in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2)):
+        way[i, j] = mbit_8
+    plan = plan_rounds(PEERS[:3], measured(3, pair=way), GRID, FLOAT)
+    pace = {
+        (source, PEERS.index(peer)): rate
+        for source, told in enumerate(plan.told.values())
+        for peer, rate in zip(told.peers, told.pace, strict=True)
+    }
+    assert pace[2, 1] == 0.0
+    assert all(0 < pace[each] <= mbit_8 for each in way)
 
 
 def test_fast_links_have_no_pace() -> None:
