@@ -29,6 +29,11 @@ class Picture:
         row = self._rows.get(source)
         return (row.out[row.peers.index(target)] or 0.0) if row and target in row.peers else 0.0
 
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        """In ascending order of peer id: whose streams need not be slowed by losses."""
+        rows = (self._rows.get(peer) for peer in sorted(participants))
+        return tuple(row is not None and row.bbr for row in rows)
+
     def gaps(self, participants: Collection[bytes]) -> int:
         """Of how many ways, from each to each other, a rate or a round trip is unknown."""
         everyone, found = set(participants), 0

@@ -41,6 +41,8 @@ class Links(Protocol):
 
     def network(self, participants: Collection[bytes]) -> Network: ...
 
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]: ...
+
 
 class Planner:
     """Lives in the event loop. ``send`` is false without a control link."""
@@ -89,7 +91,10 @@ class Planner:
         network = self._links.network(participants)
         if same and self._network is not None and not differs(self._network, network):
             return
-        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, state.codec)
+        bbr = self._links.bbr(participants)
+        plan = await asyncio.to_thread(
+            plan_rounds, participants, network, grid, state.codec, bbr=bbr
+        )
         if self._training() != participants:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s

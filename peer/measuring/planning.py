@@ -51,12 +51,16 @@ class RoundPlan:
 
 
 def plan_rounds(
-    participants: Sequence[bytes], network: Network, grid: ChunkGrid, codec: Codec
+    participants: Sequence[bytes],
+    network: Network,
+    grid: ChunkGrid,
+    codec: Codec,
+    bbr: tuple[bool, ...] = (),
 ) -> RoundPlan:
     """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
-    this grid. May take seconds for very many."""
+    this grid. ``bbr``: see Task. May take seconds for very many."""
     bits = 8 * codec.encoded_bytes(grid.total) / grid.total
-    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=GROUP_KINDS)
+    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=GROUP_KINDS, bbr=bbr)
     choice = choose(network, task)
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))

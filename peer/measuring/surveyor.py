@@ -36,6 +36,9 @@ ROW_LOOK_S = 1.0  # between two looks whether somebody is to be told
 class StreamSource(Protocol):
     """The data streams of a daemon (peer/rounds/streams.py)."""
 
+    @property
+    def bbr(self) -> bool: ...
+
     def outgoing(self) -> Sequence[tuple[bytes, DataStream]]: ...
 
     def incoming(self) -> Sequence[tuple[bytes, DataStream]]: ...
@@ -126,6 +129,10 @@ class Surveyor:
         self._picture.put(self._me, self._row(self._loop.time()))
         return self._picture.network(sorted(participants))
 
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        """In the same order: whose streams need not be slowed by losses."""
+        return self._picture.bbr(participants)
+
     def totals(self) -> dict[str, int]:
         """What this peer's own links have been seen to carry, bytes per second; 0 if unknown."""
         now_s = self._loop.time()
@@ -146,7 +153,8 @@ class Surveyor:
         traffic = Traffic(
             self._slices(self._streams.outgoing()), self._slices(self._streams.incoming())
         )
-        self._pairs = {peer: self._pairs.get(peer) or PairEstimate() for peer in others}
+        bbr = self._streams.bbr
+        self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
         for peer, pair in self._pairs.items():
             # Streams may have no moment without a queue. Small messages do, all day.
             if (control := parse(self._control(peer))) is not None:
@@ -212,6 +220,7 @@ class Surveyor:
             loss=tuple(link.loss for link in links.values()),
             up=self._own.up(now_s) or None,
             down=self._own.down(now_s) or None,
+            bbr=self._streams.bbr,
         )
 
     def _tell(self, view: View, now_s: float) -> None:

@@ -85,6 +85,14 @@ def test_a_way_is_known_by_its_rate_and_its_round_trip() -> None:
     assert Picture().gaps(PEERS) == 6
 
 
+def test_who_has_bbr_says_so() -> None:
+    picture = full()
+    assert picture.bbr([C, A, B]) == (False, False, False)
+    picture.put(B, row(B, bbr=True))
+    assert picture.bbr([C, A, B]) == (False, True, False)
+    assert picture.bbr([b"x" * 32, B]) == (True, False), "who has no row has none"
+
+
 def test_nothing_known_is_a_network_too() -> None:
     network = Picture().network(PEERS)
     assert np.isfinite(network.up).all()

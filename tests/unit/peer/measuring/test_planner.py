@@ -30,6 +30,7 @@ class Site:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.peer, self.node = peer_id(name), cluster.host(name).node
         self.rate, self.unknown = FAST, 0
+        self.loss, self.has_bbr = 0.0, True
         self.state: ReplicatedState | None = state()
         self.lanes: dict[bytes, int] = {}
         self.paces: dict[bytes, float] = {}
@@ -61,8 +62,14 @@ class Site:
         count = len(participants)
         pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
         return measured(
-            count, pair=dict.fromkeys(pairs, self.rate), latency_s=dict.fromkeys(pairs, 0.02)
+            count,
+            pair=dict.fromkeys(pairs, self.rate),
+            latency_s=dict.fromkeys(pairs, 0.02),
+            loss=dict.fromkeys(pairs, self.loss),
         )
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        return (self.has_bbr,) * len(participants)
 
 
 def ways(count: int) -> int:
@@ -124,6 +131,20 @@ def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> Non
         await planner.look()
         assert len(lead.advised[-1].participants) == 2
         assert lead.paces[peer_id("c")] == 0.0  # nothing is planned for it any more
+
+    scenario(play)
+
+
+def test_on_lossy_ways_it_matters_who_has_bbr() -> None:
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead = sites[0]
+        lead.loss = 0.005
+        await lead.planner.look()
+        assert set(lead.lanes.values()) == {2}
+        assert set(lead.lossy.values()) == {True}
+        lead.has_bbr, lead.planner._made_for = False, ()
+        await lead.planner.look()
+        assert min(lead.lanes.values()) > 2
 
     scenario(play)
 

@@ -83,6 +83,23 @@ def test_lossy_paths_get_several_streams() -> None:
     assert "streams" in "; ".join(plan.choice.reasons)
 
 
+def test_losses_add_one_stream_where_the_sender_has_bbr() -> None:
+    lossy = wide(100, 100, 100, 100, loss=0.005)
+    plan = plan_rounds(PEERS, lossy, GRID, FLOAT, bbr=(True, True, True, False))
+    *others, last = plan.told.values()
+    assert all(told.streams == (2, 2, 2) and told.lossy == (True,) * 3 for told in others)
+    assert min(last.streams) > 2
+
+
+@pytest.mark.parametrize("found", [0.4, 1.0])
+def test_a_long_fat_path_has_several_streams_although_a_probe_had_one(found: float) -> None:
+    """1 Gbit/s and 200 ms; what it finds is a part of one window in each round trip."""
+    pair = dict.fromkeys(((0, 1), (1, 0)), found * 4 * 2**20 / 0.2)
+    network = measured(2, pair=pair, latency_s=dict.fromkeys(pair, 0.1))
+    plan = plan_rounds(PEERS[:2], network, grid_for(64 << 20), FLOAT)
+    assert all(told.streams[0] > 1 for told in plan.told.values())
+
+
 def test_only_where_losses_would_slow_a_stream_it_must_not_heed_them() -> None:
     clean = plan_rounds(PEERS, wide(100, 100, 100, 100), GRID, FLOAT)
     harmless = plan_rounds(PEERS, wide(100, 100, 100, 100, loss=1e-6), GRID, FLOAT)
