@@ -36,7 +36,7 @@ from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards, equal_shards
 from atoll.collectives.tours import best_tour
 
-__all__ = ["KINDS", "Choice", "Task", "choose", "stream_bytes_per_s"]
+__all__ = ["KINDS", "Choice", "Task", "choose", "stream_bytes_per_s", "streams_for"]
 
 KINDS: Final = ("butterfly", "ring", "tree", "hierarchical", "pairwise")
 ARITIES: Final = (2, 3, 4, 8)
@@ -55,6 +55,12 @@ HALVINGS: Final = 2
 SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
 # What systems let a socket's buffer grow to unasked: one stream has no more on the way.
 SOCKET_BUFFER_BYTES: Final = 4 * 2**20
+# How much more the streams of a pair should be able to carry than they are to: see ``streams_for``.
+# Of their windows: kernels keep room in a socket's buffer for what is no payload, and a probe over
+# one stream ends before a large window is open, so that it finds a half of ``stream_bytes_per_s``.
+WINDOW_ROOM: Final = 4
+LOSS_ROOM: Final = 2  # of what losses leave of them: the formula is a rough one
+LOSSY_STREAMS_MIN: Final = 2  # with BBR: one that stands still after a loss is not the pair's end
 REASONS_MAX: Final = 24
 PAIRWISE_NOISE: Final = 1.0  # see ``Shape.noise``: the mean is not encoded again
 
@@ -64,7 +70,8 @@ class Task:
     """What is to be reduced. ``bits``: encoded bits per element, scales included.
 
     ``chunk_elements``: 0 leaves the size to the choice. ``kinds``: what may be chosen from; the
-    butterfly always may. ConfigError for what cannot be.
+    butterfly always may. ``bbr``: whose streams losses do not slow, by participant; none if empty.
+    ConfigError for what cannot be.
     """
 
     elements: int
@@ -74,6 +81,7 @@ class Task:
     kinds: tuple[str, ...] = KINDS
     rates: Rates = field(default_factory=Rates)
     streams_max: int = STREAMS_MAX
+    bbr: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if self.elements < 1 or not 0 < self.bits <= 64:
@@ -89,6 +97,9 @@ class Task:
 
     def chunks(self, chunk_elements: int) -> int:
         return -(-self.elements // chunk_elements)
+
+    def has_bbr(self, peer: int) -> bool:
+        return self.bbr[peer] if self.bbr else False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,8 @@ class _Candidate:
 
 def choose(network: Network, task: Task) -> Choice:
     """The collective for this task on this network, the same on every machine."""
+    if task.bbr and len(task.bbr) != network.count:
+        raise ConfigError(f"{network.count} peers, and {len(task.bbr)} that have BBR or not")
     allowed, reasons = _allowed(network, task)
     sizes = _sizes(network, task)
     found: dict[str, _Candidate] = {}
@@ -161,6 +174,7 @@ def choose(network: Network, task: Task) -> Choice:
     worth = fastest.cost.seconds < (1 - MARGIN) * butterfly.cost.seconds
     chosen = fastest if worth else butterfly
     streams = _streams(network, task, chosen)
+    said = _explain(network, chosen, found) + _explain_streams(network, task, streams)
     return Choice(
         kind=chosen.kind,
         count=network.count,
@@ -172,7 +186,7 @@ def choose(network: Network, task: Task) -> Choice:
         streams=streams,
         predicted_s=chosen.cost.seconds,
         noise=chosen.shape.noise if chosen.kind != "pairwise" else PAIRWISE_NOISE,
-        reasons=tuple(_explain(network, chosen, found, streams) + reasons)[:REASONS_MAX],
+        reasons=tuple(said + reasons)[:REASONS_MAX],
     )
 
 
@@ -279,7 +293,7 @@ def stream_bytes_per_s(round_trip_s: float, loss: float) -> float:
 
     Its window is what a socket's buffer holds, and with loss at most ``sqrt(3 / (2 p))`` packets
     (Mathis et al. 1997) or ``1.054 (RTT / p)^(3/4)`` (CUBIC, RFC 9438), whichever is
-    larger. BBR does better.
+    larger. BBR does better: ask with ``loss`` 0.
     """
     if round_trip_s <= 0:
         return math.inf
@@ -290,6 +304,28 @@ def stream_bytes_per_s(round_trip_s: float, loss: float) -> float:
     return window / round_trip_s
 
 
+def streams_for(bytes_per_s: float, round_trip_s: float, loss: float, *, bbr: bool) -> int:
+    """How many streams a pair needs that is to carry so much; ``bbr``: losses do not slow them.
+
+    More than would just do (WINDOW_ROOM, LOSS_ROOM), because what a pair has was measured over the
+    streams that it had: a probe uses one, and on a long fat path finds what one window carries. A
+    plan that only asked for streams to carry that would ask for one again, and never learn better.
+    With room to spare the next rounds show more if there is more, the plan after them asks for more
+    streams, and so on until the path is full. Probes over several streams would not get there: a
+    path of 1 Gbit/s and 200 ms holds 25 MB, twice what a probe may send. Nor need anybody keep in
+    mind which measurements are to be believed: where one stream was the limit or nearly so, there
+    are more; where it was not, it costs nothing.
+    """
+    room = stream_bytes_per_s(round_trip_s, 0.0)
+    needed = math.ceil(WINDOW_ROOM * bytes_per_s / room)
+    slowed = stream_bytes_per_s(round_trip_s, loss)
+    if slowed < room and bbr:
+        needed = max(needed, LOSSY_STREAMS_MIN if bytes_per_s > slowed else 1)
+    elif slowed < room:
+        needed = max(needed, math.ceil(LOSS_ROOM * bytes_per_s / slowed))
+    return max(1, needed)
+
+
 def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[int, int, int], ...]:
     """Pairs that need several, so that a pair moves its bytes in the time of the whole."""
     chunks = chosen.shape.flows(chosen.shards)  # a pairwise exchange has those of a butterfly
@@ -298,8 +334,8 @@ def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[in
     for src, dst in zip(*np.nonzero(wire), strict=True):
         trip_s = float(network.latency_s[src, dst] + network.latency_s[dst, src])
         wanted = float(wire[src, dst]) / max(chosen.cost.seconds, 1e-9)
-        one = stream_bytes_per_s(trip_s, float(network.loss[src, dst]))
-        count = min(task.streams_max, max(1, math.ceil(wanted / one)))
+        loss, bbr = float(network.loss[src, dst]), task.has_bbr(int(src))
+        count = min(task.streams_max, streams_for(wanted, trip_s, loss, bbr=bbr))
         if count > 1:
             found.append((int(src), int(dst), count))
     return tuple(found)
@@ -312,7 +348,6 @@ def _explain(
     network: Network,
     chosen: _Candidate,
     found: dict[str, _Candidate],
-    streams: Sequence[tuple[int, int, int]],
 ) -> list[str]:
     cost = chosen.cost
     limit = f"{cost.busiest} is the busiest"
@@ -334,12 +369,18 @@ def _explain(
     elif len(set(chosen.shards)) > 1 and max(chosen.shards) - min(chosen.shards) > 1:
         said.append(f"shards of {min(chosen.shards)} to {max(chosen.shards)} chunks, by rate")
     said.append(f"{sum(chosen.shards)} chunks of {chosen.chunk_elements} elements")
-    if streams:
-        src, dst, count = max(streams, key=lambda entry: entry[2])
-        trip_s = float(network.latency_s[src, dst] + network.latency_s[dst, src])
-        one = stream_bytes_per_s(trip_s, float(network.loss[src, dst])) * 8 / 1e6
-        said.append(
-            f"up to {count} streams (from {src} to {dst}): with {trip_s * 1e3:.3g} ms and "
-            f"{float(network.loss[src, dst]):.2%} loss one carries {one:.3g} Mbit/s"
-        )
     return said
+
+
+def _explain_streams(
+    network: Network, task: Task, streams: Sequence[tuple[int, int, int]]
+) -> list[str]:
+    if not streams:
+        return []
+    src, dst, count = max(streams, key=lambda entry: entry[2])
+    trip_s, loss = float(network.latency_s[src, dst] + network.latency_s[dst, src]), 0.0
+    why = f"up to {count} streams (from {src} to {dst}): with {trip_s * 1e3:.3g} ms"
+    if not task.has_bbr(src):
+        loss = float(network.loss[src, dst])
+        why += f" and {loss:.2%} loss"
+    return [f"{why} one carries at most {8e-6 * stream_bytes_per_s(trip_s, loss):.3g} Mbit/s"]

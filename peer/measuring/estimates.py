@@ -10,6 +10,8 @@ is the sender itself:
                         in a reduction of more than two, or when several serve a learner
     the way back        what arrives meanwhile fills a queue in which acknowledgements wait; TCP's
                         window is not made for that, and half of the rate may be left
+    too few streams     a stream carries what its window holds, or what losses leave of that, and a
+                        probe has one: where several have carried more, it says nothing
     its own pace        told to keep to a rate (``DataStream.pace``), a stream reaches that and no
                         more; and the pace follows from this estimate
 
@@ -26,6 +28,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.collectives.choice import stream_bytes_per_s
 from atoll.peer.measuring.slices import Slice, Window
 
 __all__ = ["Best", "LinkEstimate", "OwnLinks", "PairEstimate"]
@@ -37,6 +40,9 @@ KEPT_S = 1800.0
 PACE_REACHED = 0.85
 # Of an estimate: who reaches that shows that it still holds.
 CONFIRMS = 0.9
+# Of what so many streams carry at most on such a way: kernels keep a part of a buffer for what is
+# no payload. Who has carried more must have had more streams.
+STREAM_SHARE = 0.75
 # Before a stream has moved so much, or for so long, since it was idle, the first round trips and
 # the buckets of traffic shapers say more about its rate than the link.
 START_BYTES, START_S = 512 << 10, 1.0
@@ -113,9 +119,11 @@ class PairEstimate:
 
     A rate is counted over windows. What the kernel says of the last round trip is noisier, since
     machines hand over in bursts; it stands for links on which nothing ever lasts for a window.
+    ``bbr``: losses do not slow the streams to this peer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, bbr: bool = True) -> None:
+        self._bbr = bbr
         self._counted, self._brief = Best(), Best()
         self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
         self._sent = self._lost = 0.0
@@ -169,16 +177,21 @@ class PairEstimate:
         return self._brief.value
 
     def now(self, now_s: float) -> LinkEstimate:
-        known = self._sent >= LOSS_BYTES_MIN
         # Of a probe that was broken off, it may be what TCP had come to at the beginning.
         measured = self._free_s > float("-inf")
         rate = self._counted.known(now_s) or self._brief.known(now_s)
         return LinkEstimate(
-            rtt_s=min((rtt_s for _, rtt_s in self._rtts), default=0.0),
+            rtt_s=self._rtt_s(),
             out=rate if measured else 0.0,
-            loss=min(self._lost / self._sent, 1.0) if known else None,
+            loss=self._loss(),
             age_s=now_s - self._free_s,
         )
+
+    def _rtt_s(self) -> float:
+        return min((rtt_s for _, rtt_s in self._rtts), default=0.0)
+
+    def _loss(self) -> float | None:
+        return min(self._lost / self._sent, 1.0) if self._sent >= LOSS_BYTES_MIN else None
 
     def _rest(self) -> None:
         self._began_bytes = self._began_s = 0.0
@@ -202,14 +215,22 @@ class PairEstimate:
         if rate and self._window.held_back:
             self._counted.at_least(rate, now_s)
         elif rate:
-            self._counted.free(rate, now_s)
+            if self._more_streams_carried(len(moving), now_s):
+                self._counted.at_least(rate, now_s)
+            else:
+                self._counted.free(rate, now_s)
             self.last_rate = rate
             self.samples += 1
             if not full:
                 self._free_s = now_s
 
+    def _more_streams_carried(self, count: int, now_s: float) -> bool:
+        """Whether so few streams could not show what this pair is known to have."""
+        one = stream_bytes_per_s(self._rtt_s(), 0.0 if self._bbr else self._loss() or 0.0)
+        return self._counted.known(now_s) > STREAM_SHARE * count * one
+
     def _count_lost(self, moving: list[Slice], now_s: float) -> None:
-        least_s = min((rtt_s for _, rtt_s in self._rtts), default=0.0)
+        least_s = self._rtt_s()
         if any(one.rtt_s > QUEUED_SHARE * least_s + QUEUED_S for one in moving):
             self._queued_s = now_s
         if now_s - self._queued_s < QUEUE_REST_S:

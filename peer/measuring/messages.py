@@ -26,7 +26,7 @@ class LinkRow:
 
     ``up``, ``down``: what it has seen its own links carry; ``out``: to each of ``peers``; bytes per
     second of the wire. ``rtt_s``: the least round trip to each. ``loss``: fraction of the bytes to
-    each that were sent again.
+    each that were sent again. ``bbr``: losses need not slow what it sends.
     """
 
     peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
@@ -35,6 +35,7 @@ class LinkRow:
     loss: Values
     up: float | None = None
     down: float | None = None
+    bbr: bool = False
 
     def __post_init__(self) -> None:
         if {len(self.rtt_s), len(self.out), len(self.loss)} != {len(self.peers)}:
@@ -76,7 +77,8 @@ class ProbeOver:
 class StreamPlan:
     """Coordinator to a member: over how many ``streams`` to send to each of ``peers`` in the coming
     rounds, and at which ``pace``, all streams to one together: bytes per second of the wire; 0: as
-    fast as it goes. ``lossy``: the way there loses so much that loss must not slow a stream."""
+    fast as it goes. ``lossy``: the way there loses so much that loss must not slow a stream, so
+    these use BBR, where the sender's kernel has it."""
 
     peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
     streams: Annotated[tuple[Annotated[int, Within(1, STREAMS_MAX)], ...], Within(0, MEMBERS_MAX)]

@@ -29,20 +29,24 @@ class Picture:
         row = self._rows.get(source)
         return (row.out[row.peers.index(target)] or 0.0) if row and target in row.peers else 0.0
 
-    def is_full(self, participants: Collection[bytes]) -> bool:
-        """Whether each knows a rate and a round trip to each other."""
-        for peer in participants:
-            row = self._rows.get(peer)
-            if row is None:
-                return False
-            known = {
-                other
-                for other, rtt_s, out in zip(row.peers, row.rtt_s, row.out, strict=True)
-                if rtt_s and out
-            }
-            if not known >= set(participants) - {peer}:
-                return False
-        return True
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        """In ascending order of peer id: whose streams need not be slowed by losses."""
+        rows = (self._rows.get(peer) for peer in sorted(participants))
+        return tuple(row is not None and row.bbr for row in rows)
+
+    def gaps(self, participants: Collection[bytes]) -> int:
+        """Of how many ways, from each to each other, a rate or a round trip is unknown."""
+        everyone, found = set(participants), 0
+        for peer in everyone:
+            known = {peer}
+            if row := self._rows.get(peer):
+                known |= {
+                    other
+                    for other, rtt_s, out in zip(row.peers, row.rtt_s, row.out, strict=True)
+                    if rtt_s and out
+                }
+            found += len(everyone - known)
+        return found
 
     def network(self, participants: Sequence[bytes]) -> Network:
         """In ascending order of peer id, whatever the order given. ConfigError for nobody.

@@ -25,6 +25,11 @@ REPLAN_S = 10.0
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
 COLLECTIVE_ELEMENTS = 4 << 20
+# A plan waits for so long until all ways are known, and is made with gaps then: twice what probes
+# of 8 peers on slow links take, or of 32 on fast ones, since rounds leave them half of the time.
+# What never comes (a system that counts nothing, a budget that is spent, one joiner after the
+# other) must not keep the others from what a plan is good for.
+GAPS_WAIT_S = 120.0
 
 
 class PlannedStreams(Protocol):
@@ -38,9 +43,11 @@ class PlannedStreams(Protocol):
 class Links(Protocol):
     """What is measured (peer/measuring/surveyor.py)."""
 
-    def is_known(self, participants: Collection[bytes]) -> bool: ...
+    def gaps(self, participants: Collection[bytes]) -> int: ...
 
     def network(self, participants: Collection[bytes]) -> Network: ...
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]: ...
 
 
 class Planner:
@@ -63,6 +70,8 @@ class Planner:
         self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
         self._network: Network | None = None
         self._made_s = float("-inf")
+        self._gaps_s = float("inf")  # since when there have been gaps ...
+        self._said_gaps = False  # ... and whether the log has a line about them
         self._said = ""
         self._paced: set[bytes] = set()  # to whom streams keep to a plan
 
@@ -75,21 +84,44 @@ class Planner:
         """Make a plan if there is none that suits, and this peer is to make it."""
         node, state, participants = self._node, self._state(), self._training()
         if node.view is None or state is None or len(participants) < 2:
-            self._made_for = ()
+            self._made_for, self._gaps_s = (), float("inf")
             return
         now_s, (grid, codec) = self._loop.time(), _reduced(state)
         made_for = (node.view.lineage, node.view.number, participants, grid, codec)
         same = made_for == self._made_for
-        if (same and now_s - self._made_s < REPLAN_S) or not self._links.is_known(participants):
-            return  # rounds are butterflies of equal shares until all links are known
+        if same and now_s - self._made_s < REPLAN_S:
+            return
+        gaps = self._links.gaps(participants)
+        if self._waits(gaps, len(participants), now_s, same=same):
+            return  # rounds are butterflies of equal shares, or go on as planned before
         network = self._links.network(participants)
         if same and self._network is not None and not differs(self._network, network):
             return
-        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, codec)
+        bbr = self._links.bbr(participants)
+        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, codec, bbr=bbr)
         if self._training() != participants:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
         self._publish(plan)
+        if gaps and not self._said_gaps:
+            ways = len(participants) * (len(participants) - 1)
+            self._log(
+                f"{gaps} of {ways} ways are not measured yet: this plan guesses what they have"
+            )
+        self._said_gaps = gaps > 0
+
+    def _waits(self, gaps: int, count: int, now_s: float, *, same: bool) -> bool:
+        """Whether a plan is not made yet, because ways between these ``count`` peers are unknown.
+
+        The time runs from the first gap on, whoever comes meanwhile: else one joiner after the
+        other would keep all the others waiting. ``same``: there is a plan for these.
+        """
+        self._gaps_s = min(self._gaps_s, now_s) if gaps else float("inf")
+        if not gaps:
+            return False
+        is_blind = gaps == count * (count - 1)  # a plan of guesses alone is none
+        just_made = same and now_s - self._made_s < GAPS_WAIT_S
+        return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
 
     def _training(self) -> tuple[bytes, ...]:
         """Who will take part in the next round, ascending; nobody where another coordinates."""

@@ -4,6 +4,10 @@ A plan has two parts. The *layout* (which collective, in which shape, who owns h
 BEGIN, because all participants must use the same one. Who sends over how many streams, and how
 fast, is each peer's own affair: it is told in a message of its own (``StreamPlan``), and one that
 never hears it is only slower.
+
+A plan may have gaps: ways whose own rate nobody has measured (``Network.pair`` is infinite). Shapes
+and shares follow from what stands in for them, which at worst is what rounds without a plan do. A
+pace does not: one that is a guess may hold a fast link back, and nothing would show it.
 """
 
 from __future__ import annotations
@@ -49,17 +53,22 @@ class RoundPlan:
 
 
 def plan_rounds(
-    participants: Sequence[bytes], network: Network, grid: ChunkGrid, codec: Codec
+    participants: Sequence[bytes],
+    network: Network,
+    grid: ChunkGrid,
+    codec: Codec,
+    bbr: tuple[bool, ...] = (),
 ) -> RoundPlan:
     """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
-    this grid. May take seconds for very many."""
+    this grid. ``bbr``: see Task. May take seconds for very many."""
     bits = 8 * codec.encoded_bytes(grid.total) / grid.total
-    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=KINDS)
+    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=KINDS, bbr=bbr)
     choice = choose(network, task)
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
     shards = tuple(size * task.chunk_bytes(grid.chunk_elements) for size in choice.shards)
     pace = paces(network, carried_bytes(choice.routes(), shards))
+    pace[np.isinf(network.pair)] = 0.0
     streams = {(source, target): count for source, target, count in choice.streams}
     told = {}
     for source, peer in enumerate(participants):

@@ -36,6 +36,9 @@ ROW_LOOK_S = 1.0  # between two looks whether somebody is to be told
 class StreamSource(Protocol):
     """The data streams of a daemon (peer/rounds/streams.py)."""
 
+    @property
+    def bbr(self) -> bool: ...
+
     def outgoing(self) -> Sequence[tuple[bytes, DataStream]]: ...
 
     def incoming(self) -> Sequence[tuple[bytes, DataStream]]: ...
@@ -115,16 +118,20 @@ class Surveyor:
             found["loss"] = round(link.loss, 6)
         return found
 
-    def is_known(self, participants: Collection[bytes]) -> bool:
-        """Whether this peer knows a rate and a round trip of each way between these."""
+    def gaps(self, participants: Collection[bytes]) -> int:
+        """Of how many ways between these this peer knows no rate, or no round trip."""
         self._picture.put(self._me, self._row(self._loop.time()))
-        return self._picture.is_full(participants)
+        return self._picture.gaps(participants)
 
     def network(self, participants: Collection[bytes]) -> Network:
         """The links between these, in ascending order of peer id, as this peer knows them: only the
         coordinator of a view knows more than its own. ConfigError for nobody."""
         self._picture.put(self._me, self._row(self._loop.time()))
         return self._picture.network(sorted(participants))
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        """In the same order: whose streams need not be slowed by losses."""
+        return self._picture.bbr(participants)
 
     def totals(self) -> dict[str, int]:
         """What this peer's own links have been seen to carry, bytes per second; 0 if unknown."""
@@ -146,7 +153,8 @@ class Surveyor:
         traffic = Traffic(
             self._slices(self._streams.outgoing()), self._slices(self._streams.incoming())
         )
-        self._pairs = {peer: self._pairs.get(peer) or PairEstimate() for peer in others}
+        bbr = self._streams.bbr
+        self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
         for peer, pair in self._pairs.items():
             # Streams may have no moment without a queue. Small messages do, all day.
             if (control := parse(self._control(peer))) is not None:
@@ -212,6 +220,7 @@ class Surveyor:
             loss=tuple(link.loss for link in links.values()),
             up=self._own.up(now_s) or None,
             down=self._own.down(now_s) or None,
+            bbr=self._streams.bbr,
         )
 
     def _tell(self, view: View, now_s: float) -> None:
@@ -234,6 +243,6 @@ class Surveyor:
     def _say_full(self, view: View) -> None:
         """Once in the life of a daemon."""
         replicas = [m.peer for m in view.members if m.role == REPLICA]
-        if not self._said_full and len(replicas) > 1 and self._picture.is_full(replicas):
+        if not self._said_full and len(replicas) > 1 and not self._picture.gaps(replicas):
             self._said_full = True
             self._log(f"links measured: {describe(self._picture.network(replicas))}")

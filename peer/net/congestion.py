@@ -35,6 +35,7 @@ class Congestion:
 
     def __init__(self, choice: str, log: Callable[[str], None]) -> None:
         self._choice, self._log = choice, log
+        self.bbr = _may_be_bbr(choice)  # where a way is lossy, losses will not slow what it sends
         self._missed: set[str] = set()  # what the log has a line about
 
     def apply(self, stream: DataStream) -> None:
@@ -52,6 +53,13 @@ class Congestion:
 def suited(stream: DataStream, *, paced: bool = False, lossy: bool = True) -> str:
     """What "auto" means for a stream of this plan, or of none."""
     return CUBIC if stream.is_local or (paced and not lossy) else BBR
+
+
+def _may_be_bbr(choice: str) -> bool:
+    if choice != AUTO:
+        return choice.startswith(BBR)  # newer ones have a number
+    with socket.socket() as sock:
+        return not ask(sock, BBR)
 
 
 def ask(sock: socket.socket, name: str) -> str:

@@ -106,6 +106,7 @@ class LinkHost:
             on_data=on_data,
             log=log,
         )
+        self.bbr = self._streams.bbr  # see Congestion
         accept_stream = self._streams.accept
         self._listener = Listener(tls.server, self._greet, accept_stream, self._is_member_ip, log)
 

@@ -95,6 +95,7 @@ class StreamHost:
         self._attempt, self._call_tls = attempt, call_tls
         self._on_data, self._log = on_data, log
         self._congestion = Congestion(congestion, log)
+        self.bbr = self._congestion.bbr
         self._grants = Grants()
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}

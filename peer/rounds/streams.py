@@ -108,7 +108,9 @@ class Streams:
         self._numbers = itertools.count(1)  # of incoming streams
         self._lanes: dict[bytes, int] = {}  # where it is not one
         self._paces: dict[bytes, Pace] = {}
-        self._paced = True  # in the round at hand
+        self._paced = True  # in the round at hand ...
+        self._open_to: set[bytes] = set()  # ... and to whom not even then
+        self._wider: set[bytes] = set()  # to whom there are more lanes than in the last round
         self._sent_before = 0  # bytes of streams that are gone
         self._received_before = 0
         self._moved_before = 0
@@ -159,13 +161,21 @@ class Streams:
     def address(self, peer: bytes) -> str:
         return self._addresses.get(peer, "")
 
+    @property
+    def bbr(self) -> bool:
+        """Losses need not slow what this side sends: see Congestion."""
+        return self._host.bbr
+
     def lanes(self, peer: bytes) -> int:
         """How many streams a round uses to this peer."""
         return self._lanes.get(peer, 1)
 
     def widen(self, peer: bytes, count: int) -> None:
         """From the next round on; what is open stays so."""
-        self._lanes[peer] = min(max(1, count), STREAMS_MAX)
+        count = min(max(1, count), STREAMS_MAX)
+        if count > self.lanes(peer):
+            self._wider.add(peer)
+        self._lanes[peer] = count
         self._keep_pace(peer)
 
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
@@ -174,16 +184,18 @@ class Streams:
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
-        """Some rounds go without paces: they show what links have gained."""
-        paced = not is_open(number)
-        if paced != self._paced:
-            self._paced = paced
+        """Some rounds go without paces: they show what links have gained. So does the first one
+        over more lanes to a peer: it shows whether fewer had limited what was measured."""
+        before = (self._paced, self._open_to)
+        self._paced, self._open_to, self._wider = not is_open(number), self._wider, set()
+        if before != (self._paced, self._open_to):
             for peer in self._paces:
                 self._keep_pace(peer)
 
     def _keep_pace(self, peer: bytes) -> None:
         wanted = self._paces.get(peer, Pace())
-        rate = lane_pace(wanted.bytes_per_s, self.lanes(peer)) if self._paced else 0.0
+        is_paced = self._paced and peer not in self._open_to
+        rate = lane_pace(wanted.bytes_per_s, self.lanes(peer)) if is_paced else 0.0
         for lane, stream in self._outgoing.items():
             if lane.peer != peer:
                 continue
@@ -274,6 +286,7 @@ class Streams:
         self.close_to(peer)
         self.reached.discard(peer)
         self._lanes.pop(peer, None)
+        self._wider.discard(peer)
         self._paces.pop(peer, None)
 
     def close(self) -> None:

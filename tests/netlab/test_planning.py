@@ -41,7 +41,7 @@ def test_a_peer_with_a_slow_link_owns_nothing_once_links_are_known(tmp_path: Pat
         for name in HOSTS:
             run.train(name, ELEMENTS, inner_s=4.0, codec="float32")  # probes have time in between
         begin_s = time.monotonic()
-        while not all("butterfly" in layout(run, name) for name in HOSTS):
+        while not all("no chunks" in layout(run, name) for name in HOSTS):
             assert time.monotonic() - begin_s < PATIENCE_S, [layout(run, name) for name in HOSTS]
             time.sleep(0.5)
         lead = run.peers[run.coordinator]

@@ -8,10 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.choice import KINDS, Choice, Task, choose, stream_bytes_per_s
+from atoll.collectives.choice import (
+    KINDS,
+    LOSS_ROOM,
+    LOSSY_STREAMS_MIN,
+    WINDOW_ROOM,
+    Choice,
+    Task,
+    choose,
+    stream_bytes_per_s,
+    streams_for,
+)
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network, measured, uniform
-from atoll.collectives.plan import EVERYONE, ReducePlan
+from atoll.collectives.plan import EVERYONE, STREAMS_MAX, ReducePlan
 
 MBIT_100 = 12.5e6
 ELEMENTS = 16 * 2**20
@@ -119,7 +129,7 @@ def test_a_pairwise_exchange_has_the_streams_that_its_bytes_need() -> None:
     choice = choose(network, Task(2**18, 32))
     assert choice.kind == "pairwise"
     one = stream_bytes_per_s(0.2, 1e-3)
-    count = math.ceil(2**20 / 0.96 / choice.predicted_s / one)
+    count = math.ceil(LOSS_ROOM * 2**20 / 0.96 / choice.predicted_s / one)
     assert choice.streams == ((0, 1, count), (1, 0, count))
     assert count > 1
 
@@ -150,10 +160,53 @@ def test_lossy_and_long_fat_pairs_have_several_streams() -> None:
         4, up=rates, down=rates, latency_s=pairs(4, 0.025), loss={(0, 1): 0.005}, sites=range(4)
     )
     # A third of 100 Mbit/s, of which one stream carries 4 Mbit/s.
-    assert choose(lossy, FLOAT32).streams == ((0, 1, 9),)
+    assert choose(lossy, FLOAT32).streams == ((0, 1, STREAMS_MAX),)
     assert choose(lossy, Task(ELEMENTS, 32, streams_max=3)).streams == ((0, 1, 3),)
     fat = uniform(2, 1.25e9, 0.05)
-    assert {count for _, _, count in choose(fat, Task(2**28, 32)).streams} > set()
+    assert {count for _, _, count in choose(fat, Task(2**28, 32)).streams} == {STREAMS_MAX}
+
+
+def test_losses_add_a_second_stream_where_the_sender_has_bbr_and_no_more() -> None:
+    rates, loss = [MBIT_100] * 4, {(0, 1): 0.005, (1, 0): 0.005, (2, 3): 1e-7}
+    lossy = measured(4, up=rates, down=rates, latency_s=pairs(4, 0.025), loss=loss, sites=range(4))
+    choice = choose(lossy, Task(ELEMENTS, 32, bbr=(True, False, True, True)))
+    assert choice.streams == ((0, 1, LOSSY_STREAMS_MIN), (1, 0, STREAMS_MAX))
+    both = choose(lossy, Task(ELEMENTS, 32, bbr=(True,) * 4))
+    assert both.streams == ((0, 1, LOSSY_STREAMS_MIN), (1, 0, LOSSY_STREAMS_MIN))
+    assert any("50 ms one carries at most 671 Mbit/s" in reason for reason in both.reasons)
+    with pytest.raises(ConfigError):
+        choose(lossy, Task(ELEMENTS, 32, bbr=(True,) * 3))
+
+
+@given(st.floats(1e3, 1e10), st.floats(0, 1), st.floats(0, 0.5) | st.just(0.0), st.booleans())
+def test_streams_have_room_for_more_than_they_are_asked_for(
+    rate: float, trip_s: float, loss: float, bbr: bool
+) -> None:
+    count = streams_for(rate, trip_s, loss, bbr=bbr)
+    assert count >= 1
+    assert count * stream_bytes_per_s(trip_s, 0.0) >= WINDOW_ROOM * rate * (1 - 1e-9)
+    assert count >= streams_for(rate, trip_s, 0.0, bbr=bbr)
+    if not bbr:
+        assert count * stream_bytes_per_s(trip_s, loss) >= LOSS_ROOM * rate * (1 - 1e-9)
+    elif count < LOSSY_STREAMS_MIN:
+        assert stream_bytes_per_s(trip_s, loss) >= rate, "even one that heeds losses would do"
+
+
+def test_a_long_fat_path_is_filled_by_and_by_from_what_one_stream_has_shown() -> None:
+    """1 Gbit/s and 200 ms. A probe over one stream shows a half of what its window carries, whose
+    buffer the kernel does not use for payload alone; rounds show what their streams carry."""
+    path, trip_s, used = 125e6, 0.2, 0.6
+    one = used * stream_bytes_per_s(trip_s, 0.0)
+    known, counts = one / 2, []
+    for _ in range(5):
+        network = measured(2, pair=pairs(2, known), latency_s=pairs(2, trip_s / 2))
+        planned = choose(network, Task(2**26, 32, kinds=("butterfly",)))
+        (count,) = {count for _, _, count in planned.streams}
+        counts.append(count)
+        known = max(known, min(path, count * one))
+    assert known == path
+    assert counts == sorted(counts)
+    assert counts[0] > 1
 
 
 @settings(max_examples=40)

@@ -42,7 +42,7 @@ def full() -> Picture:
 
 def test_participants_come_in_the_order_of_their_ids() -> None:
     picture = full()
-    assert picture.is_full(PEERS)
+    assert picture.gaps(PEERS) == 0
     network = picture.network([C, A, B])
     for (source, target), rate in RATES.items():
         assert network.pair[PEERS.index(source), PEERS.index(target)] == rate
@@ -68,19 +68,29 @@ def test_an_end_has_at_least_what_one_of_its_pairs_has() -> None:
 def test_who_has_left_counts_no_more() -> None:
     picture = full()
     picture.keep([A, B])
-    assert picture.is_full([A, B])
-    assert not picture.is_full(PEERS)
+    assert picture.gaps([A, B]) == 0
+    assert picture.gaps(PEERS) == 2, "who has no row knows nothing"
     assert picture.out(C, A) == 0
     assert picture.network(PEERS).pair[2, 0] == math.inf
 
 
-def test_a_picture_is_full_when_each_knows_each() -> None:
+def test_a_way_is_known_by_its_rate_and_its_round_trip() -> None:
     picture = full()
     picture.put(B, row(B, out=(3e6, None)))
-    assert not picture.is_full(PEERS)
-    assert picture.is_full([A, B])
+    assert picture.gaps(PEERS) == 1
+    assert picture.gaps([A, B]) == 0
     picture.put(B, row(B, rtt_s=(None, 0.02)))
-    assert not picture.is_full(PEERS)
+    assert picture.gaps(PEERS) == 1
+    assert picture.gaps([A, B]) == 1
+    assert Picture().gaps(PEERS) == 6
+
+
+def test_who_has_bbr_says_so() -> None:
+    picture = full()
+    assert picture.bbr([C, A, B]) == (False, False, False)
+    picture.put(B, row(B, bbr=True))
+    assert picture.bbr([C, A, B]) == (False, True, False)
+    assert picture.bbr([b"x" * 32, B]) == (True, False), "who has no row has none"
 
 
 def test_nothing_known_is_a_network_too() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from harness.cluster import Cluster, peer_id
 
-from atoll.collectives.network import Network, uniform
+from atoll.collectives.network import Network, measured
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.group.layouts import Advised
@@ -29,7 +29,8 @@ class Site:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.peer, self.node = peer_id(name), cluster.host(name).node
-        self.rate, self.known = FAST, True
+        self.rate, self.unknown = FAST, 0
+        self.loss, self.has_bbr = 0.0, True
         self.state: ReplicatedState | None = state()
         self.lanes: dict[bytes, int] = {}
         self.paces: dict[bytes, float] = {}
@@ -54,11 +55,25 @@ class Site:
         self.paces[peer] = bytes_per_s
         self.lossy[peer] = lossy
 
-    def is_known(self, participants: Collection[bytes]) -> bool:
-        return self.known
+    def gaps(self, participants: Collection[bytes]) -> int:
+        return min(self.unknown, ways(len(participants)))
 
     def network(self, participants: Collection[bytes]) -> Network:
-        return uniform(len(participants), self.rate, 0.02)
+        count = len(participants)
+        pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+        return measured(
+            count,
+            pair=dict.fromkeys(pairs, self.rate),
+            latency_s=dict.fromkeys(pairs, 0.02),
+            loss=dict.fromkeys(pairs, self.loss),
+        )
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        return (self.has_bbr,) * len(participants)
+
+
+def ways(count: int) -> int:
+    return count * (count - 1)
 
 
 def scenario(play: Callable[[Cluster, list[Site]], Awaitable[None]]) -> None:
@@ -97,10 +112,10 @@ def test_the_coordinator_plans_and_tells_everyone() -> None:
 def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> None:
     async def play(cluster: Cluster, sites: list[Site]) -> None:
         lead, planner = sites[0], sites[0].planner
-        lead.known = False
+        lead.unknown = 1
         await planner.look()
-        assert lead.advised == []  # rates that nobody has measured are not planned with
-        lead.known = True
+        assert lead.advised == []  # it waits for what is still to be measured
+        lead.unknown = 0
         for _ in range(3):
             await planner.look()
         assert len(lead.advised) == 1
@@ -116,6 +131,85 @@ def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> Non
         await planner.look()
         assert len(lead.advised[-1].participants) == 2
         assert lead.paces[peer_id("c")] == 0.0  # nothing is planned for it any more
+
+    scenario(play)
+
+
+def test_on_lossy_ways_it_matters_who_has_bbr() -> None:
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead = sites[0]
+        lead.loss = 0.005
+        await lead.planner.look()
+        assert set(lead.lanes.values()) == {2}
+        assert set(lead.lossy.values()) == {True}
+        lead.has_bbr, lead.planner._made_for = False, ()
+        await lead.planner.look()
+        assert min(lead.lanes.values()) > 2
+
+    scenario(play)
+
+
+def test_a_plan_waits_for_gaps_only_so_long_and_says_once_that_it_has_some() -> None:
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead, planner = sites[0], sites[0].planner
+        lead.unknown = 2
+        await planner.look()
+        planner._gaps_s -= module.GAPS_WAIT_S - 1.0
+        await planner.look()
+        assert lead.advised == lead.lines == []
+        planner._gaps_s -= 1.0
+        await planner.look()
+        assert len(lead.advised) == 1
+        about_gaps = [line for line in lead.lines if "not measured yet" in line]
+        assert [line.split(" ways")[0] for line in about_gaps] == ["2 of 6"]
+        lead.rate = SLOW
+        planner._made_s -= module.REPLAN_S
+        await planner.look()
+        assert len(lead.advised) == 1, "the next guess takes as long"
+        planner._made_s -= module.GAPS_WAIT_S
+        await planner.look()
+        assert len(lead.advised) == 2
+        assert len([line for line in lead.lines if "not measured yet" in line]) == 1
+        lead.unknown, lead.rate = 0, FAST
+        planner._made_s -= module.REPLAN_S
+        await planner.look()
+        assert len(lead.advised) == 3, "what has come to be known is planned with at once"
+
+    scenario(play)
+
+
+def test_one_joiner_after_the_other_does_not_keep_rounds_from_being_planned() -> None:
+    async def play(cluster: Cluster, sites: list[Site]) -> None:
+        lead, planner = sites[0], sites[0].planner
+        await planner.look()
+        assert len(lead.advised) == 1
+        lead.unknown = 3
+        planner._made_for = ("a view before", "with somebody else")
+        await planner.look()
+        assert len(lead.advised) == 1
+        planner._gaps_s -= module.GAPS_WAIT_S
+        cluster.kill("c")
+        cluster.until_round("ab")
+        lead.unknown = 1
+        await planner.look()
+        assert len(lead.advised[-1].participants) == 2
+
+    scenario(play)
+
+
+def test_a_plan_of_guesses_alone_is_not_made() -> None:
+    """Where no system counts anything, rounds go as they did before there were plans."""
+
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead, planner = sites[0], sites[0].planner
+        lead.unknown = ways(3)
+        await planner.look()
+        planner._gaps_s -= 10 * module.GAPS_WAIT_S
+        await planner.look()
+        assert lead.advised == []
+        lead.unknown -= 1
+        await planner.look()
+        assert len(lead.advised) == 1
 
     scenario(play)
 

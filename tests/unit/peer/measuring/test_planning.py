@@ -31,6 +31,7 @@ def wide(
         count,
         up=rates,
         down=rates,
+        pair={(i, j): min(rates[i], rates[j]) for i, j in pairs},
         latency_s=dict.fromkeys(pairs, trip_ms / 2e3),
         loss=dict.fromkeys(pairs, loss),
         sites=sites or range(count),
@@ -72,6 +73,21 @@ def test_a_vector_of_one_chunk_has_an_owner_and_others_are_shared_out() -> None:
     assert max(fast) < 0.4 * sum(advice.shares)
 
 
+def test_a_way_that_nobody_has_measured_keeps_no_pace_and_the_others_do() -> None:
+    """What stands in for its rate may be less than it has, and a pace would hide that."""
+    way, mbit_8 = {}, 8 * MBIT
+    for i, j in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2)):
+        way[i, j] = mbit_8
+    plan = plan_rounds(PEERS[:3], measured(3, pair=way), GRID, FLOAT)
+    pace = {
+        (source, PEERS.index(peer)): rate
+        for source, told in enumerate(plan.told.values())
+        for peer, rate in zip(told.peers, told.pace, strict=True)
+    }
+    assert pace[2, 1] == 0.0
+    assert all(0 < pace[each] <= mbit_8 for each in way)
+
+
 def test_fast_links_have_no_pace() -> None:
     plan = plan_rounds(PEERS, uniform(4, 10 * PACED_BYTES_PER_S_MAX, 1e-4), GRID, INT8)
     assert all(told.pace == (0.0, 0.0, 0.0) for told in plan.told.values())
@@ -82,6 +98,23 @@ def test_lossy_paths_get_several_streams() -> None:
     plan = plan_rounds(PEERS, wide(100, 100, 100, 100, loss=0.005), GRID, FLOAT)
     assert all(min(told.streams) > 1 for told in plan.told.values())
     assert "streams" in "; ".join(plan.choice.reasons)
+
+
+def test_losses_add_one_stream_where_the_sender_has_bbr() -> None:
+    lossy = wide(100, 100, 100, 100, loss=0.005)
+    plan = plan_rounds(PEERS, lossy, GRID, FLOAT, bbr=(True, True, True, False))
+    *others, last = plan.told.values()
+    assert all(told.streams == (2, 2, 2) and told.lossy == (True,) * 3 for told in others)
+    assert min(last.streams) > 2
+
+
+@pytest.mark.parametrize("found", [0.4, 1.0])
+def test_a_long_fat_path_has_several_streams_although_a_probe_had_one(found: float) -> None:
+    """1 Gbit/s and 200 ms; what it finds is a part of one window in each round trip."""
+    pair = dict.fromkeys(((0, 1), (1, 0)), found * 4 * 2**20 / 0.2)
+    network = measured(2, pair=pair, latency_s=dict.fromkeys(pair, 0.1))
+    plan = plan_rounds(PEERS[:2], network, grid_for(64 << 20), FLOAT)
+    assert all(told.streams[0] > 1 for told in plan.told.values())
 
 
 def test_only_where_losses_would_slow_a_stream_it_must_not_heed_them() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.peer.measuring.messages import LinkRow
+from atoll.peer.measuring.planner import GAPS_WAIT_S
 from atoll.peer.measuring.survey import (
     AGREE,
     DUE_S,
@@ -28,10 +32,13 @@ from atoll.peer.measuring.survey import (
     RowTimes,
     Survey,
     probing_order,
+    share_bytes,
 )
+from atoll.peer.measuring.turns import ProbeTurns
 
 A, B = b"a" * 32, b"b" * 32
 NEVER = math.inf
+FAST_PROBE_BYTES = 19 << 19  # until three windows of a fast link agree
 
 
 def test_a_pair_that_nothing_has_measured_is_probed() -> None:
@@ -55,9 +62,17 @@ def test_after_a_refusal_it_is_another_peers_turn() -> None:
     probe = survey.next(pairs, 0.0)
     assert probe is not None
     assert probe.peer == B
-    again = survey.next(pairs, REFUSED_S)
+    survey.refused(B, 0.1)
+    again = survey.next(pairs, REFUSED_S + 0.1)
     assert again is not None
-    assert again.peer == A
+    assert again.peer == A, "it was tried longest ago"
+
+
+def test_who_has_waited_longest_is_probed_first() -> None:
+    survey = Survey()
+    probe = survey.next([(A, DUE_S), (B, DUE_S + 1)], 0.0)
+    assert probe is not None
+    assert probe.peer == B
 
 
 def test_what_could_not_be_probed_is_left_alone_for_a_while() -> None:
@@ -104,6 +119,115 @@ def test_a_probe_that_could_find_nothing_is_not_begun() -> None:
     assert survey.next([(A, NEVER)], 100.0) is not None
     survey.ended(A, 1, 100.0)
     assert survey.next([(A, NEVER)], 200.0) is None
+
+
+def test_every_pair_of_many_fast_links_has_its_turn() -> None:
+    """32 peers, of which one is looked at: each of its probes would send 9.5 MiB."""
+    survey, now_s = Survey(), 0.0
+    peers = [bytes([n]) * 32 for n in range(31)]
+    last_s, found = dict.fromkeys(peers, -NEVER), []
+    while now_s < 8 * 3600:
+        probe = survey.next([(peer, now_s - last_s[peer]) for peer in peers], now_s)
+        if probe is not None:
+            now_s += 0.5
+            survey.ended(probe.peer, min(FAST_PROBE_BYTES, probe.bytes_max), now_s, rate=1e8)
+            last_s[probe.peer] = now_s
+            found.append((now_s, probe.peer))
+        now_s += 0.25 if probe else 10.0
+    firsts = found[: len(peers)]
+    assert {peer for _, peer in firsts} == set(peers), "first probes come before second ones"
+    assert firsts[-1][0] < 60.0
+    turns = Counter(peer for _, peer in found)
+    assert min(turns.values()) >= 7, "one an hour"
+    assert max(turns.values()) - min(turns.values()) <= 1
+
+
+@pytest.mark.parametrize(("count", "probe_s", "known_s"), [(8, 3.0, 60.0), (32, 0.5, 60.0)])
+def test_soon_all_ways_are_known(count: int, probe_s: float, known_s: float) -> None:
+    """Half of what a plan waits for gaps, since rounds leave probes half of the time at best."""
+    assert known_s <= GAPS_WAIT_S / 2
+    peers = [bytes([n]) * 32 for n in range(count)]
+    sites = {peer: Prober(peer, [p for p in peers if p != peer]) for peer in peers}
+    draw, now_s = random.Random(1), 0.0
+    while not all(site.is_done for site in sites.values()):
+        for site in draw.sample(list(sites.values()), count):
+            site.step(sites, now_s, probe_s)
+        now_s += 0.25
+        assert now_s < known_s
+
+
+class Prober:
+    """What decides in a peer that probes others and is probed: one probe at a time."""
+
+    def __init__(self, me: bytes, others: list[bytes]) -> None:
+        self.me, self.survey, self.turns = me, Survey(), ProbeTurns(me)
+        self.last_s = dict.fromkeys(probing_order(me, others), -NEVER)
+        self.probe: Probe | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return -NEVER not in self.last_s.values()
+
+    def step(self, sites: dict[bytes, Prober], now_s: float, probe_s: float) -> None:
+        if self.probe is not None:
+            if now_s - self.probe.began_s >= probe_s:
+                self._end(sites[self.probe.peer], self.probe, now_s)
+            return
+        if self.turns.given(now_s):
+            return
+        ages_s = [(peer, now_s - at_s) for peer, at_s in self.last_s.items()]
+        probe = self.survey.next(ages_s, now_s)
+        if probe is None:
+            return
+        other = sites[probe.peer]
+        self.turns.asks()
+        granted = other.turns.ask(self.me, now_s, busy=other.probe is not None)
+        if granted and self.turns.begins(now_s):
+            self.probe = probe
+        else:
+            self.turns.ends()
+            self.survey.refused(probe.peer, now_s)
+
+    def _end(self, other: Prober, probe: Probe, now_s: float) -> None:
+        sent_bytes = min(FAST_PROBE_BYTES, probe.bytes_max)
+        self.survey.ended(probe.peer, sent_bytes, now_s, rate=1e8)
+        self.turns.ends()
+        other.turns.over(self.me, now_s)
+        self.last_s[probe.peer], self.probe = now_s, None
+
+
+def test_what_is_broken_off_all_the_time_does_not_keep_the_others_waiting() -> None:
+    survey, asked = Survey(), []
+    for n in range(4):
+        probe = survey.next([(A, NEVER), (B, NEVER)], 10.0 * n)
+        assert probe is not None
+        asked.append(probe.peer)
+        survey.ended(probe.peer, PROBE_BYTES_MIN, 10.0 * n)
+    assert asked == [A, B, A, B]
+
+
+def test_who_comes_when_all_others_have_been_probed_is_probed_in_the_same_hour() -> None:
+    survey, peers = Survey(), [bytes([n]) * 32 for n in range(31)]
+    for n, peer in enumerate(peers):
+        probe = survey.next([(p, NEVER if p == peer else 0.0) for p in peers], float(n))
+        assert probe is not None
+        assert probe.bytes_max == share_bytes(len(peers))
+        survey.ended(peer, probe.bytes_max, float(n), rate=1e8)
+    newcomers = [bytes([100 + n]) * 32 for n in range(8)]
+    for n, peer in enumerate(newcomers):
+        ages_s = [*((p, 60.0) for p in peers), (peer, NEVER)]
+        probe = survey.next(ages_s, 60.0 + n)
+        assert probe is not None
+        assert probe.peer == peer
+        survey.ended(peer, probe.bytes_max, 60.0 + n, rate=1e8)
+
+
+@pytest.mark.parametrize("pairs", [1, 8, 9, 31, 128, 129, 1023])
+def test_shares_of_the_hour(pairs: int) -> None:
+    share = share_bytes(pairs)
+    assert PROBE_BYTES_MIN <= share <= PAIR_HOUR_BYTES_MAX
+    assert (share == PAIR_HOUR_BYTES_MAX) == (pairs <= 8)
+    assert (pairs * share <= PEER_HOUR_BYTES_MAX) == (pairs <= 128)
 
 
 @given(st.lists(st.tuples(st.floats(0, 600), st.integers(0, 29)), max_size=120))

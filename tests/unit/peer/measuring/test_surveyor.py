@@ -41,7 +41,7 @@ class Site:
         self.headers: list[DataHeader] = []
         self.sent: list[object] = []
         self.links: dict[bytes, Site] = {}
-        self.refuses = False
+        self.refuses, self.bbr = False, True
         self.control: DataStream | None = None  # what stands for the control links
         self.surveyor = Surveyor(
             me=me,
@@ -100,6 +100,7 @@ def connect(source: Site, target: Site) -> None:
 def scenario(play: Callable[[Site, Site], Awaitable[None]]) -> None:
     async def whole() -> None:
         a, b = Site(A), Site(B)
+        b.bbr = False
         connect(a, b)
         connect(b, a)
         try:
@@ -139,6 +140,7 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
             await eventually(lambda: a.said(ProbeOver) and b.said(ProbeOver))
             assert a.lines[0].startswith("links measured: 2 ways between 2 peers")
             network = a.surveyor.network([B, A])
+            assert a.surveyor.bbr([B, A]) == (True, False), "as each says of itself"
             assert network.count == 2
             assert network.pair[0, 1] == a.surveyor.link(B).out > 1e6
             assert network.pair[1, 0] > 1e6, "as B has said"

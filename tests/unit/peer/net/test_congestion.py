@@ -53,6 +53,11 @@ def test_what_is_asked_for_depends_on_the_way() -> None:
     assert len(said) == sum(not kernel_has(name) for name in (CUBIC, BBR))
 
 
+def test_a_plan_is_told_whether_losses_slow_what_is_sent() -> None:
+    wanted = {AUTO: kernel_has(BBR), "bbr": True, "bbr3": True, CUBIC: False}
+    assert {name: Congestion(name, print).bbr for name in wanted} == wanted
+
+
 def test_what_the_user_wants_beats_what_is_chosen() -> None:
     said: list[str] = []
     for address in (SAME, OTHER):
