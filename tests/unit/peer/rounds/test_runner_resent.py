@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ CHAIN = b"c" * 32
 NOT_FINAL = bytes(32)
 PEERS = 8
 ELEMENTS = 64 * 4096  # 64 of the smallest chunks, eight of each owner
-STILL_S = 0.3  # so long without a byte: what can be sent has been sent
+STILL_S = 0.5  # so long without a byte: what can be sent has been sent
 
 
 def again_bytes(sites: list[Site]) -> int:
@@ -42,9 +43,15 @@ async def come_to_rest(sites: list[Site], number: int) -> None:
             await asyncio.sleep(STILL_S)
 
 
-def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Half of the victim's own parts leave it, and nothing after them until the event is set."""
-    released, lock, reducer = threading.Event(), threading.Lock(), victim.runner.reducer
+class Hang(NamedTuple):
+    begun: threading.Event
+    released: threading.Event
+
+
+def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
+    """Half of the victim's own parts leave it, and nothing after them until it is released."""
+    hang, lock = Hang(threading.Event(), threading.Event()), threading.Lock()
+    reducer = victim.runner.reducer
     left = victim.state.grid.count // 2
     source_of = reducer._source
 
@@ -58,22 +65,25 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> threading.Eve
                 left -= 1
                 waits = left < 0
             if waits:
-                released.wait(PATIENCE_S)
+                hang.begun.set()
+                hang.released.wait(PATIENCE_S)
             source(chunk, out)
 
         return fill
 
     monkeypatch.setattr(reducer, "_source", limited)
-    return released
+    return hang
 
 
-async def broken_attempt(sites: list[Site], victim: Site) -> tuple[dict[int, Kept], Begin]:
+async def broken_attempt(
+    sites: list[Site], victim: Site, hang: Hang
+) -> tuple[dict[int, Kept], Begin]:
     """(what a coordinator would keep of it, its opening)"""
     begin = begin_of(sites, 1, 3)
     survivors = [site for site in sites if site is not victim]
     for site in sites:
         site.runner.carry_out(ev.Reduce(begin))
-    await eventually(lambda: sent_bytes(sites, 3))
+    await eventually(hang.begun.is_set)
     await come_to_rest(sites, 3)
     await victim.close()
     for site in survivors:
@@ -99,7 +109,6 @@ def test_one_of_eight_dies_at_half_of_a_round(
         for site in sites:
             site.runner.carry_out(ev.Reduce(calm))
         await eventually(lambda: all(site.reduced(1, 2) for site in sites))
-        await come_to_rest(sites, 2)
         whole_bytes = sent_bytes(sites, 2)
         encoded_bytes = sites[0].state.layout(0).total_bytes
         assert whole_bytes == 2 * (PEERS - 1) * encoded_bytes
@@ -110,8 +119,8 @@ def test_one_of_eight_dies_at_half_of_a_round(
         assert not [line for site in sites for line in site.logs if "sent again" in line]
 
         victim = sites[3]
-        released = hang_at_half(victim, monkeypatch)
-        kept, broken = await broken_attempt(sites, victim)
+        hang = hang_at_half(victim, monkeypatch)
+        kept, broken = await broken_attempt(sites, victim, hang)
         survivors = [site for site in sites if site is not victim]
         chunks = sites[0].state.grid.count
         assert chunks / 4 < len(kept) < 3 / 4 * chunks, "it was not at half of the round"
@@ -132,7 +141,7 @@ def test_one_of_eight_dies_at_half_of_a_round(
         for site in survivors:
             site.runner.carry_out(ev.Apply(again, CHAIN))
         await eventually(lambda: all(site.applied(3) for site in survivors))
-        released.set()
+        hang.released.set()
         assert 0 < again_bytes(survivors) < 0.2 * whole_bytes, again_bytes(survivors) / whole_bytes
         lines = [line for site in survivors for line in site.logs if "sent again" in line]
         assert len(lines) == len(survivors)
