@@ -22,7 +22,7 @@ from atoll.collectives.routes import ROOT, Routes, hierarchical, ring, star, tre
 MakeGroup = Callable[..., Any]
 SLACK = 1.3  # of the acceptance tests, section 1.7
 # int8 errs as evenly as theory assumes, within 4 % here. One own part that is encoded without need
-# is 7 to 10 % of the whole in the rings and trees of four.
+# makes 7 to 10 % in rings and trees of four.
 NEAR = 0.05
 CHUNK = 1024
 ELEMENTS = 32 * CHUNK  # two chunks for each of 16 owners
