@@ -25,7 +25,7 @@ help:
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
-	@echo "make bench   measurements, with the figures that docs/log.md records"
+	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
@@ -82,8 +82,7 @@ wheel: $(STAMP)
 	@ls dist/*.whl
 
 bench: $(STAMP)
-	@set -e; for script in tests/benchmarks/*.py; do \
-	    echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+	$(BIN)/python tests/benchmarks/bars.py $(ARGS)
 
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation

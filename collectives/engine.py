@@ -296,7 +296,7 @@ class Reduction:
                 self._writing.discard(chunk)
 
     def _add(self, chunk: int, src: int, buffer: U8 | None) -> None:
-        """Among own parts alone the own one takes the same way through the codec as theirs."""
+        """In a whole of own parts alone the own one takes the same way through the codec."""
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
             self._sums.add(chunk, src if whole else None, buffer)

@@ -70,7 +70,7 @@ class Schedule(Protocol):
         """Whether what ``src`` sends for this chunk is its own part, and not a sum of several."""
 
     def is_star(self, chunk: int) -> bool:
-        """Whether nothing but own parts is added here."""
+        """Whether the whole is added here, of nothing but own parts."""
 
     def is_root(self, chunk: int) -> bool:
         """Whether its sum here is the whole."""

@@ -193,9 +193,9 @@ class TreeSchedule:
         return src == self._me or src in self._whole[self._plan.owners[chunk]]
 
     def is_star(self, chunk: int) -> bool:
-        """Whether nothing but own parts is added here."""
+        """Whether the whole is added here, of nothing but own parts."""
         root = self._plan.owners[chunk]
-        return self._whole[root] == self._children[root]
+        return self._up[root] == ROOT and self._whole[root] == self._children[root]
 
     def is_root(self, chunk: int) -> bool:
         return self._plan.owners[chunk] == self._me

@@ -56,6 +56,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
             "control_received": host.received_bytes,
             "data_sent": streams.sent_bytes,
             "data_received": streams.received_bytes,
+            "sent_again": runner.reducer.jobs.again_bytes,
             "probes_sent": daemon.surveyor.probe_bytes,
         },
         "streams": streams.ciphers(),
@@ -235,7 +236,9 @@ def render(status: dict[str, Any]) -> str:
     moved = status["bytes"]
     for way in ("sent", "received"):
         data, control = _size(moved[f"data_{way}"]), _size(moved[f"control_{way}"])
-        lines.append(f"{way:<8} {data} data, {control} control")
+        again = moved["sent_again"] if way == "sent" else 0
+        tail = f"; {_size(again)} of the data again, after broken attempts" if again else ""
+        lines.append(f"{way:<8} {data} data, {control} control{tail}")
     if status["streams"]:
         kinds = (f"{count} {cipher}" for cipher, count in sorted(status["streams"].items()))
         lines.append(f"{'streams':<8} {', '.join(kinds)}")

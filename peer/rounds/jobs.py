@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from atoll.peer.group.kept import Kept, parse_kept
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.entries import INIT, EntryHead, entry_root
 from atoll.peer.rounds.keptcopy import KeptCopy
+from atoll.peer.rounds.resent import SentPayload
 from atoll.peer.rounds.state import ReplicatedState
 
 __all__ = ["Job", "Jobs", "plan_of"]
@@ -51,6 +52,9 @@ class Job:
     fetching: asyncio.Task[None] | None = None  # the whole result, from ``holder``
     holder: bytes = b""
     ended: bool = False
+    tries: int = 1  # attempts at the round that began here, with this one
+    sent: SentPayload = field(default_factory=SentPayload)
+    again_bytes: int = 0  # payload that the round has cost twice here so far: see resent.py
 
     @property
     def is_read(self) -> bool:
@@ -107,6 +111,7 @@ class Jobs:
         self._spare = spare
         self._by_round: dict[int, Job] = {}
         self._progress_before = 0  # of reductions that are gone
+        self.again_bytes = 0  # of all rounds so far
 
     def get(self, round_number: int) -> Job | None:
         return self._by_round.get(round_number)
@@ -152,6 +157,22 @@ class Jobs:
         job = self._by_round[begin.round] = Job(begin, kept, result, begun_s)
         return job
 
+    def begun_again(self, before: Job, job: Job) -> None:
+        """``job`` follows ``before`` at its round. In the event loop, as ``sent_again``."""
+        job.tries, job.again_bytes = before.tries, before.again_bytes
+        if _attempt_of(before.begin) == _attempt_of(job.begin):  # what it has not got is fetched
+            job.sent = before.sent
+            return
+        job.tries += 1
+        in_vain_bytes = job.sent.carry(before.sent, {item.chunk for item in job.kept})
+        self.sent_again(job.begin.round, in_vain_bytes)
+
+    def sent_again(self, round_number: int, nbytes: int) -> None:
+        self.again_bytes += nbytes
+        job = self.get(round_number)
+        if job is not None:
+            job.again_bytes += nbytes
+
     def _forget(self, job: Job) -> None:
         """Of an ended job: its buffers go at once, not with the next collection of cycles."""
         self._progress_before += job.progress_bytes
@@ -168,6 +189,10 @@ def plan_of(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:
         shape = layout.routes() if layout is not None else None
         plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
     return replace(plan, fold=begin.operation.op) if begin.operation is not None else plan
+
+
+def _attempt_of(begin: Begin) -> tuple[bytes, int, int]:
+    return begin.lineage, begin.view, begin.attempt
 
 
 def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, ChunkGrid]:

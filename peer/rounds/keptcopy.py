@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -195,7 +196,8 @@ class KeptCopy:
 
 
 class KeptServer:
-    """Answers FETCH-KEPT. ``find(question)`` is this peer's result of that round, None without one.
+    """Answers FETCH-KEPT. ``find(question)`` is this peer's result of that round, None without one;
+    ``sent(round, nbytes)`` is told of each chunk, from any thread.
 
     Sends in threads of its own: a slow receiver must not take those that commits need.
     """
@@ -204,9 +206,10 @@ class KeptServer:
         self,
         streams: Streams,
         find: Callable[[FetchKept], RoundResult | None],
+        sent: Callable[[int, int], None],
         log: Callable[[str], None],
     ) -> None:
-        self._streams, self._find, self._log = streams, find, log
+        self._streams, self._find, self._sent, self._log = streams, find, sent, log
         self._threads = ThreadPoolExecutor(SERVES_MAX, thread_name_prefix="kept-to")
         self._serving: dict[asyncio.Task[None], bytes] = {}
 
@@ -222,7 +225,8 @@ class KeptServer:
             chunks = parse_chunks(question.chunks, result.grid.count if result else CHUNKS_MAX)
             outlet = FrameOutlet(await self._streams.to(source), header_of(question))
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, _send_kept, result, chunks, outlet)
+            sent = partial(self._sent, question.round)
+            await loop.run_in_executor(self._threads, _send_kept, result, chunks, outlet, sent)
         except (AtollError, MemoryError) as error:  # the other asks somebody else
             self._log(f"kept chunks for {short(source)} end early: {reason_of(error)}")
 
@@ -232,13 +236,19 @@ class KeptServer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _send_kept(result: RoundResult | None, chunks: list[int], outlet: FrameOutlet) -> None:
+def _send_kept(
+    result: RoundResult | None,
+    chunks: list[int],
+    outlet: FrameOutlet,
+    sent: Callable[[int], None],
+) -> None:
     """An attempt that begins meanwhile may write to the memory that is copied here: the receiver's
     check finds such bytes."""
     for chunk in chunks:
         final = result is not None and result.digests[chunk]
         data = (result.view(chunk).copy().data,) if result and final else ()
         outlet.send_parts(KEPT, chunk, *data)
+        sent(sum(part.nbytes for part in data))
 
 
 def header_of(about: Begin | FetchKept) -> DataHeader:

@@ -33,6 +33,7 @@ from atoll.peer.rounds.keptcopy import (
     header_of,
     pack_chunks,
 )
+from atoll.peer.rounds.resent import CountingOutlet
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.router import Router
 from atoll.peer.rounds.state import ReplicatedState
@@ -87,7 +88,12 @@ class Reducer:
         self._loop = asyncio.get_running_loop()
         self.fetcher = Fetcher(host, router.copies)
         self.jobs = Jobs(replica.log.spare)
-        self.kept_server = KeptServer(streams, self._result_of, log)
+        self.kept_server = KeptServer(
+            streams,
+            self._result_of,
+            lambda number, nbytes: self._threadsafe(self.jobs.sent_again, number, nbytes),
+            log,
+        )
         self.layout: Layout | None = None  # of the last attempt
         self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,8 +182,12 @@ class Reducer:
         state, view = self._replica.state, self._replica.view
         members = len(view.members) if view is not None else 0
         if begin.kind == INIT or (before is not None and before.is_read):  # may take a while
-            return await asyncio.to_thread(self.jobs.open, begin, state, members)
-        return self.jobs.open(begin, state, members)
+            job = await asyncio.to_thread(self.jobs.open, begin, state, members)
+        else:
+            job = self.jobs.open(begin, state, members)
+        if before is not None:
+            self.jobs.begun_again(before, job)
+        return job
 
     def _start(self, job: Job) -> None:
         begin = job.begin
@@ -206,14 +216,13 @@ class Reducer:
         self._streams.begin_round(begin.round)
         for index in sorted(reduction.destinations):
             for lane in range(self._streams.lanes(plan.participants[index])):
-                self._spawn(self._attach_outlet(begin, reduction, index, lane))
+                self._spawn(self._attach_outlet(job, reduction, index, lane))
         if reduction.lacking:
             copying.start()
             job.watching = self._loop.create_task(_watch(copying))
 
-    async def _attach_outlet(
-        self, begin: Begin, reduction: Reduction, index: int, lane: int
-    ) -> None:
+    async def _attach_outlet(self, job: Job, reduction: Reduction, index: int, lane: int) -> None:
+        begin = job.begin
         peer = begin.participants[index]
         try:
             stream = await self._streams.to(peer, lane)
@@ -221,7 +230,8 @@ class Reducer:
             if not lane:  # the others only make it faster
                 self._failed(begin, (peer,), error.what)
             return
-        reduction.start({index: FrameOutlet(stream, header_of(begin))})
+        outlet = FrameOutlet(stream, header_of(begin))
+        reduction.start({index: CountingOutlet(outlet, job.sent)})
 
     def _source(self, job: Job) -> Callable[[int, F32], None] | None:
         inputs, state, begin = self._replica.inputs, self._replica.state, job.begin

@@ -58,6 +58,7 @@ class RoundRunner:
         self._me = me
         self._feed = feed
         self._tell_trainer = tell_trainer
+        self._log = log
         self._loop = asyncio.get_running_loop()
         self.replica = Replica(RoundLog(log_bytes))
         self.router = Router(lambda peer, why: self.reducer.on_broken(peer, why))
@@ -214,6 +215,11 @@ class RoundRunner:
             ) from error
         if job is not None:
             self.last_round_s = time.monotonic() - job.begun_s
+            if job.tries > 1:
+                self._log(
+                    f"round {begin.round} took {job.tries} attempts here:"
+                    f" {job.again_bytes:,} bytes sent again"
+                )
         self.last_commit_unix_s = time.time()
         self._moved_to(state)
         self._feed(ev.Applied(begin.round, state.digest))

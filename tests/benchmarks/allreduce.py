@@ -4,7 +4,8 @@
 
 Every peer is a process. All sides have the same data and take turns; Gloo uses plain TCP, atoll its
 own data streams, plain or sealed (AES-256-GCM). The figure is the time from a barrier until the
-slowest peer has the result, the median of ``--times``. Gloo works in place; atoll leaves its input
+slowest peer has the result, the median of ``--times``; beside it, how many times as fast as Gloo
+that is, and as atoll's own float32 on the same streams. Gloo works in place; atoll leaves its input
 alone, as rounds need it.
 """
 
@@ -26,6 +27,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import results
 from harness.mesh import Mesh, all_reducer
 
 WARM = 2
@@ -59,15 +61,34 @@ def peer(me: int, ports: list[int], listener: socket.socket, chosen: argparse.Na
                 took[name].append(time.perf_counter() - begun_s)
                 worked[name].append(cpu_s)
     if me == 0:
-        gloo_s = statistics.median(took["gloo float32"])
-        for name, each_s in took.items():
-            median_s, cpu_s = statistics.median(each_s), statistics.median(worked[name])
-            print(
-                f"{len(ports)} peers  {chosen.mib:g} MiB  {name:<22} {median_s * 1e3:8.1f} ms"
-                f"   {gloo_s / median_s:5.2f} x Gloo   {cpu_s * 1e3:7.1f} ms of a core each",
-                flush=True,
-            )
+        show(len(ports), chosen, took, worked)
     dist.destroy_process_group()
+
+
+def show(
+    peers: int,
+    chosen: argparse.Namespace,
+    took: dict[str, list[float]],
+    worked: dict[str, list[float]],
+) -> None:
+    medians_s = {name: statistics.median(each_s) for name, each_s in took.items()}
+    gloo_s = medians_s["gloo float32"]
+    for name, median_s in medians_s.items():
+        side, *rest = name.split()
+        is_exact = rest[-1] == "float32"
+        plain_s = 0.0 if is_exact else medians_s.get(" ".join((side, *rest[:-1], "float32")), 0.0)
+        ratio = f"{plain_s / median_s:5.2f} x its float32" if plain_s else ""
+        print(
+            f"{peers} peers  {chosen.mib:g} MiB  {name:<22} {median_s * 1e3:8.1f} ms"
+            f"   {gloo_s / median_s:5.2f} x Gloo   {ratio:<20}"
+            f" {1e3 * statistics.median(worked[name]):7.1f} ms of a core each",
+            flush=True,
+        )
+        if side == "atoll":
+            figure = "/".join((str(peers), *rest))
+            results.say(f"{figure}/over_gloo", gloo_s / median_s, "x")
+            if plain_s:
+                results.say(f"{figure}/over_float32", plain_s / median_s, "x")
 
 
 def main() -> None:

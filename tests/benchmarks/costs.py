@@ -3,6 +3,7 @@
     python tests/benchmarks/costs.py [--peers 16 32] [--mib 4 64] [--codecs float32 int8]
         [--networks equal slow sites unequal]
     python tests/benchmarks/costs.py --real [--peers 16 32] [--mbit 20 10] [--real-mib 8]
+        [--times 5]
 
 The real schedules run in a simulation of lines that are shared (tests/harness/chunk_sim.py) beside
 what ``routes_cost`` says, headers and the work on each chunk included in both. A row is one shape;
@@ -32,6 +33,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import results
 from harness.chunk_sim import ChunkSim
 
 from atoll.collectives import get_codec, grid_for
@@ -50,7 +52,6 @@ SITES = 4
 NETWORKS = ("equal", "slow", "sites", "unequal")
 ARITY = 4  # of trees
 WAN = Path(__file__).with_name("wan.py")
-REAL_TIMES = 3  # rounds that are measured for each pair of peers and rate
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="hosts of a lab instead")
     parser.add_argument("--mbit", type=float, nargs="+", default=[20.0, 10.0], help="with --real")
     parser.add_argument("--real-mib", type=float, default=8.0)
+    parser.add_argument("--times", type=int, default=5, help="rounds, with --real")
     chosen = parser.parse_args()
     if chosen.real:
         real(chosen)
@@ -106,6 +108,11 @@ def main() -> None:
         errors = [abs(row.error) for row in rows if row.case.network == network]
         good = sum(error < BAR for error in errors)
         print(f"{network}: {good} of {len(errors)} within {BAR:.0%}, worst {max(errors):.1%}")
+    for peers in chosen.peers:
+        of_these = [row for row in rows if row.case.peers == peers]
+        picked = [row for row in of_these if row.case.shape == "chosen"]
+        for name, found in ((f"{peers}/worst", of_these), (f"{peers}/chosen/worst", picked)):
+            results.say(name, 100 * max(abs(row.error) for row in found), "%")
     print(f"{len(rows)} simulations in {time.monotonic() - begun_s:.0f} s")
 
 
@@ -191,7 +198,7 @@ def real(chosen: argparse.Namespace) -> None:
     """wan.py prints what the model says beside what was measured."""
     for peers, mbit in itertools.product(chosen.peers, chosen.mbit):
         command = [sys.executable, str(WAN), "--hosts", str(peers), "--mbit", str(mbit), "--plan"]
-        command += ["--mib", str(chosen.real_mib), "--times", str(REAL_TIMES), "--codecs"]
+        command += ["--mib", str(chosen.real_mib), "--times", str(chosen.times), "--codecs"]
         subprocess.run([*command, *chosen.codecs], check=True)
 
 

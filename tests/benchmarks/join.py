@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import results
 from harness.netns import Net
 from harness.processes import NET_PORT, Fleet, Process, fleet, until
 
@@ -150,6 +151,8 @@ def daemons(run: Fleet, net: Net, elements: float, arguments: argparse.Namespace
         f" ({min(alone):.2f} to {max(alone):.2f}); with the joiner"
         f" {', '.join(f'{s:.2f}' for s in with_joiner)} s: at most {100 * ratio - 100:+.1f} %"
     )
+    results.say("link_used", 100 * useful / link_bytes, "%")
+    results.say("donors_longer", 100 * ratio - 100, "%")
 
 
 def times(trainer: Process) -> list[float]:

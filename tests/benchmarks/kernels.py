@@ -18,10 +18,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness import results
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Rule
@@ -62,6 +67,8 @@ def main() -> None:
     for what in columns[-1]:
         rates = [f"{column[what]:.2f}" if what in column else "-" for column in columns]
         print(f"{what:<24}" + "".join(f"{rate:>14}" for rate in rates) + verdict(what, last))
+        slowest_gb = min(rates[what] for rates in last)
+        results.say(what.replace(" ", "/"), slowest_gb, "GB/s")
 
 
 def verdict(what: str, last: list[dict[str, float]]) -> str:

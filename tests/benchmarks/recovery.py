@@ -1,6 +1,7 @@
 """Seconds from a death or a stop in the middle of a reduce to the next commit on all survivors.
 
     python tests/benchmarks/recovery.py [--times 10] [--first-times 50] [--mib 16] [--far-mib 0.05]
+        [--only member coordinator first stop far]
 
 Four real daemons with numpy trainers; before every fault the fleet is whole and training.
 
@@ -22,9 +23,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import results
 from harness.netns import Net
 from harness.processes import Fleet, fleet, until
 
@@ -32,8 +35,10 @@ NAMES = "abcd"
 FAR_DELAY_S = 0.075  # a link, one way: two links and both ways are 300 ms
 STOPPED_S = 4.0  # longer than any detection
 INNER_S = 0.05
-# (median, worst) seconds that the issue asks for; where it names one, both are that one.
+# (median, worst) seconds that the issues ask for; where they name one, both are that one.
+MEMBER = (0.15, 0.6)
 NEAR, FAR, STOP, BACK = ((bar_s, bar_s) for bar_s in (0.8, 3.0, 2.5, 5.0))
+KINDS = ("member", "coordinator", "first", "stop", "far")
 
 
 def main() -> None:
@@ -42,33 +47,48 @@ def main() -> None:
     parser.add_argument("--first-times", type=int, default=50, help="kills of a member, near")
     parser.add_argument("--mib", type=float, default=16.0, help="float32 parameters, near")
     parser.add_argument("--far-mib", type=float, default=0.05, help="float32 parameters, far")
+    parser.add_argument("--only", nargs="+", default=KINDS, choices=KINDS, help="faults")
     chosen = parser.parse_args()
     print(
         f"{'from the fault to the next commit of all others':<58} median  worst   bars: both",
         flush=True,
     )
-    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
-        form(run, chosen.mib)
-        what = f"{chosen.mib:g} MiB, loopback"
-        bars_s = (0.25, 0.6)
-        measure(f"SIGKILL of one of four, {what}", chosen.first_times, bars_s, run, "member", kill)
-        measure(f"SIGKILL of the coordinator, {what}", chosen.times, NEAR, run, "coordinator", kill)
-        measure(f"SIGKILL of the first peer, {what}", chosen.times, NEAR, run, "first", kill)
-        back_s: list[float] = []
+    if set(chosen.only) - {"far"}:
+        with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
+            near(run, chosen)
+    if "far" in chosen.only:
+        net = Net(NAMES, delay_s=FAR_DELAY_S)
+        with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), net) as run:
+            form(run, chosen.far_mib)
+            what = f"host silent, 300 ms, {chosen.far_mib:g} MiB"
+            for who in ("member", "coordinator", "first"):
+                figure = Figure(f"death of the {who}, {what}", f"far/{who}", FAR)
+                measure(figure, chosen.times, run, who, die)
 
-        def stop(run: Fleet, victim: str) -> float:
-            took_s, resumed_s = stop_one(run, victim)
-            back_s.append(resumed_s)
-            return took_s
 
-        measure(f"SIGSTOP of one of four, {what}", chosen.times, STOP, run, "member", stop)
-        row("... from SIGCONT until it contributes again", back_s, BACK)
-    net = Net(NAMES, delay_s=FAR_DELAY_S)
-    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder), net) as run:
-        form(run, chosen.far_mib)
-        what = f"host silent, 300 ms, {chosen.far_mib:g} MiB"
-        for who in ("member", "coordinator", "first"):
-            measure(f"death of the {who}, {what}", chosen.times, FAR, run, who, die)
+def near(run: Fleet, chosen: argparse.Namespace) -> None:
+    form(run, chosen.mib)
+    what = f"{chosen.mib:g} MiB, loopback"
+    kills = (
+        (Figure(f"SIGKILL of one of four, {what}", "member", MEMBER), chosen.first_times),
+        (Figure(f"SIGKILL of the coordinator, {what}", "coordinator", NEAR), chosen.times),
+        (Figure(f"SIGKILL of the first peer, {what}", "first", NEAR), chosen.times),
+    )
+    for figure, times in kills:
+        if figure.name in chosen.only:
+            measure(figure, times, run, figure.name, kill)
+    if "stop" not in chosen.only:
+        return
+    back_s: list[float] = []
+
+    def stop(run: Fleet, victim: str) -> float:
+        took_s, resumed_s = stop_one(run, victim)
+        back_s.append(resumed_s)
+        return took_s
+
+    stopped = Figure(f"SIGSTOP of one of four, {what}", "stop", STOP)
+    measure(stopped, chosen.times, run, "member", stop)
+    row(Figure("... from SIGCONT until it contributes again", "back", BACK), back_s)
 
 
 def form(run: Fleet, mib: float) -> None:
@@ -80,19 +100,27 @@ def form(run: Fleet, mib: float) -> None:
 
 
 Fault = Callable[[Fleet, str], float]
-Bars = tuple[float, float]
 
 
-def measure(what: str, times: int, bars_s: Bars, run: Fleet, who: str, fault: Fault) -> None:
-    row(what, [one(run, who, fault) for _ in range(times)], bars_s)
+class Figure(NamedTuple):
+    what: str
+    name: str
+    bars_s: tuple[float, float]  # median, worst
 
 
-def row(what: str, took_s: list[float], bars_s: Bars) -> None:
+def measure(figure: Figure, times: int, run: Fleet, who: str, fault: Fault) -> None:
+    row(figure, [one(run, who, fault) for _ in range(times)])
+
+
+def row(figure: Figure, took_s: list[float]) -> None:
     median_s, worst_s = statistics.median(took_s), max(took_s)
-    met = median_s < bars_s[0] and worst_s < bars_s[1]
+    bars_s = figure.bars_s
+    met = median_s <= bars_s[0] and worst_s < bars_s[1]
     bars = f"{bars_s[0]:5.2f} {bars_s[1]:5.2f}"
     figures = f"{median_s:6.3f} {worst_s:6.3f}  {bars}  n={len(took_s)}{'' if met else '  MISSED'}"
-    print(f"{what:<58} {figures}", flush=True)
+    print(f"{figure.what:<58} {figures}", flush=True)
+    results.say(f"{figure.name}/median", median_s, "s")
+    results.say(f"{figure.name}/worst", worst_s, "s")
 
 
 def one(run: Fleet, who: str, fault: Fault) -> float:

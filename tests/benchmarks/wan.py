@@ -9,6 +9,12 @@ figure is what a perfect all-reduce moves, 2 (n - 1) / n of the payload for each
 divided by the time from a barrier until the slowest peer has the result, and by the rate; the
 median of ``--times``. TCP's and IP's headers alone leave 96.5 %. ``--plan``: beside it stands what
 the cost model says of the plan, for links as they were asked for.
+
+``--slow``: beside it stands how far that is from the best that any split of the work allows.
+However the chunks are shared out, the slow host sends its own parts of all that others own, and
+results of what it owns to each of them; that is least where it owns nothing: its parts, once. So no
+split is faster than these bytes with their headers at its rate. (The others send less than twice as
+many then, so they do not limit at twice the rate or more.)
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import results
 from harness.mesh import PATIENCE_S, Mesh, all_reducer
 
 from atoll.collectives import get_codec
@@ -40,6 +47,7 @@ from atoll.peer.lab.lab import Lab
 CLONE_NEWNET = 0x40000000
 PORT = 5000
 WARM = 2
+CARRIED = 1448 / 1500  # TCP's payload of a full packet
 
 
 def main() -> None:
@@ -92,7 +100,8 @@ def peer(lab: Lab, me: int, barrier: Barrier, chosen: argparse.Namespace) -> Non
                 if me == 0:
                     show(chosen, streams, codec, mib, took_s)
                     if choice is not None:
-                        compare(choice, statistics.median(took_s))
+                        figure = figure_of(chosen, streams, codec, mib)
+                        compare(choice, statistics.median(took_s), figure)
     barrier.wait()
     sys.stdout.flush()
     os._exit(0)  # readers wait for ever
@@ -160,15 +169,29 @@ def show(
         f"   (worst {max(took_s):.3f} s)",
         flush=True,
     )
+    figure = figure_of(chosen, streams, codec, mib)
+    results.say(f"{figure}/used", 100 * used, "%")
+    if chosen.slow:
+        own_bits = 8 * get_codec(codec).encoded_bytes(elements)
+        best_s = own_bits / (chosen.slow * 1e6 * CARRIED)
+        over = median_s / best_s - 1
+        print(f"    {over:+.1%} of the {best_s:.3f} s that the slow host's own parts take alone")
+        results.say(f"{figure}/over_best", 100 * over, "%")
 
 
-def compare(choice: Choice, median_s: float) -> None:
+def figure_of(chosen: argparse.Namespace, streams: str, codec: str, mib: float) -> str:
+    return f"{chosen.hosts}x{chosen.mbit:g}/{streams}/{codec}/{mib:g}"
+
+
+def compare(choice: Choice, median_s: float, figure: str) -> None:
     """The bar: the model is within 10 % of what was measured."""
+    error = choice.predicted_s / median_s - 1
     print(
         f"    {choice.kind}: {choice.predicted_s:7.3f} s predicted,"
-        f" {choice.predicted_s / median_s - 1:+.1%} of what was measured",
+        f" {error:+.1%} of what was measured",
         flush=True,
     )
+    results.say(f"{figure}/model_error", 100 * abs(error), "%")
 
 
 if __name__ == "__main__":

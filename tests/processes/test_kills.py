@@ -24,6 +24,10 @@ def catch_reducing(run: Fleet, name: str) -> int:
     return until(reducing, f"{name} is in a reduce", peer)
 
 
+def sent_again(run: Fleet, name: str) -> int:
+    return int(run.peers[name].status()["bytes"]["sent_again"])
+
+
 @pytest.mark.parametrize("victim", ["b", "a"], ids=["member", "coordinator"])
 def test_survivors_complete_the_round_when_a_daemon_is_killed(tmp_path: Path, victim: str) -> None:
     with fleet(tmp_path) as run:
@@ -31,11 +35,15 @@ def test_survivors_complete_the_round_when_a_daemon_is_killed(tmp_path: Path, vi
         for name in "abc":
             run.train(name, LARGE)
         number = catch_reducing(run, victim)
-        run.peers[victim].kill()
         survivors = "abc".replace(victim, "")
+        assert not any(sent_again(run, name) for name in survivors)
+        run.peers[victim].kill()
         for name in survivors:
             run.peers[name].reaches(number + 2)
         assert run.agree(survivors) >= 2
+        for name in survivors:
+            shown = render(status := run.peers[name].status())
+            assert (" of the data again" in shown) == (status["bytes"]["sent_again"] > 0)
         # The victim's trainer was told so, at once and with a reason.
         assert run.trainers[victim].ends(10) == 15
         assert run.trainers[victim].lines[-1]["error"] == "E82"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from atoll.collectives import Kind, ReducePlan, RoundResult
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY
+from atoll.collectives.routes import Routes, hierarchical, ring, tree
 from atoll.collectives.schedule import Frame
 
-INT8 = get_codec("int8")
+INT8, FLOAT32 = get_codec("int8"), get_codec("float32")
 WAIT_S = 30.0
 CHUNKS = 20
 TOTAL = 256 * CHUNKS - 100
@@ -64,29 +66,39 @@ def put_lacking(group: Any, holders: list[RoundResult]) -> None:
             assert group.reductions[me].put_kept(chunk, holder.view(chunk).copy())
 
 
-@pytest.mark.parametrize("streams", ["memory", "sockets"])
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    weights=st.lists(st.sampled_from([1.0, 2.5]), min_size=3, max_size=6),
-    deaths=st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=5),
-    keep=st.sets(st.integers(0, CHUNKS - 1)),
-    forgetful=st.booleans(),
-)
-def test_each_chunk_is_the_mean_of_its_origin_after_any_deaths(
-    make_group: MakeGroup,
-    streams: str,
-    weights: list[float],
-    deaths: list[tuple[int, float]],
-    keep: set[int],
-    forgetful: bool,
-) -> None:
-    """``deaths``: who, and after which part of the attempt's frames. The coordinator asks to keep
+@dataclass(frozen=True)
+class Deaths:
+    """``who``: who dies, and after which part of an attempt's frames. The coordinator asks to keep
     only chunks in ``keep``; a ``forgetful`` survivor loses all that it held."""
-    group = make_group(INT8, weights=weights, total=TOTAL)
-    expected: dict[int, bytes] = {}  # of the chunks that are kept
-    for who, part in deaths[: len(weights) - 1]:
+
+    who: list[tuple[int, float]]
+    keep: set[int]
+    forgetful: bool
+
+
+DEATHS = st.builds(
+    Deaths,
+    st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1)), max_size=5),
+    st.sets(st.integers(0, CHUNKS - 1)),
+    st.booleans(),
+)
+WEIGHTS = st.lists(st.sampled_from([1.0, 2.5]), min_size=3, max_size=6)
+
+
+def after(
+    deaths: Deaths,
+    first: Any,
+    streams: str,
+    begin: Callable[..., Any],
+    mean: Callable[[Any, int], Any],
+) -> tuple[Any, dict[int, Any]]:
+    """(the group of the last attempt, which has ended; what each kept chunk must be).
+
+    ``first``: the group of the first attempt; ``begin`` makes those of the others; ``mean(group,
+    chunk)``: over its participants.
+    """
+    group, expected = first, {}
+    for who, part in deaths.who[: len(first.vectors) - 1]:
         victim = who % len(group.vectors)
         frames = 2 * (CHUNKS - len(group.kept)) * (len(group.vectors) - 1)
         if frames == 0:
@@ -99,17 +111,15 @@ def test_each_chunk_is_the_mean_of_its_origin_after_any_deaths(
         survivors = [me for me in group.everyone if me != victim]
         rounds = [group.rounds[me] for me in survivors]
         kept = {c: digest for r in rounds for c, digest in enumerate(r.digests) if digest}
-        kept = {chunk: digest for chunk, digest in kept.items() if chunk in keep}
-        expected = {chunk: expected.get(chunk) or mean_of(group, chunk) for chunk in kept}
+        kept = {chunk: digest for chunk, digest in kept.items() if chunk in deaths.keep}
+        expected = {c: expected[c] if c in expected else mean(group, c) for c in kept}
         for result in rounds:  # no two survivors disagree about a final chunk
             assert all(d in (b"", kept.get(c, d)) for c, d in enumerate(result.digests))
         holders = [result.copy() for result in rounds]
-        if forgetful:
-            rounds[0] = RoundResult(INT8, group.grid)
-        group = make_group(
-            INT8,
+        if deaths.forgetful:
+            rounds[0] = RoundResult(group.codec, group.grid)
+        group = begin(
             weights=[group.plan.weights[me] for me in survivors],
-            total=TOTAL,
             vectors=[group.vectors[me] for me in survivors],
             rounds=rounds,
             kept=kept,
@@ -117,11 +127,63 @@ def test_each_chunk_is_the_mean_of_its_origin_after_any_deaths(
         put_lacking(group, holders)
     group.start(streams)
     group.wait_done()
+    assert all(len(calls) == 1 for calls in group.done)
+    return group, expected
+
+
+@pytest.mark.parametrize("streams", ["memory", "sockets"])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(weights=WEIGHTS, deaths=DEATHS)
+def test_each_chunk_is_the_mean_of_its_origin_after_any_deaths(
+    make_group: MakeGroup, streams: str, weights: list[float], deaths: Deaths
+) -> None:
+    def begin(**attempt: Any) -> Any:
+        return make_group(INT8, total=TOTAL, **attempt)
+
+    group, expected = after(deaths, begin(weights=weights), streams, begin, mean_of)
     for chunk in range(CHUNKS):
         want = expected.get(chunk) or mean_of(group, chunk)
         for result in group.rounds:
             assert result.view(chunk).tobytes() == want, f"chunk {chunk}"
-    assert all(len(calls) == 1 for calls in group.done)
+
+
+SHAPES: dict[str, Callable[[int], Routes]] = {
+    "ring": lambda count: ring(range(count)),
+    "tree": lambda count: tree(count, 2),
+    "sites": lambda count: hierarchical([peer % 2 for peer in range(count)]),
+}
+
+
+def exact_mean(group: Any, chunk: int) -> F32:
+    lo, hi = group.grid.bounds(chunk)
+    parts = np.array([vector[lo:hi] for vector in group.vectors], np.float64)
+    mean = np.average(parts, axis=0, weights=group.plan.weights)
+    return np.asarray(mean, np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(weights=WEIGHTS, deaths=DEATHS)
+def test_in_every_shape_chunks_are_kept_and_reduced_again(
+    make_group: MakeGroup, shape: str, weights: list[float], deaths: Deaths
+) -> None:
+    """Sums of sums differ from the mean by what float32 rounds, and from that over others by far
+    more; everyone has the same bytes."""
+
+    def begin(**attempt: Any) -> Any:
+        routes = SHAPES[shape](len(attempt["weights"]))
+        return make_group(FLOAT32, total=TOTAL, shape=routes, **attempt)
+
+    group, expected = after(deaths, begin(weights=weights), "memory", begin, exact_mean)
+    assert len({result.array.tobytes() for result in group.rounds}) == 1
+    for chunk in range(CHUNKS):
+        want = expected[chunk] if chunk in expected else exact_mean(group, chunk)
+        got = group.rounds[0].view(chunk).view(np.float32)
+        np.testing.assert_allclose(got, want, atol=1e-5, err_msg=f"chunk {chunk}")
 
 
 def finished(make_group: MakeGroup) -> Any:

@@ -187,9 +187,10 @@ def test_own_parts_and_sums_are_told_apart() -> None:
     assert not inner.is_star(0)
     below = schedule_of([1] * 7, [0], 1, tree(7, 2))
     assert below.is_own_part(3, 0)
-    assert below.is_star(0)
+    assert not below.is_star(0)  # own parts alone, but they are not the whole
     assert not below.is_root(0)
     assert schedule_of([1] * 3, [0], 0, star(3)).is_own_part(2, 0)
+    assert schedule_of([1] * 3, [0], 0, star(3)).is_star(0)
 
 
 def test_misuse_by_the_engine_is_a_local_error() -> None:

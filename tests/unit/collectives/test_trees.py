@@ -162,17 +162,22 @@ def test_every_order_of_events_ends_with_the_full_sum_everywhere(
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_death_at_any_step_leaves_chunks_that_the_next_attempt_completes(
     kind: str, data: st.DataObject
 ) -> None:
-    """What some survivor holds final is kept; the rest is reduced again among the survivors."""
-    count = data.draw(st.integers(2, 17), label="participants")
+    """What some survivor holds final is kept; the rest is reduced again among the survivors. Shards
+    are of any size, some peers own nothing, and some add nothing."""
+    count = data.draw(st.integers(2, 33) | st.integers(2, 5), label="participants")
     dice = random.Random(data.draw(st.integers(0, 2**32), label="seed"))
-    owners = [chunk * count // 40 for chunk in range(40)]
-    world = World(plan_of([1.0] * count, owners, SHAPES[kind](count, dice)), 2)
     victim = dice.randrange(count)
+    weights = [dice.choice([0.0, 1.0, 3.0]) for _ in range(count)]
+    weights[(victim + 1) % count] = 2.0  # or nothing is left for a mean
+    some = dice.sample(range(count), dice.randint(1, count))
+    owners = [dice.choice(some) for _ in range(dice.randint(1, 40))]
+    shape = SHAPES[kind](count, dice)
+    world = World(plan_of(weights, owners, shape), dice.randint(1, 3), dice.choice([1, 1, 3]))
     run(world, dice, until=dice.randrange(2 * count * len(owners)))
     world.dead.add(victim)
     for me in world.everyone:
@@ -182,10 +187,9 @@ def test_a_death_at_any_step_leaves_chunks_that_the_next_attempt_completes(
     kept = {c: v for p in staying for c, v in world.result[p].items()}
     assert all(value == world.expected(chunk) for chunk, value in kept.items())
     lacking = [chunk for chunk in range(len(owners)) if chunk not in kept]
-    again = [NOBODY] * len(owners)
-    for index, chunk in enumerate(lacking):
-        again[chunk] = index * len(staying) // len(lacking)
-    second = World(plan_of([1.0] * len(staying), again, SHAPES[kind](len(staying), dice)), 2)
+    again = [NOBODY if c in kept else dice.randrange(len(staying)) for c in range(len(owners))]
+    left = [weights[p] for p in staying]
+    second = World(plan_of(left, again, SHAPES[kind](len(staying), dice)), dice.randint(1, 3))
     for schedule in second.schedules:
         for chunk in kept:
             schedule.final(chunk)
