@@ -191,7 +191,8 @@ class Reducer:
 
     def _start(self, job: Job) -> None:
         begin = job.begin
-        source = self._source(job)
+        own = self._own(job)
+        source = _copying(own) if own is not None else self._source(job)
         if source is None:
             self._failed(begin, (), "this peer's submission is gone")
             return
@@ -201,6 +202,7 @@ class Reducer:
             plan=plan,
             me=plan.participants.index(self._me),
             source=source,
+            own=own,
             result=job.result,
             kept=kept,
             # The root of many chunks takes a while: computed in the thread that brings the last.
@@ -234,20 +236,24 @@ class Reducer:
         reduction.start({index: CountingOutlet(outlet, job.sent)})
 
     def _source(self, job: Job) -> Callable[[int, F32], None] | None:
+        """Of a step, whose part is computed from what the trainer has submitted."""
         inputs, state, begin = self._replica.inputs, self._replica.state, job.begin
-        if begin.kind == STEP:
-            usable = inputs is not None and state is not None and inputs.size == state.grid.total
-            return state.delta_of(inputs, begin.fragment) if usable else None  # type: ignore[union-attr, arg-type]
-        grid = job.result.grid
-        if inputs is None or inputs.size != grid.total:
+        if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
+            return None
+        return state.delta_of(inputs, begin.fragment)
+
+    def _own(self, job: Job) -> Callable[[int], F32] | None:
+        """Of all others, whose part lies in the trainer's memory as it is."""
+        inputs, grid = self._replica.inputs, job.result.grid
+        if job.begin.kind == STEP or inputs is None or inputs.size != grid.total:
             return None
         floats = inputs
 
-        def parameters(chunk: int, out: F32) -> None:
+        def part(chunk: int) -> F32:
             lo, hi = grid.bounds(chunk)
-            np.copyto(out, floats[lo:hi])
+            return floats[lo:hi]
 
-        return parameters
+        return part
 
     def _drop_excluded(self, begin: Begin) -> None:
         """A retry goes on without some peers: wake the senders that are stuck on them."""
@@ -368,6 +374,13 @@ async def _watch(copying: KeptCopy) -> None:
     while copying.lacking:
         await asyncio.sleep(KEPT_STALL_S)
         copying.check_stalls(f"its holder has sent nothing for {KEPT_STALL_S:.0f} s")
+
+
+def _copying(own: Callable[[int], F32]) -> Callable[[int, F32], None]:
+    def source(chunk: int, out: F32) -> None:
+        np.copyto(out, own(chunk))
+
+    return source
 
 
 def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:
