@@ -35,7 +35,7 @@ from atoll.collectives.arrivals import Arrivals, Arrived
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.lanes import LATE_S_MIN, Lanes, Sending
+from atoll.collectives.lanes import POLL_S, Lane, Lanes, Receipt, Sending
 from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
@@ -119,9 +119,9 @@ class Reduction:
 
     # ---- the life of a reduction
 
-    def start(self, outlets: Mapping[int, Outlet]) -> None:
-        """Start a sender thread per outlet, and what there is to do alone. May be called again,
-        with more outlets, also to the same destinations; ``destinations`` says which."""
+    def start(self, outlets: Mapping[int, Outlet], lanes: Mapping[int, int] | None = None) -> None:
+        """Start a sender thread per outlet, to any of ``destinations``, and what there is to do
+        alone. May be called again, with more; ``lanes``: how many are to come to each of them."""
         name = f"reduce-{self._plan.name(self._me)}"
         with self._changed:
             if self._aborted:
@@ -132,10 +132,11 @@ class Reduction:
             if first and self._schedule.local_chunks():
                 self._senders.run(self._add_alone, f"{name}-alone")
             calls = SendCalls(self._next_send, self._load, self._loaded, self._send_ended)
+            self._lanes.expect(lanes or {})
             for dest, outlet in outlets.items():
                 self._turns.setdefault(dest, threading.Condition(self._lock))
-                self._lanes.opened(dest)
-                self._senders.spawn(dest, outlet.send, f"{name}-to-{self._plan.name(dest)}", calls)
+                to = f"{name}-to-{self._plan.name(dest)}"
+                self._senders.spawn(self._lanes.opened(dest), outlet.send, to, calls)
         if first and len(self._kept) == self._grid.count and not self.lacking:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
@@ -327,22 +328,21 @@ class Reduction:
 
     # ---- sending
 
-    def _next_send(self, dest: int) -> Sending | None:
-        turn = self._turns[dest]
+    def _next_send(self, lane: Lane) -> Sending | None:
+        dest, turn = lane.dest, self._turns[lane.dest]
         with turn:
             while not self._aborted:
-                found = self._lanes.take(dest, time.monotonic())
+                found = self._lanes.take(lane, time.monotonic())
                 if isinstance(found, Sending):
                     self._reading += found.send.kind is Kind.RESULT
-                    if found.send.kind is Kind.CONTRIB:
-                        for other in self._paced:
-                            self._turns[other].notify()
+                    for other in self._paced if found.send.kind is Kind.CONTRIB else ():
+                        self._turns[other].notify()
                     return found
-                if found is Idle.DONE and not self._lanes.is_sending(dest):
+                if found is Idle.DONE and self._lanes.is_over(dest, time.monotonic()):
                     return None
                 if found is Idle.PACED:
                     self._paced.add(dest)
-                turn.wait(LATE_S_MIN if self._lanes.several(dest) else None)
+                turn.wait(POLL_S if self._lanes.several(dest) else None)
                 self._paced.discard(dest)
         return None
 
@@ -359,25 +359,25 @@ class Reduction:
                 self._own_sent.append(send.chunk)
         return payload
 
-    def _loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
+    def _loaded(self, lane: Lane, sending: Sending, payload: U8, buffer: U8) -> bool:
         with self._changed:
-            if self._lanes.several(dest):
-                self._turns[dest].notify_all()
-            return self._lanes.loaded(dest, sending, payload, buffer)
+            if self._lanes.several(lane.dest):
+                self._turns[lane.dest].notify_all()
+            return self._lanes.loaded(lane.dest, sending, payload, buffer)
 
-    def _send_ended(self, dest: int, sending: Sending, why: str) -> None:
-        payload, broke = sending.payload, bool(why)
+    def _send_ended(self, lane: Lane, sending: Sending, why: str, receipt: Receipt | None) -> None:
+        payload, broke, dest, now_s = sending.payload, bool(why), lane.dest, time.monotonic()
         with self._changed:
             self._reading -= sending.send.kind is Kind.RESULT
             if payload is not None and not why:
                 self._progress_bytes += payload.nbytes
-                self._lanes.ended(dest, sending, time.monotonic())
-            elif payload is not None and self._lanes.broke(dest, sending):
+                self._lanes.ended(lane, sending, now_s, receipt)
+            elif payload is not None and self._lanes.broke(lane, sending):
                 why = ""  # another stream sends it
             elif not self._aborted:
                 self._schedule.broken(dest)
                 self._wake()
-            if broke or not self._lanes.is_sending(dest):  # to be sent again, or the end
+            if broke or self._lanes.is_over(dest, now_s):  # to be sent again, or the end
                 self._turns[dest].notify_all()
             own, self._own_sent = self._own_sent, []
         for chunk in own:  # now, because it would have kept the send waiting

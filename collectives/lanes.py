@@ -1,136 +1,262 @@
-"""Several streams to one destination: which of them sends what. Sans-I/O."""
+"""Several streams to one destination: which of them sends what. Sans-I/O.
+
+A frame that ``Outlet.send`` has taken may still be in this machine's memory, and is lost when its
+stream is reset or ends in a black hole; the other side says nothing, as other streams live. So
+where there are several, a frame is kept until the other side has acknowledged it, and until then
+another stream may have to send it again. Who receives drops what comes twice.
+
+Memory: the encoded chunk of each part that is kept. That is what is unsent or on its way on all
+streams to a destination, and a schedule bounds the parts that are open. Results, and parts that are
+sent from where they lie, are read there again and take nothing.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from dataclasses import dataclass
-from typing import Final
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from atoll.collectives.arrivals import PIECE_BYTES
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import U8
-from atoll.collectives.schedule import Idle, Schedule, Send
+from atoll.collectives.schedule import Idle, Kind, Schedule, Send
 
-__all__ = ["LATE_S_MIN", "Lanes", "Sending"]
+__all__ = ["POLL_S", "Lane", "Lanes", "Receipt", "Sending"]
+
+Receipt = Callable[[], bool]  # whether the other side has the frame now; must not wait
 
 # A frame that takes so many times what is usual, and so long, is sent on another stream as well:
 # TCP waits for 0.2 s at least before it sends again what got lost last.
 LATE_FACTOR: Final = 4
 LATE_S_MIN: Final = 0.25
+# How long an acknowledgement takes, before one was seen: as on the longest ways, with queues, and
+# so that a copy comes before a stall is declared (Timing.stall_s).
+DELIVERY_S: Final = 0.75
 USUAL_OF: Final = 8  # frames that the usual time is an average of
+POLL_S: Final = LATE_S_MIN / 2  # how often a stream that has nothing to send looks at the others
 
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A chunk whose pieces several streams send."""
+    """A chunk whose pieces several streams send. ``buffer``: where it lies, if that is lent."""
 
-    buffer: U8
-    left: int  # pieces, and copies of pieces, that have not ended
+    buffer: U8 | None
+    left: int  # pieces that somebody reads, or may have to read again
+    undelivered: int  # pieces
 
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """A frame that a stream has taken. ``payload``: None before it is loaded."""
+    """A frame that streams have taken. ``payload``: None before it is loaded."""
 
     send: Send
     payload: U8 | None = None
     offset: int = 0  # bytes, of the payload in its chunk
-    loaded: Loaded | None = None
+    loaded: Loaded | None = None  # None: one stream alone was there, and its buffer is used again
+    since_s: float = 0.0  # when a stream last took it
+    # Numbers of the streams that have it in hand, or sent and not forgotten; not the streams, whose
+    # cycle would keep buffers beyond the reduction.
+    carriers: set[int] = field(default_factory=set)
+    in_hand: int = 0  # streams that are reading it
+    copied: bool = False  # more than one stream took it
+    delivered: bool = False
+
+
+class Sent(NamedTuple):
+    sending: Sending
+    receipt: Receipt
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One of the streams to ``dest``."""
+
+    dest: int
+    number: int
+    now: Sending | None = None  # in hand
     since_s: float = 0.0
-    copied: bool = False  # another stream sends it too
+    sent: deque[Sent] = field(default_factory=deque)  # in this order, and not known to be delivered
+    moved_s: float = 0.0  # when one of them was last seen to be
 
 
 class Lanes:
     """The streams to each destination, and what they are at. Calls never overlap.
 
     Where there are several, the one that takes a chunk loads it, and all send its pieces: whichever
-    has room takes the next one. What one of them breaks off, or does not get rid of, another sends
-    again.
+    has room takes the next one. What one of them breaks off, loses or does not get rid of, another
+    sends again.
     """
 
     def __init__(self, schedule: Schedule, buffers: BufferPool[np.uint8]) -> None:
         self._schedule, self._buffers = schedule, buffers
-        self._open: Counter[int] = Counter()
-        self._under_way: defaultdict[int, list[Sending]] = defaultdict(list)
+        self._open: defaultdict[int, list[Lane]] = defaultdict(list)
+        self._numbers = itertools.count()
+        self._to_come: defaultdict[int, int] = defaultdict(int)
         self._ready: defaultdict[int, deque[Sending]] = defaultdict(deque)
-        self._usual_s = 0.0  # what a frame takes, lately
+        self._unsure: defaultdict[int, set[int]] = defaultdict(set)  # results: chunks
+        self._usual_s = 0.0  # what a frame takes to be sent, lately
+        self._delivery_s: dict[int, float] = {}  # from then to its acknowledgement, at least
 
-    def opened(self, dest: int) -> None:
-        self._open[dest] += 1
+    def expect(self, counts: Mapping[int, int]) -> None:
+        """So many streams are about to be opened to each destination: the first shares its frames
+        from the start."""
+        self._to_come.update(counts)
+
+    def opened(self, dest: int) -> Lane:
+        lane = Lane(dest, next(self._numbers))
+        self._open[dest].append(lane)
+        self._to_come[dest] = max(0, self._to_come[dest] - 1)
+        return lane
 
     def several(self, dest: int) -> bool:
-        return self._open[dest] > 1
+        return len(self._open[dest]) + self._to_come[dest] > 1
 
-    def take(self, dest: int, now_s: float) -> Sending | Idle:
-        """What one of its streams sends next: a piece that no stream has taken, or what one that
-        broke has not sent; a chunk; or a copy of what stands still on another."""
+    def take(self, lane: Lane, now_s: float) -> Sending | Idle:
+        """What this stream sends next: a piece that no stream has taken, or what one that broke has
+        not delivered; a chunk; or what stands still on another."""
+        dest = lane.dest
         found: Sending | Idle
         if self._ready[dest]:
             found = self._ready[dest].popleft()
         else:
             # One chunk at a time is loaded, which bounds the memory: there will be pieces soon.
-            send = Idle.WAIT if self._is_loading(dest) else self._schedule.next_send(dest)
-            found = Sending(send) if isinstance(send, Send) else self._late(dest, now_s) or send
+            send = Idle.WAIT if self._is_loading(dest) else self._next(dest)
+            found = Sending(send) if isinstance(send, Send) else self._late(lane, now_s) or send
         if isinstance(found, Sending):
-            found.since_s = now_s
-            self._under_way[dest].append(found)
+            lane.now, lane.since_s, found.since_s = found, now_s, now_s
+            found.copied |= bool(found.carriers)
+            found.carriers.add(lane.number)
+            found.in_hand += 1
         return found
 
+    def _next(self, dest: int) -> Send | Idle:
+        return self._schedule.next_send(dest, self._unsure[dest])
+
     def _is_loading(self, dest: int) -> bool:
-        loading = any(sending.payload is None for sending in self._under_way[dest])
+        loading = any(lane.now and lane.now.payload is None for lane in self._open[dest])
         return loading and self.several(dest)
 
     def loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
-        """The chunk can be sent. True: in pieces, so ``buffer`` belongs to these."""
+        """The chunk can be sent. True: ``buffer`` is kept until it is delivered."""
         sending.payload = payload
-        if not self.several(dest) or payload.nbytes <= PIECE_BYTES:
+        if not self.several(dest):
             return False
+        lent = np.may_share_memory(payload, buffer)
         offsets = range(0, payload.nbytes, PIECE_BYTES)
-        sending.loaded = Loaded(buffer, len(offsets))
+        sending.loaded = Loaded(buffer if lent else None, len(offsets), len(offsets))
+        if sending.send.kind is Kind.RESULT:
+            self._unsure[dest].add(sending.send.chunk)
         sending.payload = payload[:PIECE_BYTES]
         for at in offsets[1:]:
             piece = payload[at : at + PIECE_BYTES]
             self._ready[dest].append(Sending(sending.send, piece, at, sending.loaded))
-        return True
+        return lent
 
-    def is_sending(self, dest: int) -> bool:
-        """Whether a frame is under way that no other stream has brought."""
-        return any(not sending.copied for sending in self._under_way[dest])
+    def is_over(self, dest: int, now_s: float) -> bool:
+        """Whether all is delivered, as far as one can know, that was taken."""
+        lanes = self._open[dest]
+        if self._ready[dest] or any(lane.now and not lane.now.copied for lane in lanes):
+            return False  # mostly: without a question to every stream
+        for lane in lanes:
+            self._note_delivered(lane, now_s)
+        under_way = [lane.now for lane in lanes if lane.now]
+        under_way += [entry.sending for lane in lanes for entry in lane.sent]
+        return all(sending.delivered for sending in under_way)
 
-    def ended(self, dest: int, sending: Sending, now_s: float) -> None:
-        """It is sent."""
-        self._under_way[dest].remove(sending)
-        self._release(sending)
-        took_s = now_s - sending.since_s
+    def ended(self, lane: Lane, sending: Sending, now_s: float, receipt: Receipt | None) -> None:
+        """It is sent. Without a receipt nobody will know more."""
+        lane.now = None
+        self._put_down(sending)
+        took_s = now_s - lane.since_s
         self._usual_s += (took_s - self._usual_s) / USUAL_OF if self._usual_s else took_s
+        if receipt is None or sending.loaded is None or not self.several(lane.dest):
+            self._forget(lane, sending)
+            return
+        lane.sent.append(Sent(sending, receipt, now_s))
+        self._note_delivered(lane, now_s)
 
-    def broke(self, dest: int, sending: Sending) -> bool:
-        """Its stream broke. True: another one will send the same bytes, which nobody may change."""
-        self._under_way[dest].remove(sending)
-        self._open[dest] -= 1
-        if self._open[dest] and not sending.copied:
-            self._ready[dest].appendleft(self._copy(sending))
-        self._release(sending)
-        return self._open[dest] > 0
+    def broke(self, lane: Lane, sending: Sending) -> bool:
+        """It broke with this frame. True: other streams will send what it has not delivered, which
+        nobody may change."""
+        dest = lane.dest
+        others = self._open[dest]
+        others.remove(lane)
+        lane.now = None
+        self._put_down(sending)
+        lost = [*(entry.sending for entry in lane.sent), sending]
+        lane.sent.clear()
+        for one in lost:
+            one.carriers.discard(lane.number)
+        lost = [one for one in lost if not one.delivered and not one.carriers]
+        if others:
+            self._ready[dest].extendleft(reversed(lost))
+        if not self.several(dest):  # nobody is left who could help the last one
+            for last in others:
+                while last.sent:
+                    self._forget(last, last.sent.popleft().sending)
+        return bool(others)
 
-    def _late(self, dest: int, now_s: float) -> Sending | None:
+    def _late(self, lane: Lane, now_s: float) -> Sending | None:
+        """What another stream has had for too long, if this one gets rid of its own frames."""
+        if len(self._open[lane.dest]) == 1:
+            return None
         limit_s = max(LATE_S_MIN, LATE_FACTOR * self._usual_s)
-        for sending in self._under_way[dest]:
-            is_late = now_s - sending.since_s > limit_s
-            if is_late and not sending.copied and sending.payload is not None:
-                sending.copied = True
-                return self._copy(sending)
+        delivery_limit_s = limit_s + self._delivery_s.get(lane.dest, DELIVERY_S)
+        if self._stands_still(lane, now_s, delivery_limit_s):
+            return None
+        for other in self._open[lane.dest]:
+            held = [other.now] if other.now and now_s - other.now.since_s > limit_s else []
+            if self._stands_still(other, now_s, delivery_limit_s):
+                late = (entry.sending for entry in other.sent)
+                held += [one for one in late if now_s - one.since_s > delivery_limit_s]
+            for one in held:
+                is_mine = lane.number in one.carriers
+                if one.payload is not None and not one.delivered and not is_mine:
+                    return one
         return None
 
-    def _copy(self, sending: Sending) -> Sending:
-        if sending.loaded is not None:
-            sending.loaded.left += 1
-        return Sending(sending.send, sending.payload, sending.offset, sending.loaded)
+    def _stands_still(self, lane: Lane, now_s: float, limit_s: float) -> bool:
+        if not lane.sent or now_s - lane.sent[0].at_s <= limit_s:
+            return False
+        self._note_delivered(lane, now_s)
+        return bool(lane.sent) and now_s - lane.moved_s > limit_s
+
+    def _note_delivered(self, lane: Lane, now_s: float) -> None:
+        while lane.sent:
+            sending, receipt, at_s = lane.sent[0]
+            if not sending.delivered:
+                if not receipt():
+                    return
+                lane.moved_s = now_s
+                usual_s = self._delivery_s.get(lane.dest, now_s - at_s)
+                self._delivery_s[lane.dest] = min(usual_s, now_s - at_s)
+            lane.sent.popleft()
+            self._forget(lane, sending)
+
+    def _forget(self, lane: Lane, sending: Sending) -> None:
+        """It is delivered, as far as one can know."""
+        sending.carriers.discard(lane.number)
+        if not sending.delivered:
+            sending.delivered = True
+            if sending.loaded is not None:
+                sending.loaded.undelivered -= 1
+                if not sending.loaded.undelivered:
+                    self._unsure[lane.dest].discard(sending.send.chunk)
+            self._release(sending)
+
+    def _put_down(self, sending: Sending) -> None:
+        sending.in_hand -= 1
+        self._release(sending)
 
     def _release(self, sending: Sending) -> None:
-        if sending.loaded is not None:
-            sending.loaded.left -= 1
-            if not sending.loaded.left:
-                self._buffers.give(sending.loaded.buffer)
+        """Called when it is delivered, and when a stream has read it: the last of these counts."""
+        loaded = sending.loaded
+        if loaded is not None and sending.delivered and not sending.in_hand:
+            loaded.left -= 1
+            if not loaded.left and loaded.buffer is not None:
+                self._buffers.give(loaded.buffer)

@@ -39,6 +39,7 @@ which of them are kept; in an attempt of both again, those are the same bytes on
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError
@@ -115,7 +116,7 @@ class PairSchedule:
 
     # ------------------------------------------------------------ sending
 
-    def next_send(self, dest: int) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
         if not self._sends or self._sent == len(self._chunks):
             return Idle.DONE
         if self._sent >= self._base + self._lead:

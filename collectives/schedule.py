@@ -6,6 +6,7 @@ which frame to take in, what to add next. ``engine.py`` is the other half and ru
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum, IntEnum
 from typing import NamedTuple, Protocol
 
@@ -75,9 +76,10 @@ class Schedule(Protocol):
     def is_root(self, chunk: int) -> bool:
         """Whether its sum here is the whole."""
 
-    def next_send(self, dest: int) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
         """Hand out the next frame for ``dest``, each one once. CONTRIB: the sum, if there is one
-        here, else the own part."""
+        here, else the own part. ``unsure``: chunks whose results were handed out for ``dest``, over
+        several streams, and may not have arrived."""
 
     def broken(self, dest: int) -> None:
         """Nothing more can be sent there, over any stream."""

@@ -12,34 +12,36 @@ import numpy as np
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
-from atoll.collectives.lanes import Sending
+from atoll.collectives.lanes import Lane, Receipt, Sending
 from atoll.collectives.schedule import Send
 
 __all__ = ["Outlet", "SendCalls", "SendFrame", "Senders", "reason_of"]
 
-SendFrame = Callable[[int, int, memoryview, int], None]  # kind, chunk, payload, offset
+# kind, chunk, payload, offset
+SendFrame = Callable[[int, int, memoryview, int], Receipt | None]
 
 
 class Outlet(Protocol):
     """The sending end of a stream to one participant."""
 
-    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
         """Send one frame; blocks. ``offset``: of the payload in its chunk, if that is not whole.
+        What it returns tells whether the other side has got it; None: that cannot be known.
         ConnectError if the stream is broken or closed."""
 
 
 class SendCalls(NamedTuple):
-    """What the thread of a stream to ``dest`` asks, and tells."""
+    """What the thread of a stream asks, and tells."""
 
-    next_send: Callable[[int], Sending | None]
-    """(dest) Blocks until there is a frame to send; None ends the thread."""
+    next_send: Callable[[Lane], Sending | None]
+    """(lane) Blocks until there is a frame to send; None ends the thread."""
     load: Callable[[Send, U8], U8]
     """(send, buffer) The payload, in ``buffer`` or elsewhere."""
-    loaded: Callable[[int, Sending, U8, U8], bool]
-    """(dest, sending, payload, buffer) True: other streams need that buffer now."""
-    ended: Callable[[int, Sending, str], None]
-    """(dest, sending, why) After each frame. With a reason it was the last one on its stream;
-    without a payload the destination is not to blame."""
+    loaded: Callable[[Lane, Sending, U8, U8], bool]
+    """(lane, sending, payload, buffer) True: other streams need that buffer now, or later."""
+    ended: Callable[[Lane, Sending, str, Receipt | None], None]
+    """(lane, sending, why, receipt) After each frame. With a reason it was the last one on its
+    stream; without a payload the destination is not to blame."""
 
 
 class Senders:
@@ -50,9 +52,9 @@ class Senders:
         self._buffers = buffers
         self._threads: list[threading.Thread] = []
 
-    def spawn(self, dest: int, send: SendFrame, name: str, calls: SendCalls) -> None:
-        """Start the thread of a stream to this destination."""
-        self.run(lambda: self._send_all(dest, send, calls), name)
+    def spawn(self, lane: Lane, send: SendFrame, name: str, calls: SendCalls) -> None:
+        """Start the thread of a stream."""
+        self.run(lambda: self._send_all(lane, send, calls), name)
 
     def run(self, work: Callable[[], None], name: str) -> None:
         """Any other work in a thread that ``join`` waits for."""
@@ -68,21 +70,23 @@ class Senders:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _send_all(self, dest: int, send_frame: SendFrame, calls: SendCalls) -> None:
+    def _send_all(self, lane: Lane, send_frame: SendFrame, calls: SendCalls) -> None:
         buffer = self._buffers.take()
-        while (sending := calls.next_send(dest)) is not None:
+        while (sending := calls.next_send(lane)) is not None:
             send = sending.send
             try:
                 if sending.payload is None:
                     payload = calls.load(send, buffer)
-                    if calls.loaded(dest, sending, payload, buffer):
+                    if calls.loaded(lane, sending, payload, buffer):
                         buffer = self._buffers.take()
                 assert sending.payload is not None
-                send_frame(send.kind, send.chunk, sending.payload.data, sending.offset)
+                data = sending.payload.data
+                receipt = send_frame(send.kind, send.chunk, data, sending.offset)
             except Exception as error:  # whatever it was: a thread that dies in silence is a hang
-                calls.ended(dest, sending, f"sending chunk {send.chunk}: {reason_of(error)}")
+                why = f"sending chunk {send.chunk}: {reason_of(error)}"
+                calls.ended(lane, sending, why, None)
                 return  # the buffer may be what another stream sends now
-            calls.ended(dest, sending, "")
+            calls.ended(lane, sending, "", receipt)
             if sending.copied and sending.loaded is None:
                 buffer = self._buffers.take()  # another stream may still send from this one
         self._buffers.give(buffer)

@@ -26,7 +26,10 @@ Rule 3.  Own parts leave for all roots at the same pace: a root that owns n chun
          be served at the start, and those of much at the end alone.
 Rule 4.  A part with ``i >= base + 2 * lead`` is held: its stream pauses. It can only come where a
          peer has several streams, and their order is lost, or from one that breaks rule 2.
-Rule 5.  Results and partial sums are never held by a sender, and a result never by a receiver.
+Rule 5.  Results are never held, and partial sums by no sender. But where several streams lead to a
+         participant, no part leaves for it that it would hold (rule 4) because of a result from
+         here that may not have arrived. A stream may lose that result, and by then others, which
+         have to bring it again, would all stand behind such a part.
 Rule 6.  A chunk that NOBODY owns is kept from an earlier attempt: no frame carries it, it becomes
          final from outside, and nothing else waits for it.
 
@@ -42,12 +45,14 @@ the root gets all; and results are never held. A stream on which a part is held 
 before it. What follows it there was handed out later: a result that frees it was known to its
 sender before the part was sent (its base was beyond i - lead), so by rule 1 it was handed out
 before. So p gets the result, its base moves on, and by induction all chunks become final
-everywhere.
+everywhere. Over several streams the result has arrived before the part was sent, by rule 5; and
+what rule 5 keeps back waits for results only, which nothing keeps back.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
@@ -202,17 +207,22 @@ class TreeSchedule:
 
     # ------------------------------------------------------------ sending
 
-    def next_send(self, dest: int) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
         if self._results[dest]:
             self._to_come[dest] -= 1
             return Send(Kind.RESULT, self._results[dest].popleft())
-        if self._partials[dest]:
+        if self._partials[dest] and not self._may_be_held(self._partials[dest][0], unsure):
             self._to_come[dest] -= 1
             return Send(Kind.CONTRIB, self._partials[dest].popleft())
         own = self._own[dest]
         open_roots = [root for root, sent in own.items() if sent < len(self._chunks_of[root])]
         if open_roots:
-            ready = [r for r in open_roots if own[r] < self._base[r] + self._lead]
+            ready = [
+                r
+                for r in open_roots
+                if own[r] < self._base[r] + self._lead
+                and not self._may_be_held(self._chunks_of[r][own[r]], unsure)
+            ]
             if not ready:
                 return Idle.WAIT
             root = min(ready, key=lambda root: own[root] / len(self._chunks_of[root]))
@@ -221,6 +231,11 @@ class TreeSchedule:
             own[root] += 1
             return Send(Kind.CONTRIB, self._chunks_of[root][own[root] - 1])
         return Idle.WAIT if self._to_come[dest] else Idle.DONE
+
+    def _may_be_held(self, chunk: int, unsure: Collection[int]) -> bool:
+        """Whether a part of it is held where one of these results has not arrived: see rule 5."""
+        root, index = self._plan.owners[chunk], self._index[chunk] - 2 * self._lead
+        return any(self._plan.owners[c] == root and self._index[c] <= index for c in unsure)
 
     def _slowest(self) -> float:
         """The share of its chunks of the root that has got the smallest; one with all is out."""

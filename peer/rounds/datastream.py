@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import fcntl
 import select
 import socket
 import struct
+import sys
+import termios
 import threading
 import time
 from typing import ClassVar, NoReturn
@@ -19,9 +22,11 @@ from atoll.peer.rounds.turns import LAST, Turns
 
 __all__ = [
     "NO_PROGRESS_TIMEOUT_S",
+    "TELLS_DELIVERY",
     "DataStream",
     "PlainStream",
     "rate_bytes_per_s",
+    "unacknowledged_bytes",
     "unsent_limit_bytes",
 ]
 
@@ -40,6 +45,9 @@ PARTS_MAX = 64
 TICK_S = 0.25
 SO_MAX_PACING_RATE = 47  # of Linux; Python has no name for it
 PACING_RATE, UNPACED = struct.Struct("@L"), (1 << 8 * struct.calcsize("@L")) - 1
+COUNT = struct.Struct("@i")
+# Elsewhere TIOCOUTQ (SIOCOUTQ of a socket) means something else, or nothing.
+TELLS_DELIVERY = sys.platform == "linux"
 TIMEVAL = struct.Struct("@ll")  # of the kernel: seconds, microseconds
 # Of the kernel, each way, between two processes of one machine: what is sent is still in the
 # processor's cache when it is received. Left alone, they grow to megabytes, which takes half as
@@ -70,7 +78,10 @@ class DataStream(abc.ABC):
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
         self.is_local = _is_local(sock)  # both ends are on this machine
         self._aside = False
+        self._handed_bytes = 0  # to the kernel, with framing
+        self._delivered_bytes = 0  # of these, as far as one knows
         self._sock = sock
+        self._asking = threading.Lock()  # what is asked must be this socket, and not closed
         self._keeps_congestion = False
         self._turns = Turns()
         self._in_use = threading.Lock()  # held while the socket is used, so that close can wait
@@ -99,8 +110,9 @@ class DataStream(abc.ABC):
     def worn(self) -> bool:
         """True when a new stream, with a new key, should replace this one."""
 
-    def sendall(self, *parts: bytes | memoryview, aside: bool = False, urgency: int = 0) -> None:
-        """Send ``parts`` back to back. ConnectError if it ends, or no byte moves for 10 s.
+    def sendall(self, *parts: bytes | memoryview, aside: bool = False, urgency: int = 0) -> int:
+        """Send ``parts`` back to back; where they end, for ``has_delivered``. ConnectError if it
+        ends, or no byte moves for 10 s.
 
         ``aside``: they are no part of a round, so ``moved_bytes`` does not count them, and they
         come last. Else the smaller ``urgency`` goes first (turns.py).
@@ -112,11 +124,22 @@ class DataStream(abc.ABC):
                 self._aside = aside
                 self._limit_unsent()
                 self._send(views)
+                return self._handed_bytes
             except (OSError, MemoryError, ProtocolError) as error:
                 self._fail(error, "to")
             except BaseException:
                 self._broken = True  # nobody knows how much of it has left
                 raise
+
+    def has_delivered(self, end: int) -> bool:
+        """Whether the other side's kernel is known to have all up to there. Never waits."""
+        if end > self._delivered_bytes:  # mostly an answer for several frames
+            with self._asking:
+                handed = self._handed_bytes  # before the question: it may only be too small
+                waiting = unacknowledged_bytes(self._sock)
+                if waiting is not None:
+                    self._delivered_bytes = max(self._delivered_bytes, handed - waiting)
+        return end <= self._delivered_bytes
 
     def recv_into(self, view: memoryview, *, idle: bool = False) -> None:
         """Fill ``view`` (writable bytes) exactly. ConnectError if the stream ends before that.
@@ -190,7 +213,7 @@ class DataStream(abc.ABC):
         # number used again) while the owner still waits on it.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        with self._in_use:
+        with self._in_use, self._asking:
             self._sock.close()
 
     @abc.abstractmethod
@@ -222,6 +245,7 @@ class DataStream(abc.ABC):
                     raise TimeoutError from None
                 continue
             moved_s = time.monotonic()
+            self._handed_bytes += count
             self.moved_bytes += 0 if self._aside else count
             while views and count >= len(views[-1]):
                 count -= len(views.pop())
@@ -309,6 +333,16 @@ def rate_bytes_per_s(sock: socket.socket) -> int:
         return 0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
     return int(DELIVERY_RATE.unpack(info)[0]) if len(info) == DELIVERY_RATE.size else 0
+
+
+def unacknowledged_bytes(sock: socket.socket) -> int | None:
+    """What the other side has not acknowledged of what the kernel was given, unsent or on its way;
+    also of a connection that was reset. None where the kernel does not tell, or closed."""
+    if not TELLS_DELIVERY:
+        return None
+    with contextlib.suppress(OSError, ValueError):  # ValueError: closed
+        return int(COUNT.unpack(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(COUNT.size)))[0])
+    return None
 
 
 def _timeval(seconds_s: float) -> bytes:

@@ -213,11 +213,13 @@ class Reducer:
         )
         copying = job.copying = self._kept_copy(job, reduction)
         self._router.expect_attempt(begin, reduction, copying)
-        reduction.start({})
+        wanted = sorted(reduction.destinations)
+        lanes = {index: self._streams.lanes(plan.participants[index]) for index in wanted}
+        reduction.start({}, lanes)
         self._note_busy()
         self._streams.begin_round(begin.round)
-        for index in sorted(reduction.destinations):
-            for lane in range(self._streams.lanes(plan.participants[index])):
+        for index, count in lanes.items():
+            for lane in range(count):
                 self._spawn(self._attach_outlet(job, reduction, index, lane))
         if reduction.lacking:
             copying.start()

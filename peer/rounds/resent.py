@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Container
 
+from atoll.collectives.lanes import Receipt
 from atoll.collectives.senders import Outlet
 
 __all__ = ["CountingOutlet", "SentPayload"]
@@ -49,6 +50,6 @@ class CountingOutlet:
     def __init__(self, outlet: Outlet, sent: SentPayload) -> None:
         self._outlet, self._sent = outlet, sent
 
-    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
         self._sent.add(chunk, payload.nbytes)
-        self._outlet.send(kind, chunk, payload, offset)
+        return self._outlet.send(kind, chunk, payload, offset)

@@ -15,9 +15,11 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from atoll.collectives.errors import AtollError, ConnectError
+from atoll.collectives.lanes import Receipt
 from atoll.collectives.pacing import is_open, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
@@ -29,7 +31,7 @@ from atoll.peer.rounds.dataframes import (
     pack_header,
     unpack_header,
 )
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.rounds.datastream import TELLS_DELIVERY, DataStream
 from atoll.peer.rounds.sealing import RECORD_BYTES_MAX
 
 __all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
@@ -84,13 +86,14 @@ class FrameOutlet:
         self._header = header
         self._aside = aside
 
-    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
-        self.send_parts(kind, chunk, payload, offset=offset)
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
+        end = self.send_parts(kind, chunk, payload, offset=offset)
+        return partial(self._stream.has_delivered, end) if TELLS_DELIVERY else None
 
-    def send_parts(self, kind: int, chunk: int, *parts: memoryview, offset: int = 0) -> None:
+    def send_parts(self, kind: int, chunk: int, *parts: memoryview, offset: int = 0) -> int:
         length = sum(part.nbytes for part in parts)
         header = self._header._replace(kind=kind, chunk=chunk, length=length, offset=offset)
-        self._stream.sendall(
+        return self._stream.sendall(
             pack_header(header), *parts, aside=self._aside, urgency=self._header.round
         )
 

@@ -13,12 +13,11 @@ import pytest
 
 from atoll.collectives import Kind, arrivals
 from atoll.collectives import lanes as lanes_module
-from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
-from atoll.collectives.lanes import Lanes, Sending
+from atoll.collectives.lanes import Receipt
 from atoll.collectives.routes import Routes, ring, star, tree
-from atoll.collectives.schedule import Frame, Idle, Send
+from atoll.collectives.schedule import Frame
 
 MakeGroup = Callable[..., Any]
 WAIT_S = 30.0
@@ -42,7 +41,7 @@ class Lane:
         self.sent = self.sent_bytes = 0
         self.notices = True
 
-    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
         reduction = self.group.reductions[self.dest]
         frame = Frame(self.src, kind, chunk, self.number, offset)
         buffer = reduction.reserve(frame, len(payload), WAIT_S)
@@ -58,6 +57,26 @@ class Lane:
             raise ConnectError("the cable was pulled")
         if buffer is not None:
             reduction.received(frame)
+        return lambda: True
+
+
+class Swallowing(Lane):
+    """One whose frames wait in the kernel: after ``delivered`` it takes ``SWALLOWED`` that never
+    arrive, and then breaks, or stands still until ``go_on``."""
+
+    SWALLOWED = 4
+    delivered = 0
+    go_on: threading.Event | None = None
+
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
+        if self.sent < self.delivered:
+            return super().send(kind, chunk, payload, offset)
+        self.sent += 1
+        if self.sent <= self.delivered + self.SWALLOWED:
+            return lambda: False
+        if self.go_on is not None:
+            assert self.go_on.wait(WAIT_S)
+        raise ConnectError("the cable was pulled")
 
 
 @pytest.fixture(params=[256, arrivals.PIECE_BYTES], ids=["pieces", "whole chunks"])
@@ -69,6 +88,8 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 def start(group: Any, make: Callable[[int, int, int], Lane]) -> list[Lane]:
     lanes = []
+    for reduction in group.reductions:
+        reduction.start({}, dict.fromkeys(reduction.destinations, LANES))
     for number in range(1, LANES + 1):
         for src, reduction in enumerate(group.reductions):
             found = {dest: make(src, dest, number) for dest in reduction.destinations}
@@ -93,8 +114,13 @@ def check_equal_and_right(group: Any) -> None:
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_they_share_the_frames_and_each_is_sent_once(
-    make_group: MakeGroup, shape: str, codec: str, piece_bytes: int
+    make_group: MakeGroup,
+    shape: str,
+    codec: str,
+    piece_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(lanes_module, "LATE_S_MIN", WAIT_S)  # on a busy machine threads are late
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
     lanes = start(group, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4))
     group.wait_done()
@@ -127,6 +153,57 @@ def test_what_a_broken_one_has_not_sent_another_sends(
     start(group, make)
     group.wait_done()
     check_equal_and_right(group)
+
+
+@pytest.mark.parametrize("delivered", [0, 2])
+@pytest.mark.parametrize("hangs", [False, True], ids=["breaks", "hangs"])
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_one_has_taken_and_lost_another_sends(
+    make_group: MakeGroup, shape: str, codec: str, hangs: bool, delivered: int, piece_bytes: int
+) -> None:
+    """Own parts, partial sums and results; the other side never learns of it."""
+    group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
+    go_on = threading.Event()
+
+    def make(src: int, dest: int, number: int) -> Lane:
+        if number != 2 or (src and hangs):
+            return Lane(group, src, dest, number, slow_s=1e-3)
+        lane = Swallowing(group, src, dest, number)
+        lane.delivered = delivered
+        lane.go_on = go_on if hangs else None
+        return lane
+
+    lanes = start(group, make)
+    group.wait_done()
+    go_on.set()
+    assert any(isinstance(lane, Swallowing) and lane.sent > delivered for lane in lanes)
+    assert all(reduction.join(WAIT_S) for reduction in group.reductions)
+    check_equal_and_right(group)
+
+
+def test_a_round_is_done_before_anything_is_acknowledged(
+    make_group: MakeGroup, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And threads, which stay until it is, end when the reduction does."""
+    monkeypatch.setattr(lanes_module, "LATE_S_MIN", WAIT_S)
+    group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 20)
+
+    class Unsure(Lane):
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt:
+            super().send(kind, chunk, payload, offset)
+            return arrived.is_set
+
+    arrived = threading.Event()
+    lanes = start(group, lambda src, dest, number: Unsure(group, src, dest, number))
+    group.wait_done()
+    check_equal_and_right(group)
+    assert not any(reduction.join(0.0) for reduction in group.reductions)
+    assert not any(reduction.uses_result for reduction in group.reductions)
+    pieces = -(-group.codec.encoded_bytes(256) // piece_bytes)
+    assert sum(lane.sent for lane in lanes) == 2 * 20 * pieces
+    arrived.set()
+    assert all(reduction.join(WAIT_S) for reduction in group.reductions)
 
 
 def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup, piece_bytes: int) -> None:
@@ -223,69 +300,3 @@ def test_memory_is_that_of_the_streams(make_group: MakeGroup, piece_bytes: int) 
     group.wait_done()
     for reduction in group.reductions:
         assert reduction.buffer_bytes < group.results[0].nbytes
-
-
-class Given:
-    """A schedule that hands out chunks 0, 1, 2 ... to everyone; the lanes ask it nothing else."""
-
-    def __init__(self, count: int) -> None:
-        self.left = [Send(Kind.CONTRIB, chunk) for chunk in range(count)]
-
-    def next_send(self, dest: int) -> Send | Idle:
-        return self.left.pop(0) if self.left else Idle.DONE
-
-
-def lanes_of(count: int, chunks: int, chunk_bytes: int) -> tuple[Lanes, Any]:
-    buffers = BufferPool(chunk_bytes, np.uint8)
-    lanes = Lanes(Given(chunks), buffers)  # type: ignore[arg-type]  # what it asks is there
-    for _ in range(count):
-        lanes.opened(1)
-    return lanes, buffers
-
-
-def taken(lanes: Lanes, now_s: float = 0.0) -> Sending:
-    found = lanes.take(1, now_s)
-    assert isinstance(found, Sending)
-    return found
-
-
-def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
-    lanes, buffers = lanes_of(2, 2, 4)
-    payload = np.zeros(4, np.uint8)
-    quick = taken(lanes)
-    lanes.loaded(1, quick, payload, buffers.take())
-    lanes.ended(1, quick, 0.1)
-    stuck = taken(lanes, 1.0)
-    assert lanes.take(1, 9.0) is Idle.WAIT  # it is not loaded yet
-    lanes.loaded(1, stuck, payload, buffers.take())
-    assert lanes.take(1, 1.39) is Idle.DONE
-    copy = taken(lanes, 1.41)
-    assert copy.payload is payload
-    assert lanes.take(1, 1.5) is Idle.DONE
-    assert lanes.is_sending(1)
-    lanes.ended(1, copy, 1.5)
-    assert not lanes.is_sending(1)
-    assert lanes.broke(1, stuck)
-    assert lanes.take(1, 9.0) is Idle.DONE  # the copy has brought it
-
-
-def test_the_buffer_of_a_chunk_is_free_when_its_last_piece_and_copy_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lanes_module, "PIECE_BYTES", 4)
-    lanes, buffers = lanes_of(3, 1, 8)
-    first = taken(lanes)
-    assert lanes.take(1, 0.0) is Idle.WAIT
-    chunk = buffers.take()
-    assert lanes.loaded(1, first, chunk, chunk)
-    second = taken(lanes)
-    assert second.offset == 4
-    assert lanes.take(1, 0.0) is Idle.DONE
-    copies = [taken(lanes, 9.0), taken(lanes, 9.0)]
-    assert [copy.offset for copy in copies] == [0, 4]
-    for sending in (*copies, second):
-        lanes.ended(1, sending, 9.1)
-    assert buffers.take() is not chunk
-    assert lanes.broke(1, first)  # it was copied: nobody sends it again
-    assert lanes.take(1, 9.2) is Idle.DONE
-    assert buffers.take() is chunk

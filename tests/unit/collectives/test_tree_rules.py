@@ -77,6 +77,25 @@ def test_results_go_before_sums_and_sums_before_own_parts() -> None:
     assert schedule.destinations == {2}
 
 
+@pytest.mark.parametrize("root", [0, 3], ids=["own parts", "partial sums"])
+def test_no_part_leaves_that_is_held_if_a_result_from_here_is_lost(root: int) -> None:
+    """Participant 1 of a ring 0 -> 1 -> 2 -> 3 -> 0 is a leaf for root 0, and inner for root 3."""
+    schedule = schedule_of([1] * 4, [root] * 8, 1, ring([0, 1, 2, 3]))
+    parts = []
+    for chunk in range(6):
+        if root == 3:
+            arrive(schedule, 0, chunk)
+            finish(schedule, chunk)
+        if chunk >= 2 * LEAD_CHUNKS_MIN:
+            held_if_lost = range(chunk - 2 * LEAD_CHUNKS_MIN + 1)
+            assert all(schedule.next_send(2, {c}) is Idle.WAIT for c in held_if_lost)
+        sure = range(max(0, chunk - 2 * LEAD_CHUNKS_MIN + 1), chunk)
+        parts.append(schedule.next_send(2, set(sure)))
+        schedule.final(chunk)
+        assert schedule.next_send(2) == Send(Kind.RESULT, chunk)
+    assert parts == [Send(Kind.CONTRIB, chunk) for chunk in range(6)]
+
+
 def test_a_part_far_ahead_is_held_until_the_base_moves_on() -> None:
     schedule = schedule_of([1, 1, 1], [0] * 10)
     far = 2 * LEAD_CHUNKS_MIN

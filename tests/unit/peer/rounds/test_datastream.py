@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from harness.wires import Call, ends, receive, sockets, tls_ends
 from atoll.collectives.errors import ConnectError
 from atoll.peer.rounds import datastream
 from atoll.peer.rounds.datastream import (
+    TELLS_DELIVERY,
     UNSENT_BYTES_MAX,
     UNSENT_BYTES_MIN,
     DataStream,
     PlainStream,
+    unacknowledged_bytes,
     unsent_limit_bytes,
 )
 
@@ -117,6 +120,57 @@ def test_threads_that_share_a_stream_do_not_mix_their_frames(
     for call in sending:
         call.end()
     assert sorted(frames) == [bytes([1]) * 20_040] * 20 + [bytes([2]) * 20_040] * 20
+
+
+# ---------------------------------------------------------------- what has been delivered
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+@pytest.mark.skipif(not TELLS_DELIVERY, reason="this system does not tell what was acknowledged")
+def test_a_frame_is_delivered_when_all_of_it_is_acknowledged(
+    streams: tuple[DataStream, DataStream],
+) -> None:
+    sender, receiver = streams
+    first = sender.sendall(b"frame")
+    soon(lambda: sender.has_delivered(first))  # the other kernel has it, its reader may not
+    sending = Call(lambda: sender.sendall(PATTERN))
+    in_a_call(sender)
+    assert not sender.has_delivered(first + len(PATTERN))
+    assert receive(receiver, 5 + len(PATTERN)) == b"frame" + PATTERN
+    sending.end()
+    last = sender.sendall(b"")
+    assert last >= first + len(PATTERN)
+    soon(lambda: sender.has_delivered(last))
+    assert not sender.has_delivered(last + 1)
+
+
+@pytest.mark.skipif(not TELLS_DELIVERY, reason="this system does not tell what was acknowledged")
+def test_what_a_reset_has_lost_is_not_delivered(streams: tuple[DataStream, DataStream]) -> None:
+    sender, receiver = streams
+    sender.pace(20_000)
+    ends = [sender.sendall(bytes(10_000)) for _ in range(5)]
+    soon(lambda: sender.has_delivered(ends[0]))
+    receiver._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    receiver._sock.close()
+    with pytest.raises(ConnectError):
+        send_for_ever(sender)
+    assert [sender.has_delivered(end) for end in (ends[0], ends[-1])] == [True, False]
+    sender.close()
+    assert [sender.has_delivered(end) for end in (ends[0], ends[-1])] == [True, False]
+
+
+def test_where_the_system_does_not_tell_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datastream, "TELLS_DELIVERY", False)
+    with sockets() as wires:
+        assert unacknowledged_bytes(wires[0]) is None
+        stream = PlainStream(wires[0], "a")
+        assert not stream.has_delivered(stream.sendall(b"frame"))
 
 
 # ---------------------------------------------------------------- what waits unsent

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,11 @@ from atoll.collectives.pacing import OPEN_EVERY, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.collectives.schedule import Kind
 from atoll.peer.group import events as ev
+from atoll.peer.measuring.frames import PROBE, probe_header
 from atoll.peer.net.streamkeys import CIPHER_AES
 from atoll.peer.rounds import streams as streams_module
 from atoll.peer.rounds.dataframes import DataHeader
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.rounds.datastream import TELLS_DELIVERY, DataStream, unacknowledged_bytes
 from atoll.peer.rounds.streams import FrameOutlet, Lane
 
 LANES = 3
@@ -107,6 +110,45 @@ def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
             assert not [e for e in site.fed if isinstance(e, ev.ReduceFailed)]
         await run_round(sites, 4, 1)
         await eventually(lambda: len(opened(a, b)) == LANES)
+
+    scenario(tmp_path, "ab", play)
+
+
+@pytest.mark.skipif(not TELLS_DELIVERY, reason="this system does not tell what was acknowledged")
+@pytest.mark.parametrize("fate", ["reset", "stands still"])
+def test_what_a_stream_has_taken_and_does_not_deliver_is_not_missed(
+    tmp_path: Path, fate: str
+) -> None:
+    """Its sender has handed it to the kernel and knows of nothing."""
+
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 4_000_000)
+        widen(sites)
+        await run_round(sites, 2, 1)
+        a, b = sites
+        await eventually(lambda: len(opened(a, b)) == LANES)
+        victim = opened(a, b)[1]
+        victim.pace(2_000)  # so slow that what it takes stays here behind what it has
+        view = a.runner.replica.view
+        assert view is not None
+        for _ in range(8):
+            FrameOutlet(victim, probe_header(view)).send(PROBE, 0, memoryview(bytes(16 << 10)))
+        lost, sendall = [], victim.sendall
+
+        def sendall_and_reset(*parts: memoryview, **rest: Any) -> int:
+            end = sendall(*parts, **rest)
+            lost.append(unacknowledged_bytes(victim._sock))
+            if fate == "stands still":
+                return end
+            victim._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            victim._sock.close()
+            return end
+
+        victim.sendall = sendall_and_reset  # type: ignore[method-assign]
+        await run_round(sites, 3, 1)
+        assert lost[0]
+        assert not [e for site in sites for e in site.fed if isinstance(e, ev.ReduceFailed)]
+        await run_round(sites, 4, 1)
 
     scenario(tmp_path, "ab", play)
 
