@@ -130,6 +130,8 @@ class Genesis:
         node, mine = self._node, self._wanted
         if not cradle.voters:
             return False
+        if mine is None and self._put_off is not None:
+            return False  # the run lives; who has not heard of it yet must not call us back
         if mine is None:
             able = node.phase is Phase.OUT and not node.joining.renewing
             return able and node.me.peer in cradle.voters and node.me.role != ARCHIVE

@@ -61,16 +61,32 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "base of the oldest attempt",
         "election",
-        "best = max(following, key=lambda run: (run.attempt, runs.count(run), run.root))",
-        "best = min(following, key=lambda run: (run.attempt, runs.count(run), run.root))",
+        "last = max((run.attempt for run in found), default=0)",
+        "last = min((run.attempt for run in found), default=0)",
         test="unit/peer/group/test_election.py::"
         "test_base_is_the_highest_that_may_have_been_committed",
     ),
     Mutant(
         "base without READY",
         "election",
-        "for run in report.runs]",
-        "for run in ()]",
+        "        for run in report.runs:\n",
+        "        for run in ():\n",
+    ),
+    Mutant(
+        "either of two results",
+        "election",
+        "if is_quorum(view, peers | silent)]",
+        "if False]",
+        test="unit/peer/group/test_election.py::"
+        "test_of_two_results_of_one_attempt_a_base_is_what_can_have_been_committed",
+    ),
+    Mutant(
+        "called back to found",
+        "genesis",
+        "if mine is None and self._put_off is not None:",
+        "if False:",
+        test="unit/peer/group/test_genesis.py::"
+        "test_who_is_told_that_the_run_lives_is_not_called_back_to_found_it",
     ),
     Mutant("ignore accepted value", "election", "if voted and not fork:", "if False:"),
     Mutant("half quorum", "views", "return 2 * present > len", "return 2 * present >= len"),

@@ -91,7 +91,8 @@ def test_a_coordinator_without_a_quorum_begins_nothing() -> None:
 
 
 def test_a_doubted_member_keeps_what_it_is_ready_for() -> None:
-    """RESYNC must not take READY back: a candidate's report would miss a committed round."""
+    """RESYNC must not take READY back: a candidate's report would miss a committed round, or find
+    that nobody holds it."""
     cluster = Cluster("abc")
     cluster.form("abc")
     host = cluster.host("b")
@@ -102,6 +103,7 @@ def test_a_doubted_member_keeps_what_it_is_ready_for() -> None:
     order = ms.Resync(view.lineage, view.number, own.round, b"d" * 32)
     cluster.give("b", ev.Received(view.coordinator, order))
     assert own.held == held
+    assert own.report().holds
 
 
 def test_a_joiner_far_behind_does_not_enter() -> None:

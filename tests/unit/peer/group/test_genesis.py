@@ -164,6 +164,26 @@ def test_whoever_finds_the_run_alive_joins_it() -> None:
     assert not cluster.host("c").node.genesis.waiting
 
 
+def test_who_is_told_that_the_run_lives_is_not_called_back_to_found_it() -> None:
+    """Else two that have not heard of it both called a third one back, as fast as they were told:
+    a storm of messages (seed 81949)."""
+    cluster = Cluster("abcd")
+    cluster.form("ab")
+    cluster.hold = lambda source, peer, message: isinstance(message, ms.Join)
+    cluster.give("c", voters("cd"))
+    cluster.link("c", "b")
+    c = cluster.host("c").node
+    cluster.until(lambda: not c.genesis.waiting)
+    cluster.give("d", voters("cd"))
+    cluster.link("c", "d")
+    cluster.isolate("cd")
+    seconds(cluster, c.timing.run_lost_s / 2)
+    assert not c.genesis.waiting
+    assert c.view is None
+    cluster.until(lambda: cluster.in_one_view("cd"))  # the run is silent for long enough
+    assert c.now_s > c.timing.run_lost_s
+
+
 def test_a_cradle_that_others_have_outrun_is_left() -> None:
     """Two of four have founded the run; two others, in a cradle of their own, hear of it."""
     cluster = Cluster("abcde")
