@@ -33,8 +33,7 @@ __all__ = ["CHANGE", "PACED_BYTES_PER_S_MAX", "RoundPlan", "differs", "plan_roun
 PACED_BYTES_PER_S_MAX = 125e6
 # By how much something must have changed before the plan is made again: estimates waver by less.
 CHANGE = 0.10
-# Of its pace, what a stream to a lossy way may take: what is lost is sent again within it, and BBR
-# keeps 2 % below what it may (docs/log.md).
+# Of its pace, what streams to a lossy way may take without BBR: what is lost is sent again within it.
 LOSSY_SLACK = 1.1
 # Latencies of less than this are those of a processor's queue, and decide nothing.
 LATENCY_CHANGE_S = 0.002
@@ -77,7 +76,10 @@ def plan_rounds(
         told[peer] = StreamPlan(
             peers=tuple(participants[target] for target in others),
             streams=tuple(streams.get((source, target), 1) for target in others),
-            pace=tuple(map(_pace, pace[source, others].tolist(), lossy)),
+            pace=tuple(
+                _pace(float(pace[source, n]), lossy=mark, bbr=task.has_bbr(source))
+                for n, mark in zip(others, lossy, strict=True)
+            ),
             lossy=lossy,
         )
     advice = Advised(tuple(participants), layout, butterfly_shards(network, FINE_PARTS))
@@ -104,9 +106,9 @@ def _is_lossy(network: Network, source: int, target: int, bytes_per_s: float) ->
     return loss > 0 and stream_bytes_per_s(trip_s, loss) < bytes_per_s
 
 
-def _pace(bytes_per_s: float, lossy: bool) -> float:
-    """0: none."""
-    if not 0 < bytes_per_s < PACED_BYTES_PER_S_MAX:
+def _pace(bytes_per_s: float, *, lossy: bool, bbr: bool) -> float:
+    """0: none. BBR has a pace of its own, and is slower with two (docs/log.md)."""
+    if not 0 < bytes_per_s < PACED_BYTES_PER_S_MAX or (lossy and bbr):
         return 0.0
     return LOSSY_SLACK * bytes_per_s if lossy else bytes_per_s
 

@@ -106,6 +106,8 @@ def test_losses_add_one_stream_where_the_sender_has_bbr() -> None:
     *others, last = plan.told.values()
     assert all(told.streams == (2, 2, 2) and told.lossy == (True,) * 3 for told in others)
     assert min(last.streams) > 2
+    assert all(told.pace == (0.0, 0.0, 0.0) for told in others)  # it has one of its own
+    assert min(last.pace) > 0
 
 
 @pytest.mark.parametrize("found", [0.4, 1.0])
