@@ -33,7 +33,7 @@ __all__ = ["CHANGE", "PACED_BYTES_PER_S_MAX", "RoundPlan", "differs", "plan_roun
 PACED_BYTES_PER_S_MAX = 125e6
 # By how much something must have changed before the plan is made again: estimates waver by less.
 CHANGE = 0.10
-# Of its pace, what streams to a lossy way may take without BBR: what is lost is sent again within it.
+# What streams to a lossy way may take of their pace without BBR: what is lost is sent again within.
 LOSSY_SLACK = 1.1
 # Latencies of less than this are those of a processor's queue, and decide nothing.
 LATENCY_CHANGE_S = 0.002
