@@ -27,6 +27,7 @@ SEEDS_MAX = 5_000
 CHEAP_SEEDS = 200
 STEPS = (25, 100, 200, 500, 1_000, 2_000, SEEDS_MAX)
 TESTS = Path(__file__).parents[1]
+UNIT = "unit/peer/group/test_"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "election",
         "last = max((run.attempt for run in found), default=0)",
         "last = min((run.attempt for run in found), default=0)",
-        test="unit/peer/group/test_election.py::"
-        "test_base_is_the_highest_that_may_have_been_committed",
+        test=UNIT + "election.py::test_base_is_the_highest_that_may_have_been_committed",
     ),
     Mutant(
         "base without READY",
@@ -77,16 +77,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "election",
         "if is_quorum(view, peers | silent)]",
         "if False]",
-        test="unit/peer/group/test_election.py::"
-        "test_of_two_results_of_one_attempt_a_base_is_what_can_have_been_committed",
+        test=UNIT + "election.py::test_a_base_is_what_can_have_been_committed",
     ),
     Mutant(
         "called back to found",
         "genesis",
         "if mine is None and self._put_off is not None:",
         "if False:",
-        test="unit/peer/group/test_genesis.py::"
-        "test_who_is_told_that_the_run_lives_is_not_called_back_to_found_it",
+        test=UNIT + "genesis.py::test_nobody_is_called_back_to_found_a_run_that_lives",
     ),
     Mutant("ignore accepted value", "election", "if voted and not fork:", "if False:"),
     Mutant("half quorum", "views", "return 2 * present > len", "return 2 * present >= len"),
@@ -168,8 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "viewchange",
         "named = mine is not None and mine.inc == node.me.inc",
         "named = mine is not None",
-        test="unit/peer/group/test_membership_restarts.py::"
-        "test_a_view_that_names_an_earlier_life_is_not_entered",
+        test=UNIT + "membership_restarts.py::test_a_view_of_an_earlier_life_is_not_entered",
     ),
     Mutant(
         "begins after proposing",
@@ -182,8 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "attempts",
         "or len(roots) > 1:",
         "or False:",
-        test="unit/peer/group/test_membership_rounds.py::"
-        "test_one_wrong_result_excludes_the_peer_that_holds_it",
+        test=UNIT + "membership_rounds.py::test_one_wrong_result_excludes_its_holder",
     ),
     Mutant(
         "digests are not compared",
@@ -196,7 +192,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "keeping",
         "origin = before.get(chunk, 0)",
         "origin = 0",
-        test="unit/peer/group/test_keeping.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
+        test=UNIT + "keeping.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
     ),
     Mutant(
         "a fork keeps its lineage", "views", "lineage=lineage, ancestors=ancestors", "ancestors=()"
@@ -206,7 +202,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "lineages",
         "if (meet.round, meet.lineage) <= (",
         "if (meet.round, meet.lineage) >= (",
-        test="unit/peer/group/test_policies.py::test_the_slower_fork_gives_way",
+        test=UNIT + "policies.py::test_the_slower_fork_gives_way",
     ),
     Mutant(
         "any policy forks",
@@ -256,22 +252,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator",
         "            if kind not in OPERATIONS:\n                past",
         "            if True:\n                past",
-        test="unit/peer/group/test_calls.py::"
-        "test_a_death_in_the_middle_of_a_reduction_leaves_nothing_of_the_dead",
+        test=UNIT + "calls.py::test_a_death_in_a_reduction_leaves_nothing_of_the_dead",
     ),
     Mutant(
         "any object will do",
         "roster",
         "            and self.has_given(peer)\n",
         "",
-        test="unit/peer/group/test_calls.py::test_an_old_object_is_not_taken_for_a_new_one",
+        test=UNIT + "calls.py::test_an_old_object_is_not_taken_for_a_new_one",
     ),
     Mutant(
         "left out in silence",
         "leftout",
         "            self._untold = begin.round\n",
         "            self._untold = 0\n",
-        test="unit/peer/group/test_calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",
+        test=UNIT + "calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",
     ),
 )
 

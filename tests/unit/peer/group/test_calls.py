@@ -151,7 +151,7 @@ def test_a_straggler_is_told_once_and_is_in_the_next_one() -> None:
     assert set(kinds[1:]) == {"committed"}
 
 
-def test_a_death_in_the_middle_of_a_reduction_leaves_nothing_of_the_dead() -> None:
+def test_a_death_in_a_reduction_leaves_nothing_of_the_dead() -> None:
     """A retry keeps no chunk: a sum over three is not a sum over two."""
     cluster = formed("abc", dict.fromkeys("abc", SUM))
     cluster.chunk_s = 0.05

@@ -250,7 +250,7 @@ def test_base_is_the_highest_that_may_have_been_committed(
     assert (view.base_round, view.base_chain) == base
 
 
-def test_of_two_results_of_one_attempt_a_base_is_what_can_have_been_committed() -> None:
+def test_a_base_is_what_can_have_been_committed() -> None:
     """C's memory is bad. A, who does not answer yet, may have committed what it shares with B, or,
     for all that B and C can know, with C: neither may be chosen before A answers."""
     candidate = Candidate()

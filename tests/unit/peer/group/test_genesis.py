@@ -164,7 +164,7 @@ def test_whoever_finds_the_run_alive_joins_it() -> None:
     assert not cluster.host("c").node.genesis.waiting
 
 
-def test_who_is_told_that_the_run_lives_is_not_called_back_to_found_it() -> None:
+def test_nobody_is_called_back_to_found_a_run_that_lives() -> None:
     """Else two that have not heard of it both called a third one back, as fast as they were told:
     a storm of messages (seed 81949)."""
     cluster = Cluster("abcd")

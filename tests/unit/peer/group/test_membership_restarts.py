@@ -70,7 +70,7 @@ def test_a_life_that_sees_a_newer_one_in_a_view_says_so_and_stays_out(sees: type
     assert not any(isinstance(effect, ev.Renew) for effect in told)
 
 
-def test_a_view_that_names_an_earlier_life_is_not_entered() -> None:
+def test_a_view_of_an_earlier_life_is_not_entered() -> None:
     """What that life has promised and held is lost: this one has to be taken in anew."""
     cluster = Cluster("ab")
     cluster.form("ab")

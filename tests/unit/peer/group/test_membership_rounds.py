@@ -238,7 +238,7 @@ def begins(cluster: Cluster) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
-def test_one_wrong_result_excludes_the_peer_that_holds_it(name: str) -> None:
+def test_one_wrong_result_excludes_its_holder(name: str) -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
     host = cluster.host(name)
