@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.diloco import DiLoCo
+    from atoll.optim.local_sgd import QSR, LocalSGD
     from atoll.optim.swarm import Swarm
 
-__all__ = ["ByteTransformer", "DiLoCo", "Swarm", "TextBatches", "heldout_loss"]
+__all__ = [
+    "QSR",
+    "ByteTransformer",
+    "DiLoCo",
+    "LocalSGD",
+    "Swarm",
+    "TextBatches",
+    "heldout_loss",
+]
 
 _HOME = {
+    "QSR": "atoll.optim.local_sgd",
     "ByteTransformer": "atoll.optim.byte_lm",
+    "LocalSGD": "atoll.optim.local_sgd",
     "DiLoCo": "atoll.optim.diloco",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",

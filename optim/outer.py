@@ -8,16 +8,16 @@ are native kernels they do the same, bit for bit.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.codecs import F32, U8, get_codec
-from atoll.collectives.native import KERNELS
+from atoll.collectives.native import KERNELS, Rule
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Floats", "OuterStep", "Pair", "nesterov_step"]
+__all__ = ["Floats", "OuterStep", "Pair", "outer_step"]
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32[n] each
@@ -31,6 +31,7 @@ class OuterStep:
 
     def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
         self.codec = get_codec(spec.codec)
+        self._rule = cast(Rule, spec.outer)  # which a RunSpec has checked
         self._lr, self._mu = spec.outer_lr, spec.outer_momentum
         self._delta = np.empty(chunk_elements, np.float32)
         self._scratch = np.empty(chunk_elements, np.float32)
@@ -43,7 +44,8 @@ class OuterStep:
         theta, momentum = target
         delta = self._delta[: theta.size]
         self.codec.decode(encoded, delta)
-        nesterov_step(
+        outer_step(
+            self._rule,
             *source,
             delta,
             lr=self._lr,
@@ -54,7 +56,8 @@ class OuterStep:
         )
 
 
-def nesterov_step(
+def outer_step(
+    rule: Rule,
     theta: Floats,
     momentum: Floats,
     delta: Floats,
@@ -65,23 +68,34 @@ def nesterov_step(
     out_momentum: Floats,
     scratch: Floats,
 ) -> None:
-    """``b' = mu b + delta;  theta' = theta - lr (delta + mu b')``, written to ``out_*``.
+    """One step against the pseudo-gradient ``delta`` (old minus new), written to ``out_*``::
 
-    The same as ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` with ``delta`` as gradient
-    (DiLoCo, arXiv 2311.08105); from ``b = 0`` the first step is ``lr (1 + mu) delta``. With
-    ``mu = 0`` it is plain SGD: ``lr = 1`` then replaces ``theta`` by the peers' mean.
+        nesterov    b' = mu b + delta    theta' = theta - lr (delta + mu b')   DiLoCo, 2311.08105
+        heavy_ball  b' = mu b + delta    theta' = theta - lr b'                SlowMo, CO2, NoLoCo
+        sgd         b' = b               theta' = theta - lr delta             local SGD, SparseLoCo
+
+    ``nesterov`` is ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` with ``delta`` as gradient;
+    from ``b = 0`` its first step is ``lr (1 + mu) delta``. With ``sgd`` and ``lr = 1`` the peers'
+    mean takes the place of ``theta``.
 
     All arrays are flat, of one length and one dtype (float32 in a run, float64 in tests). Nothing
     is allocated. ``out_*`` may be the inputs themselves or other buffers; ``scratch`` must overlap
     nothing.
     """
     if KERNELS is not None:
-        KERNELS.outer_step("nesterov", theta, momentum, delta, lr, mu, out_theta, out_momentum)
+        KERNELS.outer_step(rule, theta, momentum, delta, lr, mu, out_theta, out_momentum)
         return
     mu_, lr_ = theta.dtype.type(mu), theta.dtype.type(lr)
-    np.multiply(momentum, mu_, out=out_momentum)
-    np.add(out_momentum, delta, out=out_momentum)
-    np.multiply(out_momentum, mu_, out=scratch)
-    np.add(scratch, delta, out=scratch)
-    np.multiply(scratch, lr_, out=scratch)
+    step = delta
+    if rule == "sgd":
+        np.copyto(out_momentum, momentum)
+    else:
+        np.multiply(momentum, mu_, out=out_momentum)
+        np.add(out_momentum, delta, out=out_momentum)
+        step = out_momentum
+    if rule == "nesterov":
+        np.multiply(out_momentum, mu_, out=scratch)
+        np.add(scratch, delta, out=scratch)
+        step = scratch
+    np.multiply(step, lr_, out=scratch)
     np.subtract(theta, scratch, out=out_theta)

@@ -30,6 +30,7 @@ __all__ = [
     "LOG_ENTRIES_MAX",
     "LOG_ENTRIES_MIN",
     "METHODS",
+    "OUTER_RULES",
     "PINNED_FACTOR",
     "ROUNDS_IN_FLIGHT_MAX",
     "SPARES_MAX",
@@ -45,7 +46,9 @@ __all__ = [
 
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
-METHODS = ("diloco", COLLECTIVES)  # the others come with the optimizers issue
+METHODS = ("diloco", "local_sgd", COLLECTIVES)
+OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
+SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
@@ -76,6 +79,8 @@ class RunSpec:
 
     method: str = "diloco"
     sync_every: int
+    schedule: str = ""  # of sync_every, where it changes: a trainer's own text, equal for all
+    outer: str = "nesterov"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     codec: str = "int8"
@@ -90,6 +95,12 @@ class RunSpec:
         self._check(
             0 < self.sync_every <= SYNC_EVERY_MAX, "sync_every", f"1 to {SYNC_EVERY_MAX} steps"
         )
+        self._check(
+            self.schedule.isprintable() and len(self.schedule) <= SCHEDULE_CHARACTERS_MAX,
+            "schedule",
+            f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
+        )
+        self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
         self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
         self._check(0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
         self._check(

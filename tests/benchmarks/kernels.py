@@ -30,7 +30,7 @@ from harness import results
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Rule
-from atoll.optim.outer import nesterov_step
+from atoll.optim.outer import outer_step
 
 F32 = NDArray[np.float32]
 SIZES_MIB = (1, 64)
@@ -131,7 +131,8 @@ def works(values: F32) -> dict[str, Work]:
             f"{name} decode_add": lambda c=codec, d=data: c.decode_add(d, 0.25, into),
         }
     theta, momentum = np.zeros_like(values), np.zeros_like(values)
-    found["nesterov step"] = lambda: nesterov_step(
+    found["nesterov step"] = lambda: outer_step(
+        "nesterov",
         theta,
         momentum,
         copy,

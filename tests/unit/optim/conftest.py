@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
 from atoll.optim.manifest import Manifest, pseudo_gradient
-from atoll.optim.outer import nesterov_step
+from atoll.optim.outer import outer_step
 from atoll.optim.spec import RunSpec, check_same
 
 F32 = NDArray[np.float32]
@@ -71,7 +71,8 @@ class LocalRun:
             )
             codec.encode(delta, encoded)
             codec.decode_add(encoded, weight / sum(counted.values()), mean)
-        nesterov_step(
+        outer_step(
+            self.spec.outer,
             self.theta,
             self.momentum,
             mean,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from atoll.optim import DiLoCo
-from atoll.optim.outer import nesterov_step
+from atoll.optim import outer as pure
 
 
 def model(dtype=torch.float32) -> nn.Module:
@@ -50,7 +50,8 @@ def load(net, values: np.ndarray) -> None:
 
 
 def outer_step(theta, momentum, delta, lr, mu):
-    nesterov_step(
+    pure.outer_step(
+        "nesterov",
         theta,
         momentum,
         delta,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.optim.outer import nesterov_step
+from atoll.optim.outer import outer_step
 
 RATES = [(0.7, 0.9), (0.4, 0.9), (1.0, 0.0), (0.7, 0.6), (1.0, 0.5)]
 
@@ -16,7 +16,8 @@ def steps(theta, deltas, lr, mu):
     momentum, scratch = np.zeros_like(theta), np.empty_like(theta)
     for delta in deltas:
         new_theta, new_momentum = np.empty_like(theta), np.empty_like(theta)
-        nesterov_step(
+        outer_step(
+            "nesterov",
             theta,
             momentum,
             delta,
@@ -81,7 +82,8 @@ def test_chunks_and_in_place_give_the_same_bits_and_leave_inputs_alone():
     new = np.empty((2, 1000), np.float32)
     args = {"lr": 0.7, "mu": 0.9}
     for lo, hi in [(0, 256), (256, 999), (999, 1000)]:
-        nesterov_step(
+        outer_step(
+            "nesterov",
             theta[lo:hi],
             momentum[lo:hi],
             delta[lo:hi],
@@ -92,7 +94,8 @@ def test_chunks_and_in_place_give_the_same_bits_and_leave_inputs_alone():
         )
     for array, copy in zip((theta, momentum, delta), before, strict=True):
         np.testing.assert_array_equal(array, copy)
-    nesterov_step(
+    outer_step(
+        "nesterov",
         theta,
         momentum,
         delta,
@@ -109,7 +112,8 @@ def test_allocates_nothing_of_the_size_of_a_chunk():
     arrays = np.zeros((6, 262_144), np.float32)
     theta, momentum, delta, out_theta, out_momentum, scratch = arrays
     tracemalloc.start()
-    nesterov_step(
+    outer_step(
+        "nesterov",
         theta,
         momentum,
         delta,

@@ -1,0 +1,94 @@
+"""Local SGD: peers train alone for some steps, then each goes on from the mean of all.
+
+With ``QSR`` the number of steps grows as the inner learning rate decays (arXiv 2310.14423).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from atoll.collectives.errors import ConfigError
+from atoll.optim.diloco import Blocking
+from atoll.optim.method import Inner
+from atoll.optim.sessions import TrainerSession
+from atoll.optim.spec import RunSpec
+
+__all__ = ["QSR", "LocalSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QSR:
+    """The quadratic synchronization rule: ``H = max(base, floor((a / lr)^2))``.
+
+    ``a``: about the peak learning rate times the root of ``base``; 0 keeps H at ``base``. During
+    ``warmup_steps``, when the rate is small as well, H is that of the ``peak_lr``. ``most`` caps H;
+    ``total_steps``, if given, cuts the last round short. H changes only between two rounds.
+
+    The paper's ViT-B: peak 0.008, base 4, a 0.0175 give 4, 19, 76 and 306 steps at the rates 0.008,
+    0.004, 0.002 and 0.001. It was not tried there with an outer momentum.
+    """
+
+    a: float
+    peak_lr: float
+    base: int = 4
+    warmup_steps: int = 0
+    most: int = 500
+    total_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.a >= 0 and self.peak_lr > 0 and 0 < self.base <= self.most):
+            raise ConfigError(
+                f"{self}",
+                fix="a is not negative, peak_lr positive, and base at least 1, at most `most`",
+            )
+        if self.warmup_steps < 0 or self.total_steps < 0:
+            raise ConfigError(f"{self}", fix="warmup_steps and total_steps are not negative")
+
+    def sync_every(self, step: int, lr: float) -> int:
+        """The steps of the round that begins after ``step`` steps, at the inner rate ``lr``."""
+        lr = self.peak_lr if step < self.warmup_steps else lr
+        grown = self.most if self.a >= lr * self.most else int((self.a / lr) ** 2)
+        steps = min(max(self.base, grown), self.most)
+        left = self.total_steps - step
+        return min(steps, left) if left > 0 else steps
+
+
+class LocalSGD(Blocking):
+    """Rounds of ``sync_every`` local steps, then the mean of the peers' parameters.
+
+    ``Method`` says what the arguments and calls of all methods mean. With a ``QSR`` all peers
+    should follow one schedule of the inner learning rate, which is read from the first group of the
+    last inner optimizer. A peer that is out of step with the others still takes part in the same
+    rounds: they wait for it, and its weight is the number of its steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        sync_every: int | QSR,
+        peer: TrainerSession,
+        *,
+        codec: str = "int8",
+        round_deadline_s: float = 600.0,
+    ) -> None:
+        self._rule = sync_every if isinstance(sync_every, QSR) else None
+        spec = RunSpec(
+            method="local_sgd",
+            sync_every=sync_every.base if isinstance(sync_every, QSR) else sync_every,
+            schedule=str(self._rule) if self._rule else "",
+            outer="sgd",
+            outer_lr=1.0,
+            outer_momentum=0.0,
+            codec=codec,
+            round_deadline_s=round_deadline_s,
+        )
+        super().__init__(model, inner, peer, spec)
+
+    def _begin_round(self) -> None:
+        super()._begin_round()
+        if self._rule is not None:
+            lr = float(self._inners[-1].param_groups[0]["lr"])
+            self._sync_every = self._rule.sync_every(self._steps, lr)
