@@ -8,9 +8,10 @@ it is a loop, for swarms (optim/swarm.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from atoll.collectives.chunks import ChunkGrid
-from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.codecs import F32, Codec
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.plan import butterfly_plan
 from atoll.collectives.result import RoundResult
@@ -24,8 +25,9 @@ def reduce_together(
     grid: ChunkGrid,
     weights: Sequence[float],
     sources: Sequence[Callable[[int, F32], None]],
-) -> U8:
-    """The encoded weighted mean, uint8[total_bytes], chunk after chunk as ``encoded_layout`` says.
+    fold: str = "mean",
+) -> RoundResult:
+    """The encoded weighted mean, or another one of ``plan.FOLDS``.
 
     ``sources[i](chunk, out)`` fills in the part of participant i, which has ``weights[i]``; one of
     weight 0 is not asked. ConfigError for weights that give no mean, CodecError for values that are
@@ -34,17 +36,17 @@ def reduce_together(
     if len(sources) != len(weights):
         raise ConfigError(f"{len(sources)} parts and {len(weights)} weights")
     names = [number.to_bytes(4, "big") for number in range(len(weights))]
-    plan = butterfly_plan(names, weights, grid)
+    plan = replace(butterfly_plan(names, weights, grid), fold=fold)
     result = RoundResult(codec, grid)
     adding = 0
 
     def source(chunk: int, out: F32) -> None:
         sources[adding](chunk, out)
 
-    sums = Sums(result, codec, plan.factors(), lambda chunk: True, source)
+    sums = Sums(result, codec, plan.factors(), lambda chunk: True, source, fold=fold)
     counted = [number for number, weight in enumerate(plan.weights) if weight > 0]
     for chunk in range(grid.count):
         for adding in counted:
             sums.add_own(chunk, adding, coded=True)
         sums.encode(chunk, result.view(chunk))
-    return result.array
+    return result

@@ -16,19 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from atoll.collectives.chunks import encoded_layout, grid_for
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, SessionError
-from atoll.collectives.together import reduce_together
-from atoll.optim.manifest import Manifest, pseudo_gradient
-from atoll.optim.outer import OuterStep
+from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same
+from atoll.optim.swarm_calls import Call, Gather, Reduce, Step, answer
+from atoll.optim.swarm_state import SwarmState
 from atoll.optim.turns import WORKERS_MAX, Turns
-from atoll.peer.session import Outcome
+from atoll.peer.session import Outcome, Reduced, vector_of
 
 __all__ = ["Swarm", "SwarmSession"]
 
@@ -38,8 +37,8 @@ T = TypeVar("T")
 class Swarm:
     """``workers`` of one run; ``sessions`` are theirs, in the order in which their parts are added.
 
-    ``encoded_bytes``: what all of them together would have sent in pseudo-gradients and results of
-    a butterfly, without headers.
+    ``encoded_bytes``: what all of them together would have sent so far, encoded, without headers:
+    pseudo-gradients and results of a butterfly, vectors and objects of their own collectives.
     """
 
     def __init__(self, workers: int) -> None:
@@ -47,7 +46,8 @@ class Swarm:
             raise ConfigError(f"a swarm of {workers} workers", fix=f"give it 1 to {WORKERS_MAX}")
         self.sessions = [SwarmSession(self, number) for number in range(workers)]
         self.encoded_bytes = 0
-        self.turns = Turns(workers, self._make_round)
+        self.round = 0  # of the run
+        self.turns = Turns(workers, self._meet)
         self._state: SwarmState | None = None
 
     def run(self, train: Callable[[SwarmSession], T]) -> list[T]:
@@ -65,53 +65,22 @@ class Swarm:
     def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         if self._state is None:
             self._state = SwarmState(spec, manifest, initial)
+            self.round += 1
         check_same((spec, manifest), (self._state.spec, self._state.manifest), "swarm")
 
-    def _make_round(self) -> None:
+    def _meet(self) -> None:
         """Of all that wait. Those whose loops have ended are no part of it any more."""
-        state = self.state
-        waiting = [s for s in self.sessions if s.submitted is not None]
-        nbytes = state.commit([s.submitted for s in waiting if s.submitted is not None])
-        self.encoded_bytes += 2 * (len(waiting) - 1) * nbytes
-        for session in waiting:
-            session.submitted = None
-
-
-class SwarmState:
-    """The parameters and momentum of a run, float32[elements] each, and the step of a round."""
-
-    def __init__(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
-        if spec.fragments > 1:
-            raise ConfigError("a swarm has no fragments yet", fix="leave `fragments` at 1")
-        self.spec, self.manifest = spec, manifest
-        self.grid = grid_for(manifest.elements)
-        self.theta: F32 = np.zeros(manifest.elements, np.float32)
-        self.momentum: F32 = np.zeros_like(self.theta)
-        self.round = 1  # the first one gives a run its parameters
-        self._step = OuterStep(spec, self.grid.chunk_elements)
-        self._layout = encoded_layout(self.grid, self._step.codec)
-        initial(self.theta)
-
-    def commit(self, submitted: list[tuple[F32, float]]) -> int:
-        """The round of these parameters and weights; how many bytes its encoded result has."""
-        weights = [weight for _, weight in submitted]
-        sources = [partial(self._delta, values) for values, _ in submitted]
-        result = reduce_together(self._step.codec, self.grid, weights, sources)
-        for chunk in range(self.grid.count):
-            start, end = self._layout.slice(chunk)
-            lo, hi = self.grid.bounds(chunk)
-            pair = self.theta[lo:hi], self.momentum[lo:hi]
-            self._step(result[start:end], pair, pair)
+        waiting = [s for s in self.sessions if s.call is not None]
+        answers, sent_bytes = answer([s.call for s in waiting if s.call is not None])
+        self.encoded_bytes += sent_bytes
         self.round += 1
-        return result.nbytes
-
-    def _delta(self, submitted: F32, chunk: int, out: F32) -> None:
-        lo, hi = self.grid.bounds(chunk)
-        pseudo_gradient(self.theta[lo:hi], submitted[lo:hi], out, self.manifest, lo, hi)
+        names = tuple(session.peer_name for session in waiting)
+        for session, given in zip(waiting, answers, strict=True):
+            session.call, session.answer, session.present = None, given, names
 
 
 class SwarmSession:
-    """What an optimizer uses of ``atoll.peer.session.Session``, which says what each does."""
+    """What ``atoll.peer.session.Session`` offers to training loops; it says what each does."""
 
     run = "swarm"
     epoch = 0  # nothing is ever undone
@@ -120,30 +89,49 @@ class SwarmSession:
         self._swarm, self.number = swarm, number
         self.peer_name = f"worker-{number}"
         self.round = 0
-        self.submitted: tuple[F32, float] | None = None  # parameters and weight
         self.reported: dict[str, float] = {}
+        self.call: Call | None = None  # what it waits for ...
+        self.answer: Any = None  # ... what has become of it ...
+        self.present: tuple[str, ...] = ()  # ... and of whose calls
         self._region: F32 | None = None
+        self._submitted: dict[int, Step] = {}  # by fragment
 
     def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         self._swarm.attach(spec, manifest, initial)
         self._region = np.empty(manifest.elements, np.float32)
 
-    def submit(self, fill: Callable[[F32], None], weight: float) -> None:
+    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
-        self.submitted = self._region, float(weight)
+        step = Step(self._swarm.state, self._region, float(weight), fragment)
+        self._submitted[fragment] = step
 
-    def wait(self) -> Outcome:
-        self._swarm.turns.wait(self.number)
-        return Outcome("committed", self._swarm.state.round, waited_s=0.0)
+    def wait(self, fragment: int = 0) -> Outcome:
+        self._meet(self._submitted.pop(fragment))
+        return Outcome("committed", self._swarm.round, waited_s=0.0)
 
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._swarm.state.theta.view()
         shown.flags.writeable = False
         read(shown)
-        self.round = self._swarm.state.round
+        self.round = self._swarm.round
         return self.round
+
+    def barrier(self) -> tuple[str, ...]:
+        self._meet(Gather(b"", "barrier()"))
+        return self.present
+
+    def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
+        every = self._meet(Gather(bytes(data), "all_gather()"))
+        return list(zip(self.present, every, strict=True))
+
+    def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced:
+        vector = vector_of(tensor)
+        flat = np.empty(vector.elements, np.float32)
+        vector.write(flat)
+        reduced = self._meet(Reduce(flat, op, codec))
+        return Reduced(vector.read(reduced), self.present, self.round)
 
     def check(self) -> None:
         """There is no daemon that could die."""
@@ -153,3 +141,9 @@ class SwarmSession:
 
     def close(self) -> None:
         """Its part of the next rounds is over when its loop has ended."""
+
+    def _meet(self, call: Call) -> Any:
+        self.call = call
+        self._swarm.turns.wait(self.number)
+        self.round = self._swarm.round
+        return self.answer

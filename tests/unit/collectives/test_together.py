@@ -27,7 +27,7 @@ def fill(vector: F32, grid: ChunkGrid, chunk: int, out: F32) -> None:
 
 def together(codec: str, grid: ChunkGrid, weights: list[float], vectors: list[F32]) -> U8:
     sources = [partial(fill, vector, grid) for vector in vectors]
-    return reduce_together(get_codec(codec), grid, weights, sources)
+    return reduce_together(get_codec(codec), grid, weights, sources).array
 
 
 @pytest.mark.parametrize("codec", CODECS)

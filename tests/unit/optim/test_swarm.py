@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.collectives.errors import CodecError, ConfigError, IncompatibleRunError, SessionError
+from atoll.collectives.errors import (
+    CodecError,
+    CollectiveMismatchError,
+    ConfigError,
+    IncompatibleRunError,
+    SessionError,
+)
 from atoll.optim import DiLoCo, Swarm
 from atoll.optim.swarm import SwarmSession
 
@@ -145,3 +151,46 @@ def test_wrong_use_is_an_error() -> None:
         Swarm(2).run(diverges)
     with pytest.raises(SessionError, match="before attach"):
         Swarm(1).run(lambda session: session.submit(lambda flat: None, 1.0))
+
+
+# ---------------------------------------------------------------- collectives of one's own
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [("mean", 1.0), ("sum", 3.0), ("max", 2.0), ("min", 0.0)]
+)
+def test_all_reduce_of_arrays_and_tensors(op: str, expected: float) -> None:
+    def each(session: SwarmSession) -> None:
+        array = session.all_reduce(np.full((2, 3), session.number, np.float16), op)
+        assert array.value.dtype == np.float16
+        assert array.value.shape == (2, 3)
+        assert (array.value == expected).all()
+        tensor = session.all_reduce(torch.full((5000,), float(session.number)), op, codec="int8")
+        torch.testing.assert_close(tensor.value, torch.full((5000,), expected), rtol=1e-2, atol=0)
+        assert tensor.peers == ("worker-0", "worker-1", "worker-2")
+        assert tensor.round == array.round + 1
+
+    Swarm(3).run(each)
+
+
+def test_all_gather_and_barrier() -> None:
+    swarm = Swarm(3)
+    gathered = swarm.run(lambda session: session.all_gather(b"x" * session.number))
+    assert gathered == [[("worker-0", b""), ("worker-1", b"x"), ("worker-2", b"xx")]] * 3
+    assert swarm.encoded_bytes == 2 * 3
+    assert Swarm(2).run(lambda session: session.barrier()) == [("worker-0", "worker-1")] * 2
+
+
+def test_different_calls_are_an_error() -> None:
+    calls = [
+        lambda session: session.barrier(),
+        lambda session: session.all_gather(b""),
+        lambda session: session.all_reduce(np.ones(3, np.float32)),
+        lambda session: session.all_reduce(np.ones(4, np.float32)),
+        lambda session: session.all_reduce(np.ones(4, np.float32), "sum"),
+    ]
+    for number, call in enumerate(calls[:-1]):
+        with pytest.raises(CollectiveMismatchError, match="and"):
+            Swarm(2).run(
+                lambda session, both=(call, calls[number + 1]): both[session.number](session)
+            )

@@ -1,0 +1,103 @@
+"""What the workers of a swarm wait for together, and the arithmetic of it: that of daemons."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from atoll.collectives.chunks import grid_for
+from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.errors import CollectiveMismatchError
+from atoll.collectives.together import reduce_together
+from atoll.optim.swarm_state import SwarmState
+
+__all__ = ["Call", "Gather", "Reduce", "Step", "answer"]
+
+
+class Call(ABC):
+    """What one worker waits for. ``alike``: what must be equal in the calls of all."""
+
+    alike: str
+
+    @abstractmethod
+    def answers(self, calls: Sequence[Any]) -> tuple[list[Any], int]:
+        """Of ``calls``, this one among them, which are alike: what each worker gets, and how many
+        bytes all of them together would have sent, without headers."""
+
+
+@dataclass
+class Step(Call):
+    """A round of the optimizer, on ``state``: the worker's parameters and their weight."""
+
+    state: SwarmState
+    submitted: F32
+    weight: float
+    fragment: int = 0
+
+    @property
+    def alike(self) -> str:  # type: ignore[override]
+        return f"a round of fragment {self.fragment}"
+
+    def answers(self, calls: Sequence[Step]) -> tuple[list[None], int]:
+        given = [(call.submitted, call.weight) for call in calls]
+        nbytes = self.state.commit(given, self.fragment)
+        return [None] * len(calls), _butterfly_bytes(calls, nbytes)
+
+
+@dataclass
+class Gather(Call):
+    """Bytes of all workers; or a barrier, where they are empty."""
+
+    data: bytes
+    alike: str
+
+    def answers(self, calls: Sequence[Gather]) -> tuple[list[list[bytes]], int]:
+        every = [call.data for call in calls]
+        return [every] * len(calls), (len(calls) - 1) * sum(map(len, every))
+
+
+@dataclass
+class Reduce(Call):
+    """A fold of vectors, as daemons do it for ``session.all_reduce``."""
+
+    flat: F32
+    op: str
+    codec: str
+
+    @property
+    def alike(self) -> str:  # type: ignore[override]
+        return f'all_reduce() of {self.flat.size:,} elements, op="{self.op}", codec="{self.codec}"'
+
+    def answers(self, calls: Sequence[Reduce]) -> tuple[list[F32], int]:
+        codec, grid = get_codec(self.codec), grid_for(self.flat.size)
+
+        def part(flat: F32, chunk: int, out: F32) -> None:
+            np.copyto(out, flat[slice(*grid.bounds(chunk))])
+
+        sources = [partial(part, call.flat) for call in calls]
+        result = reduce_together(codec, grid, [1.0] * len(calls), sources, self.op)
+        reduced: F32 = np.empty_like(self.flat)
+        for chunk in range(grid.count):
+            codec.decode(result.view(chunk), reduced[slice(*grid.bounds(chunk))])
+        return [reduced] * len(calls), _butterfly_bytes(calls, result.array.nbytes)
+
+
+def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
+    """``Call.answers``, once all are seen to be alike. CollectiveMismatchError."""
+    kinds = sorted({call.alike for call in calls})
+    if len(kinds) > 1:
+        raise CollectiveMismatchError(
+            f"workers of the swarm called {' and '.join(kinds)}",
+            fix="let every worker make the same calls, with the same arguments, in the same order",
+        )
+    return calls[0].answers(calls)
+
+
+def _butterfly_bytes(calls: Sequence[Call], encoded_bytes: int) -> int:
+    """Each part but one's own goes to its owner, each result to all others."""
+    return 2 * (len(calls) - 1) * encoded_bytes

@@ -1,0 +1,51 @@
+"""The state of a run in one process, as each daemon holds it, and the step of a round on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from atoll.collectives.chunks import grid_for
+from atoll.collectives.codecs import F32
+from atoll.collectives.together import reduce_together
+from atoll.optim.fragments import chunk_range, fragment_grid
+from atoll.optim.manifest import Manifest, pseudo_gradient
+from atoll.optim.outer import OuterStep
+from atoll.optim.spec import RunSpec
+
+__all__ = ["SwarmState"]
+
+
+class SwarmState:
+    """The parameters and momentum of a run, float32[elements] each. ``initial`` writes the first
+    parameters."""
+
+    def __init__(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
+        self.spec, self.manifest = spec, manifest
+        self.grid = grid_for(manifest.elements)
+        self.theta: F32 = np.zeros(manifest.elements, np.float32)
+        self.momentum: F32 = np.zeros_like(self.theta)
+        self.round = 1  # the first one gives a run its parameters
+        self._step = OuterStep(spec, self.grid.chunk_elements)
+        initial(self.theta)
+
+    def commit(self, submitted: list[tuple[F32, float]], fragment: int = 0) -> int:
+        """The round of these parameters (whole vectors, of which the fragment's part counts) and
+        weights; how many bytes its encoded result has."""
+        first, _ = chunk_range(fragment, self.spec.fragments, self.grid.count)
+        grid = fragment_grid(self.grid, fragment, self.spec.fragments)
+        weights = [weight for _, weight in submitted]
+        sources = [partial(self._delta, values, first) for values, _ in submitted]
+        result = reduce_together(self._step.codec, grid, weights, sources)
+        for chunk in range(grid.count):
+            lo, hi = self.grid.bounds(first + chunk)
+            pair = self.theta[lo:hi], self.momentum[lo:hi]
+            self._step(result.view(chunk), pair, pair)
+        self.round += 1
+        return result.array.nbytes
+
+    def _delta(self, submitted: F32, first: int, chunk: int, out: F32) -> None:
+        lo, hi = self.grid.bounds(first + chunk)
+        pseudo_gradient(self.theta[lo:hi], submitted[lo:hi], out, self.manifest, lo, hi)
