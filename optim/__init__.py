@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.diloco import DiLoCo
+    from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
     from atoll.optim.swarm import Swarm
 
@@ -19,6 +20,7 @@ __all__ = [
     "QSR",
     "ByteTransformer",
     "DiLoCo",
+    "GradientAverage",
     "LocalSGD",
     "Swarm",
     "TextBatches",
@@ -28,6 +30,7 @@ __all__ = [
 _HOME = {
     "QSR": "atoll.optim.local_sgd",
     "ByteTransformer": "atoll.optim.byte_lm",
+    "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
     "DiLoCo": "atoll.optim.diloco",
     "Swarm": "atoll.optim.swarm",

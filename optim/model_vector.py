@@ -47,6 +47,22 @@ class ModelVector:
                 # A copy, because the run's memory is read-only, which torch has no word for.
                 p.copy_(torch.from_numpy(flat[lo:hi].copy()).view(p.shape))
 
+    def write_gradients(self, flat: NDArray[np.float32]) -> None:
+        """Gradients -> float32[elements]; zero where a parameter has none."""
+        for p, lo, hi in self._parameters:
+            if p.grad is None:
+                flat[lo:hi] = 0
+            else:
+                torch.from_numpy(flat[lo:hi]).view(p.shape).copy_(p.grad)
+
+    def read_gradients(self, flat: NDArray[np.float32]) -> None:
+        """float32[elements] -> gradients, in place where there are any."""
+        for p, lo, hi in self._parameters:
+            values = torch.from_numpy(flat[lo:hi]).view(p.shape)
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.copy_(values)
+
     def zero_gradients(self) -> None:
         """In place: DDP buckets and CUDA graphs keep views of gradients."""
         for p, _, _ in self._parameters:

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec
-from atoll.peer.session import Outcome
+from atoll.peer.session import Outcome, Reduced
 
-__all__ = ["TrainerSession"]
+__all__ = ["OperationsSession", "TrainerSession"]
 
 
 class TrainerSession(Protocol):
@@ -30,5 +30,22 @@ class TrainerSession(Protocol):
     def pull(self, read: Callable[[F32], None], /) -> Any: ...
 
     def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class OperationsSession(Protocol):
+    """Of a method whose trainers hold the parameters themselves."""
+
+    @property
+    def peer_name(self) -> str: ...
+
+    def attach(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], /
+    ) -> None: ...
+
+    def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced: ...
+
+    def all_gather(self, data: bytes) -> list[tuple[str, bytes]]: ...
 
     def close(self) -> None: ...

@@ -25,6 +25,7 @@ from atoll.optim.manifest import Manifest
 
 __all__ = [
     "BLOB_BYTES_MAX",
+    "CARRIED",
     "COLLECTIVES",
     "LOG_BYTES_DEFAULT",
     "LOG_ENTRIES_MAX",
@@ -35,6 +36,7 @@ __all__ = [
     "ROUNDS_IN_FLIGHT_MAX",
     "SPARES_MAX",
     "SPEC_BYTES_MAX",
+    "STEPPED",
     "RunSpec",
     "blob",
     "check_same",
@@ -46,7 +48,10 @@ __all__ = [
 
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
-METHODS = ("diloco", "local_sgd", COLLECTIVES)
+# Daemons step the parameters of these, and only carry what trainers exchange of those.
+STEPPED = ("diloco", "local_sgd")
+CARRIED = ("gradient_average", COLLECTIVES)
+METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000

@@ -9,7 +9,7 @@ from typing import Protocol
 from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.codecs import Codec, get_codec
 from atoll.collectives.network import Network
-from atoll.optim.spec import COLLECTIVES
+from atoll.optim.spec import CARRIED
 from atoll.peer.group.layouts import Advised
 from atoll.peer.group.membership import Node
 from atoll.peer.measuring.messages import StreamPlan
@@ -168,6 +168,6 @@ class Planner:
 
 def _reduced(state: ReplicatedState) -> tuple[ChunkGrid, Codec]:
     """The vector of a round."""
-    if state.spec.method == COLLECTIVES:
+    if state.spec.method in CARRIED:
         return grid_for(COLLECTIVE_ELEMENTS), get_codec("float32")
     return state.fragment_grid(0), state.codec

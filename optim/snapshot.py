@@ -1,0 +1,168 @@
+"""Parameters, inner optimizers and a method's own arrays as one float32 vector, for a newcomer.
+
+Whoever has the state knows its shape, so a description travels ahead of the vector: which tensors
+and numbers each inner optimizer keeps for which parameter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
+from atoll.optim.model_vector import ModelVector
+
+__all__ = ["Snapshot"]
+
+PACKED_BYTES_MAX = 60_000  # it travels as an object of `all_gather`, which takes 64 KiB
+TEXT_BYTES_MAX = 4 * 1024 * 1024  # 65,536 parameters with a line of state each
+ENTRIES_MAX = 16  # of one parameter; Adam keeps three, Shampoo has four
+FACTOR_MAX = 4  # elements of a tensor of state for each of its parameter; usual is 1
+STEPS_MAX = 2**53
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16)}
+DTYPES |= {"float64": torch.float64, "int64": torch.int64, "int32": torch.int32}
+
+
+class Snapshot:
+    """``shared``: arrays of the method that are equal on all peers; they are written in place.
+
+    Tensors are handed over as float32, so of a float64 the first 24 bits.
+    """
+
+    def __init__(
+        self, vector: ModelVector, inner: Sequence[Optimizer], shared: Sequence[F32] = ()
+    ) -> None:
+        self._vector, self._shared = vector, tuple(shared)
+        self._parameters = [p for o in inner for g in o.param_groups for p in g["params"]]
+        self._states = [o.state for o in inner for g in o.param_groups for _ in g["params"]]
+
+    def describe(self, steps: int) -> bytes:
+        """For ``elements`` and ``read``: the shape of the state as it is now."""
+        kept = [[_entry(*item) for item in state.get(p, {}).items()] for state, p in self._each()]
+        packed = zlib.compress(json.dumps([steps, kept], separators=(",", ":")).encode())
+        if len(packed) > PACKED_BYTES_MAX:
+            raise ConfigError(
+                f"the state of {len(kept)} parameters takes {len(packed):,} bytes to describe, and "
+                f"at most {PACKED_BYTES_MAX:,} fit",
+                fix="use parameter tensors that are fewer and larger",
+            )
+        return packed
+
+    def elements(self, description: bytes) -> int:
+        """How long the vector is. RemoteProtocolError for what no peer would send."""
+        _, kept = self._parsed(description)
+        tensors = sum(math.prod(e.shape) for entries in kept for e in entries if e.dtype)
+        return self._vector.manifest.elements + sum(a.size for a in self._shared) + tensors
+
+    def write(self, flat: F32) -> None:
+        """The state as ``describe`` has described it."""
+        lo = self._vector.manifest.elements
+        self._vector.write(flat[:lo])
+        for array in self._shared:
+            flat[lo : lo + array.size] = array
+            lo += array.size
+        for state, p in self._each():
+            for value in state.get(p, {}).values():
+                if isinstance(value, Tensor):
+                    part = flat[lo : lo + value.numel()]
+                    torch.from_numpy(part).view(value.shape).copy_(value)
+                    lo += part.size
+
+    def read(self, description: bytes, flat: F32) -> int:
+        """Take a state; how many steps of the run it comes from."""
+        steps, kept = self._parsed(description)
+        lo = self._vector.manifest.elements
+        self._vector.read(flat[:lo])
+        for array in self._shared:
+            array[:] = flat[lo : lo + array.size]
+            lo += array.size
+        for (state, p), entries in zip(self._each(), kept, strict=True):
+            fresh: dict[str, Any] = {}
+            for entry in entries:
+                part = flat[lo : lo + math.prod(entry.shape)] if entry.dtype else flat[:0]
+                fresh[entry.name] = entry.value(part, p, state.get(p, {}).get(entry.name))
+                lo += part.size
+            if fresh:
+                state[p] = fresh
+            else:
+                state.pop(p, None)
+        return steps
+
+    def _each(self) -> Iterator[tuple[dict[Any, Any], nn.Parameter]]:
+        return zip(self._states, self._parameters, strict=True)
+
+    def _parsed(self, description: bytes) -> tuple[int, list[list[_Entry]]]:
+        unpacker = zlib.decompressobj()
+        try:
+            steps, kept = json.loads(unpacker.decompress(description, TEXT_BYTES_MAX))
+            if not unpacker.eof or type(steps) is not int or not 0 <= steps <= STEPS_MAX:
+                raise ValueError("it is cut off, or counts no steps")
+            entries = [[_Entry.of(*item) for item in items] for items in kept]
+            if len(entries) != len(self._parameters) or max(map(len, entries)) > ENTRIES_MAX:
+                raise ValueError(f"the state of {len(entries)} parameters, or too much for one")
+            for p, items in zip(self._parameters, entries, strict=True):
+                if any(math.prod(item.shape) > FACTOR_MAX * max(1, p.numel()) for item in items):
+                    raise ValueError("a tensor that is much larger than its parameter")
+        except (zlib.error, ValueError, TypeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"the state of inner optimizers cannot be read: {str(error)[:200]}",
+                fix="give all trainers the same inner optimizer",
+            ) from error
+        return steps, entries
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor of an optimizer's state, or a number: then there is no ``dtype``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    number: float
+    on_host: bool
+
+    @classmethod
+    def of(
+        cls, name: str, dtype: str, shape: Sequence[int], number: float, on_host: bool
+    ) -> _Entry:
+        """ValueError or TypeError for anything that is none."""
+        whole = all(type(n) is int and n >= 0 for n in shape)
+        if type(name) is not str or (dtype and dtype not in DTYPES) or not whole:
+            raise ValueError(f"no entry of a state: {name!r:.40} {dtype!r:.40}")
+        if type(number) not in (int, float, bool):
+            raise ValueError(f"no number: {number!r:.40}")
+        return cls(name, dtype, tuple(shape), number, bool(on_host))
+
+    def value(self, part: F32, p: nn.Parameter, before: object) -> Any:
+        """In the tensor that was there, if there was one like it."""
+        if not self.dtype:
+            return self.number
+        tensor = before
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != self.shape:
+            device = "cpu" if self.on_host else p.device
+            tensor = torch.empty(self.shape, dtype=DTYPES[self.dtype], device=device)
+        return tensor.copy_(torch.from_numpy(part.copy()).view(self.shape))
+
+
+def _entry(name: str, value: object) -> list[object]:
+    """``_Entry.of`` reads it. ConfigError for what is neither tensor nor number."""
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype in DTYPES:
+            return [name, dtype, list(value.shape), 0, value.device.type == "cpu"]
+    elif isinstance(value, int | float):
+        return [name, "", [], value, True]
+    raise ConfigError(
+        f"the inner optimizer keeps {name!r}, a {type(value).__name__}, which cannot be handed to "
+        "newcomers",
+        fix="use an optimizer that keeps tensors and numbers, as those of torch.optim do",
+    )
