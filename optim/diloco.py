@@ -16,6 +16,7 @@ from __future__ import annotations
 from torch import nn
 
 from atoll.optim.method import Inner, Method
+from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
@@ -26,7 +27,7 @@ class Blocking(Method):
     """A method whose trainers wait for each round; ``_sync_every`` may change between two."""
 
     def __init__(self, model: nn.Module, inner: Inner, peer: TrainerSession, spec: RunSpec) -> None:
-        super().__init__(model, inner, peer, spec)
+        super().__init__(ModelVector(model), inner, peer, spec)
         self._begin_round()
 
     def _begin_round(self) -> None:

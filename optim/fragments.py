@@ -27,7 +27,6 @@ def chunk_range(fragment: int, fragments: int, chunks: int) -> tuple[int, int]:
     return fragment * chunks // fragments, (fragment + 1) * chunks // fragments
 
 
-def fragment_grid(grid: ChunkGrid, fragment: int, fragments: int) -> ChunkGrid:
-    """The fragment as a vector of its own; its chunk 0 is chunk ``first`` of the whole grid."""
-    first, end = chunk_range(fragment, fragments, grid.count)
+def fragment_grid(grid: ChunkGrid, first: int, end: int) -> ChunkGrid:
+    """The chunks [first, end) as a vector of their own, whose chunk 0 is ``first``."""
     return ChunkGrid(grid.bounds(end - 1)[1] - grid.bounds(first)[0], grid.chunk_elements)

@@ -6,8 +6,12 @@ the only thing a daemon knows of the model. Text on the wire, one parameter per 
 
     blocks.0.attention.weight<TAB>bfloat16<TAB>384x128
 
-(plain lines, because a decoder that builds objects out of untrusted bytes can be made to spend
-sixty bytes of memory for each byte received).
+A run with fragments (fragments.py) has them in order of fragment, and the fragment's number in a
+fourth column; each begins with a chunk of its own, so the one before it ends with padding: a
+parameter of zeros that no trainer has.
+
+(Plain lines, because a decoder that builds objects out of untrusted bytes can be made to spend
+sixty bytes of memory for each byte received.)
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -23,7 +27,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
+from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range
 
 __all__ = [
     "DTYPES",
@@ -40,16 +46,18 @@ PARAMETERS_MAX = 65_536  # a 100-layer mixture of experts has about 40,000
 ELEMENTS_MAX = 2**40  # 4 TiB of θ: a larger figure is nonsense, not a model
 NAME_BYTES_MAX = 512  # the longest names of published models have about 120
 DIMENSIONS_MAX = 16  # tensors of real models have at most 6
+PADDING = "~padding."  # no attribute of a module is called so; it sorts behind letters
 DIFFERENCES_MAX = 20  # lines that still fit on one screen
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Parameter:
     """One trainable tensor: canonical name, shape and working dtype (one of ``DTYPES``)."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    fragment: int = 0
 
     def __post_init__(self) -> None:
         name = self.name[:NAME_BYTES_MAX]
@@ -62,12 +70,19 @@ class Parameter:
                 f"parameter {name} has dtype {self.dtype[:32]!r}",
                 fix=f"use one of {', '.join(DTYPES)}, or freeze it (requires_grad=False)",
             )
+        if not 0 <= self.fragment < FRAGMENTS_MAX:
+            raise ConfigError(f"parameter {name} is of fragment {self.fragment}")
         if len(self.shape) > DIMENSIONS_MAX or not all(0 <= n <= ELEMENTS_MAX for n in self.shape):
             shape = repr(self.shape)[:80]
             raise ConfigError(f"parameter {name} has an impossible shape {shape}")
 
     def __str__(self) -> str:
-        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}"
+        which = f", fragment {self.fragment}" if self.fragment else ""
+        return f"{'x'.join(map(str, self.shape)) or 'scalar'} {self.dtype}{which}"
+
+    @property
+    def is_padding(self) -> bool:
+        return self.name.startswith(PADDING)
 
     @property
     def size(self) -> int:
@@ -76,30 +91,78 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parameters of a run, sorted by name. ``Manifest.of`` sorts; the wire form must be so."""
+    """The parameters of a run, sorted by fragment and name. ``of`` sorts and pads; the wire form
+    must be so."""
 
     parameters: tuple[Parameter, ...]
 
     @classmethod
     def of(cls, parameters: Iterable[Parameter]) -> Manifest:
-        return cls(tuple(sorted(parameters)))
+        """ConfigError for parameters that make no run."""
+        ordered = sorted(parameters, key=_place)
+        if not ordered or not ordered[-1].fragment:
+            return cls(tuple(ordered))
+        padded: list[Parameter] = []
+        chunk = _grid(ordered).chunk_elements
+        for fragment in range(ordered[-1].fragment + 1):
+            own = [p for p in ordered if p.fragment == fragment]
+            lacking = -sum(p.size for p in own) % chunk
+            padding = Parameter(f"{PADDING}{fragment}", (lacking,), fragment=fragment)
+            padded += [*own, padding] if lacking and own[-1] is not ordered[-1] else own
+        return cls(tuple(sorted(padded, key=_place)))
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.parameters]
         if len(names) > PARAMETERS_MAX:
             raise ConfigError(f"{len(names)} parameter tensors; the limit is {PARAMETERS_MAX}")
-        if any(a >= b for a, b in pairwise(names)):
+        in_order = all(_place(a) < _place(b) for a, b in pairwise(self.parameters))
+        if not in_order or len(set(names)) < len(names):
             raise ConfigError("parameter names are not unique and in order")
         if not 0 < self.elements <= ELEMENTS_MAX:
             raise ConfigError(
                 f"{self.elements} trainable elements; a run needs 1 to {ELEMENTS_MAX}",
                 fix="set requires_grad=True on what is to be trained" if not self.elements else "",
             )
+        starts = self._starts
+        if self.fragments > 1 and any(start % self.grid.chunk_elements for start in starts):
+            raise ConfigError("a fragment does not begin with a chunk")
+        if len(starts) < self.fragments or any(a >= b for a, b in pairwise(starts)):
+            raise ConfigError(f"one of {self.fragments} fragments is empty")
 
     @cached_property
     def elements(self) -> int:
         """Length of θ."""
         return sum(p.size for p in self.parameters)
+
+    @property
+    def fragments(self) -> int:
+        """How many these parameters have been sorted into; 1: not at all."""
+        return self.parameters[-1].fragment + 1 if self.parameters else 1
+
+    @cached_property
+    def grid(self) -> ChunkGrid:
+        """How θ is cut into chunks."""
+        return _grid(self.parameters)
+
+    def chunks_of(self, fragment: int, fragments: int) -> tuple[int, int]:
+        """The chunks [first, end) of a fragment of a run: parameters that have not been sorted are
+        cut into equal parts. ConfigError if there is no such fragment."""
+        if self.fragments == 1 or fragments == 1:
+            return chunk_range(fragment, fragments, self.grid.count)
+        if not 0 <= fragment < fragments == self.fragments:
+            raise ConfigError(
+                f"there is no fragment {fragment} of {fragments} in parameters that are sorted "
+                f"into {self.fragments}"
+            )
+        ends = [*self._starts[1:], self.elements]
+        size = self.grid.chunk_elements
+        return self._starts[fragment] // size, -(-ends[fragment] // size)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first element of each fragment that has a parameter."""
+        firsts = {p.fragment: self.offsets[p.name][0] for p in reversed(self.parameters)}
+        return [firsts[fragment] for fragment in sorted(firsts)]
 
     @cached_property
     def offsets(self) -> dict[str, tuple[int, int]]:
@@ -136,7 +199,9 @@ class Manifest:
 
     def to_wire(self) -> str:
         return "\n".join(
-            f"{p.name}\t{p.dtype}\t{'x'.join(map(str, p.shape))}" for p in self.parameters
+            f"{p.name}\t{p.dtype}\t{'x'.join(map(str, p.shape))}"
+            + (f"\t{p.fragment}" if self.fragments > 1 else "")
+            for p in self.parameters
         )
 
     @classmethod
@@ -167,9 +232,24 @@ class Manifest:
 
 def _parse_line(line: str) -> Parameter:
     name, _, rest = line.partition("\t")
-    dtype, _, dimensions = rest.partition("\t")
+    dtype, _, rest = rest.partition("\t")
+    dimensions, _, fragment = rest.partition("\t")
     shape = dimensions.split("x", DIMENSIONS_MAX) if dimensions else []
-    return Parameter(name, tuple(map(int, shape)), dtype)
+    return Parameter(name, tuple(map(int, shape)), dtype, int(fragment or 0))
+
+
+def _place(parameter: Parameter) -> tuple[int, str]:
+    return parameter.fragment, parameter.name
+
+
+def _grid(parameters: Sequence[Parameter]) -> ChunkGrid:
+    """Of fragments the chunks are as for a vector of their mean size: less is padded."""
+    total = sum(p.size for p in parameters)
+    fragments = parameters[-1].fragment + 1
+    if fragments == 1:
+        return grid_for(total)
+    own = sum(p.size for p in parameters if not p.is_padding)
+    return ChunkGrid(total, grid_for(max(1, own // fragments)).chunk_elements)
 
 
 def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.float32]) -> None:

@@ -1,7 +1,7 @@
 """What the methods with local steps have in common: hooks, counters, evaluation, saved state.
 
 A method is a class of its own in a short file. It says what its peers must agree on (a ``RunSpec``)
-and what happens when a local step is complete (``_step_done``); ``_submit`` and ``_outcome`` are
+and what happens when a local step is complete (``_step_done``). ``_submit`` and ``_outcome`` are
 the two halves of a round, ``_take_run`` begins anew from the run's parameters.
 """
 
@@ -11,6 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import torch
@@ -42,16 +43,19 @@ class Method(ABC):
     count. Buffers (BatchNorm statistics and the like) stay local.
     """
 
-    def __init__(self, model: nn.Module, inner: Inner, peer: TrainerSession, spec: RunSpec) -> None:
+    def __init__(
+        self, vector: ModelVector, inner: Inner, peer: TrainerSession, spec: RunSpec
+    ) -> None:
         self.peer, self.spec = peer, spec
-        self._vector = ModelVector(model)
-        self.manifest = self._vector.manifest
+        self._vector, self.manifest = vector, vector.manifest
         self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
         _check_inner(self._inners, self._vector.parameters)
 
         self._steps = self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
-        self._steps_unsent = self._tokens_unsent = 0  # since the last committed round
+        # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
+        self._submitted: dict[int, tuple[int, int]] = {}
+        self._counted: dict[int, tuple[int, int]] = {}
         self._swapped = False
 
         print(
@@ -75,7 +79,6 @@ class Method(ABC):
         if tokens < 0:
             raise ConfigError(f"count({tokens}): a number of tokens is not negative")
         self._tokens += tokens
-        self._tokens_unsent += tokens
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
@@ -147,20 +150,26 @@ class Method(ABC):
     def _step_done(self) -> None:
         """A local step is complete; ``_steps`` counts it."""
 
-    def _submit(self) -> None:
-        """The parameters as they are now; CodecError if a round cannot carry them."""
-        bad = self._vector.not_finite()
+    def _submit(self, fragment: int = 0) -> None:
+        """Its parameters as they are now; CodecError if a round cannot carry them."""
+        bad = self._vector.not_finite(fragment)
         if bad:
             raise CodecError(
                 f"NaN or Inf in {', '.join(bad[:5])} ({len(bad)} of {len(self._vector.parameters)} "
                 f"parameters) after step {self._steps}: round not submitted",
                 fix="lower the inner learning rate or clip gradients, and start this trainer again",
             )
-        self.peer.submit(self._vector.write, float(self._tokens_unsent or self._steps_unsent))
+        steps, tokens = self._counted.get(fragment, (0, 0))
+        weight = float(self._tokens - tokens or self._steps - steps)
+        self._submitted[fragment] = self._steps, self._tokens
+        self.peer.submit(partial(self._vector.write_fragment, fragment), weight, fragment)
 
-    def _outcome(self) -> Outcome:
-        """Wait for what became of it."""
-        outcome = self.peer.wait()
+    def _outcome(self, fragment: int = 0) -> Outcome:
+        """Wait for what became of it. After "missed" the next submission counts for both."""
+        outcome = self.peer.wait(fragment)
+        counted = self._submitted.pop(fragment)
+        if outcome.kind != "missed":
+            self._counted[fragment] = counted
         self._waited_s += outcome.waited_s
         self._rounds += outcome.kind == "committed"
         self._missed += outcome.kind == "missed"
@@ -169,7 +178,9 @@ class Method(ABC):
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""
         self.peer.pull(self._vector.read)
-        self._steps_unsent = self._tokens_unsent = 0
+        now = self._steps, self._tokens
+        self._counted = dict.fromkeys(range(self.spec.fragments), now)
+        self._submitted.clear()
         self._vector.zero_gradients()
 
     # ------------------------------------------------------------ inside
@@ -186,7 +197,6 @@ class Method(ABC):
                 fix="only evaluate or save inside outer_parameters()",
             )
         self._steps += 1
-        self._steps_unsent += 1
         self._step_done()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,16 +20,31 @@ WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 
 class ModelVector:
     """Reads and writes the parameters of ``model`` in place, so that ties, views and compiled code
-    stay valid. ConfigError for a model that no manifest can describe."""
+    stay valid. ``arrange`` may put the parameters into another order, with fragments.
 
-    def __init__(self, model: nn.Module) -> None:
+    ConfigError for a model that no manifest can describe.
+    """
+
+    def __init__(
+        self, model: nn.Module, arrange: Callable[[Manifest], Manifest] = lambda plain: plain
+    ) -> None:
         named = trainable(model)
-        self.manifest = Manifest.of(
-            Parameter(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
-            for name, p in named.items()
+        self.manifest = arrange(
+            Manifest.of(
+                Parameter(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+                for name, p in named.items()
+            )
         )
         offsets = self.manifest.offsets
         self._parameters = [(p, *offsets[name]) for name, p in named.items()]
+        self._fragments: list[list[tuple[nn.Parameter, int, int]]] = [
+            [] for _ in range(self.manifest.fragments)
+        ]
+        for entry in self.manifest.parameters:
+            if not entry.is_padding:
+                place = (named[entry.name], *offsets[entry.name])
+                self._fragments[entry.fragment].append(place)
+        self._names = list(named)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -63,6 +78,21 @@ class ModelVector:
                 p.grad = torch.empty_like(p)
             p.grad.copy_(values)
 
+    def write_fragment(self, fragment: int, flat: NDArray[np.float32]) -> None:
+        """One fragment of the model -> its place in float32[elements]."""
+        for p, lo, hi in self._fragments[fragment]:
+            torch.from_numpy(flat[lo:hi]).view(p.shape).copy_(p.detach())
+
+    def mix_fragment(self, fragment: int, flat: NDArray[np.float32], local: float) -> None:
+        """``p = local * p + (1 - local) * flat`` of a fragment, in the dtype of each parameter."""
+        with torch.no_grad():
+            for p, lo, hi in self._fragments[fragment]:
+                values = torch.from_numpy(flat[lo:hi].copy()).view(p.shape)
+                if not local:
+                    p.copy_(values)
+                else:
+                    p.lerp_(values.to(p), 1.0 - local)
+
     def zero_gradients(self) -> None:
         """In place: DDP buckets and CUDA graphs keep views of gradients."""
         for p, _, _ in self._parameters:
@@ -81,13 +111,13 @@ class ModelVector:
                 for (p, _, _), values in zip(self._parameters, local, strict=True):
                     p.copy_(values)
 
-    def not_finite(self) -> list[str]:
-        """The names of the parameters with NaN or Inf in them."""
-        return [
-            name
-            for name, (p, _, _) in zip(self.manifest.offsets, self._parameters, strict=True)
-            if not bool(p.detach().isfinite().all())
-        ]
+    def not_finite(self, fragment: int) -> list[str]:
+        """The names of its parameters with NaN or Inf in them."""
+        bad = {
+            id(p) for p, _, _ in self._fragments[fragment] if not bool(p.detach().isfinite().all())
+        }
+        names = zip(self._names, self._parameters, strict=True)
+        return [name for name, (p, _, _) in names if id(p) in bad]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

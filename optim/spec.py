@@ -12,7 +12,6 @@ import math
 import zlib
 from dataclasses import asdict, dataclass, fields
 
-from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import (
     CodecError,
@@ -20,7 +19,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
-from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range, fragment_grid
+from atoll.optim.fragments import FRAGMENTS_MAX, fragment_grid
 from atoll.optim.manifest import Manifest
 
 __all__ = [
@@ -49,7 +48,7 @@ __all__ = [
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
-STEPPED = ("diloco", "local_sgd")
+STEPPED = ("diloco", "local_sgd", "streaming_diloco")
 CARRIED = ("gradient_average", COLLECTIVES)
 METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
@@ -180,7 +179,7 @@ def blob(spec: RunSpec, manifest: Manifest) -> bytes:
 
     ConfigError if the model has too many names, or fewer chunks than the run has fragments.
     """
-    chunk_range(0, spec.fragments, grid_for(manifest.elements).count)
+    manifest.chunks_of(0, spec.fragments)
     packed = zlib.compress(f"{json.dumps(spec.to_wire())}\n{manifest.to_wire()}".encode())
     if len(packed) > BLOB_BYTES_MAX:
         raise ConfigError(
@@ -205,7 +204,7 @@ def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
         if len(head) > SPEC_BYTES_MAX:
             raise RemoteProtocolError(f"specification of {len(head)} bytes; limit {SPEC_BYTES_MAX}")
         spec, manifest = RunSpec.from_wire(json.loads(head)), Manifest.from_wire(tail)
-        chunk_range(0, spec.fragments, grid_for(manifest.elements).count)
+        manifest.chunks_of(0, spec.fragments)
         return spec, manifest
     except (zlib.error, ValueError, RecursionError, ConfigError) as error:
         raise RemoteProtocolError(f"run blob cannot be read: {error}") from error
@@ -252,5 +251,6 @@ def log_cap_bytes(manifest: Manifest) -> int:
 
 
 def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    grid = fragment_grid(grid_for(manifest.elements), spec.fragments - 1, spec.fragments)
-    return get_codec(spec.codec).encoded_bytes(grid.total)
+    codec = get_codec(spec.codec)
+    ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
+    return max(codec.encoded_bytes(fragment_grid(manifest.grid, *r).total) for r in ranges)

@@ -98,7 +98,7 @@ class SwarmSession:
 
     def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         self._swarm.attach(spec, manifest, initial)
-        self._region = np.empty(manifest.elements, np.float32)
+        self._region = np.zeros(manifest.elements, np.float32)
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
         if self._region is None:
@@ -110,6 +110,13 @@ class SwarmSession:
     def wait(self, fragment: int = 0) -> Outcome:
         self._meet(self._submitted.pop(fragment))
         return Outcome("committed", self._swarm.round, waited_s=0.0)
+
+    def next_fragment(self) -> int:
+        fragments, begun = self._swarm.state.spec.fragments, self._swarm.state.round - 1
+        for later in range(begun, begun + fragments):
+            if later % fragments not in self._submitted:
+                return later % fragments
+        return begun % fragments
 
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._swarm.state.theta.view()

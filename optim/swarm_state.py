@@ -7,10 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32
 from atoll.collectives.together import reduce_together
-from atoll.optim.fragments import chunk_range, fragment_grid
+from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest, pseudo_gradient
 from atoll.optim.outer import OuterStep
 from atoll.optim.spec import RunSpec
@@ -24,7 +23,7 @@ class SwarmState:
 
     def __init__(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         self.spec, self.manifest = spec, manifest
-        self.grid = grid_for(manifest.elements)
+        self.grid = manifest.grid
         self.theta: F32 = np.zeros(manifest.elements, np.float32)
         self.momentum: F32 = np.zeros_like(self.theta)
         self.round = 1  # the first one gives a run its parameters
@@ -34,8 +33,8 @@ class SwarmState:
     def commit(self, submitted: list[tuple[F32, float]], fragment: int = 0) -> int:
         """The round of these parameters (whole vectors, of which the fragment's part counts) and
         weights; how many bytes its encoded result has."""
-        first, _ = chunk_range(fragment, self.spec.fragments, self.grid.count)
-        grid = fragment_grid(self.grid, fragment, self.spec.fragments)
+        first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
+        grid = fragment_grid(self.grid, first, end)
         weights = [weight for _, weight in submitted]
         sources = [partial(self._delta, values, first) for values, _ in submitted]
         result = reduce_together(self._step.codec, grid, weights, sources)

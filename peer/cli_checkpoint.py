@@ -195,7 +195,8 @@ class _Places:
         for parameter in export_order(manifest):
             self._at[parameter.name] = header_bytes, DTYPE_BYTES[parameter.dtype]
             header_bytes += DTYPE_BYTES[parameter.dtype] * parameter.size
-        self._parameters = [p for p in manifest.parameters if p.size]  # in the order of θ
+        # In the order of θ.
+        self._parameters = [p for p in manifest.parameters if p.size and not p.is_padding]
         self._bounds = [manifest.offsets[p.name] for p in self._parameters]
         self._ends = [end for _, end in self._bounds]
 

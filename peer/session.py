@@ -86,6 +86,7 @@ class Session(Operations):
         self._theta: list[Floats] = []
         self._deadline_s = 600.0
         self._state_serial = -1
+        self._submitted: dict[int, int] = {}  # fragment -> the call that waits
         self.round = 0
         self.epoch = 0
         try:
@@ -130,18 +131,30 @@ class Session(Operations):
             answer = self._ask("attach", blob=packed)
         self._dealer.events.clear()
 
-    def submit(self, fill: Callable[[Floats], None], weight: float) -> None:
-        """Hand over the trainer's parameters: ``fill`` writes them, ``weight`` is their share."""
+    def submit(self, fill: Callable[[Floats], None], weight: float, fragment: int = 0) -> None:
+        """Hand over the trainer's parameters: ``fill`` writes them, ``weight`` is their share. Of a
+        run with fragments it writes those of one, while other ones may be under way."""
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
-        self._dealer.events.clear()  # an answer to a submission that was given up
-        self._ask("submit", epoch=self.epoch, weight=float(weight))
+        self._calls += 1
+        self._submitted[fragment] = self._calls
+        waited_for = self._submitted.values()  # not the answer to a submission that was given up
+        self._dealer.events[:] = [
+            (kind, value)
+            for kind, value in self._dealer.events
+            if kind == "outcome" and value["call"] in waited_for
+        ]
+        self._ask(
+            "submit", epoch=self.epoch, weight=float(weight), fragment=fragment, call=self._calls
+        )
 
-    def wait(self) -> Outcome:
-        """What became of the submission. RoundTimeoutError after the run's round deadline."""
+    def wait(self, fragment: int = 0) -> Outcome:
+        """What became of its submission. RoundTimeoutError after the run's round deadline."""
+        if fragment not in self._submitted:
+            raise SessionError("wait before submit", fix="call submit first")
         started_s = time.monotonic()
-        value = self._outcome(0)
+        value = self._outcome(self._submitted.pop(fragment))
         return Outcome(value["kind"], value["round"], time.monotonic() - started_s)
 
     def _outcome(self, call: int) -> dict[str, Any]:
@@ -171,6 +184,10 @@ class Session(Operations):
             phase="commit",
             elapsed_s=elapsed_s,
         )
+
+    def next_fragment(self) -> int:
+        """Of which fragment the run wants a submission next."""
+        return int(self._ask("next"))
 
     def pull(self, read: Callable[[Floats], None]) -> int:
         """Give ``read`` the run's θ (read-only); repeated if it changed meanwhile. The round."""

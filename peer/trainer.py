@@ -15,6 +15,7 @@ from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedEr
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same, parse_blob
 from atoll.peer.group import events as ev
+from atoll.peer.group.follower import fragment_of
 from atoll.peer.group.membership import Node
 from atoll.peer.group.messages import WEIGHT_MAX
 from atoll.peer.group.views import REPLICA
@@ -37,8 +38,7 @@ class Trainer:
     region: Region | None = None
     exchange: Region | None = None  # of its collectives: what goes in, then what comes out
     in_step: bool = False  # the barrier waits for it
-    awaiting: bool = False  # it has submitted and has no answer yet
-    call: int = 0  # ... to which of its collectives; 0: to a step
+    awaiting: dict[int, int] = field(default_factory=dict)  # fragment -> the call without an answer
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -64,6 +64,7 @@ class TrainerDesk:
             "region": self._region,
             "state": self._state,
             "submit": self._submit,
+            "next": self._next,
             "operate": self._operate,
             "exchange": self._exchange,
             "pull": self._pull,
@@ -74,9 +75,11 @@ class TrainerDesk:
     def tell(self, effect: ev.TellTrainer) -> None:
         """Answer the submission that waits, if the trainer that made it is still there."""
         trainer = self.trainer
-        if trainer is not None and trainer.awaiting and self.door is not None:
-            trainer.awaiting = False
-            self.door.push(trainer.client, "outcome", outcome_of(effect, trainer.call))
+        if trainer is None or self.door is None:
+            return
+        call = trainer.awaiting.pop(effect.fragment, None)
+        if call is not None:
+            self.door.push(trainer.client, "outcome", outcome_of(effect, call))
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
@@ -180,15 +183,27 @@ class TrainerDesk:
         trainer = self._known(client)
         if trainer.region is None or not trainer.in_step:
             raise SessionError("submit before attach")
-        weight = arguments["weight"]
+        weight, fragment = arguments["weight"], int(arguments["fragment"])
+        if not 0 <= fragment < trainer.spec.fragments:
+            raise ConfigError(f"fragment {fragment} of a run that has {trainer.spec.fragments}")
         if not 0 <= weight <= WEIGHT_MAX:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
-        trainer.awaiting, trainer.call = True, 0
+        trainer.awaiting[fragment] = int(arguments["call"])
         base_round = self._node.follower.round
-        submission = ev.Submitted(base_round, arguments["epoch"], weight)
+        submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)
-        if self._node.follower.submissions.get(0) is submission:
+        if self._node.follower.submissions.get(fragment) is submission:
             self._runner.inputs = trainer.region.floats
+
+    async def _next(self, client: bytes, _: dict[str, Any]) -> int:
+        """Of which fragment a submission is wanted next: of the first round that has not begun and
+        that none waits for already."""
+        own, fragments = self._node.follower, self._known(client).spec.fragments
+        number = max([own.round, *own.begins]) + 1
+        for later in range(number, number + fragments):
+            if fragment_of(later, fragments) not in own.submissions:
+                return fragment_of(later, fragments)
+        return fragment_of(number, fragments)
 
     async def _operate(self, client: bytes, arguments: dict[str, Any]) -> str:
         """Take the trainer's call in; or say why it has to be made again in a moment."""
@@ -199,7 +214,7 @@ class TrainerDesk:
         halves = halves_of(trainer.exchange, submission.operation)
         why = why_not_now(own, self._runner.state, in_view=self._node.view is not None)
         if not why:
-            trainer.awaiting, trainer.call = True, int(arguments["call"])
+            trainer.awaiting[0] = int(arguments["call"])
             self._feed(submission)
             if own.submissions.get(0) is submission and halves is not None:
                 self._runner.replica.inputs, self._runner.replica.outputs = halves

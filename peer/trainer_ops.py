@@ -73,7 +73,7 @@ def why_not_now(own: Follower, state: ReplicatedState | None, *, in_view: bool) 
 
 
 def outcome_of(effect: ev.TellTrainer, call: int) -> dict[str, Any]:
-    """What the trainer hears, with the number of its call (0: a step of the optimizer)."""
+    """What the trainer hears, with the number of its call."""
     told = {"kind": effect.kind, "round": effect.round, "call": call, "text": effect.text}
     begin = effect.begin
     return told if begin is None else told | _result(begin)

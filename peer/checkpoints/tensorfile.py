@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from atoll.collectives.chunks import ChunkGrid, grid_for
+from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import CheckpointError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.peer.rounds.merkle import LEAF_BYTES
@@ -67,7 +67,7 @@ class StateLayout:
     @classmethod
     def of(cls, manifest: Manifest, round_number: int, chain: bytes) -> StateLayout:
         """CheckpointError for a model with so many names that the header has no room for them."""
-        grid = grid_for(manifest.elements)
+        grid = manifest.grid
         tensors = [
             (f"{part}.{p.name}", "float32", p.shape, 4 * p.size)
             for part in ("theta", "momentum")
@@ -125,7 +125,10 @@ def header_bytes(
 
 def export_order(manifest: Manifest) -> list[Parameter]:
     """Wide dtypes first, then by name: every tensor is aligned to its own dtype, as torch needs."""
-    return sorted(manifest.parameters, key=lambda p: (-DTYPE_BYTES[p.dtype], p.name))
+    return sorted(
+        (p for p in manifest.parameters if not p.is_padding),
+        key=lambda p: (-DTYPE_BYTES[p.dtype], p.name),
+    )
 
 
 def export_header(manifest: Manifest, round_number: int) -> bytes:

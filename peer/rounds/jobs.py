@@ -198,7 +198,7 @@ def _attempt_of(begin: Begin) -> tuple[bytes, int, int]:
 def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, ChunkGrid]:
     if begin.kind == INIT:
         _, manifest = parse_blob(begin.blob)
-        return get_codec("float32"), grid_for(manifest.elements)
+        return get_codec("float32"), manifest.grid
     if begin.operation is not None:
         return get_codec(begin.operation.codec), grid_for(begin.operation.elements)
     if state is None:

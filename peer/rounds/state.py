@@ -21,7 +21,7 @@ import numpy as np
 from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.errors import StateError
-from atoll.optim.fragments import chunk_range, fragment_grid
+from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import pseudo_gradient
 from atoll.optim.spec import parse_blob
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
@@ -143,7 +143,7 @@ class ReplicatedState:
 
     def chunks_of(self, fragment: int) -> tuple[int, int]:
         """The chunks [first, end) of a fragment."""
-        return chunk_range(fragment, self.spec.fragments, self.grid.count)
+        return self.manifest.chunks_of(fragment, self.spec.fragments)
 
     def chunks_in(self, head: EntryHead) -> range:
         """The chunks that an entry changes."""
@@ -153,7 +153,7 @@ class ReplicatedState:
 
     def fragment_grid(self, fragment: int) -> ChunkGrid:
         """The grid of a fragment's reduction; its chunk 0 is ``chunks_of(fragment)[0]``."""
-        return fragment_grid(self.grid, fragment, self.spec.fragments)
+        return fragment_grid(self.grid, *self.chunks_of(fragment))
 
     def layout(self, fragment: int) -> EncodedLayout:
         """Where the fragment's chunks lie in R, counted from 0."""

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout, get_codec, grid_for
+from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout, get_codec
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep, Pair
 from atoll.optim.spec import RunSpec
@@ -30,7 +30,7 @@ class StateBuffers:
 
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
-        self.grid = grid_for(count)
+        self.grid = manifest.grid
         self._step = OuterStep(spec, self.grid.chunk_elements)
         self.codec = self._step.codec
         self.shared = Region("state", 4 * count)

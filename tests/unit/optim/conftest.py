@@ -104,7 +104,7 @@ class LocalSession:
             self._run.found(spec, manifest, initial)
         check_same((spec, manifest), (self._run.spec, self._run.manifest), "test")
 
-    def submit(self, fill: Callable[[F32], None], weight: float) -> None:
+    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
         region = np.full(self._run.theta.size, np.nan, np.float32)
         fill(region)
         with self._run.changed:
@@ -116,10 +116,13 @@ class LocalSession:
     def check(self) -> None:
         """This run never dies."""
 
-    def wait(self) -> Outcome:
+    def wait(self, fragment: int = 0) -> Outcome:
         with self._run.changed:
             assert self._run.changed.wait_for(lambda: self._index in self._run.outcomes, WAIT_S)
             return self._run.outcomes.pop(self._index)
+
+    def next_fragment(self) -> int:
+        return 0
 
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._run.theta.view()

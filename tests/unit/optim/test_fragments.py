@@ -33,7 +33,7 @@ def test_fragment_grids_cut_like_the_whole(total, data):
     fragments = data.draw(st.integers(1, min(FRAGMENTS_MAX, grid.count)))
     fragment = data.draw(st.integers(0, fragments - 1))
     first, end = chunk_range(fragment, fragments, grid.count)
-    part = fragment_grid(grid, fragment, fragments)
+    part = fragment_grid(grid, first, end)
     assert part.count == end - first
     offset = grid.bounds(first)[0]
     for chunk in {0, part.count - 1}:

@@ -1,0 +1,148 @@
+"""Streaming DiLoCo: fragments of the model take turns, and nobody waits (arXiv 2501.18512).
+
+Of P fragments, p is sent at the steps t with ``t mod H = floor((p + 1) H / P) mod H``; its round
+travels while training goes on, and ``delay`` steps later its result is merged into the model::
+
+    theta_m  <-  local * theta_m + (1 - local) * theta        theta: the run's, after the round
+
+As in DiLoCo a daemon forms the pseudo-gradient against the run's θ, never against a merged value.
+The paper's text and its Algorithm 2 disagree on the sign of the offset; this is Algorithm 2. A
+fragment's first round has less than H steps behind it, on all peers alike.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+
+from torch import nn
+
+from atoll.collectives.errors import ConfigError
+from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
+from atoll.optim.method import Inner, Method
+from atoll.optim.model_vector import ModelVector
+from atoll.optim.sessions import TrainerSession
+from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
+
+__all__ = ["StreamingDiLoCo"]
+
+DELAY_MAX = 10  # steps: up to there the paper finds less than 0.2 % of loss
+WAIT_SHARE_MAX = 0.01  # of the time between two merges; a delay that is found may be a step longer
+
+
+class StreamingDiLoCo(Method):
+    """Rounds of fragments under way while training goes on.
+
+    ``Method`` says what the arguments and calls of all methods mean.
+
+    ``fragments``: which blocks make up a fragment (optim/layers.py), ``blocks_per_fragment`` of
+    them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
+    merged; None: as many as it takes not to wait, at most 10, found while training. ``local``: how
+    much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
+    ignore the others. The delay is each trainer's own, the other arguments are the run's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        sync_every: int,
+        peer: TrainerSession,
+        *,
+        fragments: Pattern = "strided",
+        blocks_per_fragment: int = BLOCKS_PER_FRAGMENT,
+        delay: int | None = None,
+        local: float = 0.5,
+        outer_lr: float = 0.4,
+        outer_momentum: float = 0.9,
+        codec: str = "fp4_e3m0",
+        round_deadline_s: float = 600.0,
+    ) -> None:
+        vector = ModelVector(
+            model, partial(fragmented, pattern=fragments, blocks_per_fragment=blocks_per_fragment)
+        )
+        count = vector.manifest.fragments
+        spec = RunSpec(
+            method="streaming_diloco",
+            sync_every=sync_every,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            codec=codec,
+            round_deadline_s=round_deadline_s,
+            fragments=count,
+            rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),
+        )
+        if count > sync_every:
+            raise ConfigError(
+                f"{count} fragments take turns within {sync_every} steps",
+                fix="give fragments more blocks, or let sync_every be larger",
+            )
+        if not (delay is None or 0 <= delay < sync_every) or not 0 <= local <= 1:
+            raise ConfigError(
+                f"delay={delay}, local={local}", fix="delay is below sync_every, local in [0, 1]"
+            )
+        self._local, self._delay, self._finds_delay = local, delay or 0, delay is None
+        self._sent_at = [(p + 1) * sync_every // count for p in range(count)]
+        self._merge_at: dict[int, int] = {}  # fragment -> at which of our steps
+        self._merged_s = time.monotonic()
+        self._turn = 0  # steps since what was sent first was sent
+        super().__init__(vector, inner, peer, spec)
+        self._take_turn()
+
+    def _step_done(self) -> None:
+        self._turn += 1
+        if self._turn in self._sent_at:
+            self._send()
+        due = [p for p, step in self._merge_at.items() if step <= self._steps]
+        for fragment in due:
+            if fragment in self._merge_at:  # else the run's state has been taken meanwhile
+                self._merge(fragment)
+        if not due:
+            self.peer.check()  # a dead daemon is noticed between two merges
+
+    def _send(self) -> None:
+        fragment = self.peer.next_fragment()
+        if self._sent_at[fragment] != self._turn:
+            self._say(f"the run is at fragment {fragment}: going on from there")
+            self._turn = self._sent_at[fragment]
+        if self._turn == self.spec.sync_every:
+            self._turn = 0
+        if fragment in self._merge_at:  # all of them are under way
+            self._merge(fragment)
+        self._submit(fragment)
+        self._merge_at[fragment] = self._steps + self._delay
+
+    def _merge(self, fragment: int) -> None:
+        del self._merge_at[fragment]
+        outcome = self._outcome(fragment)
+        if outcome.kind == "reload":
+            self._take_run()
+        elif outcome.kind == "committed":
+            self.peer.pull(lambda flat: self._vector.mix_fragment(fragment, flat, self._local))
+        now_s = time.monotonic()
+        waited = outcome.waited_s / max(now_s - self._merged_s, 1e-9)
+        self._merged_s = now_s
+        if self._finds_delay and waited > WAIT_SHARE_MAX and self._delay < self._delay_max:
+            self._delay += 1
+            self._say(
+                f"waited {outcome.waited_s:.2f} s for fragment {fragment}: from now on results are "
+                f"merged {self._delay} steps after they are sent"
+            )
+
+    def _take_run(self) -> None:
+        super()._take_run()
+        self._merge_at.clear()
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Right after what was sent before the fragment that the run wants next."""
+        fragment = self.peer.next_fragment()
+        self._turn = self._sent_at[fragment - 1] if fragment else 0
+
+    @property
+    def _delay_max(self) -> int:
+        return min(DELAY_MAX, self.spec.sync_every - 1)
+
+    def _say(self, what: str) -> None:
+        print(f"atoll: step {self._steps}: {what}", file=sys.stderr)
