@@ -47,7 +47,11 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "spec": state.spec.to_wire() if state else None,
         "parameters": state.manifest.elements if state else 0,
         "trainer": (
-            {"pid": trainer.pid, "metrics": dict(trainer.metrics), "waiting": trainer.awaiting}
+            {
+                "pid": trainer.pid,
+                "metrics": dict(trainer.metrics),
+                "waiting": bool(trainer.awaiting),
+            }
             if trainer
             else None
         ),
