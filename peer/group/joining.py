@@ -140,9 +140,13 @@ class Joining:
         elif node.coordinator is not None:
             node.coordinator.admission.on_join(join.member, node.now_s)
         else:
-            node.emit(Send(source, Redirect(node.view)))
+            self._redirect(source)
 
     def answer_hail(self, source: bytes) -> None:
         """To one that wants to found the run that we are in: ask to come in instead."""
+        self._redirect(source)
+
+    def _redirect(self, source: bytes) -> None:
+        """Not from a cradle: there is no run yet, and who believes that there is founds none."""
         if self._node.view is not None and self._node.view.number > 0:
             self._node.emit(Send(source, Redirect(self._node.view)))

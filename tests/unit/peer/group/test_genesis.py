@@ -207,6 +207,26 @@ def test_a_cradle_that_others_have_outrun_is_left() -> None:
     cluster.until(lambda: cluster.in_one_view("abcd"))
 
 
+def test_a_cradle_is_no_run_to_send_joiners_to() -> None:
+    """b waits in a cradle that nobody else will enter; c and e ask it, and are needed elsewhere."""
+    cluster = Cluster("abcde")
+    cluster.rules = RULES
+    cluster.hold = lambda source, peer, message: (source, peer) == (peer_id("b"), peer_id("a"))
+    restore(cluster, "a", 2, b"2" * 32)
+    cluster.give("a", voters("ab", number=2))
+    cluster.link("a", "b")
+    cluster.until(lambda: cluster.host("b").node.view is not None)
+    restore(cluster, "d", 3, b"3" * 32)
+    cluster.give("d", voters("abcde", number=5))
+    for joiner in "ce":
+        cluster.link(joiner, "b")
+    seconds(cluster, 1.0)
+    link_all(cluster, "abcde")
+    cluster.hold = lambda source, peer, message: False
+    cluster.until(lambda: cluster.in_one_view("acde"))
+    cluster.until(lambda: cluster.host("b").node.view is None)  # it has left its cradle, to join
+
+
 def test_a_founder_that_has_forgotten_its_vote_makes_another_lineage() -> None:
     """b votes with a, is started again, and votes with c: two first views, of two lineages."""
     cluster = Cluster("abc")
