@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
+    from atoll.optim.co2 import CO2, GapAware
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from atoll.optim.swarm import Swarm
 
 __all__ = [
+    "CO2",
     "QSR",
     "ByteTransformer",
     "DiLoCo",
+    "GapAware",
     "GradientAverage",
     "LocalSGD",
     "StreamingDiLoCo",
@@ -30,6 +33,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "CO2": "atoll.optim.co2",
+    "GapAware": "atoll.optim.co2",
     "QSR": "atoll.optim.local_sgd",
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
@@ -162,7 +163,11 @@ class Method(ABC):
         steps, tokens = self._counted.get(fragment, (0, 0))
         weight = float(self._tokens - tokens or self._steps - steps)
         self._submitted[fragment] = self._steps, self._tokens
-        self.peer.submit(partial(self._vector.write_fragment, fragment), weight, fragment)
+        self.peer.submit(partial(self._write_submission, fragment), weight, fragment)
+
+    def _write_submission(self, fragment: int, flat: F32) -> None:
+        """The parameters of the fragment; or its pseudo-gradient, in runs that submit deltas."""
+        self._vector.write_fragment(fragment, flat)
 
     def _outcome(self, fragment: int = 0) -> Outcome:
         """Wait for what became of it. After "missed" the next submission counts for both."""

@@ -32,7 +32,7 @@ class OuterStep:
     def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
         self.codec = get_codec(spec.codec)
         self._rule = cast(Rule, spec.outer)  # which a RunSpec has checked
-        self._lr, self._mu = spec.outer_lr, spec.outer_momentum
+        self._lr, self._mu, self._clip = spec.outer_lr, spec.outer_momentum, spec.outer_clip
         self._delta = np.empty(chunk_elements, np.float32)
         self._scratch = np.empty(chunk_elements, np.float32)
 
@@ -50,6 +50,7 @@ class OuterStep:
             delta,
             lr=self._lr,
             mu=self._mu,
+            clip=self._clip,
             out_theta=theta,
             out_momentum=momentum,
             scratch=self._scratch[: theta.size],
@@ -64,6 +65,7 @@ def outer_step(
     *,
     lr: float,
     mu: float,
+    clip: float = 0.0,
     out_theta: Floats,
     out_momentum: Floats,
     scratch: Floats,
@@ -76,13 +78,14 @@ def outer_step(
 
     ``nesterov`` is ``torch.optim.SGD(lr, momentum=mu, nesterov=True)`` with ``delta`` as gradient;
     from ``b = 0`` its first step is ``lr (1 + mu) delta``. With ``sgd`` and ``lr = 1`` the peers'
-    mean takes the place of ``theta``.
+    mean takes the place of ``theta``. With a positive ``clip`` every element of b' is brought into
+    [-clip, clip] before it is used (CO2, 2401.16265; its code drops the clipped values).
 
     All arrays are flat, of one length and one dtype (float32 in a run, float64 in tests). Nothing
     is allocated. ``out_*`` may be the inputs themselves or other buffers; ``scratch`` must overlap
     nothing.
     """
-    if KERNELS is not None:
+    if KERNELS is not None and not clip:
         KERNELS.outer_step(rule, theta, momentum, delta, lr, mu, out_theta, out_momentum)
         return
     mu_, lr_ = theta.dtype.type(mu), theta.dtype.type(lr)
@@ -92,6 +95,9 @@ def outer_step(
     else:
         np.multiply(momentum, mu_, out=out_momentum)
         np.add(out_momentum, delta, out=out_momentum)
+        if clip:
+            limit = theta.dtype.type(clip)
+            np.clip(out_momentum, -limit, limit, out=out_momentum)
         step = out_momentum
     if rule == "nesterov":
         np.multiply(out_momentum, mu_, out=scratch)

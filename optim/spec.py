@@ -48,10 +48,11 @@ __all__ = [
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
-STEPPED = ("diloco", "local_sgd", "streaming_diloco")
+STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2")
 CARRIED = ("gradient_average", COLLECTIVES)
 METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
+SUBMITS = ("parameters", "deltas")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
@@ -87,6 +88,8 @@ class RunSpec:
     outer: str = "nesterov"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
+    outer_clip: float = 0.0  # bounds every element of the momentum, if it is positive
+    submits: str = "parameters"  # or deltas: pseudo-gradients, if the trainer must form them itself
     codec: str = "int8"
     round_deadline_s: float = 600.0
     fragments: int = 1  # parts of the vector, each with rounds of its own
@@ -107,6 +110,8 @@ class RunSpec:
         self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
         self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
         self._check(0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
+        self._check(self.outer_clip >= 0, "outer_clip", "0 (none) or positive")
+        self._check(self.submits in SUBMITS, "submits", f"one of {', '.join(SUBMITS)}")
         self._check(
             0 < self.round_deadline_s <= ROUND_DEADLINE_S_MAX,
             "round_deadline_s",

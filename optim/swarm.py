@@ -108,8 +108,8 @@ class SwarmSession:
         self._submitted[fragment] = step
 
     def wait(self, fragment: int = 0) -> Outcome:
-        self._meet(self._submitted.pop(fragment))
-        return Outcome("committed", self._swarm.round, waited_s=0.0)
+        share = self._meet(self._submitted.pop(fragment))
+        return Outcome("committed", self._swarm.round, waited_s=0.0, share=share)
 
     def next_fragment(self) -> int:
         fragments, begun = self._swarm.state.spec.fragments, self._swarm.state.round - 1

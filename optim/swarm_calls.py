@@ -43,10 +43,12 @@ class Step(Call):
     def alike(self) -> str:  # type: ignore[override]
         return f"a round of fragment {self.fragment}"
 
-    def answers(self, calls: Sequence[Step]) -> tuple[list[None], int]:
+    def answers(self, calls: Sequence[Step]) -> tuple[list[float], int]:
+        """Each worker's share in the mean."""
         given = [(call.submitted, call.weight) for call in calls]
         nbytes = self.state.commit(given, self.fragment)
-        return [None] * len(calls), _butterfly_bytes(calls, nbytes)
+        total = sum(call.weight for call in calls)
+        return [call.weight / total for call in calls], _butterfly_bytes(calls, nbytes)
 
 
 @dataclass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.together import reduce_together
+from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
-from atoll.optim.manifest import Manifest, pseudo_gradient
+from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep
 from atoll.optim.spec import RunSpec
 
@@ -36,7 +36,10 @@ class SwarmState:
         first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
         grid = fragment_grid(self.grid, first, end)
         weights = [weight for _, weight in submitted]
-        sources = [partial(self._delta, values, first) for values, _ in submitted]
+        sources = [
+            delta_source(self.spec, self.manifest, self.theta, values, fragment)
+            for values, _ in submitted
+        ]
         result = reduce_together(self._step.codec, grid, weights, sources)
         for chunk in range(grid.count):
             lo, hi = self.grid.bounds(first + chunk)
@@ -44,7 +47,3 @@ class SwarmState:
             self._step(result.view(chunk), pair, pair)
         self.round += 1
         return result.array.nbytes
-
-    def _delta(self, submitted: F32, first: int, chunk: int, out: F32) -> None:
-        lo, hi = self.grid.bounds(first + chunk)
-        pseudo_gradient(self.theta[lo:hi], submitted[lo:hi], out, self.manifest, lo, hi)

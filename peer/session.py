@@ -56,6 +56,7 @@ class Outcome:
     kind: str
     round: int
     waited_s: float
+    share: float = 0.0  # of the submission in the round's mean
 
 
 def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Session:
@@ -155,7 +156,8 @@ class Session(Operations):
             raise SessionError("wait before submit", fix="call submit first")
         started_s = time.monotonic()
         value = self._outcome(self._submitted.pop(fragment))
-        return Outcome(value["kind"], value["round"], time.monotonic() - started_s)
+        waited_s = time.monotonic() - started_s
+        return Outcome(value["kind"], value["round"], waited_s, value.get("share", 0.0))
 
     def _outcome(self, call: int) -> dict[str, Any]:
         started_s = said_s = time.monotonic()

@@ -79,7 +79,11 @@ class TrainerDesk:
             return
         call = trainer.awaiting.pop(effect.fragment, None)
         if call is not None:
-            self.door.push(trainer.client, "outcome", outcome_of(effect, call))
+            told = outcome_of(effect, call)
+            if effect.kind == "committed" and effect.begin is None:
+                head = self._runner.replica.log.head(effect.round)
+                told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
+            self.door.push(trainer.client, "outcome", told)
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)

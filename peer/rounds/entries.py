@@ -107,6 +107,12 @@ class EntryHead:
         if self.origin_of and max(self.origin_of) >= len(self.origins):
             raise ValueError("a chunk's origin is one of the entry's")
 
+    def share_of(self, peer: bytes) -> float:
+        """The peer's part of the mean, 0 to 1, in the chunks that the last attempt reduced."""
+        last = self.origins[-1]
+        weights = dict(zip(last.participants, last.weights, strict=True))
+        return weights.get(peer, 0.0) / sum(weights.values())
+
 
 def entry_root(
     origins: Sequence[Origin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""

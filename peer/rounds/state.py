@@ -21,8 +21,8 @@ import numpy as np
 from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.errors import StateError
+from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
-from atoll.optim.manifest import pseudo_gradient
 from atoll.optim.spec import parse_blob
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
 from atoll.peer.rounds.merkle import MerkleTree
@@ -169,18 +169,11 @@ class ReplicatedState:
     # ------------------------------------------------------------ reading
 
     def delta_of(self, submission: Floats, fragment: int = 0) -> Callable[[int, Floats], None]:
-        """The source of a reduction: Δ = θ - θ_m of one chunk of a fragment, counted from 0.
+        """The source of a reduction: Δ of one chunk of a fragment, counted from 0.
 
         From the state as it is now; valid until a later round of this fragment is applied.
         """
-        theta, grid, manifest = self.theta, self.grid, self.manifest
-        first, _ = self.chunks_of(fragment)
-
-        def fill(chunk: int, out: Floats) -> None:
-            lo, hi = grid.bounds(first + chunk)
-            pseudo_gradient(theta[lo:hi], submission[lo:hi], out, manifest, lo, hi)
-
-        return fill
+        return delta_source(self.spec, self.manifest, self.theta, submission, fragment)
 
     def read_chunk(self, chunk: int, out: memoryview) -> ChunkCopy:
         """Copy a chunk's parameters, then its momentum, to the beginning of ``out``.

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
-from atoll.optim.manifest import Manifest, pseudo_gradient
+from atoll.optim.contribution import delta_source
+from atoll.optim.manifest import Manifest
 from atoll.optim.outer import outer_step
 from atoll.optim.spec import RunSpec, check_same
 
@@ -25,6 +26,7 @@ class Outcome:
     kind: str
     round: int
     waited_s: float = 0.0
+    share: float = 0.0
 
 
 class LocalRun:
@@ -66,9 +68,9 @@ class LocalRun:
         mean, delta = np.zeros_like(self.theta), np.empty_like(self.theta)
         encoded = np.empty(codec.encoded_bytes(delta.size), np.uint8)
         for i, weight in counted.items():
-            pseudo_gradient(
-                self.theta, self.submitted[i][0], delta, self.manifest, 0, self.theta.size
-            )
+            source = delta_source(self.spec, self.manifest, self.theta, self.submitted[i][0], 0)
+            for chunk in range(self.manifest.grid.count):
+                source(chunk, delta[slice(*self.manifest.grid.bounds(chunk))])
             codec.encode(delta, encoded)
             codec.decode_add(encoded, weight / sum(counted.values()), mean)
         outer_step(
@@ -78,13 +80,16 @@ class LocalRun:
             mean,
             lr=self.spec.outer_lr,
             mu=self.spec.outer_momentum,
+            clip=self.spec.outer_clip,
             out_theta=self.theta,
             out_momentum=self.momentum,
             scratch=delta,
         )
         for i in self.submitted:
             kind = "committed" if i in counted else "missed"
-            self.outcomes[i] = Outcome("reload" if i in self.reload else kind, self.round, 0.5)
+            share = counted.get(i, 0.0) / sum(counted.values())
+            kind = "reload" if i in self.reload else kind
+            self.outcomes[i] = Outcome(kind, self.round, 0.5, share)
         self.reload.clear()
         self.submitted.clear()
 

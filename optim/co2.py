@@ -1,0 +1,130 @@
+"""CO2: the outer step comes one round late, so that a round travels while the next is trained.
+
+After ``sync_every`` local steps from the anchor a_t a trainer has x_t. Theory (2401.16265)::
+
+    wait for round t-1, submit (a_t - x_t) / L_t, go on from a_(t+1) = theta      nobody waits long
+    daemons:  m <- clip(mu m + mean);  theta <- theta - lr m                         one round late
+
+Here the pseudo-gradient of a round is taken against that round's own anchor, as in the paper. The
+paper's penalty is built of iterates in a way that was not available; the authors' code has the
+constant 1, and ``GapAware`` is the nearest that is published (1909.10802). The code discards what
+it clips, and reduces live parameters while they are trained; this does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import numpy as np
+from torch import nn
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConfigError
+from atoll.optim.method import Inner, Method
+from atoll.optim.model_vector import ModelVector
+from atoll.optim.sessions import TrainerSession
+from atoll.optim.spec import RunSpec
+
+__all__ = ["CO2", "GapAware", "Penalty"]
+
+# (how far θ has moved since the anchor, how far the trainer has from it) -> L, 1 or more
+Penalty: TypeAlias = Callable[[float, float], float]
+NORMS_KEPT = 0.9  # of the running mean, at each round
+
+
+class GapAware:
+    """``L = 1 + |theta - anchor| / C``, C the running mean of the trainers' own movement."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+
+    def __call__(self, gap: float, moved: float) -> float:
+        self._mean = NORMS_KEPT * self._mean + (1 - NORMS_KEPT) * moved if self._mean else moved
+        return 1.0 + gap / self._mean if self._mean else 1.0
+
+
+class CO2(Method):
+    """``Method`` says what the arguments and calls of all methods mean.
+
+    ``outer_momentum``: the authors' code has 0 up to 16 workers, 0.2 up to 32, 0.5 up to 64, then
+    0.6. ``clip`` bounds every element of the momentum; None: nothing is clipped. ``penalty``
+    shrinks what comes late; None: nothing is shrunk. Costs 8 bytes of the trainer's host memory for
+    each parameter.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        sync_every: int,
+        peer: TrainerSession,
+        *,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+        clip: float | None = None,
+        penalty: Penalty | Literal["gap_aware"] | None = "gap_aware",
+        codec: str = "int8",
+        round_deadline_s: float = 600.0,
+    ) -> None:
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"clip={clip}", fix="give a positive bound, or None")
+        spec = RunSpec(
+            method="co2",
+            sync_every=sync_every,
+            outer="heavy_ball",
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            outer_clip=clip or 0.0,
+            submits="deltas",
+            codec=codec,
+            round_deadline_s=round_deadline_s,
+        )
+        vector = ModelVector(model)
+        self._penalty: Penalty | None = GapAware() if penalty == "gap_aware" else penalty
+        self._anchor: F32 = np.zeros(vector.manifest.elements, np.float32)
+        self._delta: F32 = np.zeros_like(self._anchor)
+        self._under_way = False
+        self._steps_in_round = 0
+        super().__init__(vector, inner, peer, spec)
+        vector.write(self._anchor)
+
+    def _step_done(self) -> None:
+        self._steps_in_round += 1
+        if self._steps_in_round < self.spec.sync_every:
+            self.peer.check()
+            return
+        kind = self._outcome().kind if self._under_way else "committed"
+        if kind == "reload":
+            self._take_run()
+            return
+        if kind == "committed":
+            self._delta.fill(0.0)  # else it is sent with the next
+        self._form_delta()
+        self._submit()
+        self._under_way, self._steps_in_round = True, 0
+        self._vector.read(self._anchor)
+        self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
+        self._vector.zero_gradients()
+
+    def _form_delta(self) -> None:
+        """Of this round; and the anchor of the next."""
+        late: F32 = np.empty_like(self._anchor)
+        self._vector.write(late)
+        np.subtract(self._anchor, late, out=late)
+        moved = float(np.linalg.norm(late))
+        before = self._anchor.copy() if self._penalty is not None else None
+        self.peer.pull(lambda flat: np.copyto(self._anchor, flat))
+        if self._penalty is not None and before is not None:
+            np.subtract(before, self._anchor, out=before)
+            late /= np.float32(self._penalty(float(np.linalg.norm(before)), moved))
+        self._delta += late
+
+    def _write_submission(self, fragment: int, flat: F32) -> None:
+        np.copyto(flat, self._delta)
+
+    def _take_run(self) -> None:
+        super()._take_run()
+        self._vector.write(self._anchor)
+        self._delta.fill(0.0)
+        self._under_way, self._steps_in_round = False, 0

@@ -1,0 +1,34 @@
+"""What one peer contributes to a round: the pseudo-gradient of what its trainer has submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.optim.manifest import Manifest, pseudo_gradient
+from atoll.optim.spec import RunSpec
+
+__all__ = ["delta_source"]
+
+
+def delta_source(
+    spec: RunSpec, manifest: Manifest, theta: F32, submission: F32, fragment: int
+) -> Callable[[int, F32], None]:
+    """Fills in Δ of one chunk of ``fragment``, counted from its first: old minus new.
+
+    ``theta`` and ``submission`` are float32[manifest.elements]: the run's parameters as they are
+    when the round begins, and what was submitted, which is θ_m (Δ = cast(θ) - θ_m), or Δ itself.
+    """
+    first, _ = manifest.chunks_of(fragment, spec.fragments)
+    grid, submits_deltas = manifest.grid, spec.submits == "deltas"
+
+    def fill(chunk: int, out: F32) -> None:
+        lo, hi = grid.bounds(first + chunk)
+        if submits_deltas:
+            np.copyto(out, submission[lo:hi])
+        else:
+            pseudo_gradient(theta[lo:hi], submission[lo:hi], out, manifest, lo, hi)
+
+    return fill
