@@ -37,7 +37,10 @@ SOURCES.append(MODULES["atoll"])
 
 # What a room may import beside the standard library and itself.
 COLLECTIVES_MAY = {"numpy"}
-OPTIM_PURE = {f"atoll.optim.{name}" for name in ("fragments", "manifest", "outer", "spec", "text")}
+OPTIM_PURE = {
+    f"atoll.optim.{name}"
+    for name in ("contribution", "fragments", "layers", "manifest", "outer", "spec", "text")
+}
 OPTIM_PURE_MAY = {
     "numpy",
     "atoll.collectives.chunks",
