@@ -8,6 +8,9 @@ travels while training goes on, and ``delay`` steps later its result is merged i
 As in DiLoCo a daemon forms the pseudo-gradient against the run's θ, never against a merged value.
 The paper's text and its Algorithm 2 disagree on the sign of the offset; this is Algorithm 2. A
 fragment's first round has less than H steps behind it, on all peers alike.
+
+With ``eager`` a fragment is merged when it is next sent, a whole round later, but its own part
+counts at once (eager.py).
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import sys
 import time
 from functools import partial
 
+import numpy as np
 from torch import nn
 
+from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.optim.eager import EagerUpdates
 from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
 from atoll.optim.method import Inner, Method
 from atoll.optim.model_vector import ModelVector
@@ -40,7 +46,9 @@ class StreamingDiLoCo(Method):
     them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
     merged; None: as many as it takes not to wait, at most 10, found while training. ``local``: how
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
-    ignore the others. The delay is each trainer's own, the other arguments are the run's.
+    ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
+    which cost 24 bytes of the trainer's host memory for each parameter. Delay and local are each
+    trainer's own, the other arguments are the run's.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class StreamingDiLoCo(Method):
         blocks_per_fragment: int = BLOCKS_PER_FRAGMENT,
         delay: int | None = None,
         local: float = 0.5,
+        eager: bool = False,
         outer_lr: float = 0.4,
         outer_momentum: float = 0.9,
         codec: str = "fp4_e3m0",
@@ -68,6 +77,7 @@ class StreamingDiLoCo(Method):
             sync_every=sync_every,
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
+            submits="deltas" if eager else "parameters",
             codec=codec,
             round_deadline_s=round_deadline_s,
             fragments=count,
@@ -85,10 +95,15 @@ class StreamingDiLoCo(Method):
         self._local, self._delay, self._finds_delay = local, delay or 0, delay is None
         self._sent_at = [(p + 1) * sync_every // count for p in range(count)]
         self._merge_at: dict[int, int] = {}  # fragment -> at which of our steps
+        self._under_way: set[int] = set()  # of eager updates, which are not merged apart
         self._merged_s = time.monotonic()
         self._turn = 0  # steps since what was sent first was sent
+        self._eager = EagerUpdates(spec, vector.manifest) if eager else None
+        self._local_vector: F32 = np.zeros(vector.manifest.elements if eager else 0, np.float32)
+        self._run_vector: F32 = np.zeros_like(self._local_vector)
+        self._share = 0.0  # in the mean of a round
         super().__init__(vector, inner, peer, spec)
-        self._take_turn()
+        self._begin()
 
     def _step_done(self) -> None:
         self._turn += 1
@@ -108,10 +123,37 @@ class StreamingDiLoCo(Method):
             self._turn = self._sent_at[fragment]
         if self._turn == self.spec.sync_every:
             self._turn = 0
+        if self._eager is not None:
+            self._send_eagerly(fragment, self._eager)
+            return
         if fragment in self._merge_at:  # all of them are under way
             self._merge(fragment)
         self._submit(fragment)
         self._merge_at[fragment] = self._steps + self._delay
+
+    def _send_eagerly(self, fragment: int, eager: EagerUpdates) -> None:
+        if fragment in self._under_way:
+            self._under_way.remove(fragment)
+            outcome = self._outcome(fragment)
+            if outcome.kind == "reload":
+                self._take_run()
+                return
+            if outcome.kind == "missed":
+                eager.missed(fragment)
+            self._share = outcome.share or self._share
+        self.peer.pull(lambda flat: np.copyto(self._run_vector, flat))
+        self._vector.write_fragment(fragment, self._local_vector)
+        self._delta = eager.step(fragment, self._local_vector, self._run_vector, self._share)
+        self._submit(fragment)
+        self._under_way.add(fragment)
+        self._vector.mix_fragment(fragment, eager.anchor, 0.0)
+        self._vector.write_fragment(fragment, eager.anchor)  # as the model's dtypes have rounded it
+
+    def _write_submission(self, fragment: int, flat: F32) -> None:
+        if self._eager is None:
+            super()._write_submission(fragment, flat)
+        else:
+            flat[self._eager.part(fragment)] = self._delta
 
     def _merge(self, fragment: int) -> None:
         del self._merge_at[fragment]
@@ -132,11 +174,16 @@ class StreamingDiLoCo(Method):
 
     def _take_run(self) -> None:
         super()._take_run()
-        self._merge_at.clear()
-        self._take_turn()
+        self._begin()
 
-    def _take_turn(self) -> None:
-        """Right after what was sent before the fragment that the run wants next."""
+    def _begin(self) -> None:
+        """From the run's parameters, right after what was sent before what the run wants next."""
+        self._merge_at.clear()
+        self._under_way.clear()
+        if self._eager is not None:
+            self._vector.write(self._local_vector)
+            self._eager.begin(self._local_vector)
+            self._share = 1.0 / self.peer.replicas()
         fragment = self.peer.next_fragment()
         self._turn = self._sent_at[fragment - 1] if fragment else 0
 

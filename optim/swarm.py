@@ -118,6 +118,9 @@ class SwarmSession:
                 return later % fragments
         return begun % fragments
 
+    def replicas(self) -> int:
+        return len(self._swarm.sessions)
+
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._swarm.state.theta.view()
         shown.flags.writeable = False

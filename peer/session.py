@@ -34,6 +34,7 @@ from atoll.collectives.errors import (
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.dealer import COMMAND_TIMEOUT_S, PROGRESS_S, Dealer, has_ended, lost, say
+from atoll.peer.group.views import REPLICA
 from atoll.peer.identity import default_home, socket_path
 from atoll.peer.local import LIFELINE
 from atoll.peer.memory import receive_region
@@ -190,6 +191,10 @@ class Session(Operations):
     def next_fragment(self) -> int:
         """Of which fragment the run wants a submission next."""
         return int(self._ask("next"))
+
+    def replicas(self) -> int:
+        """How many members of the run hold its state: most of them have a trainer."""
+        return sum(member["role"] == REPLICA for member in self.status()["members"]) or 1
 
     def pull(self, read: Callable[[Floats], None]) -> int:
         """Give ``read`` the run's θ (read-only); repeated if it changed meanwhile. The round."""

@@ -129,6 +129,9 @@ class LocalSession:
     def next_fragment(self) -> int:
         return 0
 
+    def replicas(self) -> int:
+        return len(self._run.sessions)
+
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._run.theta.view()
         shown.flags.writeable = False  # as a client's map of the daemon's memory is

@@ -165,6 +165,80 @@ def test_4_alpha_of_zero_takes_the_runs_fragment_and_each_comes_every_h_steps() 
         assert {b - a for a, b in pairwise(steps)} == {H}
 
 
+# ---------------------------------------------------------------- eager updates
+
+
+def eager_as_published(steps: int, lr: float, mu: float) -> list[torch.Tensor]:
+    """Every worker with an outer state of its own, in plain torch."""
+    workers = [fresh() for _ in range(WORKERS)]
+    groups = [[f"blocks.{i}.{kind}" for kind in ("weight", "bias")] for i in range(4)]
+    groups.append(["head.weight", "head.bias"])
+    offsets = [(p + 1) * H // len(groups) for p in range(len(groups))]
+    named = [dict(net.named_parameters()) for net, _ in workers]
+    theta = [{n: p.detach().clone() for n, p in own.items()} for own in named]
+    momentum = [{n: torch.zeros_like(p) for n, p in own.items()} for own in named]
+    before = [{n: torch.zeros_like(p) for n, p in own.items()} for own in named]
+    for t in range(1, steps + 1):
+        for worker, (net, inner) in enumerate(workers):
+            gradient_step(net, inner, worker, t - 1)
+        for p, names in enumerate(groups):
+            if (t - offsets[p]) % H:
+                continue
+            for name in names:
+                mean = sum(own[name] for own in before) / WORKERS
+                for m in range(WORKERS):
+                    delta = theta[m][name] - named[m][name].detach()
+                    eager = mean + (delta - before[m][name]) / WORKERS
+                    momentum[m][name] = mu * momentum[m][name] + eager
+                    theta[m][name] = theta[m][name] - lr * (eager + mu * momentum[m][name])
+                    before[m][name] = delta
+                    named[m][name].data.copy_(theta[m][name])
+    return [flat(net) for net, _ in workers]
+
+
+def test_eager_updates_are_those_of_the_paper() -> None:
+    steps = 5 * H + 2
+    found = Swarm(WORKERS).run(lambda session: train(session, steps, eager=True, outer_lr=0.4))
+    expected = eager_as_published(steps, lr=0.4, mu=0.9)
+    assert not torch.equal(found[0], found[1])
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-5)
+
+
+def test_5_eager_updates_of_one_peer_are_diloco() -> None:
+    def both(session: SwarmSession, eager: bool) -> torch.Tensor:
+        net, inner = fresh()
+        block = nn.ModuleDict({"0": net})
+        options: dict[str, Any] = {"outer_lr": 0.4, "codec": "float32"}
+        if eager:
+            StreamingDiLoCo(block, inner, H, session, eager=True, **options)
+        else:
+            DiLoCo(block, inner, H, session, **options)
+        for step in range(5 * H):
+            gradient_step(net, inner, session.number, step)
+        return flat(net)
+
+    (mine,) = Swarm(1).run(lambda session: both(session, True))
+    (other,) = Swarm(1).run(lambda session: both(session, False))
+    torch.testing.assert_close(mine, other, rtol=0, atol=2e-6)
+
+
+def test_what_four_bits_lose_of_ones_own_part_is_not_lost_to_oneself() -> None:
+    """D_m_prev is removed as the others have decoded it; so one peer alone is exact but for the
+    parts that the run itself holds."""
+
+    def each(session: SwarmSession, codec: str) -> torch.Tensor:
+        net, inner = fresh()
+        StreamingDiLoCo(net, inner, H, session, eager=True, codec=codec, outer_lr=0.4)
+        for step in range(6 * H):
+            gradient_step(net, inner, session.number, step)
+        return flat(net)
+
+    (exact,) = Swarm(1).run(lambda session: each(session, "float32"))
+    (coarse,) = Swarm(1).run(lambda session: each(session, "fp4_e3m0"))
+    torch.testing.assert_close(coarse, exact, rtol=0, atol=1e-5)
+
+
 def test_all_see_the_same_run_with_four_bits() -> None:
     def each(session: SwarmSession) -> torch.Tensor:
         net, inner = fresh()
