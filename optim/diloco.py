@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from torch import nn
 
-from atoll.optim.method import Inner, Method
+from atoll.optim.method import Inner, Method, uses_muon
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
 __all__ = ["Blocking", "DiLoCo"]
+
+MOMENTUM = 0.9  # arXiv 2311.08105
+MUON_MOMENTUM = 0.6  # arXiv 2505.23725
 
 
 class Blocking(Method):
@@ -54,6 +57,10 @@ class DiLoCo(Blocking):
 
     ``Method`` says what the arguments and calls of all methods mean.
 
+    ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer is
+    ``torch.optim.Muon``, which takes matrices only: give it those of the hidden layers, and AdamW
+    as the last of ``inner`` the embeddings, the head and all vectors.
+
     Tuning: raise ``sync_every`` if ``metrics()["waited_s"]`` is a large part of the run's time;
     lower ``outer_lr`` towards 0.4 for two peers, keep 0.7 for eight or many steps per round.
     """
@@ -66,10 +73,12 @@ class DiLoCo(Blocking):
         peer: TrainerSession,
         *,
         outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
+        outer_momentum: float | None = None,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
     ) -> None:
+        if outer_momentum is None:
+            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
         spec = RunSpec(
             sync_every=sync_every,
             outer_lr=outer_lr,

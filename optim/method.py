@@ -25,7 +25,7 @@ from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
 from atoll.peer.session import Outcome
 
-__all__ = ["Inner", "Method"]
+__all__ = ["Inner", "Method", "uses_muon"]
 
 STATE_VERSION = 1
 Inner: TypeAlias = Optimizer | Sequence[Optimizer]
@@ -203,6 +203,12 @@ class Method(ABC):
             )
         self._steps += 1
         self._step_done()
+
+
+def uses_muon(inner: Inner) -> bool:
+    """Whether one of them orthogonalizes its steps: then outer steps are best tuned otherwise."""
+    inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
+    return any(isinstance(one, torch.optim.Muon) for one in inners)
 
 
 def _check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:

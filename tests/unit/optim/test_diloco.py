@@ -259,3 +259,21 @@ def test_reload_drops_local_work_and_its_weight(local_run):
     assert torch.equal(flat(model), theta(run))
     assert run.weights == [{0: 2.0}, {0: 2.0}]
     assert outer.metrics()["rounds"] == 1
+
+
+def test_with_muon_the_outer_momentum_is_mulocos(local_run):
+    run, model = local_run(), linear()
+    inners = [torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=0.1)]
+    outer = wrap(model, run, inner=inners, sync_every=1)
+    assert (outer.spec.outer_lr, outer.spec.outer_momentum) == (0.7, 0.6)
+    model(torch.ones(4, 3)).square().mean().backward()
+    for inner in inners:
+        inner.step()
+    assert run.round == 1
+
+
+def test_what_is_said_counts_more_than_what_is_usual(local_run):
+    model = linear()
+    inner = torch.optim.Muon([model.weight], lr=0.02)
+    assert wrap(model, local_run(), inner=inner, outer_momentum=0.8).spec.outer_momentum == 0.8
+    assert wrap(linear(), local_run()).spec.outer_momentum == 0.9
