@@ -57,9 +57,9 @@ class DiLoCo(Blocking):
 
     ``Method`` says what the arguments and calls of all methods mean.
 
-    ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer is
-    ``torch.optim.Muon``, which takes matrices only: give it those of the hidden layers, and AdamW
-    as the last of ``inner`` the embeddings, the head and all vectors.
+    ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
+    is ``torch.optim.Muon``. That takes matrices only: give it those of the hidden layers, and the
+    last of ``inner``, say AdamW, the embeddings, the head and all vectors.
 
     Tuning: raise ``sync_every`` if ``metrics()["waited_s"]`` is a large part of the run's time;
     lower ``outer_lr`` towards 0.4 for two peers, keep 0.7 for eight or many steps per round.
