@@ -27,7 +27,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from atoll.peer.group.events import Effect, Note, Send
@@ -35,7 +35,7 @@ from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof,
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import Ballot, View, chain_after, forked, founded, is_quorum
 
-__all__ = ["Acceptor", "Base", "Proposer", "base_of"]
+__all__ = ["Acceptor", "Base", "BaseWait", "Proposer", "base_of"]
 
 
 class Acceptor:
@@ -103,8 +103,20 @@ class Acceptor:
         return proposal, Proof(self.view.lineage, self.view.number, vote.ballot, votes)
 
 
+@dataclass(slots=True)
+class BaseWait:
+    """Since when a quorum has lacked the base: one wait, however many ballots and candidates it
+    takes. ``noted``: that it is lost has been said."""
+
+    since_s: float | None = None
+    noted: bool = False
+
+
 class Proposer:
-    """Drives one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0."""
+    """Drives one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0.
+
+    ``renewed`` gives a cradle's members the incarnations that they have by now.
+    """
 
     def __init__(
         self,
@@ -115,21 +127,23 @@ class Proposer:
         emit: Callable[[Effect], None],
         now_s: float,
         proposal: View | None = None,
+        wait: BaseWait | None = None,
+        renewed: Callable[[View], View] = lambda cradle: cradle,
     ) -> None:
         self.view = view
         self.me = me
         self.ballot = ballot
         self.timing = timing
         self.emit = emit
-        self.started_s = now_s
         self.proposal = proposal
+        self._wait = wait or BaseWait()
+        self._renewed = renewed
         self.promises: dict[bytes, Promise] = {}
         self._quorum_at_s: float | None = None
         self._sent_s = float("-inf")
         # Competing candidates that retry in step would compete for ever: spread by a hash.
         mark = hashlib.sha256(me + ballot.number.to_bytes(8, "big")).digest()[0]
         self.retry_at_s = now_s + timing.ballot_retry_s * (0.7 + 0.6 * mark / 255)
-        self.base_lost_noted = False
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
         if promise.ballot == self.ballot and source in self.view.peers:
@@ -181,8 +195,12 @@ class Proposer:
         base_round, base_chain = base.round, base.chain
         disputed = 0 if fork else base.disputed  # a fork's history is its own
         lost = bool(disputed) or not base.held or base.round < self.view.base_round
-        if lost:
-            if now_s - self.started_s <= self.timing.lost_s:
+        if not lost:
+            self._wait.since_s = None
+        else:
+            if self._wait.since_s is None:
+                self._wait.since_s = now_s
+            if now_s - self._wait.since_s <= self.timing.lost_s:
                 return None
             back = max(((r.round, r.chain) for r in reports.values() if r.holds), default=None)
             why = f"no living member holds round {max(base.round, self.view.base_round)}"
@@ -193,10 +211,11 @@ class Proposer:
                 return None
             self._note_lost(f"{why}: going back to round {back[0]}")
             base_round, base_chain = back
+        known = self._renewed(self.view) if self.view.number == 0 else self.view
         proposal = replace(
             self.view,
             number=self.view.number + 1,
-            members=tuple(m for m in self.view.members if m.peer in promises),
+            members=tuple(m for m in known.members if m.peer in promises),
             coordinator=self.me,
             base_round=base_round,
             base_chain=base_chain,
@@ -208,8 +227,8 @@ class Proposer:
         return forked(proposal, self.ballot) if fork else proposal
 
     def _note_lost(self, text: str) -> None:
-        if not self.base_lost_noted:
-            self.base_lost_noted = True
+        if not self._wait.noted:
+            self._wait.noted = True
             self.emit(Note("base-lost", text))
 
 

@@ -20,6 +20,7 @@ are in: the last view that they had in common is their cradle.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.peer.group.events import Note, Send
@@ -116,14 +117,27 @@ class Genesis:
 
     def on_hail(self, source: bytes, hail: Hail) -> None:
         node = self._node
-        if node.view is not None:
+        if node.view is not None and node.view.number > 0:
             node.joining.answer_hail(source)  # there is a run already: come in
-        elif hail.member.peer == source:
-            if self._supersedes(hail.cradle):
-                self._adopt(hail.cradle)
-            self.hails[source] = hail
-            if len(self.hails) > MEMBERS_MAX:
-                del self.hails[source]
+            return
+        known = self.hails.get(source)
+        if hail.member.peer != source or (known and known.member.inc > hail.member.inc):
+            return
+        if node.view is None and self._supersedes(hail.cradle):
+            self._adopt(hail.cradle)
+        self.hails[source] = hail
+        if len(self.hails) > MEMBERS_MAX:
+            del self.hails[source]
+
+    def renewed(self, cradle: View) -> View:
+        """With the incarnations that its voters have called from last: one may have died and come
+        back since we entered it, and a first view that names the dead one would have no quorum."""
+        members = []
+        for member in cradle.members:
+            hail = self.hails.get(member.peer)
+            later = hail is not None and hail.member.inc > member.inc
+            members.append(hail.member if hail is not None and later else member)
+        return replace(cradle, members=tuple(members))
 
     def _supersedes(self, cradle: Cradle) -> bool:
         """Whether to wait for that one's voters and not for ours."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from atoll.peer.group.election import Acceptor, Proposer
+from atoll.peer.group.election import Acceptor, BaseWait, Proposer
 from atoll.peer.group.events import Note
 from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof
 from atoll.peer.group.phases import Trigger
@@ -44,6 +44,7 @@ class Succession:
         self.lost_since_s: float | None = node.now_s if cradle else None
         self._cradle = cradle
         self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
+        self._base_wait = BaseWait()
         self._stood_s = 0.0
         self._no_quorum_noted = False
         self._highest_ballot = 0
@@ -179,6 +180,8 @@ class Succession:
         self.heard_coordinator_s += pause_s
         if self._without_since_s is not None:
             self._without_since_s += pause_s
+        if self._base_wait.since_s is not None:
+            self._base_wait.since_s += pause_s
 
     def outbid(self, promised: int) -> None:
         """As coordinator: some voters are frozen by a ballot that went nowhere."""
@@ -191,15 +194,18 @@ class Succession:
         node.coordinator = None
         self._lost(node.now_s)
         self._stood_s = node.now_s
-        before = self.candidate
         self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
         ballot = Ballot(self._highest_ballot, node.me.peer)
         self.candidate = Proposer(
-            self.view, node.me.peer, ballot, node.timing, node.emit, node.now_s
+            self.view,
+            node.me.peer,
+            ballot,
+            node.timing,
+            node.emit,
+            node.now_s,
+            wait=self._base_wait,
+            renewed=node.genesis.renewed,
         )
-        if before is not None:  # one wait for a lost base, however many ballots it takes
-            self.candidate.started_s = before.started_s
-            self.candidate.base_lost_noted = before.base_lost_noted
         self.candidate.step(node.now_s, self._gone(), self.may_fork())
         self.probe_missing(set(self.candidate.promises))
 

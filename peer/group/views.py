@@ -185,9 +185,11 @@ class View:
 
 
 def is_quorum(view: View, peers: Collection[bytes]) -> bool:
-    """More than half of the voters, or exactly half with the tie-breaker: any two intersect."""
+    """More than half of the voters, or exactly half with the tie-breaker: any two intersect. In a
+    cradle no tie-breaker may go on alone: it may hold nothing, and the other half what is left."""
     present = sum(member.peer in peers for member in view.members)
-    half_with_tie_breaker = 2 * present == len(view.members) and view.members[0].peer in peers
+    is_half = 2 * present == len(view.members)
+    half_with_tie_breaker = is_half and view.members[0].peer in peers and view.number > 0
     return 2 * present > len(view.members) or half_with_tie_breaker
 
 

@@ -44,6 +44,8 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     if any(h.node.coordinator and h.node.coordinator.halted for h in staying):
         return Outlook("halted, and says so")
     tips = _tips(arena, staying)
+    if not tips and _is_bound_to_the_dead(staying):
+        return Outlook("the first view may name a dead incarnation")
     if not tips and _resumes(arena, left):
         return Outlook("resumed from checkpoints", True, GATHER_S + MEET_S)
     if not tips and _falls_back(staying):
@@ -75,6 +77,13 @@ def _resumes(arena: Arena, left: set[str]) -> bool:
             may_vote &= node.genesis.waiting or outside
         here += may_vote and host.peer in last[0].peers
     return 2 * here > len(last[0].peers)
+
+
+def _is_bound_to_the_dead(staying: list[Host]) -> bool:
+    """A founder has accepted a first view that has no living quorum: it may come to be decided."""
+    elections = [h.node.succession for h in staying if h.node.view and h.node.view.number == 0]
+    accepted = [e.acceptor.accepted.proposal for e in elections if e and e.acceptor.accepted]
+    return any(not is_quorum(first, _voters(first, staying)) for first in accepted)
 
 
 def _falls_back(staying: Iterable[Host]) -> bool:

@@ -1,17 +1,33 @@
-"""One single-decree Paxos: acceptors, proposers, and the choice of the next view's base."""
+"""Proposers of a view's Paxos, and the choice of the next view's base."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from harness.elections import (
+    CHAIN,
+    LINEAGE,
+    NEXT,
+    OTHER,
+    TIMING,
+    VIEW,
+    A,
+    B,
+    C,
+    D,
+    E,
+    Q,
+    R,
+    sent,
+    view_of,
+    vote,
+)
 
-from atoll.peer.group.election import Acceptor, Proposer
-from atoll.peer.group.events import Effect, Note, Send
-from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Run
-from atoll.peer.group.timing import Timing
+from atoll.peer.group.election import BaseWait, Proposer
+from atoll.peer.group.events import Effect, Note
+from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Report, Run
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
     Ballot,
@@ -21,141 +37,7 @@ from atoll.peer.group.views import (
     chain_after,
     follows,
     forked,
-    is_quorum,
 )
-
-A, B, C, D, E = (name.encode() * 32 for name in "abcde")
-LINEAGE = b"L" * 32
-CHAIN, OTHER = b"1" * 32, b"2" * 32
-R, Q = b"R" * 32, b"Q" * 32  # roots of results
-TIMING = Timing()
-
-
-def view_of(*peers: bytes, base: int = 4) -> View:
-    return View(LINEAGE, 3, tuple(Member(p, 1) for p in peers), peers[0], base, CHAIN)
-
-
-VIEW = view_of(A, B, C)
-NEXT = replace(VIEW, number=4, members=VIEW.members[1:], coordinator=B)
-
-
-def sent(effects: list[Effect], kind: type) -> list[tuple[bytes, object]]:
-    sends = [e for e in effects if isinstance(e, Send)]
-    return [(s.peer, s.message) for s in sends if isinstance(s.message, kind)]
-
-
-# ---------------------------------------------------------------- quorums
-
-
-@given(st.integers(1, 9), st.data())
-def test_any_two_quorums_intersect(count: int, data: st.DataObject) -> None:
-    peers = [bytes([i]) * 32 for i in range(1, count + 1)]
-    view = view_of(*peers)
-    first, second = (data.draw(st.sets(st.sampled_from(peers))) for _ in range(2))
-    if is_quorum(view, first) and is_quorum(view, second):
-        assert first & second
-
-
-def test_half_needs_the_tie_breaker() -> None:
-    view = view_of(A, B, C, D)
-    assert is_quorum(view, {A, D})
-    assert not is_quorum(view, {B, C})
-    assert is_quorum(view, {B, C, D})
-    assert not is_quorum(view, {A, b"x" * 32})  # strangers do not count
-
-
-# ---------------------------------------------------------------- acceptors
-
-
-class Voter:
-    def __init__(self, view: View = VIEW) -> None:
-        self.effects: list[Effect] = []
-        self.acceptor = Acceptor(view, self.effects.append)
-
-    def prepare(self, ballot: Ballot) -> Promise | None:
-        self.effects.clear()
-        self.acceptor.on_prepare(ballot.peer, ballot, Report(4, CHAIN, True))
-        answers = sent(self.effects, Promise)
-        return answers[0][1] if answers else None  # type: ignore[return-value]
-
-    def accept(self, ballot: Ballot, proposal: View = NEXT) -> list[bytes]:
-        self.effects.clear()
-        self.acceptor.on_accept(Accept(LINEAGE, 3, ballot, proposal))
-        return [peer for peer, _ in sent(self.effects, Accepted)]
-
-
-def test_promise_freezes_and_excludes_lower_ballots() -> None:
-    voter = Voter()
-    assert voter.prepare(Ballot(2, B)) is not None
-    assert voter.acceptor.frozen
-    assert voter.prepare(Ballot(1, C)) is None
-    assert voter.prepare(Ballot(2, A)) is None  # the same number of a smaller id
-    assert voter.prepare(Ballot(2, B)) is not None  # repeated: the first answer may be lost
-    assert voter.accept(Ballot(1, C)) == []
-    assert voter.accept(Ballot(0, A)) == []
-    assert voter.accept(Ballot(2, B)) == [A, B, C]  # everyone learns of the vote
-
-
-def test_promise_reports_what_was_accepted() -> None:
-    voter = Voter()
-    voter.accept(Ballot(0, A))
-    promise = voter.prepare(Ballot(1, C))
-    assert promise is not None
-    assert (promise.accepted_ballot, promise.accepted_view) == (Ballot(0, A), NEXT)
-
-
-def test_accepting_alone_does_not_freeze() -> None:
-    voter = Voter()
-    voter.accept(Ballot(0, A))
-    assert not voter.acceptor.frozen
-
-
-def vote(proposal: View, ballot: Ballot) -> Accepted:
-    return Accepted(LINEAGE, 3, ballot, proposal)
-
-
-def decided(outcome: tuple[View, Proof] | None) -> View | None:
-    """The decided view, if its proof names enough voters for it."""
-    if outcome is None:
-        return None
-    view, proof = outcome
-    assert (proof.lineage, proof.view) == (LINEAGE, 3)
-    assert proof.votes
-    return view
-
-
-def test_a_quorum_of_equal_votes_at_one_ballot_decides() -> None:
-    acceptor = Voter().acceptor
-    assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, B))) is None
-    assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, B))) is None  # twice the same
-    assert acceptor.on_accepted(B, vote(NEXT, Ballot(2, C))) is None  # another ballot
-    other = replace(NEXT, base_round=9)
-    assert acceptor.on_accepted(C, vote(other, Ballot(1, B))) is None  # another value
-    assert decided(acceptor.on_accepted(C, vote(NEXT, Ballot(1, B)))) == NEXT
-
-
-def test_only_the_latest_vote_of_each_voter_is_kept() -> None:
-    acceptor = Voter().acceptor
-    for number in range(2000):
-        assert acceptor.on_accepted(C, vote(replace(NEXT, base_round=number), Ballot(1, B))) is None
-    assert acceptor.on_accepted(C, vote(NEXT, Ballot(2, C))) is None
-    assert len(acceptor._votes) == 1
-    assert acceptor.on_accepted(C, vote(NEXT, Ballot(1, B))) is None  # it has voted higher since
-    assert acceptor.on_accepted(B, vote(NEXT, Ballot(1, B))) is None
-    assert decided(acceptor.on_accepted(B, vote(NEXT, Ballot(2, C)))) == NEXT
-
-
-def test_a_fork_needs_the_votes_of_all_that_are_in_it() -> None:
-    acceptor = Voter(view_of(A, B)).acceptor
-    alone = forked(replace(NEXT, members=NEXT.members[:1]), Ballot(1, B))
-    assert decided(acceptor.on_accepted(A, vote(NEXT, Ballot(1, A)))) == NEXT  # the tie-breaker
-    assert decided(acceptor.on_accepted(B, vote(alone, Ballot(1, B)))) == alone
-    pair = forked(NEXT, Ballot(2, B))
-    view = replace(view_of(A, B, C, D, E), rules=Rules(policy="any"))
-    three = Voter(view).acceptor
-    assert three.on_accepted(B, vote(pair, Ballot(2, B))) is None
-    assert decided(three.on_accepted(C, vote(pair, Ballot(2, B)))) == pair
-
 
 # ---------------------------------------------------------------- proposers
 
@@ -163,10 +45,11 @@ def test_a_fork_needs_the_votes_of_all_that_are_in_it() -> None:
 class Candidate:
     """B stands for election in some view; ``promise`` gives it answers."""
 
-    def __init__(self, view: View = VIEW, me: bytes = B) -> None:
+    def __init__(self, view: View = VIEW, me: bytes = B, **options: Any) -> None:
         self.effects: list[Effect] = []
         self.ballot = Ballot(2, me)
-        self.proposer = Proposer(view, me, self.ballot, TIMING, self.effects.append, 0.0)
+        emit = self.effects.append
+        self.proposer = Proposer(view, me, self.ballot, TIMING, emit, 0.0, **options)
 
     def promise(self, source: bytes, report: Report, accepted: Accepted | None = None) -> None:
         ballot, proposal = (accepted.ballot, accepted.proposal) if accepted else (None, None)
@@ -279,7 +162,8 @@ def test_a_disputed_base_counts_as_lost_in_the_end(on_lost: str) -> None:
     candidate = Candidate(replace(VIEW, rules=Rules(on_lost=on_lost)))
     candidate.promise(B, held(4, (5, 1, Q)))
     candidate.promise(C, held(4, (5, 1, R)))
-    view = candidate.chosen(TIMING.lost_s + 1)
+    assert candidate.chosen() is None
+    view = candidate.chosen(TIMING.lost_s + 2)
     assert (view is None) is (on_lost == "halt")
     assert view is None or (view.rollback and view.base_round == 4)
     (note,) = [e for e in candidate.effects if isinstance(e, Note)]
@@ -342,8 +226,9 @@ def test_going_back_is_a_choice_of_the_founder_and_flagged() -> None:
     candidate = Candidate(view)
     candidate.promise(B, Report(4, CHAIN, True))
     candidate.promise(C, Report(6, OTHER, True))
+    assert candidate.chosen() is None
     assert candidate.chosen(TIMING.lost_s - 1) is None  # a holder may be back
-    decided = candidate.chosen(TIMING.lost_s + 1)
+    decided = candidate.chosen(TIMING.lost_s + 2)
     assert decided is not None
     assert decided.rollback
     assert (decided.base_round, decided.base_chain) == (6, OTHER)
@@ -356,17 +241,63 @@ def test_nothing_to_go_back_to_halts_whatever_the_founder_chose() -> None:
     candidate = Candidate(replace(VIEW, rules=Rules(on_lost="rollback")))
     candidate.promise(B, Report(4, CHAIN, False))
     candidate.promise(C, Report(4, CHAIN, False))
-    assert candidate.chosen(TIMING.lost_s + 1) is None
+    assert candidate.chosen() is None
+    assert candidate.chosen(TIMING.lost_s + 2) is None
+
+
+def test_one_wait_for_a_lost_base_however_many_ballots_it_takes() -> None:
+    """Candidates outbid each other in turns that are shorter than the wait."""
+    wait = BaseWait()
+    rolls_back = replace(view_of(A, B, C, base=7), rules=Rules(on_lost="rollback"))
+    chosen = []
+    for turn in range(5):
+        candidate = Candidate(rolls_back, wait=wait)
+        candidate.promise(B, Report(4, CHAIN, True))
+        candidate.promise(C, Report(6, OTHER, True))
+        chosen.append(candidate.chosen(turn * 0.3 * TIMING.lost_s))
+    assert chosen[:4] == [None] * 4
+    assert chosen[4] is not None
+    assert chosen[4].rollback
+    wait = BaseWait()  # a holder has come back meanwhile: the next loss has a wait of its own
+    for turn, lost in enumerate((True, False, True)):
+        candidate = Candidate(rolls_back, wait=wait)
+        candidate.promise(B, Report(4, CHAIN, True))
+        candidate.promise(C, Report(6 if lost else 7, OTHER, True))
+        assert (candidate.chosen(turn * 0.7 * TIMING.lost_s) is None) is lost
+
+
+def test_in_a_cradle_no_tie_breaker_founds_alone() -> None:
+    """A holds nothing; B, who has not answered yet, may hold the run."""
+    cradle = view_of(A, B, base=0, number=0)
+    candidate = Candidate(cradle, me=A)
+    candidate.promise(A, Report(0, CHAIN, True))
+    assert candidate.chosen() is None
+    candidate.promise(B, Report(3, OTHER, True))
+    first = candidate.chosen(2.0)
+    assert first is not None
+    assert (first.base_round, first.base_chain) == (3, OTHER)
+
+
+def test_a_first_view_names_the_incarnations_of_now() -> None:
+    cradle = view_of(A, B, base=0, number=0)
+    later = replace(cradle, members=(cradle.members[0], replace(cradle.members[1], inc=9)))
+    candidate = Candidate(cradle, me=A, renewed=lambda view: later)
+    candidate.promise(A, Report(3, CHAIN, True))
+    candidate.promise(B, Report(3, CHAIN, True))
+    first = candidate.chosen()
+    assert first is not None
+    assert [member.inc for member in first.members] == [cradle.members[0].inc, 9]
 
 
 def test_a_lost_base_is_noted_and_halts() -> None:
     candidate = Candidate(view_of(A, B, C, base=7))
     candidate.promise(B, Report(4, CHAIN, True))
     candidate.promise(C, Report(6, CHAIN, True))
-    assert candidate.chosen(TIMING.lost_s + 1) is None
+    assert candidate.chosen() is None
+    assert candidate.chosen(TIMING.lost_s + 2) is None
     assert [e.kind for e in candidate.effects if isinstance(e, Note)] == ["base-lost"]
     candidate.promise(A, Report(7, CHAIN, True))
-    assert candidate.chosen(TIMING.lost_s + 2) is not None
+    assert candidate.chosen(TIMING.lost_s + 3) is not None
 
 
 def test_lone_survivor_forks_whatever_it_has_accepted() -> None:
