@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.ranks import RankSession
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
 
@@ -26,6 +27,7 @@ __all__ = [
     "GapAware",
     "GradientAverage",
     "LocalSGD",
+    "RankSession",
     "StreamingDiLoCo",
     "Swarm",
     "TextBatches",
@@ -40,6 +42,7 @@ _HOME = {
     "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
     "DiLoCo": "atoll.optim.diloco",
+    "RankSession": "atoll.optim.ranks",
     "StreamingDiLoCo": "atoll.optim.streaming",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",

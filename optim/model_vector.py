@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest, Parameter
 
 __all__ = ["ModelVector", "trainable"]
@@ -18,10 +19,37 @@ __all__ = ["ModelVector", "trainable"]
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
+@dataclass(frozen=True)
+class Place:
+    """Of the values of a parameter that are in this process: [lo, hi) of the vector. All of them,
+    or the rows of an FSDP2 shard."""
+
+    name: str
+    parameter: nn.Parameter
+    fragment: int
+    lo: int
+    hi: int
+
+    @property
+    def values(self) -> Tensor:
+        """In place."""
+        return _local(self.parameter.detach())
+
+    @property
+    def gradient(self) -> Tensor | None:
+        grad = self.parameter.grad
+        return None if grad is None else _local(grad)
+
+    def part(self, flat: F32) -> Tensor:
+        """Where they lie in the vector, in place."""
+        return torch.from_numpy(flat[self.lo : self.hi]).view(self.values.shape)
+
+
 class ModelVector:
     """Reads and writes the parameters of ``model`` in place, so that ties, views and compiled code
     stay valid. ``arrange`` may put the parameters into another order, with fragments.
 
+    Of a model that FSDP2 has sharded it is the rows of this rank that are read and written.
     ConfigError for a model that no manifest can describe.
     """
 
@@ -35,89 +63,119 @@ class ModelVector:
                 for name, p in named.items()
             )
         )
-        offsets = self.manifest.offsets
-        self._parameters = [(p, *offsets[name]) for name, p in named.items()]
-        self._fragments: list[list[tuple[nn.Parameter, int, int]]] = [
-            [] for _ in range(self.manifest.fragments)
+        self._places = [
+            _place(entry, named[entry.name], self.manifest.offsets[entry.name][0])
+            for entry in self.manifest.parameters
+            if not entry.is_padding
         ]
-        for entry in self.manifest.parameters:
-            if not entry.is_padding:
-                place = (named[entry.name], *offsets[entry.name])
-                self._fragments[entry.fragment].append(place)
-        self._names = list(named)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [p for p, _, _ in self._parameters]
+        return [place.parameter for place in self._places]
 
-    def write(self, flat: NDArray[np.float32]) -> None:
+    def write(self, flat: F32) -> None:
         """Model -> float32[elements]."""
-        for p, lo, hi in self._parameters:
-            torch.from_numpy(flat[lo:hi]).view(p.shape).copy_(p.detach())
+        for place in self._places:
+            place.part(flat).copy_(place.values)
 
-    def read(self, flat: NDArray[np.float32]) -> None:
+    def read(self, flat: F32) -> None:
         """float32[elements], which may be read-only -> model."""
-        with torch.no_grad():
-            for p, lo, hi in self._parameters:
-                # A copy, because the run's memory is read-only, which torch has no word for.
-                p.copy_(torch.from_numpy(flat[lo:hi].copy()).view(p.shape))
+        for place in self._places:
+            place.values.copy_(_copied(place, flat))
 
-    def write_gradients(self, flat: NDArray[np.float32]) -> None:
-        """Gradients -> float32[elements]; zero where a parameter has none."""
-        for p, lo, hi in self._parameters:
-            if p.grad is None:
-                flat[lo:hi] = 0
-            else:
-                torch.from_numpy(flat[lo:hi]).view(p.shape).copy_(p.grad)
-
-    def read_gradients(self, flat: NDArray[np.float32]) -> None:
-        """float32[elements] -> gradients, in place where there are any."""
-        for p, lo, hi in self._parameters:
-            values = torch.from_numpy(flat[lo:hi]).view(p.shape)
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-            p.grad.copy_(values)
-
-    def write_fragment(self, fragment: int, flat: NDArray[np.float32]) -> None:
+    def write_fragment(self, fragment: int, flat: F32) -> None:
         """One fragment of the model -> its place in float32[elements]."""
-        for p, lo, hi in self._fragments[fragment]:
-            torch.from_numpy(flat[lo:hi]).view(p.shape).copy_(p.detach())
+        for place in self._of(fragment):
+            place.part(flat).copy_(place.values)
 
-    def mix_fragment(self, fragment: int, flat: NDArray[np.float32], local: float) -> None:
+    def mix_fragment(self, fragment: int, flat: F32, local: float) -> None:
         """``p = local * p + (1 - local) * flat`` of a fragment, in the dtype of each parameter."""
-        with torch.no_grad():
-            for p, lo, hi in self._fragments[fragment]:
-                values = torch.from_numpy(flat[lo:hi].copy()).view(p.shape)
-                if not local:
-                    p.copy_(values)
-                else:
-                    p.lerp_(values.to(p), 1.0 - local)
+        for place in self._of(fragment):
+            if local:
+                values = place.values
+                values.lerp_(_copied(place, flat).to(values), 1.0 - local)
+            else:
+                place.values.copy_(_copied(place, flat))
+
+    def write_gradients(self, flat: F32) -> None:
+        """Gradients -> float32[elements]; zero where a parameter has none."""
+        for place in self._places:
+            gradient = place.gradient
+            if gradient is None:
+                place.part(flat).zero_()
+            else:
+                place.part(flat).copy_(gradient)
+
+    def read_gradients(self, flat: F32) -> None:
+        """float32[elements] -> gradients, in place where there are any."""
+        for place in self._places:
+            if place.parameter.grad is None:
+                place.parameter.grad = torch.empty_like(place.parameter)
+            gradient = place.gradient
+            assert gradient is not None
+            gradient.copy_(place.part(flat))
 
     def zero_gradients(self) -> None:
         """In place: DDP buckets and CUDA graphs keep views of gradients."""
-        for p, _, _ in self._parameters:
-            if p.grad is not None:
-                p.grad.zero_()
+        for place in self._places:
+            gradient = place.gradient
+            if gradient is not None:
+                gradient.zero_()
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Whatever is read into the model meanwhile, its values of now come back afterwards. Costs
         a second copy of the parameters on the device meanwhile."""
-        local = [p.detach().clone() for p, _, _ in self._parameters]
+        kept = [place.values.clone() for place in self._places]
         try:
             yield
         finally:
-            with torch.no_grad():
-                for (p, _, _), values in zip(self._parameters, local, strict=True):
-                    p.copy_(values)
+            for place, values in zip(self._places, kept, strict=True):
+                place.values.copy_(values)
 
     def not_finite(self, fragment: int) -> list[str]:
         """The names of its parameters with NaN or Inf in them."""
-        bad = {
-            id(p) for p, _, _ in self._fragments[fragment] if not bool(p.detach().isfinite().all())
-        }
-        names = zip(self._names, self._parameters, strict=True)
-        return [name for name, (p, _, _) in names if id(p) in bad]
+        return [p.name for p in self._of(fragment) if not bool(p.values.isfinite().all())]
+
+    def _of(self, fragment: int) -> Iterator[Place]:
+        return (place for place in self._places if place.fragment == fragment)
+
+
+def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
+    """ConfigError for a shard that is no stretch of rows."""
+    if not _is_sharded(p):
+        return Place(entry.name, p, entry.fragment, lo, lo + entry.size)
+    shards = [
+        (p.device_mesh.size(axis), p.device_mesh.get_local_rank(axis), placement)
+        for axis, placement in enumerate(p.placements)
+        if not placement.is_replicate()
+    ]
+    if len(shards) > 1 or not all(placement.is_shard(dim=0) for *_, placement in shards):
+        raise ConfigError(
+            f"parameter {entry.name} is placed as {p.placements}",
+            fix="shard it in its first dimension, once, as fully_shard() does",
+        )
+    rows = entry.shape[0] if entry.shape else 1
+    first, last = 0, rows
+    for ranks, rank, _ in shards:
+        each = -(-rows // ranks)
+        first, last = min(rank * each, rows), min((rank + 1) * each, rows)
+    width = entry.size // max(1, rows)
+    return Place(entry.name, p, entry.fragment, lo + first * width, lo + last * width)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor; to ask by type would load a second's worth of modules."""
+    return hasattr(tensor, "to_local")
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if _is_sharded(tensor) else tensor
+
+
+def _copied(place: Place, flat: F32) -> Tensor:
+    # A copy, because the run's memory is read-only, which torch has no word for.
+    return torch.from_numpy(flat[place.lo : place.hi].copy()).view(place.values.shape)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -37,11 +37,20 @@ from atoll.peer.dealer import COMMAND_TIMEOUT_S, PROGRESS_S, Dealer, has_ended, 
 from atoll.peer.group.views import REPLICA
 from atoll.peer.identity import default_home, socket_path
 from atoll.peer.local import LIFELINE
-from atoll.peer.memory import receive_region
+from atoll.peer.memory import Region, map_floats, receive_region
 from atoll.peer.session_ops import POLL_S, Operations, Reduced
 from atoll.peer.vectors import vector_of
 
-__all__ = ["Outcome", "Reduced", "Session", "ask", "connect", "vector_of"]
+__all__ = [
+    "Outcome",
+    "Reduced",
+    "Region",
+    "Session",
+    "ask",
+    "connect",
+    "map_floats",
+    "vector_of",
+]
 
 Floats = NDArray[np.float32]
 CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second
