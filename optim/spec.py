@@ -50,7 +50,7 @@ __all__ = [
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
 STEPPED = ("diloco", "local_sgd")
-CARRIED = ("gradient_average", COLLECTIVES)
+CARRIED = ("gradient_average", "demo", "zeroth_order", "population", COLLECTIVES)
 METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 SCHEDULE_CHARACTERS_MAX = 200
