@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
+    from atoll.optim.decoupled_momentum import DeMo
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "QSR",
     "ByteTransformer",
+    "DeMo",
     "DiLoCo",
     "GradientAverage",
     "LocalSGD",
@@ -32,6 +34,7 @@ _HOME = {
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
+    "DeMo": "atoll.optim.decoupled_momentum",
     "DiLoCo": "atoll.optim.diloco",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
