@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
     from atoll.optim.swarm import Swarm
+    from atoll.optim.zeroth_order import ZerothOrder
 
 __all__ = [
     "QSR",
@@ -26,6 +27,7 @@ __all__ = [
     "LocalSGD",
     "Swarm",
     "TextBatches",
+    "ZerothOrder",
     "heldout_loss",
 ]
 
@@ -38,6 +40,7 @@ _HOME = {
     "DiLoCo": "atoll.optim.diloco",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
+    "ZerothOrder": "atoll.optim.zeroth_order",
     "heldout_loss": "atoll.optim.byte_lm",
 }
 
