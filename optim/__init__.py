@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.population import Population
     from atoll.optim.swarm import Swarm
     from atoll.optim.zeroth_order import ZerothOrder
 
@@ -25,6 +26,7 @@ __all__ = [
     "DiLoCo",
     "GradientAverage",
     "LocalSGD",
+    "Population",
     "Swarm",
     "TextBatches",
     "ZerothOrder",
@@ -38,6 +40,7 @@ _HOME = {
     "LocalSGD": "atoll.optim.local_sgd",
     "DeMo": "atoll.optim.decoupled_momentum",
     "DiLoCo": "atoll.optim.diloco",
+    "Population": "atoll.optim.population",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
     "ZerothOrder": "atoll.optim.zeroth_order",
