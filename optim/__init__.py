@@ -12,25 +12,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.co2 import CO2, GapAware
+    from atoll.optim.decoupled_momentum import DeMo
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
+    from atoll.optim.zeroth_order import ZerothOrder
 
 __all__ = [
     "CO2",
     "QSR",
     "ByteTransformer",
+    "DeMo",
     "DiLoCo",
     "GapAware",
     "GradientAverage",
     "LocalSGD",
+    "Population",
     "RankSession",
     "StreamingDiLoCo",
     "Swarm",
     "TextBatches",
+    "ZerothOrder",
     "heldout_loss",
 ]
 
@@ -41,11 +47,14 @@ _HOME = {
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
+    "DeMo": "atoll.optim.decoupled_momentum",
     "DiLoCo": "atoll.optim.diloco",
     "RankSession": "atoll.optim.ranks",
     "StreamingDiLoCo": "atoll.optim.streaming",
+    "Population": "atoll.optim.population",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
+    "ZerothOrder": "atoll.optim.zeroth_order",
     "heldout_loss": "atoll.optim.byte_lm",
 }
 

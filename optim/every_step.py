@@ -37,7 +37,7 @@ from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 
-__all__ = ["EveryStep", "Exchanged"]
+__all__ = ["CHECK_EVERY", "TRIES_MAX", "EveryStep", "Exchanged"]
 
 TRIES_MAX = 20  # an exchange that is broken off or flagged so often in a row will always be
 CHECK_EVERY = 100  # exchanges; a comparison costs a round trip, and on a device a copy to the host
@@ -71,7 +71,7 @@ class EveryStep(ABC):
         self._vector = ModelVector(model)
         self.manifest = self._vector.manifest
         self._snapshot = Snapshot(self._vector, inner, self._shared())
-        self._check_every, self._unchecked = check_every, 0
+        self._check_every = check_every
         self._is_new = True
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._missed = 0
@@ -165,10 +165,8 @@ class EveryStep(ABC):
                 )
 
     def _compare_now_and_then(self) -> None:
-        self._unchecked += 1
-        if self._unchecked < self._check_every:
+        if (self.steps + 1) % self._check_every:  # of the run, so that newcomers compare with all
             return
-        self._unchecked = 0
         flat: F32 = np.empty(self.manifest.elements, np.float32)
         self._vector.write(flat)
         digest = hashlib.sha256(flat.data).digest()

@@ -107,7 +107,8 @@ class Snapshot:
             if not unpacker.eof or type(steps) is not int or not 0 <= steps <= STEPS_MAX:
                 raise ValueError("it is cut off, or counts no steps")
             entries = [[_Entry.of(*item) for item in items] for items in kept]
-            if len(entries) != len(self._parameters) or max(map(len, entries)) > ENTRIES_MAX:
+            most = max(map(len, entries), default=0)
+            if len(entries) != len(self._parameters) or most > ENTRIES_MAX:
                 raise ValueError(f"the state of {len(entries)} parameters, or too much for one")
             for p, items in zip(self._parameters, entries, strict=True):
                 if any(math.prod(item.shape) > FACTOR_MAX * max(1, p.numel()) for item in items):

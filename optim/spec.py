@@ -49,7 +49,7 @@ __all__ = [
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
 STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2")
-CARRIED = ("gradient_average", COLLECTIVES)
+CARRIED = ("gradient_average", "demo", "zeroth_order", "population", COLLECTIVES)
 METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 SUBMITS = ("parameters", "deltas")

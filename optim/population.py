@@ -1,0 +1,294 @@
+"""Population based training: members of a run train by themselves, and the worst now and then go on
+from what the best have (PBT, arXiv 1711.09846).
+
+    learning_rates = Population(model, inner, session, score, 500, {"lr": (1e-5, 1e-1)})
+
+After every ``interval`` steps all members say their score and their hyper-parameters. *Exploit*:
+the worst fifth each take over weights, inner optimizer state and hyper-parameters of one of the
+best fifth. *Explore*: what was taken over is multiplied by 0.8 or 1.2. Nothing is ever averaged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import (
+    CollectiveMismatchError,
+    CollectiveMissedError,
+    ConfigError,
+    RemoteProtocolError,
+)
+from atoll.optim.every_step_gather import PurposefulSession
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.method import Inner
+from atoll.optim.model_vector import ModelVector
+from atoll.optim.selection import Bounds, Member, exploited, explored
+from atoll.optim.sessions import OperationsSession
+from atoll.optim.snapshot import Snapshot
+from atoll.optim.spec import RunSpec
+
+__all__ = ["Population"]
+
+STATE_VERSION = 1
+TURN_MAX = 2**53  # as JSON has it
+VALUE_MAX = 1e30  # of a weight that is handed over: a sum of float32 with zeros must be finite
+PURPOSE_SCORE, PURPOSE_STATE = b"p", b"q"
+
+
+class Population:
+    """One member. ``score()`` is called every ``interval`` steps of ``inner``: lower is better, and
+    NaN is worst. Use it as a context manager or call ``close()``; either closes ``peer`` too.
+
+    ``bounds``: name of each hyper-parameter -> its least and largest value. A name is that of an
+    entry of ``inner``'s groups ("lr", "weight_decay", ...: each group keeps a value of its own), or
+    of ``values``, numbers of yours which you read whenever you need them (dropout, loss weights). A
+    learning rate scheduler would overwrite "lr": read a factor from ``values`` in it instead.
+
+    ``start``: "own" begins with the parameters that the model has, "best" takes over those of one
+    of the best members at its first turn, as a joiner may want to. Two members: the worse one
+    copies. One, or all with one score: nothing happens. A member whose score or weights are not
+    finite counts as worst. Members may come and go; who misses a turn trains on.
+
+    Costs a few hundred bytes of each member per turn. Each member that is copied costs all of them
+    an all-reduce of its whole state in float32 (12 bytes for each parameter with Adam), in which
+    the others add zeros; that is one member at most in a turn of up to nine. Members wait for each
+    other at a turn, up to half a minute.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        peer: OperationsSession,
+        score: Callable[[], float | torch.Tensor],
+        interval: int,
+        bounds: Mapping[str, Bounds],
+        *,
+        values: MutableMapping[str, float] | None = None,
+        start: str = "own",
+        seed: int = 0,
+        round_deadline_s: float = 600.0,
+    ) -> None:
+        if start not in ("own", "best"):
+            raise ConfigError(f"start is {start!r}", fix='use "own" or "best"')
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"seed is {seed}", fix="a seed has 64 bits")
+        inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
+        self._groups = [group for optimizer in inners for group in optimizer.param_groups]
+        self.values: MutableMapping[str, float] = values if values is not None else {}
+        self._bounds, self._score, self._seed = dict(bounds), score, seed
+        self._check_bounds()
+        self.spec = RunSpec(
+            method="population",
+            sync_every=interval,
+            schedule=f"seed {seed}",
+            codec="float32",
+            round_deadline_s=round_deadline_s,
+        )
+        self._vector = ModelVector(model)
+        self._snapshot = Snapshot(self._vector, inners)
+        kinds = [type(optimizer).__name__ for optimizer in inners]
+        self._model = " ".join([self._vector.manifest.digest().hex(), *kinds])
+        self._peer = PurposefulSession(peer)
+        self.steps = self.turn = 0
+        self._copied = self._missed = 0
+        self._last_score = math.nan
+        self._is_fresh = start == "best"
+        own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
+        peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
+        hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+        self._hook = inners[-1].register_step_post_hook(hook)
+
+    def hyperparameters(self) -> dict[str, list[float]]:
+        """Name -> its value in each group that has it, or the one in ``values``."""
+        return {
+            name: [float(place[name]) for place in self._places(name)]
+            for name in sorted(self._bounds)
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """For any logger: ``copied`` counts how often this member has taken over another's."""
+        return {
+            "steps": self.steps,
+            "turn": self.turn,
+            "copied": self._copied,
+            "missed": self._missed,
+            "score": self._last_score,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters and hyper-parameters. Save it beside the model's and the inner optimizer's."""
+        return {
+            "version": STATE_VERSION,
+            "steps": self.steps,
+            "turn": self.turn,
+            "hyperparameters": self.hyperparameters(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("version") != STATE_VERSION or state.keys() != self.state_dict().keys():
+            raise ConfigError(
+                f"not a Population state of version {STATE_VERSION}",
+                fix="load what Population.state_dict() gave",
+            )
+        self.steps, self.turn = int(state["steps"]), int(state["turn"])
+        self._set(state["hyperparameters"])
+        self._is_fresh = False
+
+    def close(self) -> None:
+        """Unhook the inner optimizer and close the session. The model keeps its parameters."""
+        self._hook.remove()
+        self._peer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ a turn
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skipped it by itself
+        if found_inf is not None and found_inf.item() > 0:
+            return
+        self.steps += 1
+        if self.steps % self.spec.sync_every:
+            return
+        self._last_score = self._scored()
+        try:
+            self._take_turn()
+        except (CollectiveMissedError, CollectiveMismatchError):
+            self._missed += 1
+
+    def _scored(self) -> float:
+        score = self._score()
+        score = float(score.detach()) if isinstance(score, torch.Tensor) else float(score)
+        return math.nan if self._vector.not_finite() else score
+
+    def _take_turn(self) -> None:
+        score = self._last_score if math.isfinite(self._last_score) else None
+        mine = [self.turn, score, self._is_fresh, self.hyperparameters(), self._model]
+        given = self._peer.all_gather(json.dumps(mine).encode(), PURPOSE_SCORE)
+        said = {name: self._read(name, data) for name, data in given}
+        self.turn = 1 + max(turn for turn, _, _ in said.values())
+        members = [member for _, member, _ in said.values()]
+        copies = exploited(members, self._seed, self.turn)
+        for donor in (m.name for m in members if m.name in set(copies.values())):
+            is_receiver = copies.get(self._peer.peer_name) == donor
+            if self._hand_over(donor, is_receiver) and is_receiver:
+                self._explore(donor, said[donor][2])
+
+    def _hand_over(self, donor: str, is_receiver: bool) -> bool:
+        """One member's weights and inner state to those that copy it; whether they were there."""
+        is_donor = donor == self._peer.peer_name
+        described, flat = self._described() if is_donor else (b"", np.empty(0, np.float32))
+        description = dict(self._peer.all_gather(described, PURPOSE_STATE)).get(donor)
+        if not description:
+            return False  # it has gone, or cannot
+        if not is_donor:
+            flat = np.zeros(self._snapshot.elements(description), np.float32)
+        reduced = self._peer.all_reduce(flat, "sum")
+        if donor not in reduced.peers:
+            return False
+        if is_receiver:
+            self._snapshot.read(description, reduced.value)
+            self._vector.zero_gradients()
+        return True
+
+    def _described(self) -> tuple[bytes, F32]:
+        description = self._snapshot.describe(self.steps)
+        flat: F32 = np.empty(self._snapshot.elements(description), np.float32)
+        self._snapshot.write(flat)
+        if max(float(flat.max()), -float(flat.min())) <= VALUE_MAX:  # both hand on NaN
+            return description, flat
+        print(
+            f"atoll: the state of this member is not finite at step {self.steps}; nobody copies it",
+            file=sys.stderr,
+        )
+        return b"", flat
+
+    def _explore(self, donor: str, theirs: Mapping[str, list[float]]) -> None:
+        self._is_fresh = False
+        self._copied += 1
+        me, before = self._peer.peer_name, self.hyperparameters()
+        found = {
+            name: [explored(v, self._bounds[name], self._seed, self.turn, me, name) for v in values]
+            for name, values in theirs.items()
+        }
+        self._set(found)
+        print(
+            f"atoll: turn {self.turn}, score {self._last_score:g}: going on from {donor}, with "
+            f"{found} instead of {before}",
+            file=sys.stderr,
+        )
+
+    def _read(self, name: str, data: bytes) -> tuple[int, Member, dict[str, list[float]]]:
+        """Turn, score and hyper-parameters of a member. RemoteProtocolError."""
+        try:
+            turn, score, is_fresh, numbers, model = json.loads(data)
+            if type(turn) is not int or not 0 <= turn <= TURN_MAX or type(is_fresh) is not bool:
+                raise ValueError(f"turn {turn!r:.40}")
+            if model != self._model:
+                raise ValueError("its model or inner optimizer is another one")
+            shapes = {key: len(values) for key, values in self.hyperparameters().items()}
+            if {key: len(values) for key, values in numbers.items()} != shapes:
+                raise ValueError(f"hyper-parameters {sorted(numbers)[:20]}, not {sorted(shapes)}")
+            found = {key: [_number(v) for v in values] for key, values in numbers.items()}
+            worth = math.nan if score is None else _number(score)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"what {name} says at turn {self.turn} cannot be used: {str(error)[:200]}",
+                fix="give all members the same model, optimizer and names of hyper-parameters",
+            ) from error
+        return turn, Member(name, worth, is_fresh), found
+
+    # ------------------------------------------------------------ hyper-parameters
+
+    def _places(self, name: str) -> list[MutableMapping[str, Any]]:
+        if name in self.values:
+            return [self.values]
+        return [group for group in self._groups if name in group]
+
+    def _set(self, numbers: Mapping[str, list[float]]) -> None:
+        for name, values in numbers.items():
+            for place, value in zip(self._places(name), values, strict=True):
+                if isinstance(place[name], torch.Tensor):  # a capturable optimizer keeps it
+                    place[name].fill_(value)
+                else:
+                    place[name] = value
+
+    def _check_bounds(self) -> None:
+        for name, (low, high) in self._bounds.items():
+            places = self._places(name)
+            if not places:
+                raise ConfigError(
+                    f"the inner optimizer has no {name!r}, nor have `values`",
+                    fix="bounds name entries of the optimizer's groups, or of `values`",
+                )
+            if not -math.inf < low <= high < math.inf:
+                raise ConfigError(f"the bounds of {name!r} are {low} and {high}")
+            for place in places:
+                if not isinstance(place[name], int | float | torch.Tensor):
+                    raise ConfigError(f"{name!r} is {place[name]!r}, not a number")
+                if not low <= float(place[name]) <= high:
+                    raise ConfigError(
+                        f"{name!r} begins with {float(place[name]):g}, not within {low} and {high}"
+                    )
+
+
+def _number(value: object) -> float:
+    """ValueError unless it is a finite one."""
+    if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
+        raise ValueError(f"no number: {value!r:.40}")
+    return float(value)  # type: ignore[arg-type]

@@ -1,0 +1,236 @@
+"""Bytes of all trainers at every step: who counts, and what is for what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harness.losing import Losing
+from torch import nn
+
+from atoll.collectives.errors import (
+    CollectiveMissedError,
+    ConfigError,
+    IncompatibleRunError,
+    RemoteProtocolError,
+    StateError,
+)
+from atoll.optim import GradientAverage, Swarm
+from atoll.optim.every_step_gather import PART_BYTES_MAX, EveryStepGather, PurposefulSession
+from atoll.optim.spec import RunSpec
+from atoll.optim.swarm import SwarmSession
+
+STEPS, WORKERS = 6, 3
+
+
+class Adding(EveryStepGather):
+    """Adds up the numbers that peers give: the simplest method there is."""
+
+    def __init__(self, session: Any, check_every: int = 100, size: int = 3) -> None:
+        self.weight = nn.Parameter(torch.full((size,), float(session.number)))
+        spec = RunSpec(method="demo", sync_every=1, codec="float32")
+        super().__init__(nn.ParameterList([self.weight]), (), session, spec, check_every)
+        self.forgotten = 0
+
+    def step(self) -> list[str]:
+        """Who counted."""
+        given = self._gather(bytes([self.steps]))
+        assert all(data == bytes([self.steps]) for _, data in given)
+        with torch.no_grad():
+            self.weight += sum(1 + data[0] for _, data in given)
+        self.steps += 1
+        return [name for name, _ in given]
+
+    def _forget(self) -> None:
+        self.forgotten += 1
+
+
+def names(*numbers: int) -> list[str]:
+    return [f"worker-{number}" for number in numbers]
+
+
+def test_all_take_the_first_ones_state_and_its_part_counts_alone():
+    def train(session: SwarmSession) -> tuple[list[list[str]], float, int]:
+        method = Adding(session)
+        counted = [method.step() for _ in range(3)]
+        assert method.present == tuple(names(0, 1, 2))
+        return counted, float(method.weight.detach()[0]), method.forgotten
+
+    found = Swarm(WORKERS).run(train)
+    counted = [names(0), names(0, 1, 2), names(0, 1, 2)]
+    assert [each[0] for each in found] == [counted] * WORKERS
+    assert {each[1] for each in found} == {1.0 + 3 * 2 + 3 * 3}
+    assert [each[2] for each in found] == [0, 1, 1]
+
+
+def test_a_joiner_takes_over_parameters_and_steps():
+    """Worker 1 begins anew in the middle, as another trainer would."""
+
+    def train(session: SwarmSession) -> tuple[float, list[str]]:
+        method = Adding(session)
+        for step in range(STEPS):
+            if session.number == 1 and step == 3:
+                method = Adding(session)
+            counted = method.step()
+            if step == 3:
+                assert counted == names(0, 2)
+        assert method.steps == STEPS
+        return float(method.weight.detach()[0]), counted
+
+    found = Swarm(WORKERS).run(train)
+    assert found == [(1.0 + 3 * (2 + 3 + 5 + 6) + 2 * 4, names(0, 1, 2))] * WORKERS
+
+
+@pytest.mark.parametrize("check_every", [2, 3, 100])
+def test_a_joiner_compares_when_the_others_do(check_every):
+    def train(session: SwarmSession) -> float:
+        method = Adding(session, check_every)
+        while method.steps < 9:
+            if session.number == 0 and method.steps == 4:
+                method = Adding(session, check_every)
+            method.step()
+        assert method.metrics()["missed"] == 0
+        return float(method.weight.detach()[0])
+
+    assert len(set(Swarm(WORKERS).run(train))) == 1
+
+
+def test_gradients_have_joiners_that_compare_when_the_others_do():
+    """The same of the sibling with vectors."""
+
+    def train(session: SwarmSession) -> torch.Tensor:
+        def begin() -> tuple[nn.Module, torch.optim.Optimizer, GradientAverage]:
+            net = nn.Linear(3, 1)
+            inner = torch.optim.SGD(net.parameters(), lr=0.1)
+            outer = GradientAverage(net, inner, session)
+            outer._check_every = 3
+            return net, inner, outer
+
+        torch.manual_seed(session.number)
+        net, inner, outer = begin()
+        while outer.steps < 9:
+            if session.number == 1 and outer.steps == 4:
+                outer._hook.remove()
+                net, inner, outer = begin()
+            inner.zero_grad()
+            net(torch.ones(1, 3)).sum().backward()
+            inner.step()
+        return net.weight.detach().clone()
+
+    first, second = Swarm(2).run(train)
+    assert torch.equal(first, second)
+
+
+def test_who_differs_takes_what_most_have():
+    def train(session: SwarmSession) -> float:
+        method = Adding(session, check_every=2)
+        for step in range(STEPS):
+            if session.number == 0 and step == 3:
+                with torch.no_grad():
+                    method.weight[1] += 1e-3  # a memory error
+            method.step()
+        assert method.forgotten == 1
+        return float(method.weight.detach().sum())
+
+    found = Swarm(WORKERS).run(train)
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("lost", [4, 5, 8])
+def test_who_misses_an_exchange_comes_back(lost):
+    """The answers of steps: one of 0, then one for each step (4, 5, ...)."""
+
+    def train(session: SwarmSession) -> tuple[float, int]:
+        lossy: Any = Losing(session, {lost} if session.number == 2 else ())
+        method = Adding(lossy)
+        while method.steps < STEPS:
+            method.step()
+        assert method.metrics()["missed"] == (session.number == 2)
+        return float(method.weight.detach()[0]), method.steps
+
+    found = Swarm(WORKERS).run(train)
+    assert len(set(found)) == 1
+
+
+def test_an_exchange_that_never_comes_about_is_an_error():
+    def train(session: SwarmSession) -> None:
+        lossy: Any = Losing(session, range(1000))
+        Adding(lossy).step()
+
+    with pytest.raises(StateError, match="20 tries"):
+        Swarm(2).run(train)
+
+
+def test_other_models_are_refused():
+    with pytest.raises(IncompatibleRunError, match="names, shapes"):
+        Swarm(2).run(lambda session: Adding(session, size=3 + session.number).step())
+
+
+def test_too_many_bytes_are_refused():
+    def train(session: SwarmSession) -> None:
+        Adding(session)._gather(bytes(PART_BYTES_MAX + 1))
+
+    with pytest.raises(ConfigError, match="65,535 bytes from each trainer at every step; 65,534"):
+        Swarm(1).run(train)
+
+
+# ---------------------------------------------------------------- purposes
+
+
+class Scripted:
+    """A session in which the others have given these."""
+
+    peer_name = "me"
+
+    def __init__(self, before: list[bytes], after: list[bytes]) -> None:
+        self.before, self.after = before, after
+
+    def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
+        every = [*self.before, data, *self.after]
+        return [(f"peer-{i}", part) for i, part in enumerate(every)]
+
+
+def gathered(before: list[bytes], after: list[bytes]) -> list[tuple[str, bytes]]:
+    session: Any = Scripted(before, after)
+    return PurposefulSession(session).all_gather(b"mine", b"s")
+
+
+def test_what_is_for_something_else_is_left_out():
+    found = gathered([b"oother", b"sone"], [b"stwo"])
+    assert found == [("peer-1", b"one"), ("peer-2", b"mine"), ("peer-3", b"two")]
+    assert gathered([], [b"oother"]) == [("peer-0", b"mine")]  # of two the first
+
+
+@pytest.mark.parametrize(("before", "after"), [([b"oa"], []), ([], [b"oa", b"o"])])
+def test_who_gathers_for_something_else_than_most_has_missed_it(before, after):
+    with pytest.raises(CollectiveMissedError, match="something else"):
+        gathered(before, after)
+
+
+def test_parts_without_a_purpose_or_kind_are_refused():
+    with pytest.raises(RemoteProtocolError, match="peer-1"):
+        gathered([], [b""])
+    for wrong in (b"s", b"s\x03abc", b"s\x02abc"):
+
+        def train(session: Any, wrong: bytes = wrong) -> None:
+            method = Adding(session)
+            if session.number:
+                session.all_gather(wrong)
+            else:
+                method.step()
+
+        with pytest.raises(RemoteProtocolError, match="worker-1 gave"):
+            Swarm(2).run(train)
+
+
+def test_calls_of_a_session_pass_through():
+    def each(session: SwarmSession) -> np.ndarray:
+        through = PurposefulSession(session)
+        assert through.peer_name == session.peer_name
+        found = through.all_reduce(np.ones(3, np.float32), "sum").value
+        through.close()
+        return found
+
+    assert all((found == 2).all() for found in Swarm(2).run(each))
