@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,9 +134,10 @@ class ModelVector:
             for place, values in zip(self._places, kept, strict=True):
                 place.values.copy_(values)
 
-    def not_finite(self, fragment: int) -> list[str]:
-        """The names of its parameters with NaN or Inf in them."""
-        return [p.name for p in self._of(fragment) if not bool(p.values.isfinite().all())]
+    def not_finite(self, fragment: int | None = None) -> list[str]:
+        """The names of its parameters, or of all, with NaN or Inf in them."""
+        places = self._places if fragment is None else self._of(fragment)
+        return [p.name for p in places if not bool(p.values.isfinite().all())]
 
     def _of(self, fragment: int) -> Iterator[Place]:
         return (place for place in self._places if place.fragment == fragment)
@@ -145,14 +147,16 @@ def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
     """ConfigError for a shard that is no stretch of rows."""
     if not _is_sharded(p):
         return Place(entry.name, p, entry.fragment, lo, lo + entry.size)
+    sharded: Any = p
+    mesh = sharded.device_mesh
     shards = [
-        (p.device_mesh.size(axis), p.device_mesh.get_local_rank(axis), placement)
-        for axis, placement in enumerate(p.placements)
+        (mesh.size(axis), mesh.get_local_rank(axis), placement)
+        for axis, placement in enumerate(sharded.placements)
         if not placement.is_replicate()
     ]
     if len(shards) > 1 or not all(placement.is_shard(dim=0) for *_, placement in shards):
         raise ConfigError(
-            f"parameter {entry.name} is placed as {p.placements}",
+            f"parameter {entry.name} is placed as {sharded.placements}",
             fix="shard it in its first dimension, once, as fully_shard() does",
         )
     rows = entry.shape[0] if entry.shape else 1
@@ -169,8 +173,9 @@ def _is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if _is_sharded(tensor) else tensor
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+    return local
 
 
 def _copied(place: Place, flat: F32) -> Tensor:

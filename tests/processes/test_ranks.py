@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from harness.rank_model import BATCH, ROUNDS, SYNC_EVERY, loss_of, model
 from atoll.optim import DiLoCo, Swarm
 
 RANK = """
-import json, os, sys, time
+import json, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.distributed.fsdp import fully_shard
@@ -73,22 +76,22 @@ def train(session: Any, peer: int) -> torch.Tensor:
 def test_ranks_share_a_daemon_and_hold_the_same(tmp_path: Path, kind: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    with fleet(tmp_path) as run:
+    with fleet(tmp_path) as run, ExitStack() as stack:
         run.form("ab")
         homes = [str(run.peers[name].home) for name in "ab"]
         ranks = [
-            start(script, kind, homes[peer], peer, port, rank)
+            stack.enter_context(started(script, kind, homes[peer], peer, port, rank))
             for peer, port in enumerate(free_ports(2))
             for rank in range(2)
         ]
-        try:
-            for rank in ranks:
-                assert rank.stdout is not None
-                assert rank.stdout.readline() == "here\n", rank.stderr
-            found = [rank.communicate("go\n", WAIT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "here\n"
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("go\n")
+            rank.stdin.flush()
+        found = [rank.communicate(timeout=WAIT_S)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * 4
     vectors = [torch.tensor(json.loads(line)) for line in found]
     assert all(torch.equal(vectors[0], other) for other in vectors[1:])
@@ -96,13 +99,16 @@ def test_ranks_share_a_daemon_and_hold_the_same(tmp_path: Path, kind: str) -> No
     torch.testing.assert_close(vectors[0], expected, rtol=0, atol=2e-6)
 
 
-def start(script: Path, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(script), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@contextmanager
+def started(script: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(script), *map(str, arguments)]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def free_ports(count: int) -> list[int]:
