@@ -334,9 +334,9 @@ class Follower:
                 self._drop_attempt(number)
 
     def move_to(self, round_number: int, chain: bytes) -> None:
-        """As a witness, or in a void run: there is a position, and no state."""
+        """As a witness, or in a void run: a position, and no state. Perhaps going back."""
         self.drop_passed(round_number)
-        self.previous = (self.round, self.chain)
+        self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
         self.round, self.chain = round_number, chain
         self.unsynced = False
 

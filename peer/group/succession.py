@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.group.election import Acceptor, BaseWait, Proposer
 from atoll.peer.group.events import Note
-from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof
+from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report
 from atoll.peer.group.phases import Trigger
 from atoll.peer.group.views import Ballot, View, is_quorum, short, successors
 
@@ -45,6 +45,7 @@ class Succession:
         self._cradle = cradle
         self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
         self._base_wait = BaseWait()
+        self._reported: Report | None = None  # in our last promise
         self._stood_s = 0.0
         self._no_quorum_noted = False
         self._highest_ballot = 0
@@ -91,9 +92,22 @@ class Succession:
         if not own and not outbids and self._has_coordinator():
             node.probe(self.view.coordinator)
             return
-        self.acceptor.on_prepare(source, prepare.ballot, node.follower.report())
+        self._promise(source, prepare.ballot)
         if not own and self.acceptor.promised == prepare.ballot:
             self._yield(source)
+
+    def _promise(self, candidate: bytes, ballot: Ballot) -> None:
+        self._reported = self._node.follower.report()
+        self.acceptor.on_prepare(candidate, ballot, self._reported)
+
+    def _promise_again(self) -> None:
+        """We have caught up meanwhile: a base chosen by what we have reported may be one that we
+        hold no longer."""
+        ballot, before, now = self.acceptor.promised, self._reported, self._node.follower.report()
+        if before is None or not self.acceptor.frozen:
+            return
+        if (before.round, before.chain, before.holds) != (now.round, now.chain, now.holds):
+            self._promise(ballot.peer, ballot)
 
     def _has_coordinator(self) -> bool:
         node = self._node
@@ -117,6 +131,9 @@ class Succession:
             self.candidate.on_promise(source, promise)
 
     def on_accept(self, accept: Accept) -> None:
+        first, own = accept.proposal, self._node.follower
+        if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
+            return  # we have caught up since; a fork binds nobody, so another ballot finds better
         self.acceptor.on_accept(accept)
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
@@ -130,6 +147,7 @@ class Succession:
     def step(self) -> None:
         """As a member or candidate: watch the coordinator, press on with the ballot."""
         node = self._node
+        self._promise_again()
         if self.candidate is None:
             self._watch_coordinator()
         elif node.now_s >= self.candidate.retry_at_s:

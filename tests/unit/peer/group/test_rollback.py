@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from harness.cluster import Cluster
 from harness.faults import when_held
 
-from atoll.peer.group.views import WITNESS, Rules, View
+from atoll.peer.group.messages import Accept
+from atoll.peer.group.succession import Succession
+from atoll.peer.group.views import WITNESS, Ballot, Rules, View, forked
 
 
 def view_of(cluster: Cluster, name: str) -> View:
@@ -57,6 +61,9 @@ def test_going_back_is_flagged_and_training_goes_on_from_what_is_left() -> None:
     cluster.until(lambda: bool(cluster.checker.rollbacks), limit_s=40.0)
     view = cluster.checker.rollbacks[0]
     assert view.base_round == left
+    for witness in "vw":  # what it knew before is no position from which anybody could follow
+        own = cluster.host(witness).node.follower
+        assert own.previous[0] < own.round
     cluster.until(lambda: cluster.host("b").round > left + 2, limit_s=20.0)
     assert "rollback" in cluster.host("b").notes
     assert not view_of(cluster, "b").rollback or view_of(cluster, "b").number == view.number
@@ -105,3 +112,52 @@ def test_a_holder_that_is_back_too_late_takes_what_is_left() -> None:
     chains = {cluster.host(n).state.chain for n in "ab" if cluster.host(n).round == goal}
     assert len(chains) == 1
     assert "reload" in [kind for kind, _ in cluster.host("a").told[-20:]]
+
+
+# ---------------------------------------------------------------- catching up in an election
+
+
+def frozen(cluster: Cluster) -> Succession:
+    """The election as c sees it, which has promised to b and is held up there."""
+    cluster.form("abc")
+    cluster.hold = lambda source, peer, message: isinstance(message, Accept)
+    cluster.kill("a")
+    cluster.until(
+        lambda: (e := cluster.host("c").node.succession) is not None and e.acceptor.frozen
+    )
+    election = cluster.host("c").node.succession
+    assert election is not None
+    return election
+
+
+def test_who_has_caught_up_since_its_promise_promises_again() -> None:
+    cluster = Cluster("abc")
+    frozen(cluster)
+    own = cluster.host("c").node.follower
+    own.round, own.chain = own.round + 3, b"3" * 32
+    candidate = cluster.host("b").node.succession
+
+    def reported() -> int:
+        promises = candidate.candidate.promises if candidate and candidate.candidate else {}
+        promise = promises.get(cluster.host("c").peer)
+        return promise.report.round if promise is not None else 0
+
+    cluster.until(lambda: reported() == own.round, limit_s=1.0)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_nobody_goes_back_alone_from_what_it_has_caught_up_with(behind: bool) -> None:
+    """A fork that was chosen by what we held before; else it is an ordinary one."""
+    cluster = Cluster("abc")
+    election = frozen(cluster)
+    own = cluster.host("c").node.follower
+    ballot = Ballot(election.acceptor.promised.number + 1, cluster.host("b").peer)
+    base_round = own.round - 1 if behind else own.round
+    proposal = replace(
+        forked(replace(election.view, number=election.view.number + 1), ballot),
+        base_round=base_round,
+        rollback=True,
+    )
+    election.on_accept(Accept(election.view.lineage, election.view.number, ballot, proposal))
+    accepted = election.acceptor.accepted
+    assert (accepted is None or accepted.proposal != proposal) is behind
