@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.sparse_loco import SparseLoCo
     from atoll.optim.swarm import Swarm
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "DiLoCo",
     "GradientAverage",
     "LocalSGD",
+    "SparseLoCo",
     "Swarm",
     "TextBatches",
     "heldout_loss",
@@ -33,6 +35,7 @@ _HOME = {
     "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
     "DiLoCo": "atoll.optim.diloco",
+    "SparseLoCo": "atoll.optim.sparse_loco",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
     "heldout_loss": "atoll.optim.byte_lm",

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from atoll.collectives.chunks import grid_for
-from atoll.collectives.codecs import F32
+from atoll.collectives.chunks import ChunkGrid, encoded_layout, grid_for
+from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.compensated import Compensated
+from atoll.collectives.feedback import ErrorFeedback
 from atoll.collectives.together import reduce_together
 from atoll.optim.fragments import chunk_range, fragment_grid
 from atoll.optim.manifest import Manifest, pseudo_gradient
 from atoll.optim.outer import OuterStep
 from atoll.optim.spec import RunSpec
 
-__all__ = ["SwarmState"]
+__all__ = ["Submitted", "SwarmState"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A worker's parameters, whole, and their weight in the mean."""
+
+    worker: int
+    values: F32
+    weight: float
 
 
 class SwarmState:
@@ -29,22 +41,38 @@ class SwarmState:
         self.momentum: F32 = np.zeros_like(self.theta)
         self.round = 1  # the first one gives a run its parameters
         self._step = OuterStep(spec, self.grid.chunk_elements)
+        self._feedback: dict[int, ErrorFeedback] = {}  # of each worker
         initial(self.theta)
 
-    def commit(self, submitted: list[tuple[F32, float]], fragment: int = 0) -> int:
-        """The round of these parameters (whole vectors, of which the fragment's part counts) and
-        weights; how many bytes its encoded result has."""
+    def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
+        """A round of what was submitted, of which the fragment's part counts; how many bytes one
+        peer's encoded part of it has, and how many its result."""
         first, _ = chunk_range(fragment, self.spec.fragments, self.grid.count)
         grid = fragment_grid(self.grid, fragment, self.spec.fragments)
-        weights = [weight for _, weight in submitted]
-        sources = [partial(self._delta, values, first) for values, _ in submitted]
-        result = reduce_together(self._step.codec, grid, weights, sources)
+        weights = [one.weight for one in submitted]
+        codec = self.spec.result_codec(weights)
+        sources = [self._source(one, grid, first) for one in submitted]
+        result = reduce_together(codec, grid, weights, sources)
+        for index, source in enumerate(sources):
+            if isinstance(source, Compensated) and weights[index] > 0:
+                source.commit(result, index, range(grid.count))
         for chunk in range(grid.count):
             lo, hi = self.grid.bounds(first + chunk)
             pair = self.theta[lo:hi], self.momentum[lo:hi]
-            self._step(result.view(chunk), pair, pair)
+            self._step(codec, result.view(chunk), pair, pair)
         self.round += 1
-        return result.array.nbytes
+        return encoded_layout(grid, codec.part_codec).total_bytes, result.array.nbytes
+
+    def _source(self, one: Submitted, grid: ChunkGrid, first: int) -> Callable[[int, F32], None]:
+        """As a daemon computes its part (peer/rounds/residual.py)."""
+        delta = partial(self._delta, one.values, first)
+        if not self.spec.error_feedback:
+            return delta
+        if one.worker not in self._feedback:
+            codec, elements = get_codec(self.spec.codec), self.grid.total
+            feedback = ErrorFeedback(codec, elements, self.spec.error_feedback)
+            self._feedback[one.worker] = feedback
+        return Compensated(delta, self._feedback[one.worker], grid, self.grid.bounds(first)[0])
 
     def _delta(self, submitted: F32, first: int, chunk: int, out: F32) -> None:
         lo, hi = self.grid.bounds(first + chunk)

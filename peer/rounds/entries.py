@@ -107,6 +107,11 @@ class EntryHead:
         if self.origin_of and max(self.origin_of) >= len(self.origins):
             raise ValueError("a chunk's origin is one of the entry's")
 
+    def origin(self, chunk: int) -> Origin:
+        """Whose submissions are in a chunk of the fragment. The root says the same, so nobody can
+        say otherwise."""
+        return self.origins[self.origin_of[chunk] if self.origin_of else 0]
+
 
 def entry_root(
     origins: Sequence[Origin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""

@@ -20,6 +20,7 @@ from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.transfer.fetching import FetchResult
 from harness.linkhost import link_host
+from harness.plainstate import initialise
 
 LINEAGE = b"L" * 32
 PATIENCE_S = 30.0
@@ -144,7 +145,7 @@ def prepare(sites: list[Site], elements: int, codec: str = "int8", fragments: in
     theta = np.linspace(-1, 1, elements, dtype=np.float32)
     for i, site in enumerate(sites):
         state = ReplicatedState(packed)
-        state.initialise(theta.view(np.uint8).copy())
+        initialise(state, theta)
         site.runner.state = state
         site.runner.inputs = theta + np.float32(i + 1)
 

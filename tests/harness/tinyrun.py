@@ -59,7 +59,7 @@ class TinyRun:
         init = number == 1
         fragment = 0 if init else number % self.spec.fragments
         grid = state.grid if init else state.fragment_grid(fragment)
-        codec = get_codec("float32") if init else state.codec
+        codec = get_codec("float32" if init else self.spec.codec)
         digests, parts = [], []
         for chunk in range(grid.count):
             values = self._random.standard_normal(grid.size(chunk)).astype(np.float32)
