@@ -120,9 +120,11 @@ class TopKCodec(Codec):
         into[kept.places] += (kept.lookup * np.float32(factor))[kept.codes]
 
     def decode_weigh(self, data: U8, factor: float, into: F32, weights: F32) -> None:
-        kept = self._parse(data, into.size)
-        into[kept.places] += (kept.lookup * np.float32(factor))[kept.codes]
-        weights[kept.places] += np.float32(factor)
+        self.decode_add(data, factor, into)
+        ones = scratch("ones", np.uint8, data.size)  # the same places with 1 in all of them
+        np.copyto(ones, data)
+        ones[:LOOKUP_BYTES].view("<f4").fill(1)
+        self.decode_add(ones, factor, weights)
 
     def _kept(self, count: int) -> int:
         return -(-count // ONE_OF)
