@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from atoll.collectives.chunks import grid_for
-from atoll.collectives.codecs import RULES, Decoder, gathered, get_codec
+from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
 from atoll.collectives.errors import (
     CodecError,
     ConfigError,
@@ -169,7 +169,7 @@ class RunSpec:
         codec = get_codec(self.codec)
         if self.aggregate == MEAN:
             return codec
-        return gathered(codec, tuple(weights), self.aggregate)
+        return gathered_codec(codec, tuple(weights), self.aggregate)
 
     def to_wire(self) -> dict[str, str | int | float]:
         return asdict(self)

@@ -35,7 +35,7 @@ from atoll.collectives.codecs.base import (
     Decoder,
     Errors,
 )
-from atoll.collectives.codecs.gathered import RULES, Gathered, factors_of, gathered
+from atoll.collectives.codecs.gathered import RULES, Gathered, factors_of, gathered_codec
 from atoll.collectives.codecs.integers import (
     BLOCK_ELEMENTS,
     Int4Codec,
@@ -70,7 +70,7 @@ __all__ = [
     "Gathered",
     "Int8Codec",
     "factors_of",
-    "gathered",
+    "gathered_codec",
     "get_codec",
 ]
 

@@ -28,7 +28,7 @@ import numpy as np
 from atoll.collectives.codecs.base import F32, U8, Codec, Decoder, scratch
 from atoll.collectives.codecs.plain import Float32Codec
 
-__all__ = ["RULES", "Gathered", "factors_of", "gathered"]
+__all__ = ["RULES", "Gathered", "factors_of", "gathered_codec"]
 
 RULES: Final = ("all", "senders")
 # Slots and float32 are compared for the shortest chunks of usual size (chunks.py), in which the
@@ -128,7 +128,7 @@ class Gathered(Decoder):
 
 
 @lru_cache(KNOWN)
-def gathered(inner: Codec, weights: tuple[float, ...], rule: str) -> Gathered:
+def gathered_codec(inner: Codec, weights: tuple[float, ...], rule: str) -> Gathered:
     """The same object for the same arguments: what it knows of a thousand weights is found once."""
     return Gathered(inner, weights, rule)
 

@@ -8,7 +8,7 @@ from harness.roundtrip import decoded, draw, encoded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.codecs import CODECS, F32, RULES, U8, Gathered, gathered, get_codec
+from atoll.collectives.codecs import CODECS, F32, RULES, U8, Gathered, gathered_codec, get_codec
 from atoll.collectives.errors import CodecError
 
 TOPK = get_codec("topk")
@@ -70,7 +70,7 @@ def sent_by(name: str, values: F32) -> list[int]:
 def test_decoding_is_the_rule_told_slowly(
     name: str, weights: list[float], rule: str, count: int, seed: int
 ) -> None:
-    whole = gathered(get_codec(name), tuple(weights), rule)
+    whole = gathered_codec(get_codec(name), tuple(weights), rule)
     parts = [draw("student_t3", count, seed + p) for p in range(len(weights))]
     data = put_together(whole, parts)
     assert data.size == whole.encoded_bytes(count)
@@ -80,7 +80,7 @@ def test_decoding_is_the_rule_told_slowly(
 
 @pytest.mark.parametrize("rule", RULES)
 def test_of_sparse_parts_only_the_senders_count(rule: str) -> None:
-    whole = gathered(TOPK, (1.0, 0.0, 3.0), rule)
+    whole = gathered_codec(TOPK, (1.0, 0.0, 3.0), rule)
     parts = [np.zeros(4096, np.float32) for _ in range(3)]
     for place in range(64):
         parts[0][place] = 8.0
@@ -102,7 +102,7 @@ def test_of_identical_parts_both_rules_give_the_part(name: str) -> None:
     for peers in range(1, 10):
         found = {}
         for rule in RULES:
-            whole = gathered(get_codec(name), (1.0,) * peers, rule)
+            whole = gathered_codec(get_codec(name), (1.0,) * peers, rule)
             found[rule] = decoded(whole, put_together(whole, [values] * peers), 9000)
             np.testing.assert_allclose(found[rule], sent, rtol=1e-6)
         if peers in (1, 2, 4, 8):
@@ -116,7 +116,7 @@ def test_without_loss_it_is_the_weighted_mean(weights: list[float], count: int) 
     parts = [draw("gauss", count, seed) for seed in range(len(weights))]
     mean = np.average(np.array(parts, np.float64), axis=0, weights=weights)
     for rule in RULES:
-        whole = gathered(get_codec("float32"), tuple(weights), rule)
+        whole = gathered_codec(get_codec("float32"), tuple(weights), rule)
         out = decoded(whole, put_together(whole, parts), count)
         np.testing.assert_allclose(out, mean, rtol=1e-5, atol=1e-5)
 
@@ -124,16 +124,16 @@ def test_without_loss_it_is_the_weighted_mean(weights: list[float], count: int) 
 def test_it_takes_slots_until_float32_is_smaller() -> None:
     for name, most in (("topk", 128), ("int8", 3), ("int4", 7), ("sign", 28), ("float32", 1)):
         inner = get_codec(name)
-        assert gathered(inner, (1.0,) * most, "all").has_slots
-        assert not gathered(inner, (1.0,) * (most + 1), "all").has_slots
-        assert gathered(inner, (1.0,) * most + (0.0,), "all").has_slots
-    whole = gathered(TOPK, (2.0,) * 100, "senders")
+        assert gathered_codec(inner, (1.0,) * most, "all").has_slots
+        assert not gathered_codec(inner, (1.0,) * (most + 1), "all").has_slots
+        assert gathered_codec(inner, (1.0,) * most + (0.0,), "all").has_slots
+    whole = gathered_codec(TOPK, (2.0,) * 100, "senders")
     assert whole.encoded_bytes(262_144) == 100 * TOPK.encoded_bytes(262_144) < 2**20
-    assert gathered(TOPK, (2.0,) * 1024, "senders").encoded_bytes(262_144) == 2**20
+    assert gathered_codec(TOPK, (2.0,) * 1024, "senders").encoded_bytes(262_144) == 2**20
 
 
 def test_parts_are_found_where_they_are() -> None:
-    whole = gathered(TOPK, (1.0, 0.0, 2.0), "all")
+    whole = gathered_codec(TOPK, (1.0, 0.0, 2.0), "all")
     parts = [draw("gauss", 5000, seed) for seed in range(3)]
     data = put_together(whole, parts)
     for participant in (0, 2):
@@ -143,22 +143,22 @@ def test_parts_are_found_where_they_are() -> None:
         assert np.may_share_memory(part, data)
     assert whole.part(data, 1) is None
     assert whole.part(data, 3) is None
-    many = gathered(get_codec("float32"), (1.0, 1.0), "all")
+    many = gathered_codec(get_codec("float32"), (1.0, 1.0), "all")
     assert many.part(put_together(many, parts[:2]), 0) is None
     assert TOPK.part(encoded(TOPK, parts[0]), 0) is None
 
 
 def test_equal_ones_are_equal() -> None:
-    assert gathered(TOPK, (1.0, 2.0), "all") == Gathered(TOPK, (1.0, 2.0), "all")
-    assert gathered(TOPK, (1.0, 2.0), "all") is gathered(TOPK, (1.0, 2.0), "all")
-    assert gathered(TOPK, (1.0, 2.0), "all") != gathered(TOPK, (1.0, 2.0), "senders")
-    assert gathered(TOPK, (1.0, 2.0), "all") != gathered(TOPK, (2.0, 1.0), "all")
-    assert gathered(TOPK, (1.0,), "all") != TOPK
+    assert gathered_codec(TOPK, (1.0, 2.0), "all") == Gathered(TOPK, (1.0, 2.0), "all")
+    assert gathered_codec(TOPK, (1.0, 2.0), "all") is gathered_codec(TOPK, (1.0, 2.0), "all")
+    assert gathered_codec(TOPK, (1.0, 2.0), "all") != gathered_codec(TOPK, (1.0, 2.0), "senders")
+    assert gathered_codec(TOPK, (1.0, 2.0), "all") != gathered_codec(TOPK, (2.0, 1.0), "all")
+    assert gathered_codec(TOPK, (1.0,), "all") != TOPK
 
 
 @pytest.mark.parametrize("slot", [0, 1])
 def test_any_bad_slot_is_refused_and_nothing_is_written(slot: int) -> None:
-    whole = gathered(TOPK, (1.0, 1.0), "senders")
+    whole = gathered_codec(TOPK, (1.0, 1.0), "senders")
     data = put_together(whole, [draw("gauss", 4096, seed) for seed in range(2)])
     data[slot * data.size // 2 :][:4].view("<f4")[:] = np.nan
     out = np.full(4096, 5, np.float32)
@@ -171,7 +171,7 @@ def test_any_bad_slot_is_refused_and_nothing_is_written(slot: int) -> None:
 
 @pytest.mark.parametrize("peers", [2, 200])
 def test_bytes_of_another_length_are_refused(peers: int) -> None:
-    whole = gathered(TOPK, (1.0,) * peers, "senders")
+    whole = gathered_codec(TOPK, (1.0,) * peers, "senders")
     out = np.zeros(4096, np.float32)
     for size in (0, whole.encoded_bytes(4096) - 1, whole.encoded_bytes(4096) + 1):
         for call in (
@@ -180,7 +180,7 @@ def test_bytes_of_another_length_are_refused(peers: int) -> None:
         ):
             with pytest.raises(CodecError, match=f"topk of {peers}"):
                 call(np.zeros(size, np.uint8))
-    many = gathered(TOPK, (1.0,) * 200, "senders")
+    many = gathered_codec(TOPK, (1.0,) * 200, "senders")
     with pytest.raises(CodecError, match="NaN or infinity"):
         many.check(np.full(64, np.inf, np.float32).view(np.uint8), 64)
 
@@ -190,7 +190,7 @@ def test_bytes_of_another_length_are_refused(peers: int) -> None:
 def test_nothing_finite_becomes_infinite(name: str, rule: str) -> None:
     """Weights are rounded, so that their sum may be a little more than 1."""
     for peers in (3, 7, 9):
-        whole = gathered(get_codec(name), (1.0,) * peers, rule)
+        whole = gathered_codec(get_codec(name), (1.0,) * peers, rule)
         for sign in (1, -1):
             parts = [np.full(100, sign * MAX, np.float32)] * peers
             out = decoded(whole, put_together(whole, parts), 100)
@@ -202,7 +202,7 @@ def test_nothing_finite_becomes_infinite(name: str, rule: str) -> None:
 def test_any_bytes_decode_to_finite_values_or_are_refused(
     data: bytes, peers: int, count: int
 ) -> None:
-    whole = gathered(TOPK, (1.0,) * peers, "senders")
+    whole = gathered_codec(TOPK, (1.0,) * peers, "senders")
     size = whole.encoded_bytes(count)
     padded = np.resize(np.frombuffer(data, np.uint8), size) if data else np.zeros(size, np.uint8)
     out = np.full(count, 7, np.float32)

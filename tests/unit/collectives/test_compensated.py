@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, RoundResult
-from atoll.collectives.codecs import F32, Decoder, gathered, get_codec
+from atoll.collectives.codecs import F32, Decoder, gathered_codec, get_codec
 from atoll.collectives.compensated import Compensated
 from atoll.collectives.feedback import ErrorFeedback
 from atoll.collectives.together import reduce_together
@@ -49,7 +49,11 @@ def values_of(count: int, seed: int) -> list[F32]:
 
 
 def result_codec(name: str, weights: tuple[float, ...], aggregate: str) -> Decoder:
-    return get_codec(name) if aggregate == "mean" else gathered(get_codec(name), weights, aggregate)
+    return (
+        get_codec(name)
+        if aggregate == "mean"
+        else gathered_codec(get_codec(name), weights, aggregate)
+    )
 
 
 def sent(name: str, message: F32) -> F32:
@@ -89,7 +93,7 @@ def test_what_was_sent_plus_what_is_kept_is_what_came_in(
 def test_only_chunks_that_contain_the_part_move() -> None:
     group, values = Peers(2, "topk"), values_of(2, 1)
     [mine, _] = sources = group.sources(values)
-    result = reduce_together(gathered(TOPK, (1.0, 1.0), "all"), GRID, [1.0, 1.0], sources)
+    result = reduce_together(gathered_codec(TOPK, (1.0, 1.0), "all"), GRID, [1.0, 1.0], sources)
     mine.commit(result, 0, [1])
     lo, hi = GRID.bounds(1)
     assert group.kept(0)[lo:hi].any()
@@ -101,7 +105,7 @@ def test_only_chunks_that_contain_the_part_move() -> None:
 def test_an_attempt_that_breaks_changes_nothing_and_the_next_gives_the_same() -> None:
     group, values = Peers(2, "topk"), values_of(2, 1)
     weights = [1.0, 2.0]
-    whole = gathered(TOPK, (1.0, 2.0), "senders")
+    whole = gathered_codec(TOPK, (1.0, 2.0), "senders")
     first = reduce_together(whole, GRID, weights, group.sources(values))
     assert not any(group.kept(peer).any() for peer in range(2))
     again = reduce_together(whole, GRID, weights, group.sources(values))
@@ -127,7 +131,7 @@ def test_what_the_result_has_of_us_counts() -> None:
     """An owner that changed it has changed what everybody applied."""
     group, values = Peers(1, "int4"), values_of(1, 3)
     [source] = group.sources(values)
-    whole = gathered(INT4, (1.0,), "all")
+    whole = gathered_codec(INT4, (1.0,), "all")
     result = reduce_together(whole, GRID, [1.0], [source])
     zeros = encoded(INT4, np.zeros(GRID.size(0), np.float32))
     result.view(0)[:] = zeros
@@ -154,7 +158,7 @@ def test_nothing_that_is_not_finite_is_kept() -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 50))
 def test_memory_is_that_of_the_committed_rounds(committed: list[bool], seed: int) -> None:
     tried, clean = Peers(1, "topk"), Peers(1, "topk")
-    whole = gathered(TOPK, (1.0,), "senders")
+    whole = gathered_codec(TOPK, (1.0,), "senders")
     for number, commits in enumerate(committed):
         values = values_of(1, seed + number)
         [source] = tried.sources(values)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives import Kind, Reduction, RoundResult, arrivals, pairwise_plan
 from atoll.collectives import lanes as lanes_module
-from atoll.collectives.codecs import F32, RULES, gathered, get_codec
+from atoll.collectives.codecs import F32, RULES, gathered_codec, get_codec
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.routes import ring
 from atoll.collectives.schedule import Frame
@@ -36,7 +36,7 @@ def group_of(
 ) -> Any:
     codec = get_codec(name)
     return make_group(
-        codec, weights=weights, result_codec=gathered(codec, tuple(weights), rule), **more
+        codec, weights=weights, result_codec=gathered_codec(codec, tuple(weights), rule), **more
     )
 
 
@@ -254,7 +254,7 @@ def test_other_plans_than_a_butterfly_of_these_are_refused(make_group: MakeGroup
             Reduction(plan=wrong, result=result, **good)
     with pytest.raises(ConfigError, match="other parts"):
         Reduction(plan=plan, result=result, part_codec=get_codec("int8"), **good)
-    two = gathered(TOPK, (1.0, 1.0), "all")
+    two = gathered_codec(TOPK, (1.0, 1.0), "all")
     pair = pairwise_plan([b"a" * 32, b"b" * 32], [1.0, 1.0], group.grid)
     with pytest.raises(ConfigError, match="butterfly"):
         Reduction(plan=pair, result=RoundResult(two, group.grid), **good)
