@@ -7,9 +7,8 @@ entry, each verified against the chain. Chunks may be of different rounds all th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.transfer.learning import Store
@@ -72,7 +71,8 @@ class Assembly:
             return None
         if asked is not None and asked.entry == parts[0].round and asked.last <= goal:
             return asked
-        if self._is_more_than_state(parts, chunk):
+        # Entries of other participants may be larger or smaller than the last: not by much, mostly.
+        if len(parts) * self.store.entry_bytes(parts[-1], chunk) > self.store.state_bytes(chunk):
             return Piece(chunk, 0)
         return Piece(chunk, parts[0].round, parts[:RUN_MAX][-1].round)
 
@@ -80,15 +80,7 @@ class Assembly:
         """As much as a donor may send for it."""
         if not piece.entry:
             return self.store.state_bytes(piece.chunk)
-        return sum(self._sizes(self.run(piece, heads), piece.chunk))
-
-    def _sizes(self, entries: Iterable[EntryHead], chunk: int) -> Iterator[int]:
-        return (self.store.entry_bytes(head, chunk) for head in entries)
-
-    def _is_more_than_state(self, entries: Iterable[EntryHead], chunk: int) -> bool:
-        """It takes few entries to say so, however many there are."""
-        most_bytes = self.store.state_bytes(chunk)
-        return any(nbytes > most_bytes for nbytes in accumulate(self._sizes(entries, chunk)))
+        return sum(self.store.entry_bytes(head, piece.chunk) for head in self.run(piece, heads))
 
     def run(self, piece: Piece, heads: Heads | None) -> list[EntryHead]:
         """The entries of which a piece has parts, in order; none if the heads do not say."""

@@ -8,7 +8,16 @@ from harness.roundtrip import decoded, draw, encoded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.codecs import CODECS, F32, RULES, U8, Gathered, gathered_codec, get_codec
+from atoll.collectives.codecs import (
+    CODECS,
+    F32,
+    NUMPY_CODECS,
+    RULES,
+    U8,
+    Gathered,
+    gathered_codec,
+    get_codec,
+)
 from atoll.collectives.errors import CodecError
 
 TOPK = get_codec("topk")
@@ -215,3 +224,30 @@ def test_any_bytes_decode_to_finite_values_or_are_refused(
     else:
         whole.check(padded, count)
         assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("count", [1, 64, 700, 9000])
+def test_weights_are_added_where_the_bytes_have_an_element(name: str, count: int) -> None:
+    values = draw("gauss", count)
+    for codec in (CODECS[name], NUMPY_CODECS[name]):
+        data = encoded(codec, values, key=5)
+        into, weights, added = (np.full(count, 0.5, np.float32) for _ in range(3))
+        codec.decode_weigh(data, 0.3, into, weights)
+        codec.decode_add(data, 0.3, added)
+        assert into.tobytes() == added.tobytes()
+        has = weights != np.float32(0.5)
+        assert (weights[has] == np.float32(0.5) + np.float32(0.3)).all()
+        assert not decoded(codec, data, count)[~has].any()
+        sparse = name in ("topk", "randk")
+        assert np.count_nonzero(has) == (-(-count // 64) if sparse else count)
+        bad = data.copy()
+        bad[: bad.size // 2 + 4] = 0xFF
+        into[:], weights[:] = 1, 2
+        try:
+            codec.check(bad, count)
+        except CodecError:
+            with pytest.raises(CodecError):
+                codec.decode_weigh(bad, 0.3, into, weights)
+            assert (into == 1).all()
+            assert (weights == 2).all()
