@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.collectives.codecs import BLOCK_ELEMENTS, Codec
+from atoll.collectives.codecs import BLOCK_ELEMENTS, Decoder
 from atoll.collectives.errors import ConfigError
 
 __all__ = [
@@ -89,7 +89,7 @@ class EncodedLayout:
         return hi - lo
 
 
-def encoded_layout(grid: ChunkGrid, codec: Codec) -> EncodedLayout:
+def encoded_layout(grid: ChunkGrid, codec: Decoder) -> EncodedLayout:
     last = grid.count - 1
     chunk_bytes = codec.encoded_bytes(grid.size(0))
     return EncodedLayout(chunk_bytes, last * chunk_bytes + codec.encoded_bytes(grid.size(last)))

@@ -42,7 +42,7 @@ from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Frame, Idle, Kind, Schedule, Send
 from atoll.collectives.senders import Outlet, SendCalls, Senders, reason_of
-from atoll.collectives.sums import Sums
+from atoll.collectives.slots import parts_for
 from atoll.collectives.trees import TreeSchedule
 
 __all__ = ["UNHASHED", "Reduction"]
@@ -58,8 +58,8 @@ class Reduction:
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.
-    ``result`` is completed in place: the encoded mean (or what ``plan.fold`` says), the same bytes
-    for all. After ``abort`` has returned no more chunks become final, and final ones stay valid.
+    ``result`` is completed in place: what its codec and ``plan.fold`` say, the same bytes for all.
+    After ``abort`` has returned no more chunks become final, and final ones stay valid.
     ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
     them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
     ``on_done(digests)`` is called once, when the result is complete here, with the SHA-256 of each
@@ -90,7 +90,7 @@ class Reduction:
         self._kept = kept or {}
         plan.check_use(me, result.grid.count, self._kept)
         self._plan, self._me, self._hashed, self._result = plan, me, hashed, result
-        self._codec, self._grid = part_codec or result.codec, result.grid
+        self._codec, self._grid = part_codec or result.codec.part_codec, result.grid
         self._layout = encoded_layout(self._grid, self._codec)  # of parts
         self._on_done, self._on_failed = on_done, on_failed
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
@@ -112,7 +112,7 @@ class Reduction:
         self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self._own_sent: list[int] = []  # chunks whose own part has just been sent
         is_root = self._schedule.is_root
-        self._sums = Sums(result, self._codec, plan.factors(), is_root, source, own, plan.fold)
+        self._sums = parts_for(plan, result, self._codec, is_root, source, own)
         self._arrivals = Arrivals(result, self._layout, self._sums.encoded)
         self._lanes = Lanes(self._schedule, self._sums.encoded)
         self._senders = Senders(self._sums.encoded)

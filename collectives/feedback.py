@@ -60,7 +60,7 @@ class Feedback(ABC):
 
         CodecError if the message is not finite.
         """
-        self.codec.encode(self._message(lo, values), out, key)
+        self.codec.encode(self.message(lo, values), out, key)
 
     def commit(self, lo: int, values: F32, data: U8) -> None:
         """The round that contains ``data``, what ``encode`` made of ``values``, is committed.
@@ -80,8 +80,8 @@ class Feedback(ABC):
         return self.arrays[name][lo : lo + like.size]
 
     @abstractmethod
-    def _message(self, lo: int, values: F32) -> F32:
-        """m, in scratch."""
+    def message(self, lo: int, values: F32) -> F32:
+        """m, in scratch: what is to be encoded instead of ``values``."""
 
     @abstractmethod
     def _move(self, lo: int, values: F32, sent: F32) -> None:
@@ -91,8 +91,8 @@ class Feedback(ABC):
 class ErrorFeedback(Feedback):
     """Plain with ``decay`` 1; SparseLoCo has 0.95. The memory is ``residual``.
 
-    What is sent plus what is kept equals what came in, but for float32's rounding. An owner of
-    shards may have one too, for the results that it encodes.
+    What is sent plus what is kept equals what came in, but for float32's rounding. What is kept is
+    finite, whatever came in. An owner of shards may have one too, for the results that it encodes.
     """
 
     def __init__(self, codec: Codec, elements: int, decay: float = 1.0) -> None:
@@ -101,14 +101,18 @@ class ErrorFeedback(Feedback):
         super().__init__(codec, elements, "residual")
         self.decay = np.float32(decay)
 
-    def _message(self, lo: int, values: F32) -> F32:
+    def message(self, lo: int, values: F32) -> F32:
         message: F32 = scratch("message", np.float32, values.size)
         np.multiply(self._part("residual", lo, values), self.decay, out=message)
-        return np.add(message, values, out=message)
+        with np.errstate(over="ignore", invalid="ignore"):  # ``encode`` refuses what comes of it
+            return np.add(message, values, out=message)
 
     def _move(self, lo: int, values: F32, sent: F32) -> None:
-        message = self._message(lo, values)
-        np.subtract(message, sent, out=self._part("residual", lo, values))
+        message, residual = self.message(lo, values), self._part("residual", lo, values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(message, sent, out=residual)
+        if not (np.isfinite(residual.min()) and np.isfinite(residual.max())):
+            residual.fill(0)  # next to float32's limits; it would spoil every later message
 
 
 class EF21(Feedback):
@@ -117,7 +121,7 @@ class EF21(Feedback):
     def __init__(self, codec: Codec, elements: int) -> None:
         super().__init__(codec, elements, "estimate")
 
-    def _message(self, lo: int, values: F32) -> F32:
+    def message(self, lo: int, values: F32) -> F32:
         message: F32 = scratch("message", np.float32, values.size)
         return np.subtract(values, self._part("estimate", lo, values), out=message)
 
@@ -135,7 +139,7 @@ class EControl(Feedback):
         super().__init__(codec, elements, "residual", "estimate")
         self.eta = np.float32(eta)
 
-    def _message(self, lo: int, values: F32) -> F32:
+    def message(self, lo: int, values: F32) -> F32:
         message: F32 = scratch("message", np.float32, values.size)
         np.multiply(self._part("residual", lo, values), self.eta, out=message)
         np.add(message, values, out=message)

@@ -37,8 +37,11 @@ LANE_SLACK: Final = 1.5
 OPEN_EVERY: Final = 16
 
 
-def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
-    """float64[n, n]: what i sends to j, if root r owns ``shard_bytes[r]`` of the encoded vector."""
+def carried_bytes(
+    routes: Routes, shard_bytes: tuple[float, ...], result_factor: float = 1.0
+) -> F64:
+    """float64[n, n]: what i sends to j, if root r owns ``shard_bytes[r]`` of the encoded vector,
+    and results are so much larger than parts."""
     count = len(routes.up)
     if len(shard_bytes) != count:
         raise ConfigError(f"{len(shard_bytes)} shards of {count} participants")
@@ -49,7 +52,7 @@ def carried_bytes(routes: Routes, shard_bytes: tuple[float, ...]) -> F64:
             if parent != ROOT:
                 carried[peer, parent] += nbytes
             if giver != ROOT:
-                carried[giver, peer] += nbytes
+                carried[giver, peer] += result_factor * nbytes
     return carried
 
 

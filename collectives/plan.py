@@ -12,9 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import factors_of
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.routes import Routes, star
 
@@ -83,12 +82,10 @@ class ReducePlan:
         return EVERYONE in self.owners
 
     def factors(self) -> tuple[float, ...]:
-        """What each participant's part is multiplied with: ``weight / sum(weights)``, rounded to
-        float32, in a mean; else 1."""
+        """What each participant's part is multiplied with; outside a mean it is 1."""
         if self.fold != "mean":
             return (1.0,) * len(self.weights)
-        total = sum(self.weights)
-        return tuple(float(np.float32(weight / total)) for weight in self.weights)
+        return factors_of(self.weights)
 
     def check_use(self, me: int, chunks: int, kept: Collection[int]) -> None:
         """LocalProtocolError unless ``me`` is in it, and it reduces just those of ``chunks`` chunks

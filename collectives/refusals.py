@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from atoll.collectives.codecs import Codec
+from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule import Frame, Kind
@@ -32,7 +32,7 @@ def check_frame(plan: ReducePlan, me: int, src: int, kind: int, chunk: int) -> N
 
 
 def wrong_length(
-    plan: ReducePlan, frame: Frame, length: int, codec: Codec, expected: int
+    plan: ReducePlan, frame: Frame, length: int, codec: Decoder, expected: int
 ) -> RemoteProtocolError:
     where = f" at {frame.offset}" if frame.offset else ""
     takes = f"which takes {expected} in {codec.name}"

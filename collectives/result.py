@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
-from atoll.collectives.codecs import U8, Codec
+from atoll.collectives.codecs import U8, Decoder
 from atoll.collectives.errors import CodecError
 
 __all__ = ["DIGEST_BYTES", "RoundResult"]
@@ -29,7 +29,7 @@ class RoundResult:
     """
 
     def __init__(
-        self, codec: Codec, grid: ChunkGrid, spare: Callable[[int], U8] | None = None
+        self, codec: Decoder, grid: ChunkGrid, spare: Callable[[int], U8] | None = None
     ) -> None:
         self.codec, self.grid = codec, grid
         self.layout = encoded_layout(grid, codec)

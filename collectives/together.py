@@ -11,23 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.collectives.chunks import ChunkGrid
-from atoll.collectives.codecs import F32, Codec
+from atoll.collectives.codecs import F32, Decoder
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.plan import butterfly_plan
 from atoll.collectives.result import RoundResult
-from atoll.collectives.sums import Sums
+from atoll.collectives.slots import parts_for
 
 __all__ = ["reduce_together"]
 
 
 def reduce_together(
-    codec: Codec,
+    codec: Decoder,
     grid: ChunkGrid,
     weights: Sequence[float],
     sources: Sequence[Callable[[int, F32], None]],
     fold: str = "mean",
 ) -> RoundResult:
-    """The encoded weighted mean, or another one of ``plan.FOLDS``.
+    """The encoded weighted mean, or another one of ``plan.FOLDS``; ``codec`` is that of the result.
 
     ``sources[i](chunk, out)`` fills in the part of participant i, which has ``weights[i]``; one of
     weight 0 is not asked. ConfigError for weights that give no mean, CodecError for values that are
@@ -43,10 +43,10 @@ def reduce_together(
     def source(chunk: int, out: F32) -> None:
         sources[adding](chunk, out)
 
-    sums = Sums(result, codec, plan.factors(), lambda chunk: True, source, fold=fold)
+    parts = parts_for(plan, result, codec.part_codec, lambda chunk: True, source)
     counted = [number for number, weight in enumerate(plan.weights) if weight > 0]
     for chunk in range(grid.count):
         for adding in counted:
-            sums.add_own(chunk, adding, coded=True)
-        sums.encode(chunk, result.view(chunk))
+            parts.add_own(chunk, adding, coded=True)
+        parts.encode(chunk, result.view(chunk))
     return result

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.optim.local_sgd import QSR, LocalSGD
     from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
+    from atoll.optim.sparse_loco import SparseLoCo
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
     from atoll.optim.zeroth_order import ZerothOrder
@@ -33,6 +34,7 @@ __all__ = [
     "LocalSGD",
     "Population",
     "RankSession",
+    "SparseLoCo",
     "StreamingDiLoCo",
     "Swarm",
     "TextBatches",
@@ -52,6 +54,7 @@ _HOME = {
     "RankSession": "atoll.optim.ranks",
     "StreamingDiLoCo": "atoll.optim.streaming",
     "Population": "atoll.optim.population",
+    "SparseLoCo": "atoll.optim.sparse_loco",
     "Swarm": "atoll.optim.swarm",
     "TextBatches": "atoll.optim.byte_lm",
     "ZerothOrder": "atoll.optim.zeroth_order",

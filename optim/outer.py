@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.codecs import F32, U8, get_codec
+from atoll.collectives.codecs import F32, U8, Decoder
 from atoll.collectives.native import KERNELS, Rule
 from atoll.optim.spec import RunSpec
 
@@ -30,20 +30,20 @@ class OuterStep:
     """
 
     def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
-        self.codec = get_codec(spec.codec)
         self._rule = cast(Rule, spec.outer)  # which a RunSpec has checked
         self._lr, self._mu, self._clip = spec.outer_lr, spec.outer_momentum, spec.outer_clip
         self._delta = np.empty(chunk_elements, np.float32)
         self._scratch = np.empty(chunk_elements, np.float32)
 
-    def __call__(self, encoded: U8, source: Pair, target: Pair) -> None:
-        """``encoded`` is the chunk's averaged pseudo-gradient; both may be the same memory.
+    def __call__(self, codec: Decoder, encoded: U8, source: Pair, target: Pair) -> None:
+        """``encoded`` in ``codec`` is the chunk's averaged pseudo-gradient; both pairs may be the
+        same memory.
 
         CodecError for malformed bytes; then nothing is written.
         """
         theta, momentum = target
         delta = self._delta[: theta.size]
-        self.codec.decode(encoded, delta)
+        codec.decode(encoded, delta)
         outer_step(
             self._rule,
             *source,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from atoll.collectives.codecs import get_codec
+from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
 from atoll.collectives.errors import (
     CodecError,
     ConfigError,
@@ -23,6 +24,7 @@ from atoll.optim.fragments import FRAGMENTS_MAX, fragment_grid
 from atoll.optim.manifest import Manifest
 
 __all__ = [
+    "AGGREGATES",
     "BLOB_BYTES_MAX",
     "CARRIED",
     "COLLECTIVES",
@@ -48,10 +50,14 @@ __all__ = [
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
-STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2")
+STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2", "sparse_loco")
 CARRIED = ("gradient_average", "demo", "zeroth_order", "population", COLLECTIVES)
 METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
+# What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
+# them (collectives/codecs/gathered.py).
+MEAN = "mean"
+AGGREGATES = (MEAN, *RULES)
 SUBMITS = ("parameters", "deltas")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
@@ -60,8 +66,8 @@ ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
-# Without error feedback what a codec loses is lost: relative squared error, of Gaussian values. Of
-# 4-bit codecs it is 1 to 4 %.
+# Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
+# relative squared error, of Gaussian values. Of 4-bit codecs it is 1 to 4 %.
 CODEC_ERROR_MAX = 0.1
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
 
@@ -94,6 +100,8 @@ class RunSpec:
     round_deadline_s: float = 600.0
     fragments: int = 1  # parts of the vector, each with rounds of its own
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
+    aggregate: str = MEAN
+    error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -124,14 +132,25 @@ class RunSpec:
             "rounds_in_flight",
             f"1 to {ROUNDS_IN_FLIGHT_MAX}, and at most the number of fragments ({self.fragments})",
         )
+        self._check(self.aggregate in AGGREGATES, "aggregate", f"one of {', '.join(AGGREGATES)}")
+        self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
+        self._check_codec()
+
+    def _check_codec(self) -> None:
         try:
             contract = get_codec(self.codec).contract
         except CodecError as error:
             raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
-        if contract.keyed or contract.errors.gauss > CODEC_ERROR_MAX:
-            lacking = "a key for each chunk" if contract.keyed else "error feedback"
+        lacking = ""
+        if contract.keyed:
+            lacking = "a key for each chunk, which rounds do not have yet"
+        elif contract.errors.gauss > CODEC_ERROR_MAX and not self.error_feedback:
+            lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
+        elif contract.errors.gauss > CODEC_ERROR_MAX and self.aggregate == MEAN:
+            lacking = f'aggregate="{RULES[-1]}": of an encoded mean, what it leaves out is lost'
+        if lacking:
             raise ConfigError(
-                f"codec {self.codec!r} needs {lacking}, which rounds do not have yet",
+                f"codec {self.codec!r} needs {lacking}",
                 fix="use int8, or int4 where bytes count for more",
             )
 
@@ -147,6 +166,14 @@ class RunSpec:
             raise ConfigError(
                 f"{name} is {repr(getattr(self, name))[:80]}", fix=f"{name} must be {wanted}"
             )
+
+    def result_codec(self, weights: Sequence[float]) -> Decoder:
+        """How the result of a round is encoded; ``weights`` are those of its participants, in the
+        order of peer ids. Parts are encoded with the ``part_codec`` of it."""
+        codec = get_codec(self.codec)
+        if self.aggregate == MEAN:
+            return codec
+        return gathered_codec(codec, tuple(weights), self.aggregate)
 
     def to_wire(self) -> dict[str, str | int | float]:
         return asdict(self)
@@ -231,11 +258,14 @@ def check_same(
 def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
     """Host memory that the daemon takes at most, without its constant of at most 64 MiB.
 
-    θ and momentum, current and previous (16 bytes per parameter), the submission (4), the encoded
-    updates of the rounds in flight with their spares (1 to 4 each, of a fragment), and the log.
+    θ and momentum, current and previous (16 bytes per parameter), the submission (4), error
+    feedback (4 where there is any), the encoded updates of the rounds in flight with their spares
+    (1 to 4 each, of a fragment), and the log. Of results that are gathered it is not known how many
+    will take part; as float32 (4 bytes) is used where slots take more, that is what they count as.
     """
     results = (spec.rounds_in_flight + SPARES_MAX) * _result_bytes(spec, manifest)
-    return 20 * manifest.elements + results + log_bytes(spec, manifest)
+    own_bytes = (24 if spec.error_feedback else 20) * manifest.elements
+    return own_bytes + results + log_bytes(spec, manifest)
 
 
 def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
@@ -256,6 +286,7 @@ def log_cap_bytes(manifest: Manifest) -> int:
 
 
 def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    codec = get_codec(spec.codec)
+    """At most, whoever takes part."""
+    codec = get_codec(spec.codec if spec.aggregate == MEAN else "float32")
     ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
     return max(codec.encoded_bytes(fragment_grid(manifest.grid, *r).total) for r in ranges)

@@ -25,7 +25,7 @@ from atoll.collectives.errors import ConfigError, SessionError
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same
 from atoll.optim.swarm_calls import Call, Gather, Reduce, Step, answer
-from atoll.optim.swarm_state import SwarmState
+from atoll.optim.swarm_state import Submitted, SwarmState
 from atoll.optim.turns import WORKERS_MAX, Turns
 from atoll.peer.session import Outcome, Reduced, vector_of
 
@@ -104,8 +104,8 @@ class SwarmSession:
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
-        step = Step(self._swarm.state, self._region, float(weight), fragment)
-        self._submitted[fragment] = step
+        submitted = Submitted(self.number, self._region, float(weight))
+        self._submitted[fragment] = Step(self._swarm.state, submitted, fragment)
 
     def wait(self, fragment: int = 0) -> Outcome:
         share = self._meet(self._submitted.pop(fragment))

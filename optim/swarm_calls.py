@@ -14,7 +14,7 @@ from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import CollectiveMismatchError
 from atoll.collectives.together import reduce_together
-from atoll.optim.swarm_state import SwarmState
+from atoll.optim.swarm_state import Submitted, SwarmState
 
 __all__ = ["Call", "Gather", "Reduce", "Step", "answer"]
 
@@ -32,11 +32,10 @@ class Call(ABC):
 
 @dataclass
 class Step(Call):
-    """A round of the optimizer, on ``state``: the worker's parameters and their weight."""
+    """A round of the optimizer, on ``state``."""
 
     state: SwarmState
-    submitted: F32
-    weight: float
+    submitted: Submitted
     fragment: int = 0
 
     @property
@@ -45,10 +44,9 @@ class Step(Call):
 
     def answers(self, calls: Sequence[Step]) -> tuple[list[float], int]:
         """Each worker's share in the mean."""
-        given = [(call.submitted, call.weight) for call in calls]
-        nbytes = self.state.commit(given, self.fragment)
-        total = sum(call.weight for call in calls)
-        return [call.weight / total for call in calls], _butterfly_bytes(calls, nbytes)
+        weights = [call.submitted.weight for call in calls]
+        sizes = self.state.commit([call.submitted for call in calls], self.fragment)
+        return [weight / sum(weights) for weight in weights], _butterfly_bytes(calls, *sizes)
 
 
 @dataclass
@@ -86,7 +84,9 @@ class Reduce(Call):
         reduced: F32 = np.empty_like(self.flat)
         for chunk in range(grid.count):
             codec.decode(result.view(chunk), reduced[slice(*grid.bounds(chunk))])
-        return [reduced] * len(calls), _butterfly_bytes(calls, result.array.nbytes)
+        return [reduced] * len(calls), _butterfly_bytes(
+            calls, result.array.nbytes, result.array.nbytes
+        )
 
 
 def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
@@ -100,6 +100,7 @@ def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
     return calls[0].answers(calls)
 
 
-def _butterfly_bytes(calls: Sequence[Call], encoded_bytes: int) -> int:
-    """Each part but one's own goes to its owner, each result to all others."""
-    return 2 * (len(calls) - 1) * encoded_bytes
+def _butterfly_bytes(calls: Sequence[Call], part_bytes: int, result_bytes: int) -> int:
+    """Each part but one's own goes to its owner, each result to all others. Per peer that makes
+    ``(n-1)/n * (part_bytes + result_bytes)``; a gathered result has n parts in it."""
+    return (len(calls) - 1) * (part_bytes + result_bytes)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.collectives.codecs import F32
+from atoll.collectives.chunks import ChunkGrid, encoded_layout
+from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.compensated import Compensated
+from atoll.collectives.feedback import ErrorFeedback
 from atoll.collectives.together import reduce_together
 from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
@@ -14,7 +18,16 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep
 from atoll.optim.spec import RunSpec
 
-__all__ = ["SwarmState"]
+__all__ = ["Submitted", "SwarmState"]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A worker's parameters, whole, and their weight in the mean."""
+
+    worker: int
+    values: F32
+    weight: float
 
 
 class SwarmState:
@@ -28,22 +41,36 @@ class SwarmState:
         self.momentum: F32 = np.zeros_like(self.theta)
         self.round = 1  # the first one gives a run its parameters
         self._step = OuterStep(spec, self.grid.chunk_elements)
+        self._feedback: dict[int, ErrorFeedback] = {}  # of each worker
         initial(self.theta)
 
-    def commit(self, submitted: list[tuple[F32, float]], fragment: int = 0) -> int:
-        """The round of these parameters (whole vectors, of which the fragment's part counts) and
-        weights; how many bytes its encoded result has."""
+    def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
+        """A round of what was submitted, of which the fragment's part counts; how many bytes one
+        peer's encoded part of it has, and how many its result."""
         first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
         grid = fragment_grid(self.grid, first, end)
-        weights = [weight for _, weight in submitted]
-        sources = [
-            delta_source(self.spec, self.manifest, self.theta, values, fragment)
-            for values, _ in submitted
-        ]
-        result = reduce_together(self._step.codec, grid, weights, sources)
+        weights = [one.weight for one in submitted]
+        codec = self.spec.result_codec(weights)
+        sources = [self._source(one, grid, fragment) for one in submitted]
+        result = reduce_together(codec, grid, weights, sources)
+        for index, source in enumerate(sources):
+            if isinstance(source, Compensated) and weights[index] > 0:
+                source.commit(result, index, range(grid.count))
         for chunk in range(grid.count):
             lo, hi = self.grid.bounds(first + chunk)
             pair = self.theta[lo:hi], self.momentum[lo:hi]
-            self._step(result.view(chunk), pair, pair)
+            self._step(codec, result.view(chunk), pair, pair)
         self.round += 1
-        return result.array.nbytes
+        return encoded_layout(grid, codec.part_codec).total_bytes, result.array.nbytes
+
+    def _source(self, one: Submitted, grid: ChunkGrid, fragment: int) -> Callable[[int, F32], None]:
+        """As a daemon computes its part (peer/rounds/residual.py)."""
+        delta = delta_source(self.spec, self.manifest, self.theta, one.values, fragment)
+        if not self.spec.error_feedback:
+            return delta
+        if one.worker not in self._feedback:
+            codec, elements = get_codec(self.spec.codec), self.grid.total
+            feedback = ErrorFeedback(codec, elements, self.spec.error_feedback)
+            self._feedback[one.worker] = feedback
+        first, _ = self.manifest.chunks_of(fragment, self.spec.fragments)
+        return Compensated(delta, self._feedback[one.worker], grid, self.grid.bounds(first)[0])

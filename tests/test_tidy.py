@@ -49,7 +49,9 @@ OPTIM_PURE_MAY = {
     "atoll.collectives.native",
 } | OPTIM_PURE
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
-OPTIM_TORCH_MAY |= {"atoll.collectives.counter_rng", "atoll.collectives.together"}
+OPTIM_TORCH_MAY |= {
+    f"atoll.collectives.{name}" for name in ("compensated", "counter_rng", "feedback", "together")
+}
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
 RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast

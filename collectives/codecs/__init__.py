@@ -12,6 +12,7 @@ Encoded layouts are little-endian and without padding; the module of each codec 
     levels.py     fp8_e4m3, fp8_e5m2, fp4_e2m1, fp4_e3m0, dynamic8, int2
     signs.py      sign, ternary
     sparse.py     topk, randk
+    gathered.py   results that consist of what all participants sent
 
 No bytes that pass ``check`` decode to NaN or infinity, and where values have scales a processor
 that flushes subnormal numbers to zero decodes like every other (see scales.py).
@@ -25,7 +26,16 @@ from __future__ import annotations
 from typing import Final
 
 from atoll.collectives.codecs.accelerated import accelerated
-from atoll.collectives.codecs.base import F32, TILE_ELEMENTS, U8, Codec, Contract, Errors
+from atoll.collectives.codecs.base import (
+    F32,
+    TILE_ELEMENTS,
+    U8,
+    Codec,
+    Contract,
+    Decoder,
+    Errors,
+)
+from atoll.collectives.codecs.gathered import RULES, Gathered, factors_of, gathered_codec
 from atoll.collectives.codecs.integers import (
     BLOCK_ELEMENTS,
     Int4Codec,
@@ -47,15 +57,20 @@ __all__ = [
     "CODECS",
     "F32",
     "NUMPY_CODECS",
+    "RULES",
     "SCALE_MAX",
     "SCALE_MIN",
     "TILE_ELEMENTS",
     "U8",
     "Codec",
     "Contract",
+    "Decoder",
     "Errors",
     "Float32Codec",
+    "Gathered",
     "Int8Codec",
+    "factors_of",
+    "gathered_codec",
     "get_codec",
 ]
 

@@ -21,6 +21,7 @@ __all__ = [
     "WORK_ELEMENTS",
     "Codec",
     "Contract",
+    "Decoder",
     "Errors",
     "TiledCodec",
     "check_finite",
@@ -83,19 +84,54 @@ class Contract:
         return self.error_max
 
 
-class Codec(ABC):
-    """A stateless codec, safe to use from any number of threads.
+class Decoder(ABC):
+    """What encoded bytes are: how many, whether they are right, which values they stand for.
 
-    Arrays are one-dimensional and C-contiguous. Nothing of the size of the input is allocated. The
-    decoding methods check the bytes before they write, so a refused input leaves the output alone.
+    Stateless, and safe to use from any number of threads. Arrays are one-dimensional and
+    C-contiguous. ``decode`` and what is like it check the bytes before they write, so a refused
+    input leaves the output alone.
     """
 
     name: str
-    contract: Contract
+
+    @property
+    @abstractmethod
+    def part_codec(self) -> Codec:
+        """How participants encode what such a result is made of."""
+
+    def part(self, data: U8, participant: int) -> U8 | None:
+        """Of a result: what this participant sent, if the bytes still have it."""
+        return None
 
     @abstractmethod
     def encoded_bytes(self, count: int) -> int:
         """The exact number of bytes that ``count`` elements take."""
+
+    @abstractmethod
+    def check(self, data: U8, count: int) -> None:
+        """CodecError unless ``data`` encodes ``count`` finite elements."""
+
+    @abstractmethod
+    def decode(self, data: U8, out: F32) -> None:
+        """Decode uint8[encoded_bytes(n)] into float32[n]; CodecError on malformed bytes."""
+
+    def _check_length(self, data: U8, count: int) -> None:
+        if data.size != self.encoded_bytes(count):
+            raise CodecError(
+                f"{count} elements take {self.encoded_bytes(count)} bytes in {self.name}, "
+                f"not {data.size}"
+            )
+
+
+class Codec(Decoder):
+    """A pair of functions between values and bytes. Nothing of the size of the input is allocated.
+    The mean of parts is encoded as they are."""
+
+    contract: Contract
+
+    @property
+    def part_codec(self) -> Codec:
+        return self
 
     @abstractmethod
     def encode(self, values: F32, out: U8, key: int = 0) -> None:
@@ -106,26 +142,16 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def check(self, data: U8, count: int) -> None:
-        """CodecError unless ``data`` encodes ``count`` finite elements."""
-
-    @abstractmethod
-    def decode(self, data: U8, out: F32) -> None:
-        """Decode uint8[encoded_bytes(n)] into float32[n]; CodecError on malformed bytes."""
-
-    @abstractmethod
     def decode_add(self, data: U8, factor: float, into: F32) -> None:
         """``into += float32(factor) * decode(data)``, each step rounded to float32.
 
         Sparse codecs leave alone what they do not contain. CodecError on malformed bytes.
         """
 
-    def _check_length(self, data: U8, count: int) -> None:
-        if data.size != self.encoded_bytes(count):
-            raise CodecError(
-                f"{count} elements take {self.encoded_bytes(count)} bytes in {self.name}, "
-                f"not {data.size}"
-            )
+    def decode_weigh(self, data: U8, factor: float, into: F32, weights: F32) -> None:
+        """The same, and ``weights += float32(factor)`` for the elements that the bytes contain."""
+        self.decode_add(data, factor, into)
+        np.add(weights, np.float32(factor), out=weights)
 
 
 class TiledCodec(Codec):

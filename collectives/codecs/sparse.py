@@ -119,6 +119,13 @@ class TopKCodec(Codec):
         kept = self._parse(data, into.size)
         into[kept.places] += (kept.lookup * np.float32(factor))[kept.codes]
 
+    def decode_weigh(self, data: U8, factor: float, into: F32, weights: F32) -> None:
+        self.decode_add(data, factor, into)
+        ones = scratch("ones", np.uint8, data.size)  # the same places with 1 in all of them
+        np.copyto(ones, data)
+        ones[:LOOKUP_BYTES].view("<f4").fill(1)
+        self.decode_add(ones, factor, weights)
+
     def _kept(self, count: int) -> int:
         return -(-count // ONE_OF)
 
@@ -229,6 +236,12 @@ class RandKCodec(Codec):
         self.check(data, into.size)
         places, kept = self._read(data, into.size)
         into[places] += kept * np.float32(factor)
+
+    def decode_weigh(self, data: U8, factor: float, into: F32, weights: F32) -> None:
+        self.check(data, into.size)
+        places, kept = self._read(data, into.size)
+        into[places] += kept * np.float32(factor)
+        weights[places] += np.float32(factor)
 
     def _read(self, data: U8, count: int) -> tuple[NDArray[np.intp], F32]:
         key = int.from_bytes(data[:KEY_BYTES].tobytes(), "little")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atoll.collectives.codecs import U8
 from atoll.collectives.errors import CheckpointError, StateError
 from atoll.optim.outer import OuterStep
 from atoll.peer.checkpoints.checkpoint import (
@@ -38,6 +39,7 @@ from atoll.peer.checkpoints.checkpoint import (
 from atoll.peer.checkpoints.manifest import CheckpointManifest, render
 from atoll.peer.checkpoints.tensorfile import StateLayout
 from atoll.peer.group.views import View, short
+from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.merkle import merkle_root
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
@@ -273,17 +275,18 @@ class _Copy:
                 raise StateError(f"round {round_number} is not in the log any more")
             chunks = self._state.chunks_in(head)
             if chunk in chunks:
-                start, stop = self._state.layout(head.fragment).slice(chunk - chunks.start)
-                self._step(data, encoded[start:stop])
+                start, stop = self._state.layout(head).slice(chunk - chunks.start)
+                self._step(head, data, encoded[start:stop])
                 changed = True
         if changed:
             self.leaves[chunk] = hashlib.sha256(data).digest()
             self._write(chunk, data)
 
-    def _step(self, data: memoryview, encoded: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def _step(self, head: EntryHead, data: memoryview, encoded: U8) -> None:
         """The outer step, as ReplicatedState takes it, in the chunk's own place."""
         theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
-        self._outer_step(encoded, (theta, momentum), (theta, momentum))
+        codec = self._state.codec_of(head)
+        self._outer_step(codec, encoded, (theta, momentum), (theta, momentum))
 
     def _write(self, chunk: int, data: memoryview) -> None:
         place = self._layout.place(chunk)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from atoll.collectives.chunks import ChunkGrid, grid_for
-from atoll.collectives.codecs import Codec, get_codec
+from atoll.collectives.codecs import Decoder, get_codec
 from atoll.collectives.network import Network
 from atoll.optim.spec import CARRIED
 from atoll.peer.group.layouts import Advised
@@ -86,7 +86,7 @@ class Planner:
         if node.view is None or state is None or len(participants) < 2:
             self._made_for, self._gaps_s = (), float("inf")
             return
-        now_s, (grid, codec) = self._loop.time(), _reduced(state)
+        now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))
         made_for = (node.view.lineage, node.view.number, participants, grid, codec)
         same = made_for == self._made_for
         if same and now_s - self._made_s < REPLAN_S:
@@ -166,8 +166,8 @@ class Planner:
         self._paced = {row[0] for row in known}
 
 
-def _reduced(state: ReplicatedState) -> tuple[ChunkGrid, Codec]:
-    """The vector of a round."""
+def _reduced(state: ReplicatedState, count: int) -> tuple[ChunkGrid, Decoder]:
+    """The vector of a round of so many, and the codec of its result."""
     if state.spec.method in CARRIED:
         return grid_for(COLLECTIVE_ELEMENTS), get_codec("float32")
-    return state.fragment_grid(0), state.codec
+    return state.fragment_grid(0), state.spec.result_codec((1.0,) * count)

@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.collectives.choice import KINDS, Choice, Task, choose, stream_bytes_per_s
 from atoll.collectives.chunks import ChunkGrid
-from atoll.collectives.codecs import Codec
+from atoll.collectives.codecs import Decoder, Gathered
 from atoll.collectives.network import Network
 from atoll.collectives.pacing import carried_bytes, paces
 from atoll.collectives.shards import butterfly_shards
@@ -55,18 +55,26 @@ def plan_rounds(
     participants: Sequence[bytes],
     network: Network,
     grid: ChunkGrid,
-    codec: Codec,
+    codec: Decoder,
     bbr: tuple[bool, ...] = (),
 ) -> RoundPlan:
     """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
-    this grid. ``bbr``: see Task. May take seconds for very many."""
-    bits = 8 * codec.encoded_bytes(grid.total) / grid.total
-    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=KINDS, bbr=bbr)
+    this grid. ``codec`` is that of the result. ``bbr``: see Task. May take seconds for very many.
+
+    Gathered parts must come to their owner as they are, so there only the butterfly will do. The
+    cost model knows one size: the mean of a part's and a result's, so that each line carries the
+    right sum of both, of equal shares.
+    """
+    part_bytes = codec.part_codec.encoded_bytes(grid.total)
+    result_bytes = codec.encoded_bytes(grid.total)
+    bits = 8 * (part_bytes + result_bytes) / 2 / grid.total
+    kinds = ("butterfly",) if isinstance(codec, Gathered) else KINDS
+    task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=kinds, bbr=bbr)
     choice = choose(network, task)
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
     shards = tuple(size * task.chunk_bytes(grid.chunk_elements) for size in choice.shards)
-    pace = paces(network, carried_bytes(choice.routes(), shards))
+    pace = paces(network, carried_bytes(choice.routes(), shards, result_bytes / part_bytes))
     pace[np.isinf(network.pair)] = 0.0
     streams = {(source, target): count for source, target, count in choice.streams}
     told = {}

@@ -113,6 +113,11 @@ class EntryHead:
         weights = dict(zip(last.participants, last.weights, strict=True))
         return weights.get(peer, 0.0) / sum(weights.values())
 
+    def origin(self, chunk: int) -> Origin:
+        """Whose submissions are in a chunk of the fragment. The root says the same, so nobody can
+        say otherwise."""
+        return self.origins[self.origin_of[chunk] if self.origin_of else 0]
+
 
 def entry_root(
     origins: Sequence[Origin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""

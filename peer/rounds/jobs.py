@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives import (
     ChunkGrid,
-    Codec,
     ReducePlan,
     Reduction,
     RoundResult,
@@ -24,6 +23,7 @@ from atoll.collectives import (
     pairwise_plan,
     shared_plan,
 )
+from atoll.collectives.codecs import F32, Decoder, Gathered
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.optim.spec import parse_blob
 from atoll.peer.group.kept import Kept, parse_kept
@@ -52,6 +52,7 @@ class Job:
     fetching: asyncio.Task[None] | None = None  # the whole result, from ``holder``
     holder: bytes = b""
     ended: bool = False
+    own: Callable[[int, F32], None] | None = None  # what our part of a step is computed with
     tries: int = 1  # attempts at the round that began here, with this one
     sent: SentPayload = field(default_factory=SentPayload)
     again_bytes: int = 0  # payload that the round has cost twice here so far: see resent.py
@@ -79,6 +80,12 @@ class Job:
             if task is not None:
                 task.cancel()
 
+    @property
+    def finals(self) -> bytes:
+        """The digests of the chunks that a retry may keep. Where every participant has a slot in a
+        chunk, those of an attempt with others would not fit: it begins anew."""
+        return b"" if isinstance(self.result.codec, Gathered) else self.result.packed_digests
+
     def root_of(self, digests: list[bytes]) -> bytes:
         begin = self.begin
         return entry_root(begin.origins, self._origin_of(), digests, begin.blob)
@@ -96,6 +103,14 @@ class Job:
             chain,
             begin.blob,
         )
+
+    def chunks_with(self, peer: bytes) -> list[int]:
+        """The chunks of the result that have this participant's part in them."""
+        begin, origin_of = self.begin, self._origin_of() or bytes(self.result.grid.count)
+        weights = [dict(zip(o.participants, o.weights, strict=True)) for o in begin.origins]
+        if not weights[0].get(peer):
+            return []
+        return [chunk for chunk, origin in enumerate(origin_of) if weights[origin].get(peer)]
 
     def _origin_of(self) -> bytes:
         origins = bytearray(self.result.grid.count if self.kept else 0)
@@ -144,6 +159,8 @@ class Jobs:
         """
         codec, grid = _shape_of(begin, state)
         kept = _kept_of(begin, members, grid.count)
+        if kept and isinstance(codec, Gathered):
+            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks with other slots")
         before = self._by_round.get(begin.round)
         begun_s = time.monotonic() if before is None else before.begun_s
         if before is None or (before.result.codec, before.result.grid) != (codec, grid):
@@ -161,7 +178,7 @@ class Jobs:
         """``job`` follows ``before`` at its round. In the event loop, as ``sent_again``."""
         job.tries, job.again_bytes = before.tries, before.again_bytes
         if _attempt_of(before.begin) == _attempt_of(job.begin):  # what it has not got is fetched
-            job.sent = before.sent
+            job.sent, job.own = before.sent, before.own
             return
         job.tries += 1
         in_vain_bytes = job.sent.carry(before.sent, {item.chunk for item in job.kept})
@@ -195,7 +212,7 @@ def _attempt_of(begin: Begin) -> tuple[bytes, int, int]:
     return begin.lineage, begin.view, begin.attempt
 
 
-def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, ChunkGrid]:
+def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Decoder, ChunkGrid]:
     if begin.kind == INIT:
         _, manifest = parse_blob(begin.blob)
         return get_codec("float32"), manifest.grid
@@ -203,7 +220,7 @@ def _shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Codec, Chunk
         return get_codec(begin.operation.codec), grid_for(begin.operation.elements)
     if state is None:
         raise RemoteProtocolError(f"round {begin.round} is begun, but there is no state yet")
-    return state.codec, state.fragment_grid(begin.fragment)
+    return state.spec.result_codec(begin.weights), state.fragment_grid(begin.fragment)
 
 
 def _kept_of(begin: Begin, members: int, chunks: int) -> tuple[Kept, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from atoll.peer.rounds.keptcopy import (
     pack_chunks,
 )
 from atoll.peer.rounds.resent import CountingOutlet
+from atoll.peer.rounds.residual import Residual
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.router import Router
 from atoll.peer.rounds.state import ReplicatedState
@@ -50,7 +51,8 @@ KEPT_STALL_S = 5.0
 
 @dataclass(slots=True)
 class Replica:
-    """What this peer holds: the state, the last rounds, its trainer's input, and the view."""
+    """What this peer holds: the state, the last rounds, its trainer's input, what codecs have left
+    out of that, and the view."""
 
     log: RoundLog
     state: ReplicatedState | None = None
@@ -59,6 +61,7 @@ class Replica:
     inputs: F32 | None = None
     outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
     view: View | None = None
+    residual: Residual = field(default_factory=Residual)
 
 
 class Reducer:
@@ -119,7 +122,7 @@ class Reducer:
     def list_final(self, round_number: int, attempt: int) -> ev.FinalChunks:
         self.abort(round_number, attempt)
         job = self.jobs.at(round_number, attempt)
-        digests = job.result.packed_digests if job is not None else b""
+        digests = job.finals if job is not None else b""
         missing: tuple[bytes, ...] = ()
         if job is not None and job.reduction is not None:
             late = sorted(job.reduction.missing())
@@ -242,7 +245,8 @@ class Reducer:
         inputs, state, begin = self._replica.inputs, self._replica.state, job.begin
         if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
             return None
-        return state.delta_of(inputs, begin.fragment)
+        job.own = self._replica.residual.source(state, inputs, begin.fragment)
+        return job.own
 
     def _own(self, job: Job) -> Callable[[int], F32] | None:
         """Of all others, whose part lies in the trainer's memory as it is."""

@@ -139,7 +139,7 @@ class RoundRunner:
     def restore(self, loaded: Loaded) -> None:
         """Begin with the state of a checkpoint."""
         self.replica.log.restart(loaded.round, loaded.state.digest, loaded.chain)
-        self._moved_to(loaded.state)
+        self._moved_to(loaded.state, "a checkpoint was loaded")
         self._feed(ev.Restored(loaded.round, loaded.chain, loaded.state.digest))
 
     def link_down(self, peer: bytes) -> None:
@@ -221,7 +221,7 @@ class RoundRunner:
                     f" {job.again_bytes:,} bytes sent again"
                 )
         self.last_commit_unix_s = time.time()
-        self._moved_to(state)
+        self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         self._feed(ev.Applied(begin.round, state.digest))
 
     def _commit(self, effect: ev.Apply, job: Job | None) -> ReplicatedState:
@@ -233,6 +233,7 @@ class RoundRunner:
         state = ReplicatedState(begin.blob) if begin.kind == INIT else self.state
         assert state is not None
         head = job.entry(chain)
+        self.replica.residual.commit(job, self._me)
         state.apply(head, array)
         self.replica.log.append(head, array, state.digest)
         if job.is_read:
@@ -246,7 +247,7 @@ class RoundRunner:
             self.replica.log.cut_after(state.round)
             self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
             self.catch_up.cancel()  # of a goal that was undone with it
-            self._moved_to(state)
+            self._moved_to(state, "a round was undone")
         if state is not None and state.round == effect.round:
             self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))
         else:
@@ -263,10 +264,13 @@ class RoundRunner:
         """The catch-up has brought the state there, and the log with it."""
         if self.replica.view is None:
             self.digests.clear()  # a checkpoint's may be of another history than the run's
-        self._moved_to(state)
+        self._moved_to(state, "the state of others was loaded")
         self._feed(ev.CaughtUp(round_number, chain, state.digest))
 
-    def _moved_to(self, state: ReplicatedState) -> None:
+    def _moved_to(self, state: ReplicatedState, otherwise: str) -> None:
+        """By a round that was applied here; or ``otherwise``."""
+        if otherwise and (rounds := self.replica.residual.forget()):
+            self._log(f"error feedback forgets what {rounds} rounds have left out: {otherwise}")
         self.state = state
         self.donor.is_open = not self.catch_up.is_working
         self.replica.log.cap_bytes = log_cap_bytes(state.manifest)

@@ -18,8 +18,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout
+from atoll.collectives import ChunkGrid, EncodedLayout
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
+from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import StateError
 from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
@@ -89,8 +90,7 @@ class ReplicatedState:
         self.serial = next(_serials)
         self.spec, self.manifest = parse_blob(blob)
         self._buffers = StateBuffers(self.spec, self.manifest)
-        self.grid, self.codec = self._buffers.grid, self._buffers.codec
-        self.shared = self._buffers.shared
+        self.grid, self.shared = self._buffers.grid, self._buffers.shared
         self.generation = [0, 0]  # of each buffer, counted up before it is written
         self._now = _Position(0, 0, 0, (0,) * self.grid.count, None, b"")
         self._before: _Position | None = None  # while the other buffer still holds it
@@ -155,9 +155,13 @@ class ReplicatedState:
         """The grid of a fragment's reduction; its chunk 0 is ``chunks_of(fragment)[0]``."""
         return fragment_grid(self.grid, *self.chunks_of(fragment))
 
-    def layout(self, fragment: int) -> EncodedLayout:
-        """Where the fragment's chunks lie in R, counted from 0."""
-        return encoded_layout(self.fragment_grid(fragment), self.codec)
+    def codec_of(self, head: EntryHead) -> Decoder:
+        """How the bytes of an entry are encoded."""
+        return self._buffers.codec(head)
+
+    def layout(self, head: EntryHead) -> EncodedLayout:
+        """Where the chunks that an entry changes lie in R, counted from 0."""
+        return self._buffers.layout(head, self.chunks_in(head))
 
     def chunk_bytes(self, chunk: int) -> int:
         """The size of a chunk's parameters and momentum."""
@@ -199,17 +203,15 @@ class ReplicatedState:
 
     # ------------------------------------------------------------ commits
 
-    def initialise(self, encoded: U8) -> None:
-        """Log entry 1: ``encoded`` is the first trainer's θ as float32; momentum is zero."""
-        self._commit(INIT, 1, range(self.grid.count), encoded)
-
     def apply(self, head: EntryHead, encoded: U8) -> None:
-        """The outer step of a committed round, from the exact bytes that everyone holds.
+        """The outer step of a committed round, from the exact bytes that everyone holds; or log
+        entry 1: the first trainer's θ as float32, and momentum is zero.
 
         StateError if it is not the next round or of another size, CodecError for malformed bytes;
         then the state stays what it was. A load that is under way is given up.
         """
-        self._commit(head.kind, head.round, self.chunks_in(head), encoded)
+        with self._writing:
+            self._commit(head, encoded)
 
     def undo(self) -> bool:
         """Go back to the state before the last commit, if it has not been overwritten."""
@@ -222,33 +224,30 @@ class ReplicatedState:
             self._now, self._before = before, None
             return True
 
-    def _commit(self, kind: str, round_number: int, chunks: range, encoded: U8) -> None:
-        with self._writing:
-            now = self._now
-            if round_number != now.round + 1 or (kind == INIT) != (now.tree is None):
-                raise StateError(f"{kind} of round {round_number} does not follow {now.round}")
-            if kind in OPERATIONS:  # the same buffer holds the state after it
-                self._load, self._before, self._now = None, now, replace(now, round=round_number)
-                return
-            buffers, layout = self._buffers, self._buffers.layout(kind, chunks)
-            if encoded.nbytes != layout.total_bytes:
-                raise StateError(
-                    f"round {round_number} has {encoded.nbytes} bytes, not {layout.total_bytes}"
-                )
-            stale, source, target = self._begin_write(chunks), now.buffer, 1 - now.buffer
-            for chunk in stale - frozenset(chunks):
-                buffers.fill(chunk, target, buffers.parts(chunk, source))
-            leaves = list(self.leaves) or [b""] * self.grid.count
-            versions = list(now.versions)
-            for chunk in chunks:
-                start, end = layout.slice(chunk - chunks.start)
-                buffers.step(kind, chunk, encoded[start:end], source, target)
-                leaves[chunk] = buffers.leaf(chunk, target)
-                versions[chunk] = round_number
-            self._finish_write(round_number, versions, leaves)
-            self._before, self._differ = now, frozenset(chunks)
-
     # ------------------------------------------------------------ with the lock held
+
+    def _commit(self, head: EntryHead, encoded: U8) -> None:
+        now, number = self._now, head.round
+        if number != now.round + 1 or (head.kind == INIT) != (now.tree is None):
+            raise StateError(f"{head.kind} of round {number} does not follow {now.round}")
+        if head.kind in OPERATIONS:  # the same buffer holds the state after it
+            self._load, self._before, self._now = None, now, replace(now, round=number)
+            return
+        buffers, chunks, layout = self._buffers, self.chunks_in(head), self.layout(head)
+        if encoded.nbytes != layout.total_bytes:
+            raise StateError(f"round {number} has {encoded.nbytes} bytes, not {layout.total_bytes}")
+        stale, source, target = self._begin_write(chunks), now.buffer, 1 - now.buffer
+        for chunk in stale - frozenset(chunks):
+            buffers.fill(chunk, target, buffers.parts(chunk, source))
+        leaves = list(self.leaves) or [b""] * self.grid.count
+        versions = list(now.versions)
+        for chunk in chunks:
+            start, end = layout.slice(chunk - chunks.start)
+            buffers.step(head, chunk, encoded[start:end], source, target)
+            leaves[chunk] = buffers.leaf(chunk, target)
+            versions[chunk] = number
+        self._finish_write(number, versions, leaves)
+        self._before, self._differ = now, frozenset(chunks)
 
     def _begin_write(self, chunks: range) -> frozenset[int]:
         """From now on the other buffer holds nothing whole; the chunks that are stale in it."""
@@ -348,11 +347,11 @@ class StateLoad:
                 raise StateError(f"round {head.round} cannot be replayed on chunk {chunk}")
             if self._versions[chunk] >= head.round:
                 return False
-            expected = state._buffers.layout(head.kind, chunks).size(chunk - chunks.start)
+            expected = state.layout(head).size(chunk - chunks.start)
             if data.size != expected:
                 raise StateError(f"chunk {chunk} takes {expected} encoded bytes, not {data.size}")
             target = 1 - state.current
-            state._buffers.step(head.kind, chunk, data, target, target)
+            state._buffers.step(head, chunk, data, target, target)
             self._versions[chunk] = head.round
         return True
 

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout, get_codec
+from atoll.collectives.codecs import Decoder
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep, Pair
 from atoll.optim.spec import RunSpec
 from atoll.peer.memory import Region
-from atoll.peer.rounds.entries import INIT
+from atoll.peer.rounds.entries import INIT, EntryHead
 
 __all__ = ["U8", "Floats", "StateBuffers"]
 
@@ -31,26 +32,31 @@ class StateBuffers:
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
         self.grid = manifest.grid
-        self._step = OuterStep(spec, self.grid.chunk_elements)
-        self.codec = self._step.codec
+        self._spec, self._step = spec, OuterStep(spec, self.grid.chunk_elements)
         self.shared = Region("state", 4 * count)
         floats = self.shared.floats
         self.theta = (floats[:count], floats[count : 2 * count])
         self.momentum = (floats[2 * count : 3 * count], floats[3 * count :])
 
-    def layout(self, kind: str, chunks: range) -> EncodedLayout:
+    def codec(self, head: EntryHead) -> Decoder:
+        """How the bytes of an entry are encoded. Where every participant has a slot in them, they
+        are of one attempt: such rounds keep no chunks."""
+        return _FLOAT32 if head.kind == INIT else self._spec.result_codec(head.origin(0).weights)
+
+    def layout(self, head: EntryHead, chunks: range) -> EncodedLayout:
         """Where ``chunks`` lie in the encoded bytes of an entry that consists of them."""
         lo, hi = self.grid.bounds(chunks.start)[0], self.grid.bounds(chunks.stop - 1)[1]
-        codec = _FLOAT32 if kind == INIT else self.codec
-        return encoded_layout(ChunkGrid(hi - lo, self.grid.chunk_elements), codec)
+        return encoded_layout(ChunkGrid(hi - lo, self.grid.chunk_elements), self.codec(head))
 
-    def step(self, kind: str, chunk: int, encoded: U8, source: int, target: int) -> None:
+    def step(self, head: EntryHead, chunk: int, encoded: U8, source: int, target: int) -> None:
         """One chunk of an entry: read from one buffer, write to the other or to the same.
 
         CodecError for malformed bytes; then nothing is written.
         """
-        if kind != INIT:
-            self._step(encoded, self._pair(chunk, source), self._pair(chunk, target))
+        if head.kind != INIT:
+            self._step(
+                self.codec(head), encoded, self._pair(chunk, source), self._pair(chunk, target)
+            )
             return
         theta, momentum = self._pair(chunk, target)
         _FLOAT32.decode(encoded, theta)

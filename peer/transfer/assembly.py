@@ -71,8 +71,8 @@ class Assembly:
             return None
         if asked is not None and asked.entry == parts[0].round and asked.last <= goal:
             return asked
-        cost_bytes = len(parts) * self.store.entry_bytes(chunk)
-        if cost_bytes > self.store.state_bytes(chunk):
+        # Entries of other participants may be larger or smaller than the last: not by much, mostly.
+        if len(parts) * self.store.entry_bytes(parts[-1], chunk) > self.store.state_bytes(chunk):
             return Piece(chunk, 0)
         return Piece(chunk, parts[0].round, parts[:RUN_MAX][-1].round)
 
@@ -80,8 +80,7 @@ class Assembly:
         """As much as a donor may send for it."""
         if not piece.entry:
             return self.store.state_bytes(piece.chunk)
-        entries = self.run(piece, heads)
-        return len(entries) * self.store.entry_bytes(piece.chunk)
+        return sum(self.store.entry_bytes(head, piece.chunk) for head in self.run(piece, heads))
 
     def run(self, piece: Piece, heads: Heads | None) -> list[EntryHead]:
         """The entries of which a piece has parts, in order; none if the heads do not say."""

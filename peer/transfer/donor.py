@@ -222,7 +222,7 @@ class Donor:
             chunks = state.chunks_in(head)
             if message.chunk not in chunks:
                 continue
-            layout, index = state.layout(head.fragment), message.chunk - chunks.start
+            layout, index = state.layout(head), message.chunk - chunks.start
             lo, hi = layout.slice(index)
             size += hi - lo  # the chunk itself would be smaller than more of them
             if (parts and size > state.chunk_bytes(message.chunk)) or len(parts) == 2 * RUN_MAX:

@@ -273,7 +273,7 @@ class Gathering:
             if head.round <= assembly.round_of(chunk):
                 continue  # of an earlier answer, whose end was wrong
             place = store.place(head, chunk)
-            right = len(part.data) == store.entry_bytes(chunk) and not part.same
+            right = len(part.data) == store.entry_bytes(head, chunk) and not part.same
             if place is None or not right or not entry_holds(head, *place, part):
                 return f"chunk {chunk} of entry {head.round} is not what its root says"
             store.replay(chunk, head, part.data)

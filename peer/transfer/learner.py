@@ -282,8 +282,8 @@ class _Store:
     def state_bytes(self, chunk: int) -> int:
         return self.state.chunk_bytes(chunk)
 
-    def entry_bytes(self, chunk: int) -> int:
-        return self.state.codec.encoded_bytes(self.state.grid.size(chunk))
+    def entry_bytes(self, head: EntryHead, chunk: int) -> int:
+        return self.state.codec_of(head).encoded_bytes(self.state.grid.size(chunk))
 
     def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:
         chunks = self.state.chunks_in(head)

@@ -48,7 +48,8 @@ class Store(Protocol):
 
     def state_bytes(self, chunk: int) -> int: ...
 
-    def entry_bytes(self, chunk: int) -> int: ...
+    def entry_bytes(self, head: EntryHead, chunk: int) -> int:
+        """Of a part of that entry."""
 
     def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:
         """Index of the chunk in the entry and the entry's chunks; None if it has no part in it."""

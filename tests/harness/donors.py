@@ -111,7 +111,7 @@ class Store:
     def state_bytes(self, chunk: int) -> int:
         return CHUNK_BYTES
 
-    def entry_bytes(self, chunk: int) -> int:
+    def entry_bytes(self, head: EntryHead, chunk: int) -> int:
         return ENTRY_BYTES
 
     def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:

@@ -2,7 +2,7 @@
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
 outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
-fault ("none", "nan" or "fork"), codec.
+fault ("none", "nan" or "fork"), codec, method ("diloco" or "sparse_loco").
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,12 +20,26 @@ from atoll.collectives.errors import AtollError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec
 
+SPARSE_LOCO = RunSpec(  # as optim/sparse_loco.py has it
+    method="sparse_loco",
+    sync_every=1,
+    outer="sgd",
+    outer_lr=1.0,
+    outer_momentum=0.0,
+    codec="topk",
+    aggregate="senders",
+    error_feedback=0.95,
+)
+
 
 def main() -> int:
     home, elements, rounds, inner_s = sys.argv[1], *map(float, sys.argv[2:5])
     spoils = sys.argv[5] == "nan"  # hands over what no codec can take
     codec = sys.argv[6] if len(sys.argv) > 6 else "int8"
-    spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
+    if sys.argv[7:] == ["sparse_loco"]:
+        spec = replace(SPARSE_LOCO, codec=codec)
+    else:
+        spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
     manifest = Manifest.of([Parameter("w", (int(elements),))])
     session = atoll.connect(home)
     session.attach(spec, manifest, lambda flat: flat.fill(1.0))

@@ -10,7 +10,7 @@ import numpy as np
 from atoll.collectives import get_codec, grid_for
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.rounds.entries import STEP, EntryHead, Origin
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
 from atoll.peer.rounds.merkle import merkle_climb, merkle_root
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 from atoll.peer.rounds.statebuffers import U8
@@ -99,5 +99,11 @@ def check_proof(packed: bytes, chunk: int, leaf: bytes, proof: bytes, digest: by
 def commit(state: ReplicatedState, fragment: int = 0, seed: int = 1) -> None:
     chunks = range(*state.chunks_of(fragment))
     encoded = encode("int8", vector(seed), chunks)
-    assert encoded.nbytes == state.layout(fragment).total_bytes
-    state.apply(head_of(state.round + 1, fragment), encoded)
+    head = head_of(state.round + 1, fragment)
+    assert encoded.nbytes == state.layout(head).total_bytes
+    state.apply(head, encoded)
+
+
+def initialise(state: ReplicatedState, theta: np.ndarray) -> None:
+    """Log entry 1, whatever its specification is said to be."""
+    state.apply(head_of(1, kind=INIT), theta.view(np.uint8).copy())

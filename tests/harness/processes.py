@@ -145,7 +145,7 @@ class Fleet:
         self.peers: dict[str, Peer] = {}
         self.trainers: dict[str, Process] = {}
         self._ended: list[Process] = []
-        self._trained: dict[str, tuple[float, int, float, str, str]] = {}
+        self._trained: dict[str, tuple[float, int, float, str, str, str]] = {}
         self._serial = itertools.count()  # of trainers
         self.invite = ""
 
@@ -226,12 +226,13 @@ class Fleet:
         inner_s: float = 0.02,
         fault: str = "none",
         codec: str = "int8",
+        method: str = "diloco",
     ) -> Process:
         if name in self.trainers:
             self._ended.append(self.trainers[name])
-        self._trained[name] = (elements, rounds, inner_s, fault, codec)
+        self._trained[name] = (elements, rounds, inner_s, fault, codec, method)
         command = [sys.executable, str(TRAINER), str(self.peers[name].home)]
-        command += [str(elements), str(rounds), str(inner_s), fault, codec]
+        command += [str(elements), str(rounds), str(inner_s), fault, codec, method]
         log = self.folder / f"trainer-{name}.{next(self._serial)}.log"
         self.trainers[name] = Process(command, log)
         return self.trainers[name]

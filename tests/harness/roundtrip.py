@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.codecs import F32, U8, Codec, Decoder
 
 GAUSS, LAPLACE, STUDENT = "gauss", "laplace", "student_t3"
 
@@ -15,7 +15,7 @@ def encoded(codec: Codec, values: F32, key: int = 0) -> U8:
     return out
 
 
-def decoded(codec: Codec, data: U8, count: int) -> F32:
+def decoded(codec: Decoder, data: U8, count: int) -> F32:
     out = np.full(count, np.nan, np.float32)
     codec.decode(data, out)
     return out

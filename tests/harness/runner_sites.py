@@ -20,6 +20,7 @@ from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.transfer.fetching import FetchResult
 from harness.linkhost import link_host
+from harness.plainstate import initialise
 
 LINEAGE = b"L" * 32
 PATIENCE_S = 30.0
@@ -121,7 +122,7 @@ def view_of(members: tuple[Member, ...]) -> View:
     return View(LINEAGE, 1, members, members[0].peer, 1, b"c" * 32)
 
 
-def run_blob(elements: int, codec: str = "int8", fragments: int = 1) -> bytes:
+def run_blob(elements: int, codec: str = "int8", fragments: int = 1, **more: str | float) -> bytes:
     spec = RunSpec(
         sync_every=1,
         codec=codec,
@@ -129,6 +130,7 @@ def run_blob(elements: int, codec: str = "int8", fragments: int = 1) -> bytes:
         outer_momentum=0.0,
         fragments=fragments,
         rounds_in_flight=fragments,
+        **more,  # type: ignore[arg-type]  # which RunSpec checks
     )
     return blob(spec, Manifest.of([Parameter("w", (elements,))]))
 
@@ -138,13 +140,19 @@ def begin_of(sites: list[Site], attempt: int, number: int = 2) -> Begin:
     return Begin(LINEAGE, 1, number, attempt, STEP, peers, (1.0,) * len(peers))
 
 
-def prepare(sites: list[Site], elements: int, codec: str = "int8", fragments: int = 1) -> None:
+def prepare(
+    sites: list[Site],
+    elements: int,
+    codec: str = "int8",
+    fragments: int = 1,
+    **more: str | float,
+) -> None:
     """State of round 1 on all, and a submission of its own on each."""
-    packed = run_blob(elements, codec, fragments)
+    packed = run_blob(elements, codec, fragments, **more)
     theta = np.linspace(-1, 1, elements, dtype=np.float32)
     for i, site in enumerate(sites):
         state = ReplicatedState(packed)
-        state.initialise(theta.view(np.uint8).copy())
+        initialise(state, theta)
         site.runner.state = state
         site.runner.inputs = theta + np.float32(i + 1)
 

@@ -24,7 +24,8 @@ PARAMETERS = (
 
 
 class TinyRun:
-    """``theta`` and ``momentum`` after each round are on record, as bytes."""
+    """``theta`` and ``momentum`` after each round are on record, as bytes. Where results are
+    gathered, each round is of other participants than the last."""
 
     def __init__(
         self,
@@ -33,12 +34,20 @@ class TinyRun:
         parameters: tuple[Parameter, ...] = PARAMETERS,
         fragments: int = 1,
         codec: str = "int8",
+        aggregate: str = "mean",
         lineage: bytes = b"L" * 32,
         log_bytes: int = 1 << 28,
         seed: int = 0,
     ) -> None:
         self.peer, self.lineage = peer, lineage
-        self.spec = RunSpec(sync_every=10, fragments=fragments, codec=codec)
+        feedback = 0.0 if aggregate == "mean" else 0.95
+        self.spec = RunSpec(
+            sync_every=10,
+            fragments=fragments,
+            codec=codec,
+            aggregate=aggregate,
+            error_feedback=feedback,
+        )
         self.manifest = Manifest.of(parameters)
         self.state = ReplicatedState(blob(self.spec, self.manifest))
         self.log = RoundLog(log_bytes)
@@ -59,15 +68,10 @@ class TinyRun:
         init = number == 1
         fragment = 0 if init else number % self.spec.fragments
         grid = state.grid if init else state.fragment_grid(fragment)
-        codec = get_codec("float32") if init else state.codec
-        digests, parts = [], []
-        for chunk in range(grid.count):
-            values = self._random.standard_normal(grid.size(chunk)).astype(np.float32)
-            encoded = np.empty(codec.encoded_bytes(values.size), np.uint8)
-            codec.encode(values, encoded)
-            parts.append(encoded)
-            digests.append(hashlib.sha256(encoded).digest())
-        origins = (Origin((self.peer,), (1.0,)),)
+        origin = self._origin(number)
+        parts = [self._encoded(grid.size(chunk), origin, init=init) for chunk in range(grid.count)]
+        digests = [hashlib.sha256(part).digest() for part in parts]
+        origins = (origin,)
         blob_bytes = state.blob if init else b""
         root = entry_root(origins, b"", digests, blob_bytes)
         kind = INIT if init else STEP
@@ -79,6 +83,25 @@ class TinyRun:
         self.log.append(head, result, state.digest)
         self.after[number] = (state.theta.tobytes(), state.momentum.tobytes())
         return number
+
+    def _origin(self, number: int) -> Origin:
+        """One participant; or up to four, of which some have no weight."""
+        if number == 1 or self.spec.aggregate == "mean":
+            return Origin((self.peer,), (1.0,))
+        count = 1 + number % 4
+        weights = (*(float(n % 3) for n in range(count - 1)), 2.0)
+        return Origin(tuple(bytes([n]) * 32 for n in range(count)), weights)
+
+    def _encoded(self, count: int, origin: Origin, *, init: bool) -> np.ndarray:
+        """A chunk of random values. Of participants that count there is one part each."""
+        result = get_codec("float32") if init else self.spec.result_codec(origin.weights)
+        codec = result.part_codec
+        parts = []
+        for _ in range(result.encoded_bytes(count) // codec.encoded_bytes(count)):
+            values = self._random.standard_normal(count).astype(np.float32)
+            parts.append(np.empty(codec.encoded_bytes(count), np.uint8))
+            codec.encode(values, parts[-1])
+        return np.concatenate(parts)
 
     def operate(self) -> int:
         """One more round that is a collective of the trainers' own. Returns its number."""

@@ -34,6 +34,7 @@ from atoll.peer.transfer.donor import Donor
 from atoll.peer.transfer.learner import CatchUp
 from atoll.peer.transfer.shelf import Shelf
 from harness.linkhost import link_host
+from harness.plainstate import initialise
 
 CHAIN = b"c" * 32
 
@@ -45,7 +46,7 @@ def say(**values: object) -> None:
 def state_of(elements: int) -> ReplicatedState:
     spec = RunSpec(sync_every=1)
     state = ReplicatedState(blob(spec, Manifest.of([Parameter("w", (elements,))])))
-    state.initialise(np.linspace(-1, 1, elements, dtype=np.float32).view(np.uint8))
+    initialise(state, np.linspace(-1, 1, elements, dtype=np.float32))
     return state
 
 

@@ -14,7 +14,7 @@ from harness.callers import callers
 from harness.processes import WAIT_S, fleet
 from torch import nn
 
-from atoll.optim import DiLoCo, LocalSGD, StreamingDiLoCo, Swarm
+from atoll.optim import CO2, DiLoCo, LocalSGD, SparseLoCo, StreamingDiLoCo, Swarm
 from atoll.peer.identity import Home
 from atoll.peer.session import Session
 
@@ -29,6 +29,14 @@ METHODS: dict[str, Make] = {
     "local sgd": lambda m, i, s: LocalSGD(m, i, SYNC_EVERY, s, codec="bfloat16"),
     "streaming": lambda m, i, s: StreamingDiLoCo(
         m, i, SYNC_EVERY, s, blocks_per_fragment=1, delay=1, codec="fp4_e3m0"
+    ),
+    "eager": lambda m, i, s: StreamingDiLoCo(
+        m, i, SYNC_EVERY, s, blocks_per_fragment=1, eager=True, codec="int8"
+    ),
+    "co2": lambda m, i, s: CO2(m, i, SYNC_EVERY, s, outer_momentum=0.5),
+    "sparse": lambda m, i, s: SparseLoCo(m, i, SYNC_EVERY, s),
+    "sparse, all": lambda m, i, s: SparseLoCo(
+        m, i, SYNC_EVERY, s, aggregate="all", outer_lr=0.8, decay=0.9
     ),
 }
 

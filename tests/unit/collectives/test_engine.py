@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from atoll.collectives import ChunkGrid, RoundResult
 from atoll.collectives.codecs import CODECS, F32, get_codec
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
+from atoll.collectives.parts import ENCODERS_MAX
 from atoll.collectives.schedule import Frame, Kind
-from atoll.collectives.sums import ENCODERS_MAX
 from atoll.collectives.trees import lead_chunks
 
 CONTRIB, RESULT = Kind.CONTRIB, Kind.RESULT

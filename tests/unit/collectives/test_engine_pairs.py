@@ -15,8 +15,8 @@ from atoll.collectives import Kind, get_codec, pairwise_plan
 from atoll.collectives.codecs import CODECS, F32
 from atoll.collectives.errors import ConnectError, RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.pairs import pair_lead
+from atoll.collectives.parts import ENCODERS_MAX
 from atoll.collectives.schedule import Frame
-from atoll.collectives.sums import ENCODERS_MAX
 
 CONTRIB, RESULT = Kind.CONTRIB, Kind.RESULT
 INT8, FLOAT32 = get_codec("int8"), get_codec("float32")

@@ -94,3 +94,8 @@ def test_several_streams_get_more_than_their_parts_but_not_much() -> None:
 def test_some_rounds_go_without_paces() -> None:
     found = [number for number in range(1, 5 * OPEN_EVERY + 1) if is_open(number)]
     assert found == [OPEN_EVERY * n for n in range(1, 6)]
+
+
+def test_results_may_be_larger_than_parts() -> None:
+    carried = carried_bytes(star(3), (2.0, 1.0, 0.0), result_factor=3.0)
+    assert carried.tolist() == [[0, 1 + 6, 6], [2 + 3, 0, 3], [2, 1, 0]]

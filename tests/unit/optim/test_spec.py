@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.collectives.codecs import Gathered, get_codec
 from atoll.collectives.errors import ConfigError, IncompatibleRunError, RemoteProtocolError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import (
@@ -64,6 +65,11 @@ specs = st.integers(1, 64).flatmap(
         ("fragments", 2.0),
         ("rounds_in_flight", 0),
         ("rounds_in_flight", 2),
+        ("aggregate", "median"),
+        ("aggregate", ""),
+        ("error_feedback", -0.1),
+        ("error_feedback", 1.1),
+        ("error_feedback", float("nan")),
     ],
 )
 def test_a_bad_field_is_named(field, value):
@@ -72,6 +78,45 @@ def test_a_bad_field_is_named(field, value):
         RunSpec(**{**good, field: value})
     with pytest.raises(RemoteProtocolError, match=field):
         RunSpec.from_wire({**good, field: value})
+
+
+@pytest.mark.parametrize(
+    ("codec", "aggregate", "error_feedback", "lacks"),
+    [
+        ("topk", "senders", 0.0, "error_feedback"),
+        ("sign", "all", 0.0, "error_feedback"),
+        ("topk", "mean", 0.95, "aggregate"),  # what the owner's encoding leaves out nobody keeps
+        ("int2", "mean", 1.0, "aggregate"),
+        ("int8_sr", "senders", 0.95, "a key"),
+        ("randk", "all", 0.95, "a key"),
+    ],
+)
+def test_what_a_lossy_codec_lacks_is_named(codec, aggregate, error_feedback, lacks):
+    with pytest.raises(ConfigError, match=f"codec '{codec}' needs {lacks}"):
+        RunSpec(sync_every=1, codec=codec, aggregate=aggregate, error_feedback=error_feedback)
+
+
+@pytest.mark.parametrize(
+    ("codec", "aggregate", "error_feedback"),
+    [
+        ("topk", "senders", 0.95),
+        ("sign", "all", 1.0),
+        ("int4", "mean", 0.9),
+        ("int8", "senders", 0.0),
+        ("float32", "all", 0.0),
+    ],
+)
+def test_results_are_encoded_as_the_aggregate_says(codec, aggregate, error_feedback):
+    spec = RunSpec(sync_every=1, codec=codec, aggregate=aggregate, error_feedback=error_feedback)
+    assert RunSpec.from_wire(spec.to_wire()) == spec
+    parts = get_codec(codec)
+    for weights in ([1.0], [1.0, 0.0, 2.5]):
+        result = spec.result_codec(weights)
+        assert result.part_codec is parts
+        if aggregate == "mean":
+            assert result is parts
+        else:
+            assert result == Gathered(parts, tuple(weights), aggregate)
 
 
 def test_an_int_for_a_float_means_that_float():
@@ -202,6 +247,16 @@ def test_host_bytes_of_a_large_model():
     assert log_bytes(RunSpec(sync_every=1), manifest) == 4 * n + result
     spec = RunSpec(sync_every=1, fragments=4, rounds_in_flight=2)
     assert host_bytes(spec, manifest) == 20 * n + 4 * (result // 4) + 4 * n + result // 4
+
+
+def test_host_bytes_of_gathered_rounds_hold_for_any_number_of_peers():
+    """Error feedback takes 4 bytes; results at most what float32 takes, but for short chunks."""
+    n = 1 << 24
+    manifest = Manifest.of([Parameter("w", (n,))])
+    spec = RunSpec(sync_every=1, codec="topk", aggregate="senders", error_feedback=0.95)
+    assert host_bytes(spec, manifest) == 24 * n + 3 * 4 * n + (512 << 20)
+    for peers in (1, 3, 128, 129, 1024):
+        assert spec.result_codec((1.0,) * peers).encoded_bytes(n) <= 4 * n
 
 
 @pytest.mark.parametrize(

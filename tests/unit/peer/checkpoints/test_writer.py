@@ -36,7 +36,9 @@ from atoll.peer.identity import Home
 
 
 @pytest.mark.parametrize("fragments", [1, 2, 3])
-@pytest.mark.parametrize("codec", ["int8", "float32"])
+@pytest.mark.parametrize(
+    ("codec", "aggregate"), [("int8", "mean"), ("float32", "mean"), ("topk", "senders")]
+)
 @pytest.mark.parametrize("busy", [(0,), (1,), (2,), (1, 1, 2), (0, 1, 2, 2, 2)])
 def test_rounds_that_commit_meanwhile_are_brought_to_one(
     home: Home,
@@ -44,9 +46,11 @@ def test_rounds_that_commit_meanwhile_are_brought_to_one(
     monkeypatch: pytest.MonkeyPatch,
     fragments: int,
     codec: str,
+    aggregate: str,
     busy: tuple[int, ...],
 ) -> None:
-    run = TinyRun(home.peer_id, parameters=SMALL, fragments=fragments, codec=codec)
+    options = {"fragments": fragments, "codec": codec, "aggregate": aggregate}
+    run = TinyRun(home.peer_id, parameters=SMALL, **options)
     for _ in range(3):
         run.commit()
     before_each_chunk(run, monkeypatch, lambda chunk: [run.commit() for c in busy if c == chunk])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives import get_codec, grid_for
+from atoll.collectives.codecs import gathered_codec
 from atoll.collectives.network import Network, measured, uniform
 from atoll.peer.measuring.messages import StreamPlan
 from atoll.peer.measuring.planning import (
@@ -63,6 +64,17 @@ def test_two_far_apart_exchange_everything_where_that_saves_a_way() -> None:
     assert all(told.pace[0] > 0 for told in plan.told.values())
     large = plan_rounds(peers, wide(100, 100, trip_ms=10), GRID, INT8)
     assert large.advice.layout.kind == "butterfly"
+
+
+def test_gathered_parts_come_to_their_owner_as_they_are() -> None:
+    """No rings, trees or pairs, however fast; and results are as large as all parts together."""
+    sites = wide(100, 100, 100, 100, sites=(0, 0, 1, 1))
+    topk = get_codec("topk")
+    for peers, network in ((PEERS[:2], wide(100, 100, trip_ms=300)), (PEERS, sites)):
+        whole = gathered_codec(topk, (1.0,) * len(peers), "senders")
+        plan = plan_rounds(peers, network, grid_for(100_000), whole)
+        assert plan.advice.layout.kind == "butterfly"
+        assert "excluded by the task" in "; ".join(plan.choice.reasons)
 
 
 def test_a_vector_of_one_chunk_has_an_owner_and_others_are_shared_out() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from harness.plainstate import GRID, commit, head_of, run_blob
+from harness.plainstate import GRID, commit, head_of, initialise, run_blob
 from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import StateError
@@ -25,7 +25,7 @@ A, B = b"a" * 32, b"b" * 32
 @pytest.fixture
 def state() -> Iterator[ReplicatedState]:
     state = ReplicatedState(run_blob())
-    state.initialise(np.arange(GRID.total, dtype=np.float32).view(np.uint8))
+    initialise(state, np.arange(GRID.total, dtype=np.float32))
     commit(state)
     yield state
     state.close()
@@ -52,7 +52,7 @@ def test_an_operation_changes_the_round_only(state: ReplicatedState, kind: str) 
 
 def test_steps_after_operations_give_the_same_bits(state: ReplicatedState) -> None:
     other = ReplicatedState(run_blob())
-    other.initialise(np.arange(GRID.total, dtype=np.float32).view(np.uint8))
+    initialise(other, np.arange(GRID.total, dtype=np.float32))
     for seed in (1, 2, 3):
         commit(other, seed=seed)
     operate(state)
@@ -152,7 +152,7 @@ def test_the_log_gives_the_memory_of_steps_back_and_not_that_of_operations() -> 
         run.commit()
         run.operate()
         run.operate()
-    result = run.state.layout(0).total_bytes
+    result = run.state.layout(head_of(2)).total_bytes
     spares = [array.nbytes for array in run.log._spares]
     assert spares
     assert set(spares) == {result}

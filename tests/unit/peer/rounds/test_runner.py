@@ -133,7 +133,7 @@ def test_a_holder_without_the_result_says_so(tmp_path: Path) -> None:
         begin = begin_of(sites, 1)
         state = one.runner.state
         assert state is not None
-        result = RoundResult(state.codec, state.grid)
+        result = RoundResult(get_codec(state.spec.codec), state.grid)
         with pytest.raises(StateError, match="does not hold the result"):
             await one.runner.reducer.fetcher.fetch(begin, other.me, result)
 

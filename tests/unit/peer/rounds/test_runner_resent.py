@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from harness.plainstate import head_of
 from harness.runner_sites import PATIENCE_S, Site, begin_of, eventually, prepare, scenario
 
 from atoll.peer.group import events as ev
@@ -110,7 +111,7 @@ def test_one_of_eight_dies_at_half_of_a_round(
             site.runner.carry_out(ev.Reduce(calm))
         await eventually(lambda: all(site.reduced(1, 2) for site in sites))
         whole_bytes = sent_bytes(sites, 2)
-        encoded_bytes = sites[0].state.layout(0).total_bytes
+        encoded_bytes = sites[0].state.layout(head_of(2)).total_bytes
         assert whole_bytes == 2 * (PEERS - 1) * encoded_bytes
         for site in sites:
             site.runner.carry_out(ev.Apply(calm, CHAIN))

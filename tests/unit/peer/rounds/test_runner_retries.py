@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.plainstate import head_of
 from harness.runner_sites import (
     LINEAGE,
     Site,
@@ -222,7 +223,9 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
         for site in (other, outsider):
             site.runner.carry_out(ev.Fetch(begin, holder.me))
         await eventually(lambda: other.reduced(1) and outsider.reduced(1))
-        assert other.runner.streams.received_bytes - before < 2 * holder.state.layout(0).size(2)
+        assert other.runner.streams.received_bytes - before < 2 * holder.state.layout(
+            head_of(2)
+        ).size(2)
         assert {site.reduced(1) for site in sites} == {holder.reduced(1)}
         lent = holder.runner.reducer.complete_result(2, 1)
         job, whole = (site.runner.reducer.jobs.get(2) for site in (other, outsider))

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from harness.plainstate import GRID, check_proof, commit, encode, head_of, run_blob, vector
+from harness.plainstate import (
+    GRID,
+    check_proof,
+    commit,
+    encode,
+    head_of,
+    initialise,
+    run_blob,
+    vector,
+)
 
 from atoll.collectives.errors import StateError
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
@@ -32,7 +41,7 @@ def void(fragments: int = 1) -> ReplicatedState:
 
 def founded(fragments: int = 1) -> ReplicatedState:
     state = void(fragments)
-    state.initialise(vector(0).view(np.uint8))
+    initialise(state, vector(0))
     return state
 
 
@@ -163,7 +172,7 @@ def test_init_can_be_undone():
     digest = state.digest
     assert state.undo()
     assert (state.digest, state.round) == (b"", 0)
-    state.initialise(vector(0).view(np.uint8))
+    initialise(state, vector(0))
     assert state.digest == digest
 
 
@@ -173,7 +182,7 @@ def test_only_the_next_round_is_applied(number):
     with pytest.raises(StateError, match="does not follow 1"):
         state.apply(head_of(number), encode("int8", vector(1), range(GRID.count)))
     with pytest.raises(StateError, match="does not follow 1"):
-        state.initialise(vector(0).view(np.uint8))
+        initialise(state, vector(0))
 
 
 def test_an_entry_of_another_size_is_refused_and_nothing_lost():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.plainstate import head_of
 from harness.tinyrun import TinyRun
 from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
@@ -55,7 +56,7 @@ def test_a_laggard_is_brought_forward_by_entries(tmp_path: Path) -> None:
         await eventually(lambda: laggard.reached)
         assert laggard.state is before
         assert same(laggard.state, truth.state)
-        entries = 2 * truth.state.layout(0).total_bytes
+        entries = 2 * truth.state.layout(head_of(2)).total_bytes
         assert laggard.streams.received_bytes < 1.1 * entries
 
     runs = [run_of(5), run_of(5), run_of(3)]
@@ -73,7 +74,7 @@ def test_collectives_in_the_log_cost_their_heads_only(tmp_path: Path, own: int |
         assert learner.reached == [(15, truth.chain)]
         assert same(learner.state, truth.state)
         if own is not None:  # one step of nine entries
-            step = truth.state.layout(0).total_bytes
+            step = truth.state.layout(head_of(2)).total_bytes
             assert learner.streams.received_bytes - before_bytes < 1.1 * step
         truth.operate()
         learner.catch_up.aim(goal_of(truth, donors))
@@ -200,7 +201,7 @@ def test_whichever_question_was_lost_with_a_link_is_asked_again_at_once(
         await eventually(lambda: learner.reached)
         assert asyncio.get_running_loop().time() - began_s < catchup.ANSWER_S
         if question is ft.AskHeads:  # the way that it had begun
-            assert learner.streams.received_bytes < 2.5 * run.state.layout(0).total_bytes
+            assert learner.streams.received_bytes < 2.5 * run.state.layout(head_of(2)).total_bytes
 
     run = run_of(5)
     runs = [run, run_of(3) if question is ft.AskHeads else None]

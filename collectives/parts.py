@@ -1,0 +1,102 @@
+"""The parts of one reduction: the own one is encoded, and all of them come together.
+
+What becomes of them is said by ``Sums`` (sums.py) and ``Slots`` (slots.py). Nothing is decided
+here: the engine says whose part is added when, one thread at a time for each chunk.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from atoll.collectives.buffers import BufferPool
+from atoll.collectives.chunks import encoded_layout
+from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.result import RoundResult
+
+__all__ = ["ENCODERS_MAX", "Parts"]
+
+# Chunks that are filled and encoded at the same time. Each takes a float32 chunk, and this many
+# cores encode more than 100 Gbit/s of float32, so more would take memory and bring nothing.
+ENCODERS_MAX: Final = 4
+
+
+class Parts(ABC):
+    """``codec`` is that of parts. Buffers that ``encoded`` lends are given back to it, but where
+    bytes could not be decoded: then the reduction fails anyway.
+
+    ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
+    What they raise goes on to the caller.
+    """
+
+    def __init__(
+        self,
+        result: RoundResult,
+        codec: Codec,
+        source: Callable[[int, F32], None],
+        own: Callable[[int], F32] | None = None,
+    ) -> None:
+        self._result, self._codec, self._grid = result, codec, result.grid
+        self._layout = encoded_layout(result.grid, codec)
+        self.encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
+        self._floats = BufferPool(result.grid.size(0), np.float32)
+        self._source, self._own = source, own
+        self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self.encoded.allocated_bytes + self._floats.allocated_bytes
+
+    @abstractmethod
+    def in_place(self, chunk: int) -> bool:
+        """Whether it grows where the result lies: then each addition writes there."""
+
+    @abstractmethod
+    def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
+        """Add the part of a participant, or a sum of several, which has its weights already (None);
+        and give the buffer back. CodecError."""
+
+    @abstractmethod
+    def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
+        """Add the own part as it is, or ``coded``: as others decode it. CodecError."""
+
+    @abstractmethod
+    def encode(self, chunk: int, out: U8) -> None:
+        """All parts are added: encode what they give into ``out`` and forget it. CodecError."""
+
+    def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
+        """What to send of a chunk: the sum, if there is one here, else, or if it must be ``own``,
+        the own part; in ``buffer`` or where it lies. CodecError."""
+        return self._encode_own(chunk, buffer)
+
+    def copied(self, payload: U8, buffer: U8) -> U8 | None:
+        """A copy, for ``add``, of the own part that lies in ``buffer``. None if ``payload`` shows
+        where the part lies: from there ``add_own`` adds it."""
+        if not np.may_share_memory(payload, buffer):
+            return None
+        copy = self.encoded.take()
+        copy[: payload.size] = payload
+        return copy
+
+    def _encode_own(self, chunk: int, buffer: U8) -> U8:
+        if self._own is not None and self._codec.contract.kind == "exact":
+            where = self._own(chunk).view(np.uint8)
+            self._codec.check(where, self._grid.size(chunk))
+            return where
+        out = buffer[: self._layout.size(chunk)]
+        if self._own is not None:
+            self._codec.encode(self._own(chunk), out)
+            return out
+        with self._encoders:
+            floats = self._floats.take()
+            try:
+                values = floats[: self._grid.size(chunk)]
+                self._source(chunk, values)
+                self._codec.encode(values, out)
+            finally:
+                self._floats.give(floats)
+        return out

@@ -1,0 +1,56 @@
+"""Error feedback of this peer: what the codec has left out of its contributions so far.
+
+It is this peer's alone, and is in no checkpoint. An attempt reads it; the commit of a round that
+has our part in it moves it on, chunk by chunk. A round that is given up, or goes on without us,
+leaves it alone. It belongs to a state that was reached round by round: whoever loads one otherwise
+forgets it, because nobody knows any more what of it is in that state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.compensated import Compensated
+from atoll.collectives.feedback import ErrorFeedback
+from atoll.peer.rounds.jobs import Job
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["Residual"]
+
+
+class Residual:
+    """Takes no memory before it is needed: then 4 bytes per parameter.
+
+    Threads that reduce read it while others commit, but never the chunks of one fragment at once:
+    its next round begins after the commit.
+    """
+
+    def __init__(self) -> None:
+        self.feedback: ErrorFeedback | None = None
+        self._rounds = 0  # that are in it
+
+    def source(
+        self, state: ReplicatedState, submission: F32, fragment: int
+    ) -> Callable[[int, F32], None]:
+        """What our part of a step is computed with: ``state.delta_of``, and what is kept."""
+        delta, spec = state.delta_of(submission, fragment), state.spec
+        if not spec.error_feedback:
+            return delta
+        if self.feedback is None:
+            codec, elements = get_codec(spec.codec), state.grid.total
+            self.feedback = ErrorFeedback(codec, elements, spec.error_feedback)
+        first, _ = state.grid.bounds(state.chunks_of(fragment)[0])
+        return Compensated(delta, self.feedback, state.fragment_grid(fragment), first)
+
+    def commit(self, job: Job, me: bytes) -> None:
+        """The result of ``job`` is about to be applied, and θ is still the one before it."""
+        chunks = job.chunks_with(me)
+        if chunks and isinstance(job.own, Compensated):
+            job.own.commit(job.result, job.begin.participants.index(me), chunks)
+            self._rounds += 1
+
+    def forget(self) -> int:
+        """Begin anew; how many rounds were in it."""
+        rounds, self._rounds, self.feedback = self._rounds, 0, None
+        return rounds
