@@ -69,7 +69,11 @@ def main() -> int:
     runner = Runner(results, chosen.cache / "logs", chosen.jobs, command_of(chosen.cache), done)
     broken = runner.run(lambda: plan.pending(results, chosen.rows), until_s)
     print(f"results, tables and plots: {out}")
-    wrong = faults(plan, results) if chosen.quick else [f"{row.name} failed" for row in broken]
+    wrong = (
+        faults(plan, results, chosen.rows)
+        if chosen.quick
+        else [f"{row.name} failed" for row in broken]
+    )
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 from xml.sax.saxutils import escape
 
 from benchmarks.convergence.labels import Box, Label, place
@@ -36,6 +37,9 @@ class Level:
     label: str
 
 
+MarkOrLevel = TypeVar("MarkOrLevel", Mark, Level)
+
+
 def plot(
     title: str,
     axes: tuple[str, str],
@@ -44,12 +48,10 @@ def plot(
     shapes: Sequence[str] = (),
     y_most: float = math.inf,
 ) -> str:
-    """``axes``: what x and y are. ``shapes``: what each shape means. Marks above ``y_most`` lie on
-    the upper edge, and their labels say where they would be."""
-    marks = [
-        mark if mark.y <= y_most else replace(mark, y=y_most, label=f"{mark.label} ↑ {mark.y:.2f}")
-        for mark in marks
-    ]
+    """``axes``: what x and y are. ``shapes``: what each shape means. What is above ``y_most`` lies
+    on the upper edge, and its label says where it would be."""
+    marks = [_lowered(mark, y_most) for mark in marks]
+    levels = [_lowered(level, y_most) for level in levels]
     x_axis = _Axis.logarithmic([mark.x for mark in marks])
     y_axis = _Axis.linear([each.y for each in (*marks, *levels)])
     parts = [*_frame(title, axes, x_axis, y_axis), *_key(shapes)]
@@ -73,6 +75,12 @@ def plot(
     )
     back = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     return "\n".join([head, back, *parts, "</svg>"]) + "\n"
+
+
+def _lowered(each: MarkOrLevel, y_most: float) -> MarkOrLevel:
+    if each.y <= y_most:
+        return each
+    return replace(each, y=y_most, label=f"{each.label} ↑ {each.y:.2f}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.convergence.methods import METHODS
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.results import Results
@@ -9,11 +11,12 @@ from benchmarks.convergence.results import Results
 __all__ = ["faults"]
 
 
-def faults(plan: Plan, results: Results) -> list[str]:
+def faults(plan: Plan, results: Results, pattern: str = "") -> list[str]:
     """A sentence for each row that is missing, has diverged, or has not beaten the untrained model
-    by the margin of its method."""
+    by the margin of its method; of the lines in whose name ``pattern`` is found."""
     found = []
-    for row in (row for line in plan.lines() for row in plan.rows(line, results)):
+    lines = [line for line in plan.lines() if re.search(pattern, line.name)]
+    for row in (row for line in lines for row in plan.rows(line, results)):
         entry, result = METHODS[row.line.method], results.get(row)
         if result is None:
             found.append(f"{entry.label} has no result")

@@ -19,7 +19,7 @@ AXES = (
     "bytes sent per peer in the method's own steps (encoded payload, logarithmic)",
     "held-out loss, nats per byte",
 )
-ABOVE_FLOOR = 0.25  # of the way from the best row to the floor: what is higher lies on the edge
+HIGHEST = 1.25  # of the ceiling's loss; what is worse lies on the upper edge: bars end at 20 %
 
 
 def write_report(folder: Path, plan: Plan, results: Results) -> None:
@@ -34,7 +34,9 @@ def picture(plan: Plan, title: str, lines: Sequence[Summary]) -> str:
     """One mark for each line that sends anything and has not diverged."""
     losses = {each.line.method: each.loss.mean for each in lines if each.loss is not None}
     levels = [
-        Level(losses[name], METHODS[name].label) for name in (FLOOR, CEILING) if name in losses
+        Level(losses[name], f"{METHODS[name].label} {losses[name]:.3f}")
+        for name in (FLOOR, CEILING)
+        if name in losses
     ]
     marks = [
         Mark(
@@ -47,10 +49,7 @@ def picture(plan: Plan, title: str, lines: Sequence[Summary]) -> str:
         for each in lines
         if each.loss is not None and each.sent_bytes > 0
     ]
-    y_most = float("inf")
-    if FLOOR in losses:
-        best = min(losses.values())
-        y_most = losses[FLOOR] + ABOVE_FLOOR * (losses[FLOOR] - best)
+    y_most = HIGHEST * losses[CEILING] if CEILING in losses else float("inf")
     shapes = [f"H = {h}" for h in plan.sync_every[:2]] + ["at every step"]
     return plot(title, AXES, marks, levels, shapes, y_most)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.convergence.bars import verdicts
 from benchmarks.convergence.figures import Summary, summaries
-from benchmarks.convergence.methods import METHODS
+from benchmarks.convergence.methods import CEILING, METHODS
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.row import SCRATCH, WARM, WARM_SHARE
@@ -116,7 +116,7 @@ def line_table(plan: Plan, lines: Iterable[Summary]) -> list[tuple[str, ...]]:
                 str(each.line.sync_every) if rounds else "",
                 f"{each.rate:g}{edge}",
                 each.loss.shown(3) if each.loss else "diverged",
-                f"{each.above.shown(1, '+')} %" if each.above else "",
+                f"{each.above.shown(1, '+')} %" if each.above and method.name != CEILING else "",
                 megabytes(each.sent_bytes),
                 f"{each.factor:,.0f} ×" if each.factor else "",
                 str(len(each.results)),
@@ -156,7 +156,8 @@ def sources(results: Results) -> list[str]:
 def megabytes(count: float) -> str:
     if count == 0:
         return "nothing"
-    return f"{count / 1e6:,.0f} MB" if count >= 1e7 else f"{count / 1e6:.2g} MB"
+    millions = count / 1e6
+    return f"{millions:,.0f} MB" if millions >= 100 else f"{millions:#.3g} MB"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

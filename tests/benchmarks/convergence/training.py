@@ -102,7 +102,9 @@ class _Curve:
         self, step: int, model: ByteTransformer, part: int, parts: int, sent_bytes: float
     ) -> None:
         """Divergence."""
-        most = self._final_windows if step == self._last_step else ON_THE_WAY
+        most = self._final_windows
+        if step != self._last_step:
+            most = min(most or ON_THE_WAY, ON_THE_WAY)
         starts = self._heldout.windows(most)[part::parts]
         total = self._heldout.total(model, starts)
         if not math.isfinite(total):
