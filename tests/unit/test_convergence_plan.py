@@ -116,7 +116,7 @@ def test_quick_has_every_method_once_and_tunes_nothing(tmp_path: Path) -> None:
     faults = quick.faults(plan, results)
     assert len(faults) == len(rows)
     assert all("no result" in fault for fault in faults)
-    assert quick.faults(plan, results, "qsr") == ["LocalSGD QSR has no result"]
+    assert quick.faults(plan, results, "qsr") == ["LocalSGD QSR int8 has no result"]
     for number, row in enumerate(rows):
         margin = METHODS[row.line.method].quick_margin
         loss = 5.5 - margin + (0.01 if number == 1 else -0.01)

@@ -151,18 +151,24 @@ def test_workers_begin_with_equal_states_of_their_own(
 ) -> None:
     inners: list[torch.optim.Optimizer] = []
     seen: list[dict[str, Any]] = []
+    scores: list[float] = []
 
     def make(model: Any, inner: Any, session: SwarmSession, case: Case) -> DiLoCo:
         inners.append(inner)
         state = inner.state_dict()["state"]
         seen.append({k: {n: v.clone() for n, v in each.items()} for k, each in state.items()})
-        assert case == Case(sync_every=H, lr=4e-3, steps=18, warmup_steps=0, workers=WORKERS)
+        assert case == Case(
+            sync_every=H, lr=4e-3, steps=18, warmup_steps=0, workers=WORKERS, score=case.score
+        )
+        scores.append(float(case.score()))
+        assert scores[-1] == case.score()
         assert inner.param_groups[0]["lr"] == rate_at(6, STEPS, 4e-3)
         return DiLoCo(model, inner, case.sync_every, session)
 
     monkeypatch.setitem(METHODS, "spy", Entry(name="spy", label="spy", make=make))
     run(tmp_path, "spy", WARM)
     assert len(seen) == WORKERS
+    assert len(set(scores)) == 1
     for key, moments in seen[0].items():
         assert moments["step"] == 6
         for other in seen[1:]:
@@ -212,6 +218,10 @@ def test_a_row_that_diverges_is_a_result(tmp_path: Path, method: str) -> None:
     assert found.failed
     assert found.loss == float("inf")
     assert Result.from_json(found.to_json()) == found
+    begun = run(tmp_path, method, WARM, lr=1e30, h=h)  # its warm start has diverged
+    assert begun.failed
+    assert not begun.points
+    assert begun.sent_bytes == 0
 
 
 def test_other_errors_are_no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

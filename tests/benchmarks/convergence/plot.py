@@ -53,7 +53,7 @@ def plot(
     marks = [_lowered(mark, y_most) for mark in marks]
     levels = [_lowered(level, y_most) for level in levels]
     x_axis = _Axis.logarithmic([mark.x for mark in marks])
-    y_axis = _Axis.linear([each.y for each in (*marks, *levels)])
+    y_axis = _Axis.linear([mark.y for mark in marks] + [level.y for level in levels])
     parts = [*_frame(title, axes, x_axis, y_axis), *_key(shapes)]
     taken = []
     for level in levels:

@@ -26,7 +26,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """``points``: the first before the method's first step, the last at the end of the row.
+    """``points``: the first before the method's first step, the last at the end of the row; fewer
+    where it diverged, or none.
 
     ``made_with``: what should be the same in all rows that are compared.
     """
@@ -46,7 +47,7 @@ class Result:
 
     @property
     def sent_bytes(self) -> float:
-        return self.points[-1].sent_bytes
+        return self.points[-1].sent_bytes if self.points else 0.0
 
     def to_json(self) -> str:
         values = {"name": self.row.name} | {k: v for k, v in vars(self).items() if k != "row"}

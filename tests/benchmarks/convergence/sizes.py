@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,6 +94,10 @@ def rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def set_rate(stepped: Any, rate: float) -> None:
+    """Of an optimizer of torch, or of a method that has one ``lr``."""
+    if isinstance(stepped, torch.optim.Optimizer):
+        for group in stepped.param_groups:
+            group["lr"] = rate
+    else:
+        stepped.lr = rate

@@ -37,6 +37,7 @@ from atoll.optim.text import Text
 
 __all__ = ["Divergence", "ring_bytes", "run_row", "train_plainly"]
 
+SCORE_WINDOWS, SCORE_SEED = 64, 2**31  # of methods that ask how well a worker does
 EVALUATIONS = 4  # evenly over the steps of a row with those of the warm start; H divides them
 
 
@@ -71,6 +72,10 @@ def ring_bytes(elements: int, workers: int, steps: int) -> float:
     return 2 * (workers - 1) / workers * 4 * elements * steps
 
 
+def where_is(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 def train_plainly(
     model: ByteTransformer,
     inner: torch.optim.Optimizer,
@@ -79,7 +84,7 @@ def train_plainly(
 ) -> None:
     """A step for each rate, on the batches of all these workers as one: the mean of their
     gradients, because they are equally large."""
-    where = next(model.parameters()).device
+    where = where_is(model)
     for rate in rates:
         set_rate(inner, rate)
         parts = [each.next() for each in batches]
@@ -183,6 +188,18 @@ class _Run:
             batches.next()  # the warm start has had it
         return batches
 
+    def _score_of(self, model: ByteTransformer) -> Callable[[], torch.Tensor]:
+        batches = TextBatches(
+            self._text, context=self.size.context, batch=SCORE_WINDOWS, seed=SCORE_SEED
+        )
+        bytes_BT, next_BT = (part.to(where_is(model)) for part in batches.next())
+
+        @torch.no_grad()
+        def score() -> torch.Tensor:
+            return model.loss(bytes_BT, next_BT)
+
+        return score
+
     def _rate(self, step: int) -> float:
         return rate_at(step, self.line.steps, self.row.lr)
 
@@ -210,12 +227,13 @@ class _Run:
             steps=self.line.steps - first,
             warmup_steps=max(0, warmup_steps(self.line.steps) - first),
             workers=workers,
+            score=self._score_of(model),
         )
         assert self.entry.make is not None
         outer = self.entry.make(model, inner, session, case)
         stepped = inner if self.entry.uses_inner else outer
         batches = self._batches(session.number, first)
-        where = next(model.parameters()).device
+        where = where_is(model)
 
         def read(step: int) -> None:
             with outer.outer_parameters() if hasattr(outer, "outer_parameters") else nullcontext():

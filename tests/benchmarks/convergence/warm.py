@@ -20,8 +20,8 @@ __all__ = ["made_with", "warm_start"]
 
 def made_with(text: Text) -> str:
     """What decides on figures and is not in a row's name: the text, torch and the device."""
-    digest = hashlib.sha256(text.train)
-    digest.update(text.heldout)
+    digest = hashlib.sha256(text.train.data)
+    digest.update(text.heldout.data)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     return f"text {digest.hexdigest()[:12]}, torch {torch.__version__}, {device}"
 
