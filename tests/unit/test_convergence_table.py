@@ -142,7 +142,7 @@ def test_a_row_that_diverged_is_shown(tmp_path: Path) -> None:
         results.add(result_of(row, failed="NaN" if row.lr > 2e-3 else ""))
     results.add(result_of(Row(tuned[0].line, 2e-3, seed=1), failed="NaN"))
     rates, lines = document(PLAN, results).split("## Learning rates")[::-1]
-    assert "| DiLoCo int8 | **2.000** | diverged | diverged |" in rates
+    assert "| DiLoCo int8 | 0.002: **2.000**, 0.004: diverged, 0.008: diverged |" in rates
     assert "| DiLoCo int8 | 30 | 0.002* | diverged |" in lines
 
 

@@ -14,10 +14,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.convergence.sizes import WEIGHT_DECAY
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from atoll.optim import CO2, QSR, DiLoCo, GradientAverage, LocalSGD, StreamingDiLoCo
+from atoll.optim import (
+    CO2,
+    QSR,
+    DeMo,
+    DiLoCo,
+    GradientAverage,
+    LocalSGD,
+    Population,
+    StreamingDiLoCo,
+    ZerothOrder,
+)
 from atoll.optim.swarm import SwarmSession
 
 __all__ = [
@@ -136,6 +147,23 @@ def co2(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -
     return CO2(model, inner, case.sync_every, session)
 
 
+def demo(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> DeMo:
+    return DeMo(model, session, lr=case.lr, weight_decay=WEIGHT_DECAY)
+
+
+def zeroth_order(
+    model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case
+) -> ZerothOrder:
+    """One sample for each step: two forward passes, less work than a step with gradients."""
+    return ZerothOrder(model, session, case.lr, samples=1)
+
+
+def population(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> Population:
+    """What is explored is the weight decay: the learning rate has its schedule."""
+    bounds = {"weight_decay": (0.1 * WEIGHT_DECAY, 10 * WEIGHT_DECAY)}
+    return Population(model, inner, session, case.score, case.sync_every, bounds)
+
+
 def gradient_average(codec: str) -> Make:
     return lambda model, inner, session, case: GradientAverage(model, inner, session, codec=codec)
 
@@ -194,6 +222,26 @@ _ENTRIES = (
         quick_margin=1.0,  # it comes down to 4.03: of six rounds the first steps are small
     ),
     Entry(name="co2", label="CO2 int8", make=co2),
+    Entry(
+        name="demo",
+        label="DeMo",
+        make=demo,
+        uses_inner=False,
+        every_step=True,
+        rates=(5e-4, 1e-3, 2e-3),  # of steps by sign, which are longer than AdamW's
+    ),
+    Entry(
+        name="zeroth-order",
+        label="ZerothOrder",
+        make=zeroth_order,
+        step=with_closure,
+        uses_inner=False,
+        every_step=True,
+        rates=(1e-4, 3e-4, 1e-3),
+        one_line=True,  # it is for fine-tuning
+        quick_margin=0.2,  # it comes down to 4.88
+    ),
+    Entry(name="population", label="Population", make=population),
     Entry(name="local-sgd", label="LocalSGD int8", make=local_sgd),
     Entry(name="local-sgd-qsr", label="LocalSGD QSR int8", make=qsr, tuned_as="local-sgd"),
 )

@@ -127,18 +127,18 @@ def line_table(plan: Plan, lines: Iterable[Summary]) -> list[tuple[str, ...]]:
 
 
 def rate_table(plan: Plan, results: Results) -> list[tuple[str, ...]]:
-    methods = [name for name, entry in METHODS.items() if not entry.tuned_as]
-    rates = sorted({rate for name in methods for rate in plan.rates(name)})
-    rows: list[tuple[str, ...]] = [("method", *(f"{rate:g}" for rate in rates))]
-    for name in methods:
-        tuning = {row.lr: results.get(row) for row in plan.tuning(name)}
+    rows: list[tuple[str, ...]] = [("method", "loss at each rate of its grid")]
+    for name, entry in METHODS.items():
+        if entry.tuned_as:
+            continue
         best = plan.best_rate(name, results)
-        cells = []
-        for rate in rates:
-            result = tuning.get(rate)
-            text = "" if result is None else "diverged" if result.failed else f"{result.loss:.3f}"
-            cells.append(f"**{text}**" if text and rate == best else text)
-        rows.append((METHODS[name].label, *cells))
+        tried = []
+        for row in plan.tuning(name):
+            result = results.get(row)
+            if result is not None:
+                text = "diverged" if result.failed else f"{result.loss:.3f}"
+                tried.append(f"{row.lr:g}: " + (f"**{text}**" if row.lr == best else text))
+        rows.append((entry.label, ", ".join(tried)))
     return rows
 
 
