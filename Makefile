@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate replay shrink \
-        mutants scenarios-rewrite clean
+        mutants scenarios-rewrite bench-convergence bench-convergence-quick clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -26,6 +26,8 @@ help:
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
+	@echo "make bench-convergence   held-out loss against bytes sent, of every method; two hours, and it"
+	@echo "             goes on where it was stopped; make bench-convergence-quick: under five minutes"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
@@ -84,6 +86,17 @@ wheel: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bars.py $(ARGS)
 
+# Without a GPU about two hours on two idle cores; ARGS=--list says what is left, ARGS="--rows int4" runs
+# a part, ARGS="--minutes 30" stops after a while. With a GPU a model of 30 million parameters
+# (ARGS="--size 100M"). Results, tables and plots: docs/convergence. The quick one is for CI.
+CONVERGENCE := PYTHONPATH=tests $(BIN)/python -m benchmarks.convergence
+
+bench-convergence: $(STAMP)
+	$(CONVERGENCE) $(ARGS)
+
+bench-convergence-quick: $(STAMP)
+	$(CONVERGENCE) --quick $(ARGS)
+
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation
 FIRST ?= 0
@@ -118,5 +131,5 @@ soak-short: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .cache src/*.egg-info src/atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,248 @@
+"""The methods that are compared: to add one is to add an entry to METHODS.
+
+An entry makes the method from (model, inner optimizer, session of a swarm, case), where the case
+has what a schedule may need. What it makes has ``close()``, and ``outer_parameters()`` where a run
+has parameters other than the worker's. The inner optimizer is AdamW at the row's learning rate;
+where ``uses_inner`` is false, what the entry makes is itself the optimizer that is stepped, and
+the row's learning rate is its own (its ``lr``, or that of its groups). ``step`` takes one local
+step; an entry may bring one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.convergence.sizes import WEIGHT_DECAY
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.optim import (
+    CO2,
+    QSR,
+    DeMo,
+    DiLoCo,
+    GradientAverage,
+    LocalSGD,
+    Population,
+    StreamingDiLoCo,
+    ZerothOrder,
+)
+from atoll.optim.swarm import SwarmSession
+
+__all__ = [
+    "CEILING",
+    "FLOOR",
+    "METHODS",
+    "QUICK_MARGIN",
+    "BytesBar",
+    "Case",
+    "Entry",
+    "LossBar",
+    "after_backward",
+    "with_closure",
+]
+
+FLOOR, CEILING = "one-worker", "data-parallel"  # plain training, which training.py does itself
+# Nats per byte by which `--quick` must beat the untrained model, which has 5.34: with 60 steps most
+# methods come down to 3.3 to 3.5, about the entropy of single bytes.
+QUICK_MARGIN = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Of a row, for factories: ``steps`` are the method's own, without those of a warm start."""
+
+    sync_every: int
+    lr: float  # the peak of the inner rate
+    steps: int
+    warmup_steps: int  # of the inner rate that are among the method's own
+    workers: int
+    # The model's loss on a batch of the training text, the same one in all calls and workers.
+    score: Callable[[], Tensor] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class LossBar:
+    """At most ``percent`` above the loss of ``against``, or ``errors`` standard errors of what is
+    compared: the mean over paired seeds."""
+
+    percent: float
+    against: str
+    errors: float = 0.0
+    from_scratch: bool = False  # at twice the steps, and else after the warm start
+
+
+@dataclass(frozen=True)
+class BytesBar:
+    """So many times fewer bytes per peer than a float32 ring at every step."""
+
+    factor: float
+
+
+Make = Callable[[nn.Module, Optimizer, SwarmSession, Case], Any]
+# What steps (the inner optimizer, or the method itself), and the loss of the step's batch.
+StepRule = Callable[[Any, Callable[[], Tensor]], None]
+
+
+def after_backward(optimizer: Any, loss: Callable[[], Tensor]) -> None:
+    """An ordinary training step."""
+    loss().backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def with_closure(optimizer: Any, loss: Callable[[], Tensor]) -> None:
+    """Of a method that asks for losses and needs no gradients."""
+    optimizer.step(loss)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    name: str  # in the names of rows: never change it, or what was measured is measured again
+    label: str
+    make: Make | None = None  # None: plain training, without a swarm
+    step: StepRule = after_backward
+    uses_inner: bool = True
+    every_step: bool = False  # there are no rounds of H steps
+    rates: tuple[float, ...] = ()  # the grid of its learning rate, where the model's does not fit
+    tuned_as: str = ""  # takes the learning rate that was found for this one
+    one_line: bool = False  # only after the warm start, at the smaller H
+    bars: tuple[LossBar | BytesBar, ...] = ()  # at the smaller H
+    quick_margin: float = QUICK_MARGIN
+
+
+def diloco(codec: str) -> Make:
+    return lambda model, inner, session, case: DiLoCo(
+        model, inner, case.sync_every, session, codec=codec
+    )
+
+
+def local_sgd(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> LocalSGD:
+    return LocalSGD(model, inner, case.sync_every, session)
+
+
+def qsr(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> LocalSGD:
+    """H at the peak, from where it grows to at most ten times as much."""
+    rule = QSR(
+        a=case.lr * case.sync_every**0.5,
+        peak_lr=case.lr,
+        base=case.sync_every,
+        warmup_steps=case.warmup_steps,
+        most=10 * case.sync_every,
+        total_steps=case.steps,
+    )
+    return LocalSGD(model, inner, rule, session)
+
+
+def streaming(*, eager: bool) -> Make:
+    """Results are merged after one step, as in the paper's main runs: no clock decides."""
+    return lambda model, inner, session, case: StreamingDiLoCo(
+        model, inner, case.sync_every, session, delay=1, eager=eager
+    )
+
+
+def co2(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> CO2:
+    return CO2(model, inner, case.sync_every, session)
+
+
+def demo(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> DeMo:
+    return DeMo(model, session, lr=case.lr, weight_decay=WEIGHT_DECAY)
+
+
+def zeroth_order(
+    model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case
+) -> ZerothOrder:
+    """One sample for each step: two forward passes, less work than a step with gradients."""
+    return ZerothOrder(model, session, case.lr, samples=1)
+
+
+def population(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> Population:
+    """What is explored is the weight decay: the learning rate has its schedule."""
+    bounds = {"weight_decay": (0.1 * WEIGHT_DECAY, 10 * WEIGHT_DECAY)}
+    return Population(model, inner, session, case.score, case.sync_every, bounds)
+
+
+def gradient_average(codec: str) -> Make:
+    return lambda model, inner, session, case: GradientAverage(model, inner, session, codec=codec)
+
+
+WITHIN_5 = LossBar(5.0, CEILING)
+LOSSLESS = LossBar(0.3, "diloco-float32", errors=2.0)
+_ENTRIES = (
+    Entry(name=FLOOR, label="one worker"),
+    Entry(name=CEILING, label="data-parallel"),
+    Entry(
+        name="data-parallel-int8",
+        label="GradientAverage int8",
+        make=gradient_average("int8"),
+        every_step=True,
+        tuned_as=CEILING,
+        one_line=True,
+    ),
+    Entry(
+        name="diloco",
+        label="DiLoCo int8",
+        make=diloco("int8"),
+        bars=(WITHIN_5, LossBar(3.0, CEILING, from_scratch=True), BytesBar(50.0)),
+    ),
+    Entry(
+        name="diloco-float32",
+        label="DiLoCo float32",
+        make=diloco("float32"),
+        tuned_as="diloco",
+        one_line=True,
+    ),
+    Entry(
+        name="diloco-int4",
+        label="DiLoCo int4",
+        make=diloco("int4"),
+        tuned_as="diloco",
+        bars=(LOSSLESS, BytesBar(200.0)),
+    ),
+    Entry(
+        name="diloco-fp4",
+        label="DiLoCo E3M0",
+        make=diloco("fp4_e3m0"),
+        tuned_as="diloco",
+        one_line=True,
+        bars=(LOSSLESS, BytesBar(200.0)),
+    ),
+    Entry(
+        name="streaming",
+        label="Streaming E3M0",
+        make=streaming(eager=False),
+        bars=(WITHIN_5, BytesBar(200.0)),
+    ),
+    Entry(
+        name="eager",
+        label="Streaming eager E3M0",
+        make=streaming(eager=True),
+        quick_margin=1.0,  # it comes down to 4.03: of six rounds the first steps are small
+    ),
+    Entry(name="co2", label="CO2 int8", make=co2),
+    Entry(
+        name="demo",
+        label="DeMo",
+        make=demo,
+        uses_inner=False,
+        every_step=True,
+        rates=(5e-4, 1e-3, 2e-3),  # of steps by sign, which are longer than AdamW's
+    ),
+    Entry(
+        name="zeroth-order",
+        label="ZerothOrder",
+        make=zeroth_order,
+        step=with_closure,
+        uses_inner=False,
+        every_step=True,
+        rates=(1e-4, 3e-4, 1e-3),
+        one_line=True,  # it is for fine-tuning
+        quick_margin=0.2,  # it comes down to 4.88
+    ),
+    Entry(name="population", label="Population", make=population),
+    Entry(name="local-sgd", label="LocalSGD int8", make=local_sgd),
+    Entry(name="local-sgd-qsr", label="LocalSGD QSR int8", make=qsr, tuned_as="local-sgd"),
+)
+METHODS = {entry.name: entry for entry in _ENTRIES}

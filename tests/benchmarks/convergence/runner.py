@@ -1,0 +1,92 @@
+"""Runs rows, each in a process of its own, some at a time, and keeps what they give at once.
+
+A row's process ends by itself when this one has died, however it died; what it had not finished
+is begun anew next time. What it prints goes into a log, which is shown if it fails.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.convergence.results import Result, Results
+from benchmarks.convergence.row import Row
+
+__all__ = ["Runner"]
+
+POLL_S = 0.2  # rows take minutes
+LOG_LINES = 15  # of a process that failed
+
+
+@dataclass
+class _Running:
+    row: Row
+    process: subprocess.Popen[str]
+    log: Path
+
+
+class Runner:
+    """``command``: the process of a row, which prints its result. ``done`` is called after each."""
+
+    def __init__(
+        self,
+        results: Results,
+        logs: Path,
+        jobs: int,
+        command: Callable[[Row], list[str]],
+        done: Callable[[Result], None],
+    ) -> None:
+        self._results, self._logs, self._jobs = results, logs, jobs
+        self._command, self._done = command, done
+        self._running: list[_Running] = []
+        self._broken: set[Row] = set()
+
+    def run(self, pending: Callable[[], list[Row]], until_s: float = float("inf")) -> list[Row]:
+        """Until nothing is ``pending`` (it is asked after each row), or the monotonic clock shows
+        ``until_s``: then what is running ends, and nothing is begun. The rows whose processes
+        failed, which is not to say that they diverged."""
+        try:
+            while True:
+                busy = [each.row for each in self._running]
+                wanted = [row for row in pending() if row not in (*busy, *self._broken)]
+                if time.monotonic() < until_s:
+                    for row in wanted[: self._jobs - len(busy)]:
+                        self._running.append(self._begin(row))
+                if not self._running:
+                    return sorted(self._broken, key=lambda row: row.name)
+                self._wait_for_one()
+        finally:
+            for each in self._running:
+                each.process.kill()
+                each.process.communicate()
+
+    def _begin(self, row: Row) -> _Running:
+        log = self._logs / (row.name.replace("/", "_") + ".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                self._command(row),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,  # one line of JSON: it never fills
+                stderr=errors,
+                text=True,
+            )
+        return _Running(row, process, log)
+
+    def _wait_for_one(self) -> None:
+        while all(each.process.poll() is None for each in self._running):
+            time.sleep(POLL_S)
+        for each in [each for each in self._running if each.process.poll() is not None]:
+            self._running.remove(each)
+            said, _ = each.process.communicate()
+            if each.process.returncode:
+                self._broken.add(each.row)
+                tail = each.log.read_text().splitlines()[-LOG_LINES:]
+                print("\n    ".join([f"{each.row.name} failed:", *tail]), flush=True)
+                continue
+            result = Result.from_json(said)
+            self._results.add(result)
+            self._done(result)

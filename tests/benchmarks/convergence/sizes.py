@@ -1,0 +1,103 @@
+"""Models that the benchmark trains, and what of the training is the same in every row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.optim import ByteTransformer
+
+__all__ = [
+    "BETAS",
+    "LAST_RATE",
+    "SIZES",
+    "WARMUP_SHARE",
+    "WEIGHT_DECAY",
+    "Size",
+    "adamw",
+    "default_size",
+    "rate_at",
+    "set_rate",
+    "warmup_steps",
+]
+
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1  # of AdamW, as in OpenDiLoCo (arXiv 2407.07852)
+WARMUP_SHARE = 24  # one step in so many: 50 of 1,200
+LAST_RATE = 0.05  # of the peak, where the cosine ends (scaling laws of DiLoCo, arXiv 2503.09799)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model, each worker's batch, the grid of its inner learning rate (AdamW)."""
+
+    name: str
+    width: int
+    depth: int
+    heads: int
+    context: int
+    batch: int  # windows per worker and step
+    rates: tuple[float, ...]
+    final_windows: int = 0  # of the held-out text at the end of a row; 0: all of it
+
+    def model(self, seed: int) -> ByteTransformer:
+        """The same parameters for the same seed, whatever was drawn before."""
+        before = torch.get_rng_state()
+        torch.manual_seed(seed)
+        made = ByteTransformer(
+            width=self.width, depth=self.depth, heads=self.heads, context=self.context
+        )
+        torch.set_rng_state(before)
+        return made.to(device())
+
+
+# A worker's step takes 33 ms of CPU with 0.8M on a core whose neighbour is busy, 68 ms with
+# 0.8M-128: hence 64 bytes of context, with which the whole table takes two hours on two cores.
+SIZES = {
+    size.name: size
+    for size in (
+        Size("0.8M", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3)),
+        Size("0.8M-128", 128, 4, 4, 128, 8, (2e-3, 4e-3, 8e-3)),
+        Size("quick", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), final_windows=512),
+        Size("tiny", 16, 1, 2, 16, 2, (4e-3, 8e-3), final_windows=64),  # of the tests
+        Size("30M", 512, 10, 8, 256, 16, (5e-4, 1e-3, 2e-3)),
+        Size("100M", 768, 14, 12, 512, 16, (2.5e-4, 5e-4, 1e-3)),
+    )
+}
+
+
+def default_size() -> str:
+    return "30M" if torch.cuda.is_available() else "0.8M"
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def adamw(model: nn.Module, lr: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
+
+
+def warmup_steps(steps: int) -> int:
+    return max(1, steps // WARMUP_SHARE)
+
+
+def rate_at(step: int, steps: int, peak: float) -> float:
+    """The learning rate of step ``step``, which counts from 0: a linear rise, then a cosine."""
+    rise = warmup_steps(steps)
+    if step < rise:
+        return peak * (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    return peak * (LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def set_rate(stepped: Any, rate: float) -> None:
+    """Of an optimizer of torch, or of a method that has one ``lr``."""
+    if isinstance(stepped, torch.optim.Optimizer):
+        for group in stepped.param_groups:
+            group["lr"] = rate
+    else:
+        stepped.lr = rate
