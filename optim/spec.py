@@ -175,6 +175,12 @@ class RunSpec:
             return codec
         return gathered_codec(codec, tuple(weights), self.aggregate)
 
+    @property
+    def needs_butterfly(self) -> bool:
+        """Whether every part has to come to a chunk's owner as it was encoded: it gets a slot, or
+        what it has left out is kept. In other shapes some are added up on their way."""
+        return self.aggregate != MEAN or self.error_feedback > 0
+
     def to_wire(self) -> dict[str, str | int | float]:
         return asdict(self)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from atoll.collectives.choice import KINDS
 from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.codecs import Decoder, get_codec
 from atoll.collectives.network import Network
@@ -98,7 +99,10 @@ class Planner:
         if same and self._network is not None and not differs(self._network, network):
             return
         bbr = self._links.bbr(participants)
-        plan = await asyncio.to_thread(plan_rounds, participants, network, grid, codec, bbr=bbr)
+        kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
+        plan = await asyncio.to_thread(
+            plan_rounds, participants, network, grid, codec, bbr, kinds=kinds
+        )
         if self._training() != participants:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s

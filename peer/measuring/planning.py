@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.collectives.choice import KINDS, Choice, Task, choose, stream_bytes_per_s
 from atoll.collectives.chunks import ChunkGrid
-from atoll.collectives.codecs import Decoder, Gathered
+from atoll.collectives.codecs import Decoder
 from atoll.collectives.network import Network
 from atoll.collectives.pacing import carried_bytes, paces
 from atoll.collectives.shards import butterfly_shards
@@ -57,18 +57,19 @@ def plan_rounds(
     grid: ChunkGrid,
     codec: Decoder,
     bbr: tuple[bool, ...] = (),
+    *,
+    kinds: tuple[str, ...] = KINDS,
 ) -> RoundPlan:
     """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
-    this grid. ``codec`` is that of the result. ``bbr``: see Task. May take seconds for very many.
+    this grid. ``codec`` is that of the result. ``bbr``, ``kinds``: see Task. May take seconds for
+    very many.
 
-    Gathered parts must come to their owner as they are, so there only the butterfly will do. The
-    cost model knows one size: the mean of a part's and a result's, so that each line carries the
-    right sum of both, of equal shares.
+    The cost model knows one size of chunks: the mean of a part's and a result's, so that each line
+    carries the right sum of both, of equal shares.
     """
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
     result_bytes = codec.encoded_bytes(grid.total)
     bits = 8 * (part_bytes + result_bytes) / 2 / grid.total
-    kinds = ("butterfly",) if isinstance(codec, Gathered) else KINDS
     task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=kinds, bbr=bbr)
     choice = choose(network, task)
     order = choice.order if choice.kind == "ring" else choice.sites

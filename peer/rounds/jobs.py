@@ -52,7 +52,7 @@ class Job:
     fetching: asyncio.Task[None] | None = None  # the whole result, from ``holder``
     holder: bytes = b""
     ended: bool = False
-    own: Callable[[int, F32], None] | None = None  # what our part of a step is computed with
+    source: Callable[[int, F32], None] | None = None  # of our part of a step
     tries: int = 1  # attempts at the round that began here, with this one
     sent: SentPayload = field(default_factory=SentPayload)
     again_bytes: int = 0  # payload that the round has cost twice here so far: see resent.py
@@ -178,7 +178,7 @@ class Jobs:
         """``job`` follows ``before`` at its round. In the event loop, as ``sent_again``."""
         job.tries, job.again_bytes = before.tries, before.again_bytes
         if _attempt_of(before.begin) == _attempt_of(job.begin):  # what it has not got is fetched
-            job.sent, job.own = before.sent, before.own
+            job.sent, job.source = before.sent, before.source
             return
         job.tries += 1
         in_vain_bytes = job.sent.carry(before.sent, {item.chunk for item in job.kept})

@@ -245,8 +245,8 @@ class Reducer:
         inputs, state, begin = self._replica.inputs, self._replica.state, job.begin
         if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
             return None
-        job.own = self._replica.residual.source(state, inputs, begin.fragment)
-        return job.own
+        job.source = self._replica.residual.source(state, inputs, begin)
+        return job.source
 
     def _own(self, job: Job) -> Callable[[int], F32] | None:
         """Of all others, whose part lies in the trainer's memory as it is."""

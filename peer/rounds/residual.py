@@ -12,7 +12,9 @@ from collections.abc import Callable
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.compensated import Compensated
+from atoll.collectives.errors import ConfigError
 from atoll.collectives.feedback import ErrorFeedback
+from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.jobs import Job
 from atoll.peer.rounds.state import ReplicatedState
 
@@ -31,23 +33,27 @@ class Residual:
         self._rounds = 0  # that are in it
 
     def source(
-        self, state: ReplicatedState, submission: F32, fragment: int
+        self, state: ReplicatedState, submission: F32, begin: Begin
     ) -> Callable[[int, F32], None]:
-        """What our part of a step is computed with: ``state.delta_of``, and what is kept."""
-        delta, spec = state.delta_of(submission, fragment), state.spec
+        """What our part of a step is computed with: ``state.delta_of``, and what is kept.
+        ConfigError for a layout in which parts may not be sent as they are encoded here."""
+        delta, spec = state.delta_of(submission, begin.fragment), state.spec
         if not spec.error_feedback:
             return delta
+        layout = begin.layout
+        if layout is not None and (layout.is_pairwise or layout.routes() is not None):
+            raise ConfigError(f"a round with error feedback is a butterfly, and no {layout.kind}")
         if self.feedback is None:
             codec, elements = get_codec(spec.codec), state.grid.total
             self.feedback = ErrorFeedback(codec, elements, spec.error_feedback)
-        first, _ = state.grid.bounds(state.chunks_of(fragment)[0])
-        return Compensated(delta, self.feedback, state.fragment_grid(fragment), first)
+        first, _ = state.grid.bounds(state.chunks_of(begin.fragment)[0])
+        return Compensated(delta, self.feedback, state.fragment_grid(begin.fragment), first)
 
     def commit(self, job: Job, me: bytes) -> None:
         """The result of ``job`` is about to be applied, and θ is still the one before it."""
         chunks = job.chunks_with(me)
-        if chunks and isinstance(job.own, Compensated):
-            job.own.commit(job.result, job.begin.participants.index(me), chunks)
+        if chunks and isinstance(job.source, Compensated):
+            job.source.commit(job.result, job.begin.participants.index(me), chunks)
             self._rounds += 1
 
     def forget(self) -> int:

@@ -109,10 +109,12 @@ def test_what_a_lossy_codec_lacks_is_named(codec, aggregate, error_feedback, lac
 def test_results_are_encoded_as_the_aggregate_says(codec, aggregate, error_feedback):
     spec = RunSpec(sync_every=1, codec=codec, aggregate=aggregate, error_feedback=error_feedback)
     assert RunSpec.from_wire(spec.to_wire()) == spec
+    assert not RunSpec(sync_every=1, codec="int4").needs_butterfly
     parts = get_codec(codec)
     for weights in ([1.0], [1.0, 0.0, 2.5]):
         result = spec.result_codec(weights)
         assert result.part_codec is parts
+        assert spec.needs_butterfly
         if aggregate == "mean":
             assert result is parts
         else:

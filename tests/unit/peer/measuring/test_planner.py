@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Any
 
+import pytest
 from harness.cluster import Cluster, peer_id
 
+from atoll.collectives.choice import KINDS
+from atoll.collectives.codecs import Decoder, Gathered
 from atoll.collectives.network import Network, measured
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import COLLECTIVES, RunSpec, blob
@@ -14,13 +19,16 @@ from atoll.peer.group.layouts import Advised
 from atoll.peer.measuring import planner as module
 from atoll.peer.measuring.messages import LinkRow, StreamPlan
 from atoll.peer.measuring.planner import Planner
+from atoll.peer.measuring.planning import RoundPlan
 from atoll.peer.rounds.state import ReplicatedState
 
 SLOW, FAST = 1e6, 10e6  # bytes per second
 
 
-def state() -> ReplicatedState:
-    spec = RunSpec(sync_every=1, codec="int8", outer_lr=1.0, outer_momentum=0.0)
+STATE_SPEC = RunSpec(sync_every=1, codec="int8", outer_lr=1.0, outer_momentum=0.0)
+
+
+def state(spec: RunSpec = STATE_SPEC) -> ReplicatedState:
     return ReplicatedState(blob(spec, Manifest.of([Parameter("w", (1 << 20,))])))
 
 
@@ -237,6 +245,36 @@ def test_where_nothing_but_collectives_is_run_their_vectors_are_shared_out() -> 
         await lead.planner.look()
         assert min(lead.advised[0].layout.shares) > 0
         assert all(0 < pace <= FAST for pace in lead.paces.values())
+
+    scenario(play)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_method_that_needs_a_butterfly_gets_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, sparse: bool
+) -> None:
+    asked: list[tuple[Decoder, tuple[str, ...]]] = []
+    plan_rounds = module.plan_rounds
+
+    def noted(*given: Any, kinds: tuple[str, ...]) -> RoundPlan:
+        asked.append((given[3], kinds))
+        return plan_rounds(*given, kinds=kinds)
+
+    monkeypatch.setattr(module, "plan_rounds", noted)
+
+    async def play(_: Cluster, sites: list[Site]) -> None:
+        lead = sites[0]
+        if sparse:
+            spec = replace(STATE_SPEC, codec="topk", aggregate="senders", error_feedback=0.95)
+            lead.state = state(spec)
+        await lead.planner.look()
+        [(codec, kinds)] = asked
+        assert isinstance(codec, Gathered) == sparse
+        assert kinds == (("butterfly",) if sparse else KINDS)
+        assert codec.encoded_bytes(1 << 20) == (
+            3 if sparse else 1
+        ) * codec.part_codec.encoded_bytes(1 << 20)
+        assert sum(lead.advised[0].layout.shares) == lead.state.grid.count
 
     scenario(play)
 

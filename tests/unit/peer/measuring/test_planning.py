@@ -66,13 +66,13 @@ def test_two_far_apart_exchange_everything_where_that_saves_a_way() -> None:
     assert large.advice.layout.kind == "butterfly"
 
 
-def test_gathered_parts_come_to_their_owner_as_they_are() -> None:
-    """No rings, trees or pairs, however fast; and results are as large as all parts together."""
+def test_where_only_a_butterfly_will_do_nothing_else_is_planned() -> None:
+    """No rings, trees or pairs, however fast; results may be as large as all parts together."""
     sites = wide(100, 100, 100, 100, sites=(0, 0, 1, 1))
     topk = get_codec("topk")
     for peers, network in ((PEERS[:2], wide(100, 100, trip_ms=300)), (PEERS, sites)):
         whole = gathered_codec(topk, (1.0,) * len(peers), "senders")
-        plan = plan_rounds(peers, network, grid_for(100_000), whole)
+        plan = plan_rounds(peers, network, grid_for(100_000), whole, kinds=("butterfly",))
         assert plan.advice.layout.kind == "butterfly"
         assert "excluded by the task" in "; ".join(plan.choice.reasons)
 

@@ -315,10 +315,20 @@ def test_what_is_not_finite_fails_here_and_leaves_the_memory_alone(
 RING = Layout("ring", (1, 1, 1), (0, 1, 2))
 
 
-@pytest.mark.parametrize("what", ["layout", "kept"])
-def test_a_begin_that_cannot_be_of_such_a_round_is_refused(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (SPARSE, "kept"),
+        (SPARSE, "layout"),
+        ({"codec": "int8", "aggregate": "all"}, "layout"),
+        ({"codec": "int4", "error_feedback": 0.9}, "layout"),  # not all parts are sent as encoded
+    ],
+)
+def test_a_begin_that_cannot_be_of_such_a_round_is_refused(
+    tmp_path: Path, options: dict[str, str | float], what: str
+) -> None:
     async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS, **SPARSE)  # type: ignore[arg-type]
+        prepare(sites, ELEMENTS, **options)  # type: ignore[arg-type]
         begin = begin_of(sites, 1)
         if what == "layout":
             begin = replace(begin, layout=RING)
