@@ -26,6 +26,7 @@ from atoll.optim import (
     GradientAverage,
     LocalSGD,
     Population,
+    SparseLoCo,
     StreamingDiLoCo,
     ZerothOrder,
 )
@@ -143,6 +144,10 @@ def streaming(*, eager: bool) -> Make:
     )
 
 
+def sparse_loco(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> Any:
+    return SparseLoCo(model, inner, case.sync_every, session)
+
+
 def co2(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> CO2:
     return CO2(model, inner, case.sync_every, session)
 
@@ -220,6 +225,13 @@ _ENTRIES = (
         label="Streaming eager E3M0",
         make=streaming(eager=True),
         quick_margin=1.0,  # it comes down to 4.03: of six rounds the first steps are small
+    ),
+    Entry(
+        name="sparseloco",
+        label="SparseLoCo",
+        make=sparse_loco,
+        bars=(LossBar(20.0, CEILING), BytesBar(1000.0)),
+        quick_margin=0.5,  # a round sends one value in 64; the others wait for later rounds
     ),
     Entry(name="co2", label="CO2 int8", make=co2),
     Entry(
