@@ -203,9 +203,11 @@ class TrainerDesk:
         """Of which fragment a submission is wanted next: of the first round that has not begun and
         that none waits for already."""
         own, fragments = self._node.follower, self._known(client).spec.fragments
-        number = max([own.round, *own.begins]) + 1
+        begun = {number: begin.fragment for number, begin in own.begins.items()}
+        number = max([own.round, *begun]) + 1
+        waiting = own.submissions.keys() - set(begun.values())
         for later in range(number, number + fragments):
-            if fragment_of(later, fragments) not in own.submissions:
+            if fragment_of(later, fragments) not in waiting:
                 return fragment_of(later, fragments)
         return fragment_of(number, fragments)
 

@@ -35,6 +35,7 @@ from atoll.peer.group import messages as ms
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
 
 ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
+DIE_S = 0.005  # after the second of several rounds has begun: both are on their way then
 INNER_S = 0.02
 LOOK_S = 0.01
 
@@ -142,9 +143,13 @@ class Fragmented(daemon.Daemon):
         super().feed(event)
         own = self.node.follower
         reducing = [n for n, begin in own.begins.items() if n not in own.held]
-        if isinstance(event, ev.Progressed) and len(reducing) > 1 and 0 < self.dies_in <= own.round:
-            say(reducing=sorted(reducing))
-            os.kill(os.getpid(), signal.SIGKILL)
+        if len(reducing) > 1 and 0 < self.dies_in <= own.round:
+            self.dies_in = 0
+            self._loop.call_later(DIE_S, self._die, sorted(reducing))
+
+    def _die(self, reducing: list[int]) -> None:
+        say(reducing=reducing)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:

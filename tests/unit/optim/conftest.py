@@ -105,8 +105,9 @@ class LocalSession:
         self.reported: dict[str, float] = {}
 
     def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
-        if self._run.spec is None:
-            self._run.found(spec, manifest, initial)
+        with self._run.changed:  # or another thread would find a run without its parameters
+            if self._run.spec is None:
+                self._run.found(spec, manifest, initial)
         check_same((spec, manifest), (self._run.spec, self._run.manifest), "test")
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
