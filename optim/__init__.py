@@ -11,23 +11,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
+    from atoll.optim.compressors import (
+        DGC,
+        EF21,
+        QSDP,
+        EControl,
+        LayerBits,
+        LGreCo,
+        PowerSGD,
+        TernGrad,
+    )
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
     from atoll.optim.swarm import Swarm
 
 __all__ = [
+    "DGC",
+    "EF21",
+    "QSDP",
     "QSR",
     "ByteTransformer",
     "DiLoCo",
+    "EControl",
     "GradientAverage",
+    "LGreCo",
+    "LayerBits",
     "LocalSGD",
+    "PowerSGD",
     "Swarm",
+    "TernGrad",
     "TextBatches",
     "heldout_loss",
 ]
 
 _HOME = {
+    **dict.fromkeys(
+        ("DGC", "EF21", "QSDP", "EControl", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),
+        "atoll.optim.compressors",
+    ),
     "QSR": "atoll.optim.local_sgd",
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",

@@ -23,7 +23,7 @@ from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
 from atoll.peer.session import Outcome
 
-__all__ = ["Inner", "Method"]
+__all__ = ["Inner", "Method", "check_inner"]
 
 STATE_VERSION = 1
 Inner: TypeAlias = Optimizer | Sequence[Optimizer]
@@ -47,7 +47,7 @@ class Method(ABC):
         self._vector = ModelVector(model)
         self.manifest = self._vector.manifest
         self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-        _check_inner(self._inners, self._vector.parameters)
+        check_inner(self._inners, self._vector.parameters)
 
         self._steps = self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
@@ -190,7 +190,8 @@ class Method(ABC):
         self._step_done()
 
 
-def _check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:
+def check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:
+    """ConfigError for what does not train any of ``parameters``."""
     ours = set(map(id, parameters))
     for inner in inners:
         if not isinstance(inner, Optimizer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -55,9 +55,15 @@ class ModelVector:
             else:
                 torch.from_numpy(flat[lo:hi]).view(p.shape).copy_(p.grad)
 
-    def read_gradients(self, flat: NDArray[np.float32]) -> None:
-        """float32[elements] -> gradients, in place where there are any."""
+    def read_gradients(
+        self, flat: NDArray[np.float32], only: Iterable[nn.Parameter] | None = None
+    ) -> None:
+        """float32[elements] -> gradients, of some parameters if ``only`` is given; in place where
+        there are any."""
+        some = None if only is None else set(map(id, only))
         for p, lo, hi in self._parameters:
+            if some is not None and id(p) not in some:
+                continue
             values = torch.from_numpy(flat[lo:hi]).view(p.shape)
             if p.grad is None:
                 p.grad = torch.empty_like(p)

@@ -37,6 +37,8 @@ class TrainerSession(Protocol):
 class OperationsSession(Protocol):
     """Of a method whose trainers hold the parameters themselves."""
 
+    round: int
+
     @property
     def peer_name(self) -> str: ...
 

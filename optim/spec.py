@@ -84,7 +84,8 @@ class RunSpec:
 
     method: str = "diloco"
     sync_every: int
-    schedule: str = ""  # of sync_every, where it changes: a trainer's own text, equal for all
+    # How sync_every changes, or what compresses gradients: a trainer's own text, equal for all.
+    schedule: str = ""
     outer: str = "nesterov"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
