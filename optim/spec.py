@@ -220,7 +220,7 @@ def check_same(
     if lines:
         raise IncompatibleRunError(
             "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
-            fix="give DiLoCo the run's values and the run's model, before a collective is called, "
+            fix="give the method the run's values and model, before a collective is called, "
             "or start a run of another name",
         )
 

@@ -46,7 +46,7 @@ def state_of(inner: torch.optim.Optimizer) -> torch.Tensor:
     """All that it keeps, in the order of its parameters and of names."""
     params = [p for group in inner.param_groups for p in group["params"]]
     kept = [v for p in params for _, v in sorted(inner.state.get(p, {}).items())]
-    flat_ones = [torch.as_tensor(v, dtype=torch.float32).flatten() for v in kept]
+    flat_ones = [torch.as_tensor(v, dtype=torch.float32, device="cpu").flatten() for v in kept]
     return torch.cat([torch.empty(0), *flat_ones])
 
 

@@ -300,3 +300,31 @@ def test_autocast_and_a_scale_that_is_too_large_at_first(dtype: torch.dtype) -> 
     assert (first[1] < 20) == skipped
     assert (first[2] < 2.0**24) == skipped
     assert first[1] > 5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fused", [False, True])
+def test_on_a_gpu(fused: bool) -> None:
+    """The second worker is on the host: it takes over from the device, and overflows once."""
+
+    def work(session: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
+        device = "cpu" if session.number else "cuda"
+        net = model(session.number).to(device)
+        inner = torch.optim.AdamW(net.parameters(), lr=0.01, fused=fused)
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+        with GradientAverage(net, inner, session, compressor=PowerSGD(start=2)) as outer:
+            for step in range(STEPS):
+                inner.zero_grad()
+                x = torch.linspace(-1, 1, 48, device=device).view(4, 12) * (step + 1)
+                scaler.scale(net(x).square().mean()).backward()
+                if session.number and step == 3:
+                    overflow(net)
+                scaler.step(inner)
+                scaler.update()
+            return flat(net).cpu(), state_of(inner).cpu(), outer.metrics()["steps"]
+
+    first, second = Swarm(2).run(work)
+    assert first[2] == second[2] == STEPS
+    torch.testing.assert_close(first[0], second[0])  # arithmetic of steps differs between devices
+    torch.testing.assert_close(first[1], second[1])

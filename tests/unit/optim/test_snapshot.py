@@ -93,6 +93,26 @@ def test_states_of_sixteen_bits_keep_their_dtype() -> None:
     assert torch.equal(flat(donor.net), flat(newcomer.net))
 
 
+@pytest.mark.parametrize("capturable", [False, True])
+def test_scalars_lie_where_the_newcomers_optimizer_wants_them(capturable: bool) -> None:
+    """Of a donor on the host, for a newcomer elsewhere; the other way round it says where."""
+    donor = Trainer("adamw", 1)
+    donor.step(0)
+    net = model(2).to("meta")
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01, capturable=capturable)
+    newcomer = Snapshot(ModelVector(net), [inner], [np.zeros(5, np.float32)])
+    description = donor.snapshot.describe(1)
+    newcomer.read(description, np.zeros(newcomer.elements(description), np.float32))
+    for p in net.parameters():
+        devices = {name: value.device.type for name, value in inner.state[p].items()}
+        step = "meta" if capturable else "cpu"
+        assert devices == {"step": step, "exp_avg": "meta", "exp_avg_sq": "meta"}
+        inner.state[p]["step"] = torch.tensor(1.0)
+    _, kept = json.loads(zlib.decompress(newcomer.describe(1)))
+    assert all({name: host for name, *_, host in entries}["step"] == 1 for entries in kept)
+    assert all({name: host for name, *_, host in entries}["exp_avg"] == 0 for entries in kept)
+
+
 def test_a_state_is_written_into_the_tensors_that_are_there() -> None:
     donor, newcomer = Trainer("adam", 1), Trainer("adam", 2)
     donor.step(0)
