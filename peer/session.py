@@ -38,10 +38,20 @@ from atoll.peer.group.views import REPLICA
 from atoll.peer.identity import default_home, socket_path
 from atoll.peer.local import LIFELINE
 from atoll.peer.memory import receive_region
+from atoll.peer.session_gossip import AskedVector, Gossip, Members
 from atoll.peer.session_ops import POLL_S, Operations, Reduced
 from atoll.peer.vectors import vector_of
 
-__all__ = ["Outcome", "Reduced", "Session", "ask", "connect", "vector_of"]
+__all__ = [
+    "AskedVector",
+    "Members",
+    "Outcome",
+    "Reduced",
+    "Session",
+    "ask",
+    "connect",
+    "vector_of",
+]
 
 Floats = NDArray[np.float32]
 CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second
@@ -75,7 +85,7 @@ def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
             return dealer.ask(command, arguments)
 
 
-class Session(Operations):
+class Session(Operations, Gossip):
     """Made by :func:`connect`. Any method may raise DaemonLostError."""
 
     def __init__(self, home: Path, timeout_s: float) -> None:
@@ -230,7 +240,7 @@ class Session(Operations):
             self._lifeline = None
         if hasattr(self, "_dealer"):
             self._dealer.close()
-        self._region = self._exchange = None
+        self._region = self._exchange = self._vector_memory = None
         self._theta = []
         self._context.term()
 
