@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.noloco import NoLoCo
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
 
@@ -26,6 +27,7 @@ __all__ = [
     "GapAware",
     "GradientAverage",
     "LocalSGD",
+    "NoLoCo",
     "StreamingDiLoCo",
     "Swarm",
     "TextBatches",
@@ -39,6 +41,7 @@ _HOME = {
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
+    "NoLoCo": "atoll.optim.noloco",
     "DiLoCo": "atoll.optim.diloco",
     "StreamingDiLoCo": "atoll.optim.streaming",
     "Swarm": "atoll.optim.swarm",
