@@ -125,11 +125,12 @@ class AskedVector:
                 self.drop()
                 what = "been published" if state == "asked" else "arrived"
                 raise RoundTimeoutError(
-                    f"{self} has not {what} within {waited_s:.0f} s", elapsed_s=waited_s
+                    f"{self} has not {what} within {waited_s:.1f} s", elapsed_s=waited_s
                 )
             if time.monotonic() - said_s > PROGRESS_S:
                 said_s = time.monotonic()
-                say(f"waited {waited_s:.0f} s for {self}, which is {state}")
+                how = "has not been published yet" if state == "asked" else "is on its way"
+                say(f"waited {waited_s:.0f} s for {self}, which {how}")
 
     def read(self) -> Floats:
         """float32[n], in memory that is this one's until the session's next call of any vector. It

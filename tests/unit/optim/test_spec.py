@@ -64,6 +64,12 @@ specs = st.integers(1, 64).flatmap(
         ("fragments", 2.0),
         ("rounds_in_flight", 0),
         ("rounds_in_flight", 2),
+        ("gossip", -0.1),
+        ("gossip", 4.1),
+        ("gossip", float("nan")),
+        ("group", 0),
+        ("group", 33),
+        ("group", 2.0),
     ],
 )
 def test_a_bad_field_is_named(field, value):
