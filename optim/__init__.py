@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.noloco import NoLoCo
     from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
     from atoll.optim.sparse_loco import SparseLoCo
@@ -32,6 +33,7 @@ __all__ = [
     "GapAware",
     "GradientAverage",
     "LocalSGD",
+    "NoLoCo",
     "Population",
     "RankSession",
     "SparseLoCo",
@@ -49,6 +51,7 @@ _HOME = {
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",
     "LocalSGD": "atoll.optim.local_sgd",
+    "NoLoCo": "atoll.optim.noloco",
     "DeMo": "atoll.optim.decoupled_momentum",
     "DiLoCo": "atoll.optim.diloco",
     "RankSession": "atoll.optim.ranks",

@@ -47,6 +47,7 @@ ELEMENTS_MAX = 2**40  # 4 TiB of θ: a larger figure is nonsense, not a model
 NAME_BYTES_MAX = 512  # the longest names of published models have about 120
 DIMENSIONS_MAX = 16  # tensors of real models have at most 6
 PADDING = "~padding."  # no attribute of a module is called so; it sorts behind letters
+OUTLINE = "~method."
 DIFFERENCES_MAX = 20  # lines that still fit on one screen
 
 
@@ -133,6 +134,13 @@ class Manifest:
     def elements(self) -> int:
         """Length of θ."""
         return sum(p.size for p in self.parameters)
+
+    def outline(self, method: str, elements: int = 1) -> Manifest:
+        """The same names, shapes and dtypes without an element, and ``elements`` of the method's
+        own: for runs whose trainers hold the parameters, so that daemons compare models and keep
+        nothing of them."""
+        empty = [Parameter(p.name, (0, *p.shape), p.dtype) for p in self.parameters]
+        return Manifest.of([*empty, Parameter(f"{OUTLINE}{method}", (elements,))])
 
     @property
     def fragments(self) -> int:

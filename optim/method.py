@@ -8,18 +8,17 @@ the two halves of a round, ``_take_run`` begins anew from the run's parameters.
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import CodecError, ConfigError
+from atoll.collectives.errors import ConfigError
+from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
@@ -28,10 +27,9 @@ from atoll.peer.session import Outcome
 __all__ = ["Inner", "Method", "uses_muon"]
 
 STATE_VERSION = 1
-Inner: TypeAlias = Optimizer | Sequence[Optimizer]
 
 
-class Method(ABC):
+class Method(InnerSteps):
     """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     The method, its numbers and the model's trainable parameters must equal the run's; the first
@@ -44,20 +42,18 @@ class Method(ABC):
     count. Buffers (BatchNorm statistics and the like) stay local.
     """
 
+    peer: TrainerSession
+
     def __init__(
         self, vector: ModelVector, inner: Inner, peer: TrainerSession, spec: RunSpec
     ) -> None:
+        super().__init__(vector, inner)
         self.peer, self.spec = peer, spec
-        self._vector, self.manifest = vector, vector.manifest
-        self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-        _check_inner(self._inners, self._vector.parameters)
-
-        self._steps = self._tokens = self._rounds = self._missed = 0
+        self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
         self._submitted: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, int]] = {}
-        self._swapped = False
 
         print(
             f"atoll: {self.manifest.elements:,} parameters; the daemon takes at most "
@@ -68,9 +64,7 @@ class Method(ABC):
         )
         peer.attach(self.spec, self.manifest, self._vector.write)
         peer.pull(self._vector.read)
-        # torch.compile must not trace the hook; torch leaves this function untyped
-        hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
-        self._hook = self._inners[-1].register_step_post_hook(hook)
+        self._watch()
 
     def count(self, tokens: int) -> None:
         """Tokens (or samples) behind the coming step: they become the submission's weight.
@@ -88,16 +82,10 @@ class Method(ABC):
         Evaluate these: a replica in the middle of a round is worse than the run. Costs a second
         copy of the parameters on the device meanwhile.
         """
-        if self._swapped:
-            raise ConfigError("outer_parameters() inside outer_parameters()")
         epoch = self.peer.epoch
-        self._swapped = True
-        try:
-            with self._vector.put_back():
-                self.peer.pull(self._vector.read)
-                yield
-        finally:
-            self._swapped = False
+        with self._showing("outer_parameters()"):
+            self.peer.pull(self._vector.read)
+            yield
         if self.peer.epoch != epoch:  # rounds that the local work stands on were undone meanwhile
             self._take_run()
 
@@ -134,32 +122,11 @@ class Method(ABC):
         self._waited_s = float(state["waited_s"])
         self._take_run()
 
-    def close(self) -> None:
-        """Unhook the inner optimizer and close the session. The model keeps its parameters."""
-        self._hook.remove()
-        self.peer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ------------------------------------------------------------ for the methods
-
-    @abstractmethod
-    def _step_done(self) -> None:
-        """A local step is complete; ``_steps`` counts it."""
 
     def _submit(self, fragment: int = 0) -> None:
         """Its parameters as they are now; CodecError if a round cannot carry them."""
-        bad = self._vector.not_finite(fragment)
-        if bad:
-            raise CodecError(
-                f"NaN or Inf in {', '.join(bad[:5])} ({len(bad)} of {len(self._vector.parameters)} "
-                f"parameters) after step {self._steps}: round not submitted",
-                fix="lower the inner learning rate or clip gradients, and start this trainer again",
-            )
+        self._check_finite("round not submitted", fragment)
         steps, tokens = self._counted.get(fragment, (0, 0))
         weight = float(self._tokens - tokens or self._steps - steps)
         self._submitted[fragment] = self._steps, self._tokens
@@ -188,38 +155,8 @@ class Method(ABC):
         self._submitted.clear()
         self._vector.zero_gradients()
 
-    # ------------------------------------------------------------ inside
-
-    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        # A fused optimizer skips a step by itself and then still calls its hooks; the GradScaler
-        # leaves the reason on it for the time of the step.
-        found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None and found_inf.item() > 0:
-            return
-        if self._swapped:
-            raise ConfigError(
-                "optimizer.step() inside outer_parameters(): the step would be thrown away",
-                fix="only evaluate or save inside outer_parameters()",
-            )
-        self._steps += 1
-        self._step_done()
-
 
 def uses_muon(inner: Inner) -> bool:
     """Whether one of them orthogonalizes its steps: then outer steps are best tuned otherwise."""
     inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
     return any(isinstance(one, torch.optim.Muon) for one in inners)
-
-
-def _check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:
-    ours = set(map(id, parameters))
-    for inner in inners:
-        if not isinstance(inner, Optimizer):
-            raise ConfigError(f"inner is a {type(inner).__name__}, not a torch.optim.Optimizer")
-        if not any(id(p) in ours for group in inner.param_groups for p in group["params"]):
-            raise ConfigError(
-                f"the inner {type(inner).__name__} holds no trainable parameter of the model",
-                fix="make it from the parameters of the model that is given to the method",
-            )
-    if not inners:
-        raise ConfigError("no inner optimizer")

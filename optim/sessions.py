@@ -8,9 +8,15 @@ from typing import Any, Protocol
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec
-from atoll.peer.session import Outcome, Reduced
+from atoll.peer.session import Members, Outcome, Reduced
 
-__all__ = ["OperationsSession", "TrainerSession"]
+__all__ = ["Closable", "GossipSession", "OperationsSession", "TrainerSession", "VectorAsked"]
+
+
+class Closable(Protocol):
+    """What all of them are."""
+
+    def close(self) -> None: ...
 
 
 class TrainerSession(Protocol):
@@ -51,5 +57,42 @@ class OperationsSession(Protocol):
     def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced: ...
 
     def all_gather(self, data: bytes) -> list[tuple[str, bytes]]: ...
+
+    def close(self) -> None: ...
+
+
+class VectorAsked(Protocol):
+    """``atoll.peer.session.AskedVector``."""
+
+    def wait(self, timeout_s: float, /) -> None: ...
+
+    def read(self) -> F32: ...
+
+    def drop(self) -> None: ...
+
+
+class GossipSession(Protocol):
+    """Of a method whose trainers hand vectors to each other, one to one."""
+
+    @property
+    def peer_name(self) -> str: ...
+
+    def attach(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], /
+    ) -> None: ...
+
+    def pull(self, read: Callable[[F32], None], /) -> Any: ...
+
+    def members(self) -> Members: ...
+
+    def publish(self, name: str, number: int, values: F32, codec: str, /) -> None: ...
+
+    def newest(self, peer: str, name: str, /) -> int: ...
+
+    def ask_vector(
+        self, peer: str, name: str, number: int, elements: int, codec: str, /
+    ) -> VectorAsked: ...
+
+    def check(self) -> None: ...
 
     def close(self) -> None: ...

@@ -28,6 +28,7 @@ __all__ = [
     "BLOB_BYTES_MAX",
     "CARRIED",
     "COLLECTIVES",
+    "GROUP_MAX",
     "LOG_BYTES_DEFAULT",
     "LOG_ENTRIES_MAX",
     "LOG_ENTRIES_MIN",
@@ -51,7 +52,7 @@ __all__ = [
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
 STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2", "sparse_loco")
-CARRIED = ("gradient_average", "demo", "zeroth_order", "population", COLLECTIVES)
+CARRIED = ("gradient_average", "demo", "zeroth_order", "population", "noloco", COLLECTIVES)
 METHODS = STEPPED + CARRIED
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
@@ -62,6 +63,8 @@ SUBMITS = ("parameters", "deltas")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
+GOSSIP_MAX = 4.0  # nothing above is stable: optim/gossip.py
+GROUP_MAX = 32  # each fetches from all others of its group; for more there are reductions
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
@@ -102,6 +105,8 @@ class RunSpec:
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
     aggregate: str = MEAN
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
+    gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
+    group: int = 1  # ... and of how many
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -132,6 +137,8 @@ class RunSpec:
             "rounds_in_flight",
             f"1 to {ROUNDS_IN_FLIGHT_MAX}, and at most the number of fragments ({self.fragments})",
         )
+        self._check(0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
+        self._check(0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
         self._check(self.aggregate in AGGREGATES, "aggregate", f"one of {', '.join(AGGREGATES)}")
         self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()

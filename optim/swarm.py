@@ -26,6 +26,7 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same
 from atoll.optim.swarm_calls import Call, Gather, Reduce, Step, answer
 from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors
 from atoll.optim.turns import WORKERS_MAX, Turns
 from atoll.peer.session import Outcome, Reduced, vector_of
 
@@ -38,12 +39,14 @@ class Swarm:
     """``workers`` of one run; ``sessions`` are theirs, in the order in which their parts are added.
 
     ``encoded_bytes``: what all of them together would have sent so far, encoded, without headers:
-    pseudo-gradients and results of a butterfly, vectors and objects of their own collectives.
+    pseudo-gradients and results of a butterfly, vectors and objects of their own collectives, and
+    vectors that they fetch from each other; not what they begin with.
     """
 
     def __init__(self, workers: int) -> None:
         if not 0 < workers <= WORKERS_MAX:
             raise ConfigError(f"a swarm of {workers} workers", fix=f"give it 1 to {WORKERS_MAX}")
+        self.vectors = SwarmVectors([f"worker-{number}" for number in range(workers)])
         self.sessions = [SwarmSession(self, number) for number in range(workers)]
         self.encoded_bytes = 0
         self.round = 0  # of the run
@@ -53,7 +56,14 @@ class Swarm:
     def run(self, train: Callable[[SwarmSession], T]) -> list[T]:
         """What ``train`` returns, of each worker. The first exception in any of them ends all, and
         is raised here."""
-        return self.turns.run([partial(train, session) for session in self.sessions])
+        self.vectors.begin()
+        return self.turns.run([partial(self._train, train, session) for session in self.sessions])
+
+    def _train(self, train: Callable[[SwarmSession], T], session: SwarmSession) -> T:
+        try:
+            return train(session)
+        finally:
+            self.vectors.ended(session.peer_name)
 
     @property
     def state(self) -> SwarmState:
@@ -69,17 +79,20 @@ class Swarm:
         check_same((spec, manifest), (self._state.spec, self._state.manifest), "swarm")
 
     def _meet(self) -> None:
-        """Of all that wait. Those whose loops have ended are no part of it any more."""
+        """Of all that wait. Those whose loops have ended are no part of it any more. Who looks for
+        vectors comes first; the others go on waiting, because those may yet join them."""
         waiting = [s for s in self.sessions if s.call is not None]
-        answers, sent_bytes = answer([s.call for s in waiting if s.call is not None])
+        looking = [s for s in waiting if isinstance(s.call, Look)]
+        answers, sent_bytes = answer([s.call for s in looking or waiting if s.call is not None])
         self.encoded_bytes += sent_bytes
-        self.round += 1
+        self.round += not looking
         names = tuple(session.peer_name for session in waiting)
-        for session, given in zip(waiting, answers, strict=True):
-            session.call, session.answer, session.present = None, given, names
+        for session, given in zip(looking or waiting, answers, strict=True):
+            if not looking or given is not None:
+                session.call, session.answer, session.present = None, given, names
 
 
-class SwarmSession:
+class SwarmSession(SwarmGossip):
     """What ``atoll.peer.session.Session`` offers to training loops; it says what each does."""
 
     run = "swarm"
@@ -87,7 +100,8 @@ class SwarmSession:
 
     def __init__(self, swarm: Swarm, number: int) -> None:
         self._swarm, self.number = swarm, number
-        self.peer_name = f"worker-{number}"
+        self.vectors = swarm.vectors
+        self.peer_name = self.vectors.names[number]
         self.round = 0
         self.reported: dict[str, float] = {}
         self.call: Call | None = None  # what it waits for ...
@@ -152,8 +166,13 @@ class SwarmSession:
     def close(self) -> None:
         """Its part of the next rounds is over when its loop has ended."""
 
+    @property
+    def _waits(self) -> bool:
+        return self.call is not None
+
     def _meet(self, call: Call) -> Any:
         self.call = call
-        self._swarm.turns.wait(self.number)
+        while self._waits:
+            self._swarm.turns.wait(self.number)
         self.round = self._swarm.round
         return self.answer

@@ -18,8 +18,8 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
-from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.commands import Commands
+from atoll.peer.gossip.desk import VectorDesk
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
@@ -39,6 +39,7 @@ from atoll.peer.resuming import Inquiry
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.startup import (
     check_joined_later,
+    checkpointer_of,
     first_contact,
     prepare_process,
     say_who_is_missing,
@@ -113,30 +114,27 @@ class Daemon:
         )
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
-        handlers = self.desk.handlers() | Commands(self).handlers()
-        self.door = LocalDoor(home.socket_path, handlers, self.desk.gone)
+        self.vectors = self._make_vector_desk()
+        handlers = self.desk.handlers() | self.vectors.handlers() | Commands(self).handlers()
+        self.door = LocalDoor(home.socket_path, handlers, self.vectors.gone)
         self.desk.door, self.journal.publish = self.door, self.door.publish
         self._carriers = self._effect_carriers()
         self._archive = options.role == ARCHIVE
         self.was_in = False  # in some view of this life
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
-        self.checkpointer = self._make_checkpointer()
+        self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
         if self.checkpointer is not None and self._archive:
             # It may fall behind, so it stands still while it is copied.
             self.runner.catch_up.may_finish = self.checkpointer.idle
 
-    def _make_checkpointer(self) -> Checkpointer | None:
-        options = self.options
-        if options.checkpoint is None:
-            return None
-        return Checkpointer(
-            options.checkpoint,
-            options.every,
-            run=options.run,
-            secret=options.secret,
-            home=self.home,
-            incarnation=lambda: self._inc,
-            note=self.note,
+    def _make_vector_desk(self) -> VectorDesk:
+        return VectorDesk(
+            node=self.node,
+            desk=self.desk,
+            host=self.host,
+            streams=self.runner.streams,
+            copies=self.runner.router.copies,
+            log=lambda line: self.note("transfer", line),
         )
 
     # ------------------------------------------------------------ life
@@ -225,6 +223,7 @@ class Daemon:
             task.cancel()
         if self.checkpointer is not None:
             await self.checkpointer.close()
+        self.vectors.close()
         self.runner.close()
         await self.host.close()
         self.door.close()
@@ -282,7 +281,7 @@ class Daemon:
         }
 
     def _on_message(self, peer: bytes, message: object) -> None:
-        doors = (self.runner, self.surveyor, self.planner)
+        doors = (self.runner, self.surveyor, self.planner, self.vectors)
         if self.inquiry is not None:
             self.inquiry.on_message(peer, message)
         elif isinstance(message, ms.MEMBERSHIP):
@@ -301,6 +300,7 @@ class Daemon:
     def _on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"link to {short(peer)} ended: {why}")
         self.runner.link_down(peer)
+        self.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
 
     def _on_conflict(self, inc: int) -> None:

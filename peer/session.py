@@ -38,10 +38,13 @@ from atoll.peer.group.views import REPLICA
 from atoll.peer.identity import default_home, socket_path
 from atoll.peer.local import LIFELINE
 from atoll.peer.memory import Region, map_floats, receive_region
+from atoll.peer.session_gossip import AskedVector, Gossip, Members
 from atoll.peer.session_ops import POLL_S, Operations, Reduced
 from atoll.peer.vectors import vector_of
 
 __all__ = [
+    "AskedVector",
+    "Members",
     "Outcome",
     "Reduced",
     "Region",
@@ -84,7 +87,7 @@ def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
             return dealer.ask(command, arguments)
 
 
-class Session(Operations):
+class Session(Operations, Gossip):
     """Made by :func:`connect`. Any method may raise DaemonLostError."""
 
     def __init__(self, home: Path, timeout_s: float) -> None:
@@ -239,7 +242,7 @@ class Session(Operations):
             self._lifeline = None
         if hasattr(self, "_dealer"):
             self._dealer.close()
-        self._region = self._exchange = None
+        self._region = self._exchange = self._vector_memory = None
         self._theta = []
         self._context.term()
 

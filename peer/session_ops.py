@@ -41,7 +41,7 @@ from atoll.peer.group.views import MEMBERS_MAX
 from atoll.peer.rounds.entries import GATHER, REDUCE
 from atoll.peer.vectors import Vector, vector_of
 
-__all__ = ["POLL_S", "Operations", "Reduced"]
+__all__ = ["POLL_S", "Operations", "Reduced", "check_codec"]
 
 Floats = NDArray[np.float32]
 POLL_S = 0.05  # while a run has no state yet, or is in a round that is not ours
@@ -112,7 +112,7 @@ class Operations(ABC):
         vector = vector_of(tensor)
         if op not in OPS:
             raise ConfigError(f"op is {op!r}", fix=f"use one of {', '.join(OPS)}")
-        _check_codec(codec)
+        check_codec(codec, "all_reduce()")
         self._ready()
         flat = self._memory_for(vector.elements)
         vector.write(flat[0])
@@ -203,11 +203,11 @@ class Operations(ABC):
         """The error for a wait that exceeds the round deadline."""
 
 
-def _check_codec(name: str) -> None:
-    """CodecError lists the known ones."""
+def check_codec(name: str, call: str) -> None:
+    """ConfigError for what a session's ``call`` has no key for; CodecError lists the known ones."""
     if get_codec(name).contract.keyed:
         raise ConfigError(
-            f"codec {name!r} needs a key for each vector, which all_reduce() has not",
+            f"codec {name!r} needs a key for each vector, which {call} has not",
             fix="use float32, bfloat16 or int8",
         )
 

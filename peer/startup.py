@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.native import say_once
 from atoll.peer import allocator, descriptors
+from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.group.phases import Phase
+from atoll.peer.identity import Home
+from atoll.peer.options import DaemonOptions
 from atoll.peer.snapshot import missing_founders
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ __all__ = [
     "JOIN_TIMEOUT_S",
     "check_joined",
     "check_joined_later",
+    "checkpointer_of",
     "first_contact",
     "prepare_process",
     "say_who_is_missing",
@@ -36,6 +40,26 @@ def prepare_process(note: Callable[[str, str], None]) -> None:
     memory = f"{allocator.cap_arenas()}; {allocator.give_back_large()}"
     note("limits", f"{descriptors.raise_limit()}; {memory}")
     say_once(lambda line: note("codecs", line))
+
+
+def checkpointer_of(
+    options: DaemonOptions,
+    home: Home,
+    incarnation: Callable[[], int],
+    note: Callable[..., None],
+) -> Checkpointer | None:
+    """Of a daemon that is to write checkpoints."""
+    if options.checkpoint is None:
+        return None
+    return Checkpointer(
+        options.checkpoint,
+        options.every,
+        run=options.run,
+        secret=options.secret,
+        home=home,
+        incarnation=incarnation,
+        note=note,
+    )
 
 
 async def say_who_is_missing(daemon: Daemon) -> None:

@@ -24,7 +24,7 @@ from atoll.peer.memory import Region, send_region
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.trainer_ops import call_of, halves_of, outcome_of, why_not_now
 
-__all__ = ["TrainerDesk"]
+__all__ = ["Trainer", "TrainerDesk"]
 
 METRICS_MAX = 32  # figures that a trainer may show in the status
 
@@ -153,7 +153,7 @@ class TrainerDesk:
         return {"state": "ready", "text": ""}
 
     async def _offer(self, client: bytes, arguments: dict[str, Any]) -> None:
-        trainer = self._known(client)
+        trainer = self.known(client)
         if trainer.region is None:
             raise SessionError("offer before region")
         # While INIT reads an earlier trainer's region it must stay; the trainer offers again.
@@ -162,7 +162,7 @@ class TrainerDesk:
             self._feed(ev.Offered(bytes(arguments["blob"])))
 
     async def _region(self, client: bytes, _: dict[str, Any]) -> None:
-        trainer = self._known(client)
+        trainer = self.known(client)
         if trainer.region is None:
             # Taking memory for a large model stops a thread for a second or more.
             region = await asyncio.to_thread(Region, "submission", trainer.manifest.elements)
@@ -176,7 +176,7 @@ class TrainerDesk:
         send_region(self.door.lifeline(client), trainer.region, writable=True)
 
     async def _state(self, client: bytes, _: dict[str, Any]) -> None:
-        self._known(client)
+        self.known(client)
         state = self._runner.state
         if state is None:
             raise SessionError("the run has no state yet")
@@ -184,7 +184,7 @@ class TrainerDesk:
         send_region(self.door.lifeline(client), state.shared, writable=False)
 
     async def _submit(self, client: bytes, arguments: dict[str, Any]) -> None:
-        trainer = self._known(client)
+        trainer = self.known(client)
         if trainer.region is None or not trainer.in_step:
             raise SessionError("submit before attach")
         weight, fragment = arguments["weight"], int(arguments["fragment"])
@@ -202,7 +202,7 @@ class TrainerDesk:
     async def _next(self, client: bytes, _: dict[str, Any]) -> int:
         """Of which fragment a submission is wanted next: of the first round that has not begun and
         that none waits for already."""
-        own, fragments = self._node.follower, self._known(client).spec.fragments
+        own, fragments = self._node.follower, self.known(client).spec.fragments
         begun = {number: begin.fragment for number, begin in own.begins.items()}
         number = max([own.round, *begun]) + 1
         waiting = own.submissions.keys() - set(begun.values())
@@ -213,7 +213,7 @@ class TrainerDesk:
 
     async def _operate(self, client: bytes, arguments: dict[str, Any]) -> str:
         """Take the trainer's call in; or say why it has to be made again in a moment."""
-        trainer, own = self._known(client), self._node.follower
+        trainer, own = self.known(client), self._node.follower
         if not trainer.in_step:
             raise SessionError("a collective before attach", fix="call attach first")
         submission = call_of(arguments, own)
@@ -228,7 +228,7 @@ class TrainerDesk:
 
     async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> None:
         """Memory for vectors of so many elements; what was handed out before is not used again."""
-        trainer = self._known(client)
+        trainer = self.known(client)
         region = await asyncio.to_thread(Region, "exchange", 2 * int(arguments["elements"]))
         if self.trainer is not trainer:
             region.close()
@@ -240,7 +240,7 @@ class TrainerDesk:
         send_region(self.door.lifeline(client), region, writable=True)
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
-        self._known(client)
+        self.known(client)
         state = self._runner.state
         if state is None:
             raise SessionError("the run has no state yet")
@@ -263,9 +263,10 @@ class TrainerDesk:
 
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
         metrics = list(arguments["metrics"].items())[:METRICS_MAX]
-        self._known(client).metrics.update((str(k)[:64], float(v)) for k, v in metrics)
+        self.known(client).metrics.update((str(k)[:64], float(v)) for k, v in metrics)
 
-    def _known(self, client: bytes) -> Trainer:
+    def known(self, client: bytes) -> Trainer:
+        """SessionError if this client is not the trainer."""
         if self.trainer is None or self.trainer.client != client:
             raise SessionError("this client is not the daemon's trainer", fix="call attach first")
         return self.trainer

@@ -39,12 +39,22 @@ SOURCES.append(MODULES["atoll"])
 COLLECTIVES_MAY = {"numpy"}
 OPTIM_PURE = {
     f"atoll.optim.{name}"
-    for name in ("contribution", "fragments", "layers", "manifest", "outer", "spec", "text")
+    for name in (
+        "contribution",
+        "fragments",
+        "gossip",
+        "layers",
+        "manifest",
+        "outer",
+        "spec",
+        "text",
+    )
 }
 OPTIM_PURE_MAY = {
     "numpy",
     "atoll.collectives.chunks",
     "atoll.collectives.codecs",
+    "atoll.collectives.counter_rng",
     "atoll.collectives.errors",
     "atoll.collectives.native",
 } | OPTIM_PURE
@@ -67,6 +77,7 @@ DECISIONS = (
             "choice",
             "chunks",
             "costs",
+            "counter_rng",
             "errors",
             "network",
             "pair_costs",
@@ -88,6 +99,8 @@ DECISIONS = (
             "checkpoints.tensorfile",
             "demo.figures",
             "demo.summary",
+            "gossip.messages",
+            "gossip.published",
             "measuring.estimates",
             "measuring.frames",
             "measuring.messages",

@@ -14,24 +14,35 @@ from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.collectives import RoundResult
 from atoll.collectives.errors import CodecError, RemoteProtocolError
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.dataframes import DataHeader
 
-__all__ = ["Copies", "PieceSink", "ResultCopy", "Transfer", "TransferKey", "TransferKind"]
+__all__ = [
+    "Copies",
+    "EncodedCopy",
+    "PieceSink",
+    "ResultCopy",
+    "Transfer",
+    "TransferKey",
+    "TransferKind",
+]
 
+U8 = NDArray[np.uint8]
 TransferKey = tuple[bytes, int, int, int]  # source, kind, round, attempt
 HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and the first chunk
 
 
 class TransferKind(IntEnum):
-    """Frame kinds beside those of attempts (1, 2 and 6; see router.py)."""
+    """Frame kinds beside those of attempts (1, 2 and 6; see router.py) and of probes (7)."""
 
     RESULT_COPY = 3
     STATE = 4
     ENTRY = 5
+    VECTOR = 8  # of what trainers hand to each other
 
 
 OF_PIECES = (TransferKind.STATE, TransferKind.ENTRY)
@@ -129,43 +140,40 @@ def _key(transfer: Transfer) -> TransferKey:
     return (transfer.source, transfer.kind, transfer.round, transfer.attempt)
 
 
-class ResultCopy:
-    """R of an attempt, fetched from a holder instead of reduced; done with its chunks' digests.
+class EncodedCopy:
+    """An encoded vector on its way into ``result``; ``on_done`` hears the marks of its chunks, one
+    for each that is here, once all are.
 
-    What is final in ``result`` stays: it is of the same attempt, so the holder's is the same.
+    What is in ``result`` already stays: it is of the same vector, so the source's is the same.
     Frames land in a buffer of their own and move on under a lock, so that after ``close`` no reader
-    thread writes where the next attempt writes. What does not decode is refused: committed, it
-    would end every peer.
+    thread writes where somebody else writes. What does not decode is refused.
     """
-
-    kind = int(TransferKind.RESULT_COPY)
 
     def __init__(
         self,
-        source: bytes,
-        begin: Begin,
+        key: TransferKey,
         result: RoundResult,
         on_done: Callable[[list[bytes]], None],
         on_broken: Callable[[str], None],
     ) -> None:
-        self.source, self.round, self.attempt = source, begin.round, begin.attempt
+        self.source, self.kind, self.round, self.attempt = key
         self.received_bytes = 0
         self.broken = on_broken
         self._result = result
-        self._digests = list(result.digests)
+        self._marks = list(result.digests)
         self._on_done = on_done
         self._arriving = threading.local()  # each stream of the source has a thread of its own
         self._lock = threading.Lock()
         self._closed = False
 
     def reserve(self, header: DataHeader) -> memoryview | None:
-        if not 0 <= header.chunk < len(self._digests):
-            raise RemoteProtocolError(f"chunk {header.chunk} of {len(self._digests)}")
+        if not 0 <= header.chunk < len(self._marks):
+            raise RemoteProtocolError(f"chunk {header.chunk} of {len(self._marks)}")
         size = self._result.layout.size(header.chunk)
         if header.length != size:
             raise RemoteProtocolError(f"{header.length} bytes for a chunk of {size}")
         self.received_bytes += size
-        if self._digests[header.chunk]:
+        if self._marks[header.chunk]:
             return None
         self._arriving.data = np.empty(size, np.uint8)
         return memoryview(self._arriving.data)
@@ -175,17 +183,41 @@ class ResultCopy:
         try:
             result.codec.check(data, result.grid.size(chunk))
         except CodecError as error:
-            raise RemoteProtocolError(f"chunk {chunk} of its result: {error.what}") from error
+            raise RemoteProtocolError(f"chunk {chunk} does not decode: {error.what}") from error
         with self._lock:
-            if self._closed or self._digests[chunk]:
+            if self._closed or self._marks[chunk]:
                 return
             stored = result.view(chunk)
             stored[:] = data
-            self._digests[chunk] = hashlib.sha256(stored.data).digest()
-            done = all(self._digests)
+            self._marks[chunk] = self._mark(stored)
+            done = all(self._marks)
         if done:
-            self._on_done(self._digests)
+            self._on_done(self._marks)
+
+    def _mark(self, stored: U8) -> bytes:
+        return b"here"
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
+
+
+class ResultCopy(EncodedCopy):
+    """R of an attempt, fetched from a holder instead of reduced; done with its chunks' digests.
+
+    What does not decode would end every peer, once committed.
+    """
+
+    def __init__(
+        self,
+        source: bytes,
+        begin: Begin,
+        result: RoundResult,
+        on_done: Callable[[list[bytes]], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        key = (source, int(TransferKind.RESULT_COPY), begin.round, begin.attempt)
+        super().__init__(key, result, on_done, on_broken)
+
+    def _mark(self, stored: U8) -> bytes:
+        return hashlib.sha256(stored.data).digest()

@@ -13,10 +13,10 @@ from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import short
 from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.keptcopy import pack_chunks
-from atoll.peer.transfer.copies import Copies, ResultCopy, TransferKind
+from atoll.peer.transfer.copies import Copies, EncodedCopy, ResultCopy, TransferKey, TransferKind
 from atoll.peer.transfer.fetching import FetchResult, ResultHead
 
-__all__ = ["Fetcher"]
+__all__ = ["Fetcher", "asking", "completion", "receive"]
 
 HEAD_TIMEOUT_S = 5.0  # a holder that does not answer is replaced
 STALL_TIMEOUT_S = 20.0  # ... and so is one that sends no chunk (2 MiB, at 1 Mbit/s 17 s)
@@ -47,31 +47,20 @@ class Fetcher:
         chunks = pack_chunks(lacking) if some else b""  # a list of all says no more
         question = FetchResult(begin.lineage, begin.view, begin.round, begin.attempt, chunks)
         digests: list[bytes] = []
-        done, succeed, fail = _completion()
+        done, succeed, fail = completion()
 
         def on_done(found: list[bytes]) -> None:
             digests.extend(found)
             succeed()
 
-        with self._asking(holder, TransferKind.RESULT_COPY, begin.round, begin.attempt):
+        key = (holder, int(TransferKind.RESULT_COPY), begin.round, begin.attempt)
+        with asking(self._copies, key):
             head = await self._ask(holder, question)
             if not head.found:
                 raise StateError(f"{short(holder)} does not hold the result of round {begin.round}")
             copy = ResultCopy(holder, begin, result, on_done, fail)
-            await self._receive(copy, done)
+            await receive(self._copies, copy, done)
         return digests
-
-    @contextmanager
-    def _asking(
-        self, source: bytes, kind: TransferKind, number: int, attempt: int
-    ) -> Iterator[None]:
-        """Frames of this transfer are wanted from now until the end of the block."""
-        key = (source, int(kind), number, attempt)
-        self._copies.ask(key)
-        try:
-            yield
-        finally:
-            self._copies.end(key)
 
     async def _ask(self, peer: bytes, question: FetchResult) -> ResultHead:
         waiting: asyncio.Future[ResultHead] = asyncio.get_running_loop().create_future()
@@ -89,25 +78,37 @@ class Fetcher:
         finally:
             del self._heads[key]
 
-    async def _receive(self, copy: ResultCopy, done: asyncio.Future[str]) -> None:
-        """Wait until all chunks are here; RoundTimeoutError after a time without a byte."""
-        self._copies.expect(copy)
-        before = -1
-        try:
-            while not done.done():
-                if before == copy.received_bytes:
-                    raise RoundTimeoutError(
-                        f"{short(copy.source)} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
-                    )
-                before = copy.received_bytes
-                await asyncio.wait([done], timeout=STALL_TIMEOUT_S)
-        finally:
-            copy.close()  # whatever comes now must not be written any more
-        if done.result():
-            raise StateError(f"transfer from {short(copy.source)} broke: {done.result()}")
+
+@contextmanager
+def asking(copies: Copies, key: TransferKey) -> Iterator[None]:
+    """Frames of this transfer are wanted from now until the end of the block."""
+    copies.ask(key)
+    try:
+        yield
+    finally:
+        copies.end(key)
 
 
-def _completion() -> tuple[asyncio.Future[str], Callable[[], None], Callable[[str], None]]:
+async def receive(copies: Copies, copy: EncodedCopy, done: asyncio.Future[str]) -> None:
+    """Wait until all chunks are here. RoundTimeoutError after a time without a byte, StateError if
+    the transfer breaks."""
+    copies.expect(copy)
+    before = -1
+    try:
+        while not done.done():
+            if before == copy.received_bytes:
+                raise RoundTimeoutError(
+                    f"{short(copy.source)} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
+                )
+            before = copy.received_bytes
+            await asyncio.wait([done], timeout=STALL_TIMEOUT_S)
+    finally:
+        copy.close()  # whatever comes now must not be written any more
+    if done.result():
+        raise StateError(f"transfer from {short(copy.source)} broke: {done.result()}")
+
+
+def completion() -> tuple[asyncio.Future[str], Callable[[], None], Callable[[str], None]]:
     """A future of "" or why it failed, and two callbacks that complete it from any thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()

@@ -25,6 +25,7 @@ from atoll.optim import (
     DiLoCo,
     GradientAverage,
     LocalSGD,
+    NoLoCo,
     Population,
     SparseLoCo,
     StreamingDiLoCo,
@@ -152,6 +153,11 @@ def co2(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -
     return CO2(model, inner, case.sync_every, session)
 
 
+def noloco(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> NoLoCo:
+    """Its loss is the mean over replicas, as in the paper: each evaluates a part of the text."""
+    return NoLoCo(model, inner, case.sync_every, session)
+
+
 def demo(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> DeMo:
     return DeMo(model, session, lr=case.lr, weight_decay=WEIGHT_DECAY)
 
@@ -234,6 +240,7 @@ _ENTRIES = (
         quick_margin=0.5,  # a round sends one value in 64; the others wait for later rounds
     ),
     Entry(name="co2", label="CO2 int8", make=co2),
+    Entry(name="noloco", label="NoLoCo bfloat16", make=noloco),
     Entry(
         name="demo",
         label="DeMo",

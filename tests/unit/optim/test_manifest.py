@@ -176,3 +176,14 @@ def test_zero_steps_give_exactly_zero_and_chunks_equal_the_whole(m, chunk, seed)
         pseudo_gradient(theta[lo:hi], moved[lo:hi], pieces[lo:hi], m, lo, hi)
     np.testing.assert_array_equal(whole, working - moved)
     np.testing.assert_array_equal(pieces, whole)
+
+
+def test_an_outline_compares_models_and_holds_nothing() -> None:
+    manifest = Manifest.of([Parameter("w", (3, 4), "bfloat16"), Parameter("v", (5,))])
+    outline = manifest.outline("noloco", 7)
+    assert outline.elements == 7
+    assert Manifest.from_wire(outline.to_wire()) == outline
+    other = Manifest.of([Parameter("w", (3, 5), "bfloat16"), Parameter("v", (5,))])
+    assert other.outline("noloco", 7).differences(outline) == [
+        "w: yours 0x3x5 bfloat16, run 0x3x4 bfloat16"
+    ]

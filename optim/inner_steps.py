@@ -1,0 +1,111 @@
+"""Steps of inner optimizers, seen through a hook: so a training loop stays as it was.
+
+A GradScaler that skips a step does not call the hook, nor do accumulation micro-steps, and
+closures and schedulers keep working.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from atoll.collectives.errors import CodecError, ConfigError
+from atoll.optim.model_vector import ModelVector
+from atoll.optim.sessions import Closable
+
+__all__ = ["Inner", "InnerSteps", "check_inner"]
+
+Inner: TypeAlias = Optimizer | Sequence[Optimizer]
+
+
+class InnerSteps(ABC):
+    """``inner`` may be a sequence, whose last member's step completes a local step. Use it as a
+    context manager or call ``close()``; either closes ``peer`` too."""
+
+    peer: Closable
+
+    def __init__(self, vector: ModelVector, inner: Inner) -> None:
+        self._vector, self.manifest = vector, vector.manifest
+        self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
+        check_inner(self._inners, self._vector.parameters)
+        self._steps = 0
+        self._shown = ""  # by which call other parameters are in the model
+
+    def close(self) -> None:
+        """Unhook the inner optimizer and close the session. The model keeps its parameters."""
+        self._hook.remove()
+        self.peer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        """From now on steps are counted."""
+        # torch.compile must not trace the hook; torch leaves this function untyped
+        hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+        self._hook = self._inners[-1].register_step_post_hook(hook)
+
+    @abstractmethod
+    def _step_done(self) -> None:
+        """A local step is complete; ``_steps`` counts it."""
+
+    @contextmanager
+    def _showing(self, what: str) -> Iterator[None]:
+        """Other parameters may be read into the model, then it has its own again. ``what``: the
+        call that people know."""
+        if self._shown:
+            raise ConfigError(f"{what} inside {self._shown}")
+        self._shown = what
+        try:
+            with self._vector.put_back():
+                yield
+        finally:
+            self._shown = ""
+
+    def _check_finite(self, so: str, fragment: int = 0) -> None:
+        """CodecError if parameters of the fragment are not; ``so``: what therefore is not done."""
+        bad = self._vector.not_finite(fragment)
+        if bad:
+            raise CodecError(
+                f"NaN or Inf in {', '.join(bad[:5])} ({len(bad)} of {len(self._vector.parameters)} "
+                f"parameters) after step {self._steps}: {so}",
+                fix="lower the inner learning rate or clip gradients, and start this trainer again",
+            )
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        # A fused optimizer skips a step by itself and then still calls its hooks; the GradScaler
+        # leaves the reason on it for the time of the step.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and found_inf.item() > 0:
+            return
+        if self._shown:
+            raise ConfigError(
+                f"optimizer.step() inside {self._shown}: the step would be thrown away",
+                fix=f"only evaluate or save inside {self._shown}",
+            )
+        self._steps += 1
+        self._step_done()
+
+
+def check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:
+    """ConfigError for optimizers that hold none of ``parameters``."""
+    ours = set(map(id, parameters))
+    for inner in inners:
+        if not isinstance(inner, Optimizer):
+            raise ConfigError(f"inner is a {type(inner).__name__}, not a torch.optim.Optimizer")
+        if not any(id(p) in ours for group in inner.param_groups for p in group["params"]):
+            raise ConfigError(
+                f"the inner {type(inner).__name__} holds no trainable parameter of the model",
+                fix="make it from the parameters of the model that is given to the method",
+            )
+    if not inners:
+        raise ConfigError("no inner optimizer")

@@ -1,0 +1,331 @@
+"""NoLoCo: each replica takes its outer steps with a partner, and nobody waits for all (2506.10911).
+
+Every replica has parameters φ of its own, and they stay near each other because in each outer step
+a few exchange what they have (gossip.py has the arithmetic). A life of an outer step here:
+
+1. φ is published under the step's number when the step begins. That of the others of the group, and
+   their Δ, is asked for at once, so that it travels as soon as they have it: their φ is there long
+   before it is needed, and so is Δ of those that are faster.
+2. After ``sync_every`` local steps Δ is published, and what has not come yet is waited for.
+3. The outer step is made with those that came. Who is dead, late or somewhere else is left out, and
+   who is left alone makes a step of its own: δ <- α δ + β Δ.
+
+Two peers that see different members may count on different partners. As everybody publishes for
+everybody, each then uses what a third one has published, and nobody waits in vain. Such a step may
+count some replicas more than others, so it moves their mean a little, as an average over some of
+them does; the next is right again.
+
+A newcomer begins with the newest φ of anybody and δ = 0. Whoever finds its partner ahead goes on
+from that one's number; who is far behind begins anew like a newcomer.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from atoll.collectives.codecs import get_codec
+from atoll.collectives.errors import ConfigError, ConnectError, StateError
+from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
+from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.model_vector import ModelVector
+from atoll.optim.replicas import FOUNDER_BYTES, OF_PARTNERS, PHI, Replicas
+from atoll.optim.sessions import GossipSession, VectorAsked
+from atoll.optim.spec import RunSpec
+
+__all__ = ["NoLoCo"]
+
+METHOD = "noloco"
+DELTA = "delta"
+STATE_VERSION = 1
+# Outer steps: whoever is further behind its partner has parameters that are too old to be mixed.
+BEHIND_MAX = 10
+PUBLISHED = 2 * 3  # vectors in a daemon: of two names two numbers, and one that is still being read
+
+
+class NoLoCo(InnerSteps):
+    """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
+
+    The method, its numbers and the model's trainable parameters must equal the run's; the first
+    trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
+    Then the model gets the newest parameters that anybody has. ``inner`` may be a sequence (the
+    paper uses Adam), whose last member's step completes a local step. Use it as a context manager
+    or call ``close()``; either closes ``peer`` too.
+
+    ``outer_lr``, ``outer_momentum``, ``gossip``: β, α and γ. ``gossip`` is how strongly replicas
+    are drawn together: ConfigError where they would drift apart. Below ``2 (1 - outer_momentum)``
+    they do not, however often partners fail. ``group``: how many exchange in an outer step; 1:
+    nobody does. Where it does not divide the members, the last group is smaller, perhaps somebody
+    alone. ``codec``: of both Δ and φ. As both sides of an exchange use what it has left of φ, it
+    never moves the mean of the replicas; but it keeps them as far apart as its steps are coarse:
+    int8 by less than 1 % of the weights in a block, bfloat16 by 0.2 % of each. ``partner_wait_s``:
+    a partner that has not come to the end of the same step by then is left out; each trainer's own.
+
+    Replicas differ, by about the inner learning rate: let that decay. ``consensus()`` is what to
+    evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter.
+    """
+
+    peer: GossipSession
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        sync_every: int,
+        peer: GossipSession,
+        *,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.5,
+        gossip: float = 0.7,
+        group: int = 2,
+        codec: str = "bfloat16",
+        partner_wait_s: float = 30.0,
+        round_deadline_s: float = 600.0,
+    ) -> None:
+        spec = RunSpec(
+            method=METHOD,
+            sync_every=sync_every,
+            outer="heavy_ball",
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            codec=codec,
+            round_deadline_s=round_deadline_s,
+            gossip=gossip,
+            group=group,
+        )
+        check_stable(spec.outer_momentum, spec.gossip, spec.group)
+        if not 0 <= partner_wait_s <= round_deadline_s:
+            raise ConfigError(
+                f"partner_wait_s={partner_wait_s}", fix="0 or more, up to round_deadline_s"
+            )
+        super().__init__(ModelVector(model), inner)
+        self.peer, self.spec = peer, spec
+        self._partner_wait_s = partner_wait_s
+        elements = self.manifest.elements
+        self._state = GossipState(
+            elements, momentum=spec.outer_momentum, lr=spec.outer_lr, gossip=spec.gossip
+        )
+        self._replicas = Replicas(peer, spec, elements)
+        self._number = 0  # of the outer step at hand
+        self._steps_in_round = self._outer_steps = self._solo = 0
+        self._waited_s = self._spread = 0.0
+        self._group: tuple[str, ...] = ()
+        self._deltas: dict[str, VectorAsked] = {}  # of partners, on their way meanwhile
+        self._phis: dict[str, VectorAsked] = {}
+        self._failing: dict[str, str] = {}  # partner -> the code of its last error
+        self._introduce()
+        outline = self.manifest.outline(METHOD, FOUNDER_BYTES)
+        peer.attach(spec, outline, self._replicas.write_founder)
+        self._join()
+        self._watch()
+
+    # ------------------------------------------------------------ for everybody
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        """This replica's φ in the model; then the local parameters again."""
+        with self._showing("outer_parameters()"):
+            self._vector.read(self._state.phi)
+            yield
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The mean φ of all replicas in the model, for evaluation or saving; then the local
+        parameters again. Evaluate this one.
+
+        Members that are more than two outer steps behind, or cannot be reached, are left out. It
+        may be called by one trainer alone, at any time; the others go on meanwhile.
+        """
+        total, count = np.zeros(self.manifest.elements, np.float32), 0
+        for _, phi in self._replicas.each(self._number, self._state.phi):
+            total += phi
+            count += 1
+        total /= np.float32(count)
+        with self._showing("consensus()"):
+            self._vector.read(total)
+            yield
+
+    def replica_losses(self, loss: Callable[[], float]) -> dict[str, float]:
+        """``loss()`` with the φ of each replica in the model, by name of its peer. Their mean is
+        what the paper reports; where every trainer evaluates its own, in ``outer_parameters()``,
+        the mean over trainers is the same, and cheaper."""
+        found: dict[str, float] = {}
+        with self._showing("replica_losses()"):
+            for name, phi in self._replicas.each(self._number, self._state.phi):
+                self._vector.read(phi)
+                found[name] = float(loss())
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """For any logger. ``replica_std``: the standard deviation between replicas, as the last
+        group has shown it; ``solo``: outer steps without a partner."""
+        return {
+            "steps": self._steps,
+            "outer_step": self._number,
+            "outer_steps": self._outer_steps,
+            "solo": self._solo,
+            "waited_s": self._waited_s,
+            "replica_std": self._spread,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """This replica: save it beside the model's and the inner optimizer's state."""
+        state = self._state
+        return {
+            "version": STATE_VERSION,
+            "steps": self._steps,
+            "outer_step": self._number,
+            "phi": torch.from_numpy(state.phi.copy()),
+            "momentum": torch.from_numpy(state.momentum.copy()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """For whoever begins a run anew from files, each trainer from its own: go on where that
+        outer step began. In a run that is further this replica soon takes another one's φ."""
+        sizes = [len(state.get(name, ())) for name in ("phi", "momentum")]
+        if state.get("version") != STATE_VERSION or sizes != 2 * [self.manifest.elements]:
+            raise ConfigError(
+                f"not the state of version {STATE_VERSION} of such a NoLoCo",
+                fix="load what NoLoCo.state_dict() gave, with the same model",
+            )
+        self._steps, number = int(state["steps"]), int(state["outer_step"])
+        np.copyto(self._state.phi, state["phi"].numpy())
+        np.copyto(self._state.momentum, state["momentum"].numpy())
+        self._begin(number)
+
+    # ------------------------------------------------------------ an outer step
+
+    def _step_done(self) -> None:
+        self._steps_in_round += 1
+        if self._steps_in_round < self.spec.sync_every:
+            self.peer.check()  # an inner phase may be long: a dead daemon is noticed in the middle
+            return
+        self._check_finite("nothing was handed to other replicas")
+        state, delta = self._state, self._state.scratch
+        self._vector.write(delta)
+        local_change(self.manifest, state.phi, delta)
+        self._outer_steps += 1
+        if self.spec.group == 1:
+            state.step([delta])
+            self._begin(self._number + 1)
+            return
+        self.peer.publish(DELTA, self._number, delta, self.spec.codec)
+        present, newest = self._gather()
+        if newest > self._number + BEHIND_MAX:
+            self._replicas.say(f"outer step {self._number}, others are at {newest}: begins anew")
+            self._join()
+            return
+        spread = state.step(
+            (self._deltas[name].read() for name in present),
+            (self._phis[name].read() for name in present),
+            self._phis[self.peer.peer_name].read,
+        )
+        self._spread = spread if len(present) > 1 else self._spread
+        self._solo += len(present) == 1
+        self._begin(max(self._number + 1, newest))
+
+    def _gather(self) -> tuple[list[str], int]:
+        """Those of the group whose Δ and φ are here, in their order; and how far anybody is who is
+        too far ahead."""
+        began_s, me = time.monotonic(), self.peer.peer_name
+        present, newest = [], 0
+        for name in self._group:
+            if name == me:  # what it has just published itself
+                self._wait_for(me, began_s + self.spec.round_deadline_s)
+                present.append(me)
+                continue
+            try:
+                self._wait_for(name, began_s + self._partner_wait_s)
+            except OF_PARTNERS as error:
+                if self._failing.get(name) != error.code:  # else it was said before
+                    self._replicas.say(f"outer step {self._number} without {name}: {error.what}")
+                self._failing[name] = error.code
+                if isinstance(error, StateError):
+                    newest = max(newest, self._replicas.newest_of(name))
+            else:
+                present.append(name)
+                self._failing.pop(name, None)
+        self._waited_s += time.monotonic() - began_s
+        return present, newest
+
+    def _wait_for(self, name: str, until_s: float) -> None:
+        """For Δ and φ of one of the group. It may have begun, or come back, since it was asked."""
+        if name in self._deltas:
+            try:
+                self._wait(name, until_s)
+                return
+            except (ConnectError, StateError):
+                self._deltas.pop(name).drop()
+                self._phis.pop(name).drop()
+        self._ask(name)
+        self._wait(name, until_s)
+
+    def _wait(self, name: str, until_s: float) -> None:
+        for asked in (self._deltas[name], self._phis[name]):
+            asked.wait(max(0.0, until_s - time.monotonic()))
+
+    def _ask(self, name: str) -> None:
+        """For what belongs to the outer step at hand."""
+        elements, codec, number = self.manifest.elements, self.spec.codec, self._number
+        phi = self.peer.ask_vector(name, PHI, number, elements, codec)
+        self._deltas[name] = self.peer.ask_vector(name, DELTA, number, elements, codec)
+        self._phis[name] = phi
+
+    def _begin(self, number: int, *, founding: bool = False) -> None:
+        """The local steps of an outer step, from φ; ``founding``: the first ones of the run, with
+        what all others will begin with."""
+        self._number, self._steps_in_round = number, 0
+        self._drop()
+        phi, published = self._state.phi, self._state.scratch
+        np.copyto(published, phi)
+        self.peer.publish(PHI, number, published, self.spec.codec)
+        if founding:
+            np.copyto(phi, published)
+        self._vector.read(phi)
+        self._vector.zero_gradients()
+        me = self.peer.peer_name
+        self._group = group_of(me, self.peer.members().names, self.spec.group, number)
+        for name in self._group:
+            if name != me:
+                with suppress(*OF_PARTNERS):  # it is asked again when it is needed
+                    self._ask(name)
+
+    def _join(self) -> None:
+        """Begin with the newest parameters that anybody has."""
+        self._drop()
+        self._state.momentum.fill(0.0)
+        number = self._replicas.first(self._state.phi)
+        if not number:
+            self._vector.write(self._state.phi)
+        self._begin(max(1, number), founding=not number)
+
+    def _drop(self) -> None:
+        """What was asked for and is not needed any more."""
+        for asked in (self._phis, self._deltas):
+            for one in asked.values():
+                one.drop()
+            asked.clear()
+
+    def _introduce(self) -> None:
+        spec, elements = self.spec, self.manifest.elements
+        encoded = get_codec(spec.codec).encoded_bytes(elements)
+        daemon = 4 * elements + (PUBLISHED + 2 * spec.group) * encoded
+        print(
+            f"atoll: {elements:,} parameters; this trainer holds its replica in "
+            f"{12 * elements / 2**20:.0f} MiB of host memory, the daemon takes at most "
+            f"{daemon / 2**20:.0f} MiB to hand it out and to get others, the device nothing",
+            file=sys.stderr,
+        )
+        if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):
+            bound = 2 * (1 - spec.outer_momentum)
+            self._replicas.say(
+                f"gossip={spec.gossip:g} is safe as long as partners seldom fail; below {bound:.3g}"
+                " it is in any case"
+            )

@@ -1,0 +1,149 @@
+"""Parameters of the other replicas, in a run whose trainers keep their own: to begin with those of
+one, and to evaluate or export what all have become together.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import (
+    CodecError,
+    ConnectError,
+    ProtocolError,
+    RoundError,
+    RoundTimeoutError,
+    StateError,
+)
+from atoll.optim.sessions import GossipSession
+from atoll.optim.spec import RunSpec
+
+__all__ = ["FOUNDER_BYTES", "OF_PARTNERS", "PHI", "Replicas"]
+
+PHI = "phi"  # as which every trainer publishes its own, under the number of its outer step
+FOUNDER_BYTES = 32  # of the name that the run's state consists of
+LOOK_AGAIN_S = 0.25  # while nobody has parameters yet
+PROGRESS_S = 10.0  # a wait longer than this says for whom
+CURRENT_STEPS = 2  # a replica that is further behind is no part of what the run has become
+# What may be wrong with another peer, and is no reason to end.
+OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
+
+
+class Replicas:
+    """Seen from one trainer, whose vectors are float32[elements]."""
+
+    def __init__(self, peer: GossipSession, spec: RunSpec, elements: int) -> None:
+        self._peer, self._elements = peer, elements
+        self._codec, self._deadline_s = spec.codec, spec.round_deadline_s
+
+    def write_founder(self, flat: F32) -> None:
+        """The state of a run that begins here: with whose parameters all replicas begin."""
+        name = self._peer.peer_name.encode()[:FOUNDER_BYTES]
+        flat.fill(0.0)
+        flat[: len(name)] = list(name)
+
+    def first(self, into: F32) -> int:
+        """The newest parameters that anybody has, and the outer step that begins with them. Nobody
+        has any at the beginning of a run: then whose trainer has founded it begins with its own (0
+        is returned, and nothing written), and everybody else waits for them.
+
+        RoundTimeoutError if they do not come within the run's round deadline.
+        """
+        founder = self._founder()
+        began_s = said_s = time.monotonic()
+        while True:
+            newest, silent = self._newest()
+            if number := self._take_newest(newest, into):
+                return number
+            nobody = not silent and not any(newest.values())
+            if nobody and founder == self._peer.peer_name:
+                return 0
+            waited_s = time.monotonic() - began_s
+            text = (
+                f"waited {waited_s:.0f} s for parameters to begin with: {founder} founded this run"
+            )
+            text += f"; no answer from {', '.join(silent)}" if silent else ""
+            if waited_s > self._deadline_s:
+                raise RoundTimeoutError(
+                    text,
+                    fix=f"start a trainer on {founder}; or, if it was lost before anybody took its "
+                    "parameters over, begin a run of another name",
+                    phase="begin",
+                    elapsed_s=waited_s,
+                )
+            if time.monotonic() - said_s > PROGRESS_S:
+                said_s = time.monotonic()
+                self.say(text)
+            time.sleep(LOOK_AGAIN_S)
+
+    def _founder(self) -> str:
+        letters: list[int] = []
+        self._peer.pull(lambda flat: letters.extend(int(value) for value in flat if value))
+        return bytes(letters).decode(errors="replace")
+
+    def _newest(self) -> tuple[dict[str, int], list[str]]:
+        """The number of each member's newest parameters, 0 for none; and who did not say."""
+        newest: dict[str, int] = {}
+        silent = []
+        for name in self._peer.members().names:
+            try:
+                newest[name] = self._peer.newest(name, PHI)
+            except OF_PARTNERS:
+                silent.append(name)
+        return newest, silent
+
+    def _take_newest(self, newest: dict[str, int], into: F32) -> int:
+        """Their number; 0 if there are none to be had."""
+        for number, name in sorted(((n, name) for name, n in newest.items() if n), reverse=True):
+            try:
+                np.copyto(into, self._fetch(name, number))
+            except OF_PARTNERS as error:
+                self.say(f"parameters of {name} cannot be taken over: {error.what}")
+                continue
+            self.say(f"begins outer step {number} with the parameters of {name}")
+            return number
+        return 0
+
+    def newest_of(self, name: str) -> int:
+        """0 for a member that has none, or does not say."""
+        try:
+            return self._peer.newest(name, PHI)
+        except OF_PARTNERS:
+            return 0
+
+    def each(self, number: int, own: F32) -> Iterator[tuple[str, F32]]:
+        """Name and φ of every member that is about as far as outer step ``number``, in the order of
+        members; each is valid until the next. Who is further behind, or cannot be reached, is left
+        out, and a line says so."""
+        me = self._peer.peer_name
+        names = self._peer.members().names
+        for name in names if me in names else (*names, me):
+            if name == me:
+                yield name, own
+                continue
+            try:
+                newest = self._peer.newest(name, PHI)
+                if newest < number - CURRENT_STEPS:
+                    at = f"at outer step {newest}, here it is {number}" if newest else "without any"
+                    self.say(f"the replica of {name} is left out: {at}")
+                    continue
+                values = self._fetch(name, newest)
+            except OF_PARTNERS as error:
+                self.say(f"the replica of {name} is left out: {error.what}")
+                continue
+            yield name, values
+
+    def _fetch(self, name: str, number: int) -> F32:
+        asked = self._peer.ask_vector(name, PHI, number, self._elements, self._codec)
+        asked.wait(self._deadline_s)
+        try:
+            return asked.read()
+        finally:
+            asked.drop()
+
+    def say(self, what: str) -> None:
+        print(f"atoll: {what}", file=sys.stderr)

@@ -1,0 +1,145 @@
+"""Vectors that trainers hand to each other, one to one, without the group.
+
+    session.publish("phi", 17, values)                       # for whoever asks for it
+    asked = session.ask_vector(peer, "phi", 17, elements)    # goes on in the background
+    asked.wait(30.0)
+    values = asked.read()
+
+The daemon keeps the last two numbers of a name, also when its trainer has ended. It asks another
+daemon and lets the question wait there until that one's trainer has published what is wanted.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import RoundTimeoutError
+from atoll.peer.dealer import PROGRESS_S, say
+from atoll.peer.session_ops import check_codec
+
+__all__ = ["AskedVector", "Gossip", "Members"]
+
+Floats = NDArray[np.float32]
+LOOK_S = 1.0  # one question to the daemon waits so long; it answers at once when there is news
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who holds what the run has: names of peers in the order of their ids, the same for all that
+    are in this ``view``. Most of them have a trainer."""
+
+    view: int
+    names: tuple[str, ...]
+
+
+class Gossip(ABC):
+    """The part of a session that needs no round of the run."""
+
+    peer_name: str
+    _deadline_s: float
+    _vector_memory: Floats | None = None  # shared with the daemon, for one vector at a time
+
+    def members(self) -> Members:
+        """Only this peer while it is in no view."""
+        answer = self._ask("members")
+        return Members(answer["view"], tuple(answer["names"]))
+
+    def publish(self, name: str, number: int, values: Floats, codec: str = "float32") -> None:
+        """Let others have float32[n] under this name and number; ``values`` then is what they will
+        get, as the codec has left it. Numbers of a name rise; the last two can be had.
+
+        CodecError for values that it cannot take, and then nothing is published; ConfigError for
+        more than four names, or without memory.
+        """
+        check_codec(codec, "publish()")
+        shared = self._memory(values.size)
+        np.copyto(shared, values)
+        self._ask("publish", name=name, number=number, elements=values.size, codec=codec)
+        np.copyto(values, shared)
+
+    def newest(self, peer: str, name: str) -> int:
+        """The number of the newest vector of this name that a peer's trainer has published, 0 for
+        none. ConnectError or RoundTimeoutError if the peer does not say."""
+        return int(self._ask("newest", peer=peer, name=name))
+
+    def ask_vector(
+        self, peer: str, name: str, number: int, elements: int, codec: str = "float32"
+    ) -> AskedVector:
+        """Have it fetched, as soon as it is published; this peer's own are had in the same way."""
+        self._memory(elements)
+        ticket = self._ask(
+            "ask_vector", peer=peer, name=name, number=number, elements=elements, codec=codec
+        )
+        return AskedVector(self, f"{name} {number} of {peer}", ticket, elements)
+
+    @abstractmethod
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        """The daemon's answer to a command."""
+
+    @abstractmethod
+    def _receive(self, name: str, *, writable: bool, **arguments: Any) -> Floats:
+        """Memory of the daemon's."""
+
+    def _memory(self, elements: int) -> Floats:
+        """At least as large as ever before."""
+        shared = self._vector_memory
+        if shared is None or len(shared) < elements:
+            self._vector_memory = None
+            shared = self._receive("vector_memory", writable=True, elements=elements)
+            self._vector_memory = shared
+        return shared[:elements]
+
+
+class AskedVector:
+    """A vector of another peer, on its way here."""
+
+    def __init__(self, session: Gossip, text: str, ticket: int, elements: int) -> None:
+        self._session, self._text = session, text
+        self._ticket, self._elements = ticket, elements
+
+    def __str__(self) -> str:
+        return self._text
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is here. It may take so long until it is published; then it is waited for as
+        long as its bytes arrive, within the run's round deadline.
+
+        RoundTimeoutError if it takes longer, StateError if it cannot be had (any more),
+        ConnectError if its peer is gone, RemoteProtocolError if that sends something else; then it
+        is dropped.
+        """
+        session, began_s = self._session, time.monotonic()
+        said_s, state, waited_s = began_s, "asked", 0.0
+        while state != "here":
+            limit_s = timeout_s if state == "asked" else session._deadline_s
+            look_s = min(LOOK_S, max(0.0, limit_s - waited_s))
+            state = session._ask("look_for_vector", ticket=self._ticket, timeout_s=look_s)
+            waited_s = time.monotonic() - began_s
+            if state != "here" and look_s <= 0.0:
+                self.drop()
+                what = "been published" if state == "asked" else "arrived"
+                raise RoundTimeoutError(
+                    f"{self} has not {what} within {waited_s:.1f} s", elapsed_s=waited_s
+                )
+            if time.monotonic() - said_s > PROGRESS_S:
+                said_s = time.monotonic()
+                how = "has not been published yet" if state == "asked" else "is on its way"
+                say(f"waited {waited_s:.0f} s for {self}, which {how}")
+
+    def read(self) -> Floats:
+        """float32[n], in memory that is this one's until the session's next call of any vector. It
+        may be read again, until it is dropped."""
+        self._session._ask("read_vector", ticket=self._ticket)
+        shown = self._session._memory(self._elements).view()
+        shown.flags.writeable = False
+        return shown
+
+    def drop(self) -> None:
+        """It is not wanted (any more)."""
+        self._session._ask("drop_vector", ticket=self._ticket)
