@@ -12,6 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.co2 import CO2, GapAware
+    from atoll.optim.compressors import (
+        DGC,
+        EF21,
+        QSDP,
+        EControl,
+        LayerBits,
+        LGreCo,
+        PowerSGD,
+        TernGrad,
+    )
     from atoll.optim.decoupled_momentum import DeMo
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
@@ -26,19 +36,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CO2",
+    "DGC",
+    "EF21",
+    "QSDP",
     "QSR",
     "ByteTransformer",
     "DeMo",
     "DiLoCo",
+    "EControl",
     "GapAware",
     "GradientAverage",
+    "LGreCo",
+    "LayerBits",
     "LocalSGD",
     "NoLoCo",
     "Population",
+    "PowerSGD",
     "RankSession",
     "SparseLoCo",
     "StreamingDiLoCo",
     "Swarm",
+    "TernGrad",
     "TextBatches",
     "ZerothOrder",
     "heldout_loss",
@@ -47,6 +65,10 @@ __all__ = [
 _HOME = {
     "CO2": "atoll.optim.co2",
     "GapAware": "atoll.optim.co2",
+    **dict.fromkeys(
+        ("DGC", "EF21", "QSDP", "EControl", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),
+        "atoll.optim.compressors",
+    ),
     "QSR": "atoll.optim.local_sgd",
     "ByteTransformer": "atoll.optim.byte_lm",
     "GradientAverage": "atoll.optim.gradient_average",

@@ -21,7 +21,8 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
-from atoll.optim.method import Inner, Method
+from atoll.optim.inner_steps import Inner
+from atoll.optim.method import Method
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec

@@ -28,8 +28,8 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
 from atoll.optim.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
-from atoll.optim.every_step import CHECK_EVERY
-from atoll.optim.every_step_gather import EveryStepGather, check_part
+from atoll.optim.every_step import CHECK_EVERY, check_part
+from atoll.optim.every_step_gather import EveryStepGather
 from atoll.optim.model_vector import trainable
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
@@ -137,7 +137,7 @@ class DeMo(EveryStepGather, Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
-        given = self._gather(self._message())
+        given = self._gather_step(self._message())
         parts = [self._read(name, data) for name, data in given]
         if parts:
             self._compare_rates(given[0][0], parts[0][0])
@@ -258,9 +258,11 @@ class DeMo(EveryStepGather, Optimizer):
         """The momentum of this peer, and the number of steps of the run."""
         return {**Optimizer.state_dict(self), "steps": self.steps}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """If others train already, their parameters and steps are taken at the next step, and the
-        momentum is forgotten."""
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict: dict[str, Any]
+    ) -> None:
+        """If others have trained for longer, their parameters and steps are taken at the next step,
+        and the momentum is forgotten."""
         steps = state_dict.get("steps")
         if type(steps) is not int or steps < 0:
             raise ConfigError("not a state of DeMo", fix="load what DeMo.state_dict() gave")

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from atoll.optim.method import Inner, Method, uses_muon
+from atoll.optim.inner_steps import Inner
+from atoll.optim.method import Method, uses_muon
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec

@@ -5,58 +5,85 @@ The trainers own θ here; their daemons only carry what they exchange (``session
 
 - A *newcomer* is a trainer that has not got the state of the others: it has just begun, or a round
   went on without it. It adds nothing to an exchange but its flag.
-- When an exchange has a flag in it, all take the state of the first trainer that is no newcomer,
-  bit for bit: a sum to which only this donor adds. Where all are newcomers, as at the beginning of
-  a run, the first of all is the donor. Then the exchange is done again.
+- When an exchange has a flag in it, all take the state of one trainer, bit for bit: a sum to which
+  only this donor adds. It is the one with the most steps; of several such the first that is no
+  newcomer. Then the step is exchanged again, from its first call on.
+- Where all are newcomers, as at the beginning of a run, they look twice before one of them becomes
+  the donor: somebody with a state may have been in the middle of a step, and their calls differed.
 
 So whoever has been in an exchange without flags holds the same bits after it as all others in it,
-as long as what it does with the result is the same. Every ``check_every`` exchanges digests are
+as long as what it does with the result is the same. Every ``check_every`` steps digests are
 compared, and whoever differs from most is a newcomer again.
+
+No call is taken for another one: vectors of states have an odd length, and half the length of those
+of exchanges says which call of a step it is; what is gathered begins with a tag. Who has missed
+rounds on the other side of a network that was cut, and does not know, finds it by their numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32, get_codec
-from atoll.collectives.errors import CollectiveMissedError, IncompatibleRunError, StateError
+from atoll.collectives.errors import (
+    CollectiveMismatchError,
+    CollectiveMissedError,
+    ConfigError,
+    IncompatibleRunError,
+    RemoteProtocolError,
+    StateError,
+)
+from atoll.optim.exchange import Exchange, Exchanged, Given
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 
-__all__ = ["CHECK_EVERY", "TRIES_MAX", "EveryStep", "Exchanged"]
+__all__ = [
+    "CHECK_EVERY",
+    "PART_BYTES_MAX",
+    "AgainError",
+    "EveryStep",
+    "Exchanged",
+    "Presence",
+    "check_part",
+]
 
-TRIES_MAX = 20  # an exchange that is broken off or flagged so often in a row will always be
-CHECK_EVERY = 100  # exchanges; a comparison costs a round trip, and on a device a copy to the host
+STATE_VERSION = 1
+TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
+CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host
+GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
+CALLS_MAX = 8  # sums of one step whose vectors are never taken for each other; PowerSGD has four
 
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """The sum of what ``count`` trainers gave, float32[n]; it may be overwritten."""
-
-    total: F32
-    count: int
+# The head of what is gathered: what it is for, of whom, and for which round (modulo 2**32).
+_STEP, _PRESENCE, _STATE, _DIGEST = b"xpsd"
+_NEW, _COUNTS = 1, 2
+_HEAD: Final = struct.Struct("<BBI")
+PART_BYTES_MAX = GATHERED_BYTES_MAX - _HEAD.size
+T = TypeVar("T")
 
 
 class EveryStep(ABC):
     """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     ``inner``: the optimizers whose state is part of what all have in common. The method, its
-    numbers and the model's parameters must be equal on all peers: IncompatibleRunError. Use it as
-    a context manager or call ``close()``; either closes ``peer`` too.
+    numbers and the model's parameters must be equal on all peers: IncompatibleRunError. What
+    depends on the number of a step, such as the learning rate, must follow ``steps``. Use it as a
+    context manager or call ``close()``; either closes ``peer`` too.
     """
 
     def __init__(
@@ -71,8 +98,9 @@ class EveryStep(ABC):
         self._vector = ModelVector(model)
         self.manifest = self._vector.manifest
         self._snapshot = Snapshot(self._vector, inner, self._shared())
-        self._check_every = check_every
+        self._check_every, self._unchecked = check_every, 0
         self._is_new = True
+        self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._missed = 0
         print(
@@ -95,82 +123,166 @@ class EveryStep(ABC):
         """What the method keeps for itself (residuals) belongs to parameters that are gone."""
 
     def _exchange(self, given: F32, codec: str = "float32") -> Exchanged:
-        """The sum over all trainers but those whose parts were made with parameters that have been
-        replaced meanwhile, as may have happened here too before it returns.
+        """A step of one sum: that over all trainers but those whose parts were made with parameters
+        that have been replaced meanwhile, as may have happened here too before it returns.
 
-        StateError if none comes about; IncompatibleRunError if another trainer does something else.
+        ``_whole`` says what it raises.
         """
-        block = get_codec(codec).contract.block or 1  # flags have blocks of their own, so that ...
-        vector = np.zeros(2 * block + given.size, np.float32)
-        flags, counts = vector[:block], vector[block : 2 * block]  # ... no codec distorts them
-        vector[2 * block :] = given
-        counts.fill(1.0)
+        found = self._whole(lambda exchange: exchange.total(given, codec))
+        return replace(found, count=max(1, found.count))
+
+    def _whole(self, work: Callable[[Exchange], T], counts: bool = True) -> T:
+        """What ``work`` returns once all the calls that it makes have come about without a flag. It
+        is begun again otherwise, perhaps with other parameters and another number of steps.
+
+        ``counts``: this trainer has something to give. StateError if nothing comes about;
+        IncompatibleRunError if this trainer does something else than the others.
+        """
+        flagged, why = False, "trainers come and go, or miss rounds, faster than they step"
         for _ in range(TRIES_MAX):
-            flags.fill(self._is_new)
             try:
-                reduced = self.peer.all_reduce(vector, "sum", codec=codec)
-                if reduced.value[0] < 0.5:
-                    self._compare_now_and_then()
-                    count = round(float(reduced.value[block]))
-                    return Exchanged(reduced.value[2 * block :], max(1, count))
-                if not self._take_state():
-                    vector.fill(0.0)
-            except CollectiveMissedError:
+                if flagged:
+                    flagged = False
+                    counts = self._take_state() and counts
+                elif self._unchecked >= self._check_every and not self._is_new:
+                    self._compare()
+                found = work(_Attempt(self._total, self._gathered, counts))
+            except _FlaggedError:
+                flagged = True
+            except AgainError:
+                continue
+            except (CollectiveMissedError, CollectiveMismatchError) as error:
                 self._missed += 1
-                self._is_new = True
+                self._is_new, self._founders, why = True, (), error.what
+            else:
+                self._unchecked += 1
+                return found
         raise StateError(
-            f"no exchange of step {self.steps} came about in {TRIES_MAX} tries",
-            fix="see `atoll status`: trainers come and go, or miss rounds, faster than they step",
+            f"no exchange of step {self.steps} came about in {TRIES_MAX} tries: {why}",
+            fix="give all trainers the same model and method; see `atoll status`",
         )
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ calls
+
+    def _total(self, given: F32, codec: str, counts: bool, call: int) -> Exchanged:
+        # Flags have blocks of their own, so that no codec distorts them. In the coarsest ones whole
+        # numbers are right up to 4: where more trainers than that do not count, the mean is a
+        # little larger or smaller, for all alike.
+        block = get_codec(codec).contract.block or 1
+        size = 2 * block + given.size
+        half = -(-size // 2)
+        half += (call - half) % CALLS_MAX
+        vector: F32 = np.zeros(2 * half, np.float32)
+        flags, absent, values = vector[:block], vector[block : 2 * block], vector[2 * block : size]
+        flags.fill(self._is_new)
+        absent.fill(not counts)
+        if counts:
+            values[:] = given
+        reduced = self._call(lambda: self.peer.all_reduce(vector, "sum", codec=codec))
+        if self._is_new or reduced.value[0] > 0.5:
+            raise _FlaggedError
+        count = len(reduced.peers) - round(float(reduced.value[block]))
+        return Exchanged(reduced.value[2 * block : size], max(0, count), counts)
+
+    def _gathered(self, data: bytes, counts: bool) -> list[Given]:
+        given, others = self._gather(_STEP, data, counts)
+        if self._is_new and others:
+            raise AgainError  # they are in the middle of something
+        if self._is_new or any(flags & _NEW for _, flags, _ in given):
+            raise _FlaggedError
+        return [Given(name, text, bool(flags & _COUNTS)) for name, flags, text in given]
+
+    def _gather(
+        self, tag: int, data: bytes, counts: bool = False
+    ) -> tuple[list[tuple[str, int, bytes]], bool]:
+        """Name, flags and data of all that gather for the same, and whether others are there.
+        ConfigError, RemoteProtocolError."""
+        check_part(len(data))
+        number = (self.peer.round + 1) % 2**32
+        head = _HEAD.pack(tag, _NEW * self._is_new | _COUNTS * counts, number)
+        found = self._call(lambda: self.peer.all_gather(head + data))
+        alike, behind = [], False
+        for name, text in found:
+            if len(text) < _HEAD.size or text[1] & ~(_NEW | _COUNTS):
+                raise RemoteProtocolError(f"what {name} gave to step {self.steps} has no head")
+            theirs, flags, awaited = _HEAD.unpack_from(text)
+            if theirs == tag:
+                alike.append((name, flags, text[_HEAD.size :]))
+            behind |= awaited != number and not flags & _NEW
+        if behind and not self._is_new:
+            raise AgainError  # somebody finds out just now that it has missed something
+        return alike, len(alike) < len(found)
+
+    def _call(self, make: Callable[[], T]) -> T:
+        """Make a call. Rounds may have gone on without this trainer, on the other side of a network
+        that was cut, and nobody may have told it: their numbers show it."""
+        before = self.peer.round
+        found = make()
+        if not self._is_new and self.peer.round != before + 1:
+            self._missed += 1
+            self._is_new = True
+            raise AgainError
+        return found
+
+    # ------------------------------------------------------------ newcomers
 
     def _take_state(self) -> bool:
         """From a donor; whether it is still what it was here. CollectiveMissedError."""
-        was_new = self._is_new
-        mine = json.dumps([was_new, self.spec.to_wire(), self.manifest.digest().hex()])
-        here = [(name, *json.loads(text)) for name, text in self.peer.all_gather(mine.encode())]
-        self._check_alike(here)
-        donor = next((name for name, new, *_ in here if not new), here[0][0])
-        is_donor = donor == self.peer.peer_name
+        was_new, donor = self._is_new, self._choose_donor()
+        unchanged = self._take_over(donor, was_new or donor.is_new)
+        self._is_new, self._unchecked = False, 0
+        return unchanged
+
+    def _take_over(self, donor: Presence, is_behind: bool) -> bool:
+        """The state of a donor; whether it is what it was here. AgainError if it has gone."""
+        is_donor = donor.name == self.peer.peer_name
         described = self._snapshot.describe(self.steps) if is_donor else b""
-        description = dict(self.peer.all_gather(described)).get(donor)
+        given, _ = self._gather(_STATE, described)
+        description = next((data for name, _, data in given if name == donor.name), b"")
         if not description:
-            return True  # it has gone: the flags are still up, and another one is found
-        elements = self._snapshot.elements(description)
-        flat: F32 = np.zeros(elements, np.float32)
+            raise AgainError  # it has gone: the flags are still up, and another one is found
+        size = self._snapshot.elements(description)
+        flat: F32 = np.zeros(size + 1 - size % 2, np.float32)
         if is_donor:
-            self._snapshot.write(flat)
-        reduced = self.peer.all_reduce(flat, "sum")
-        if donor not in reduced.peers:
-            return True
+            self._snapshot.write(flat[:size])
+        reduced = self._call(lambda: self.peer.all_reduce(flat, "sum"))
+        if donor.name not in reduced.peers:
+            raise AgainError
         # The donor as well: in a sum there is no negative zero.
-        self.steps = self._snapshot.read(description, reduced.value)
-        self._is_new = False
-        if is_donor or not was_new:
+        self.steps = self._snapshot.read(description, reduced.value[:size])
+        if is_donor or not is_behind:
             return True
         self._forget()
         self._vector.zero_gradients()
         return False
 
-    def _check_alike(self, here: list[tuple[str, bool, dict[str, object], str]]) -> None:
-        for name, _, spec, digest in here:
-            lines = self.spec.differences(RunSpec.from_wire(spec))
-            if digest != self.manifest.digest().hex():
-                lines.append("model: its parameters have other names, shapes or dtypes")
-            if lines:
-                raise IncompatibleRunError(
-                    "\n    ".join([f"this trainer differs from that of {name}:", *lines]),
-                    fix="give all trainers the same method, numbers and model",
-                )
+    def _choose_donor(self) -> Presence:
+        mine = Presence("", self._is_new, self.steps, self.spec, self.manifest.digest().hex())
+        given, others = self._gather(_PRESENCE, mine.to_wire())
+        here = [Presence.from_wire(name, data) for name, _, data in given]
+        names = tuple(one.name for one in here)
+        before, self._founders = self._founders, ()
+        if all(one.is_new for one in here) and (others or names != before):
+            self._founders = () if others else names
+            raise AgainError
+        donor = max(here, key=lambda one: (one.steps, not one.is_new))  # the first of several
+        lines = self.spec.differences(donor.spec)
+        if donor.digest != mine.digest:
+            lines.append("model: its parameters have other names, shapes or dtypes")
+        if lines:
+            raise IncompatibleRunError(
+                "\n    ".join([f"this trainer differs from that of {donor.name}:", *lines]),
+                fix="give all trainers the same method, numbers and model",
+            )
+        return donor
 
-    def _compare_now_and_then(self) -> None:
-        if (self.steps + 1) % self._check_every:  # of the run, so that newcomers compare with all
-            return
+    def _compare(self) -> None:
+        self._unchecked = 0
         flat: F32 = np.empty(self.manifest.elements, np.float32)
         self._vector.write(flat)
         digest = hashlib.sha256(flat.data).digest()
-        ((usual, count),) = Counter(d for _, d in self.peer.all_gather(digest)).most_common(1)
+        given, _ = self._gather(_DIGEST, digest)
+        ((usual, count),) = Counter(data for _, _, data in given).most_common(1)
         if digest != usual:
             self._is_new = True
             print(
@@ -179,9 +291,30 @@ class EveryStep(ABC):
                 file=sys.stderr,
             )
 
+    # ------------------------------------------------------------ for everybody
+
     def metrics(self) -> dict[str, float]:
         """For any logger: steps of the run, rounds that went on without this trainer."""
         return {"steps": self.steps, "missed": self._missed}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For whoever begins a run anew from a file: save it beside the model's and the inner
+        optimizer's state."""
+        shared = [torch.from_numpy(array.copy()) for array in self._shared()]
+        return {"version": STATE_VERSION, "steps": self.steps, "shared": shared}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Before the first step. A run that goes on has more steps, and its state wins."""
+        sizes = [len(array) for array in state.get("shared", ())]
+        if state.get("version") != STATE_VERSION or sizes != [a.size for a in self._shared()]:
+            name = type(self).__name__
+            raise ConfigError(
+                f"not the state of version {STATE_VERSION} of such a {name}",
+                fix=f"load what {name}.state_dict() gave, with the same numbers and model",
+            )
+        self.steps = int(state["steps"])
+        for array, saved in zip(self._shared(), state["shared"], strict=True):
+            array[:] = saved.numpy()
 
     def close(self) -> None:
         """Close the session. The model keeps its parameters."""
@@ -192,3 +325,66 @@ class EveryStep(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_part(nbytes: int) -> None:
+    """ConfigError if a trainer may not give so many bytes at a step."""
+    if nbytes > PART_BYTES_MAX:
+        raise ConfigError(
+            f"{nbytes:,} bytes from each trainer at every step; {PART_BYTES_MAX:,} fit",
+            fix="send less of the gradient, use a compressor whose parts are summed up, or train "
+            "a smaller model",
+        )
+
+
+class _FlaggedError(Exception):
+    """There is a newcomer: take a state, then exchange again."""
+
+
+class AgainError(Exception):
+    """Exchange again, with the flag as it is."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """The ``Exchange`` of one attempt at a step."""
+
+    sum_up: Callable[[F32, str, bool, int], Exchanged]
+    gather_all: Callable[[bytes, bool], list[Given]]
+    counts: bool
+    calls: int = 0
+
+    def total(self, vector: F32, codec: str = "float32") -> Exchanged:
+        self.calls += 1
+        return self.sum_up(vector, codec, self.counts, self.calls - 1)
+
+    def gather(self, data: bytes) -> list[Given]:
+        return self.gather_all(data, self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """What a trainer says of itself before a donor is chosen."""
+
+    name: str
+    is_new: bool
+    steps: int
+    spec: RunSpec
+    digest: str  # of its manifest
+
+    def to_wire(self) -> bytes:
+        return json.dumps([self.is_new, self.steps, self.spec.to_wire(), self.digest]).encode()
+
+    @classmethod
+    def from_wire(cls, name: str, data: bytes) -> Presence:
+        """RemoteProtocolError."""
+        try:
+            is_new, steps, spec, digest = json.loads(data)
+            if [type(is_new), type(steps), type(digest)] != [bool, int, str] or steps < 0:
+                raise ValueError("values of other types")
+            return cls(name, is_new, steps, RunSpec.from_wire(spec), digest)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"what {name} says of its state cannot be read: {str(error)[:200]}",
+                fix="run the same version of atoll on all peers",
+            ) from error

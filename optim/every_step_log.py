@@ -20,8 +20,8 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.every_step import CHECK_EVERY
-from atoll.optim.every_step_gather import PART_BYTES_MAX, EveryStepGather
+from atoll.optim.every_step import CHECK_EVERY, PART_BYTES_MAX, AgainError, Presence
+from atoll.optim.every_step_gather import EveryStepGather
 from atoll.optim.scalar_log import CHAIN_BYTES, Record, ScalarLog
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
@@ -33,7 +33,8 @@ STATE_VERSION = 1
 # with 30 samples. To replay a byte takes far less than the two evaluations that it came from.
 LOG_BYTES_DEFAULT = 256 * 1024
 LOG_BYTES_MAX = 4 * 1024 * 1024  # 65 gathers; any model but the largest comes sooner than a replay
-_PLACE = struct.Struct(f"<?Q{CHAIN_BYTES}s")  # newcomer, steps, chain
+_PLACES, _OFFERS, _PIECES = b"log"  # tags of what is gathered, beside those of every_step.py
+_PLACE = struct.Struct(f"<Q{CHAIN_BYTES}s")  # steps, chain
 _OFFER = struct.Struct("<?QI")  # whether it is the log; from which step, how many bytes
 
 
@@ -66,41 +67,41 @@ class EveryStepLog(EveryStepGather):
 
     # ------------------------------------------------------------ newcomers
 
-    def _compare_now_and_then(self) -> None:
-        was_new = self._is_new
-        super()._compare_now_and_then()
-        if self._is_new and not was_new:
+    def _compare(self) -> None:
+        super()._compare()
+        if self._is_new:
             self._log = self._new_log()  # of the parameters that are here, not of what led to them
 
-    def _take_state(self) -> bool:
+    def _take_over(self, donor: Presence, is_behind: bool) -> bool:
         """By the log, where all who lack something stand somewhere in it; else as others do."""
-        mine = _PLACE.pack(self._is_new, self.steps, self._log.chain)
-        here = {name: self._place(name, data) for name, data in self.peer.all_gather(mine)}
-        donor = next((name for name, (new, *_) in here.items() if not new), next(iter(here)))
-        is_donor, goal = donor == self.peer.peer_name, here[donor][1:]
-        is_behind = self._is_new or (self.steps, self._log.chain) != goal
-        said, tail = self._offer([place[1:] for place in here.values()]) if is_donor else (b"", b"")
-        offer = dict(self.peer.all_gather(said)).get(donor)
-        if not offer:
-            return True  # it has gone: the flags are still up, and another one is found
-        by_log, begin, size = self._offered(donor, offer)
+        mine = _PLACE.pack(self.steps, self._log.chain)
+        given, _ = self._gather(_PLACES, mine)
+        here = {name: self._place(name, data) for name, _, data in given}
+        if donor.name not in here:
+            raise AgainError
+        is_donor, goal = donor.name == self.peer.peer_name, here[donor.name]
+        said, tail = self._offer(list(here.values())) if is_donor else (b"", b"")
+        by_log, begin, size = self._offered(donor.name, self._from(donor, _OFFERS, said))
         if not by_log:
-            self._is_new = is_behind
-            unchanged = super()._take_state()
+            unchanged = super()._take_over(donor, is_behind)
             self._log = self._new_log()
             return unchanged
         pieces = [b""]
         while (have := sum(map(len, pieces))) < size:
-            piece = dict(self.peer.all_gather(tail[have : have + PART_BYTES_MAX])).get(donor, b"")
-            if not piece:
-                return True
-            pieces.append(piece)
-        self._is_new = False
-        if is_donor or not is_behind:
+            pieces.append(self._from(donor, _PIECES, tail[have : have + PART_BYTES_MAX]))
+        if is_donor or not (is_behind or (self.steps, self._log.chain) != goal):
             return True
-        self._replay(donor, begin, b"".join(pieces), goal)
+        self._replay(donor.name, begin, b"".join(pieces), goal)
         self._forget()
         return False
+
+    def _from(self, donor: Presence, tag: int, data: bytes) -> bytes:
+        """What the donor gives; the others give nothing. AgainError if it has gone."""
+        given, _ = self._gather(tag, data)
+        found = next((data for name, _, data in given if name == donor.name), b"")
+        if not found:
+            raise AgainError
+        return found
 
     def _offer(self, places: list[tuple[int, bytes]]) -> tuple[bytes, bytes]:
         """What the donor says, and what it then sends in pieces."""
@@ -120,11 +121,11 @@ class EveryStepLog(EveryStepGather):
         if self._log.chain != chain:
             raise RemoteProtocolError(f"the log that {donor} sent is not that of its parameters")
 
-    def _place(self, name: str, data: bytes) -> tuple[bool, int, bytes]:
+    def _place(self, name: str, data: bytes) -> tuple[int, bytes]:
         if len(data) != _PLACE.size:
             raise RemoteProtocolError(f"{name} sent {len(data)} bytes that are no place in the log")
-        new, steps, chain = _PLACE.unpack(data)
-        return new, steps, chain
+        steps, chain = _PLACE.unpack(data)
+        return steps, chain
 
     def _offered(self, donor: str, data: bytes) -> tuple[bool, int, int]:
         if len(data) == _OFFER.size:

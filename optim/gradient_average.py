@@ -1,4 +1,4 @@
-"""Data-parallel training: the mean of all peers' gradients at every step."""
+"""Data-parallel training: the mean of all peers' gradients at every step, in full or compressed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
-from atoll.optim.every_step import EveryStep
-from atoll.optim.method import Inner
+from atoll.collectives.errors import CodecError, ConfigError
+from atoll.optim.amp import GradScaling, Scale
+from atoll.optim.compressors import Compressor, Dense
+from atoll.optim.every_step import CHECK_EVERY, EveryStep
+from atoll.optim.exchange import Exchange
+from atoll.optim.inner_steps import Inner, check_inner
+from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
 
@@ -22,7 +27,14 @@ class GradientAverage(EveryStep):
     """Before each step of ``inner`` the gradients become the mean over all peers.
 
     The baseline, and a method for fast networks: bytes and waiting are those of every step. All
-    peers hold the same parameters and the same inner state after each step.
+    peers hold the same parameters and the same inner state after each step. ``codec``: of vectors
+    that are summed up; ``compressor``: see ``atoll.optim.compressors``.
+
+    Gradients may be accumulated over several backward passes before a step. With a GradScaler a
+    peer whose gradients have overflowed gives nothing and still applies the mean of the others; if
+    all have, nobody's parameters move, and the step does not count. ``inner`` may be a sequence:
+    then the first of them to step exchanges the gradients of all. Clip gradients before a step, or
+    the mean in a step pre-hook that is registered after this object is made.
     """
 
     def __init__(
@@ -32,30 +44,113 @@ class GradientAverage(EveryStep):
         peer: OperationsSession,
         *,
         codec: str = "float32",
+        compressor: Compressor | None = None,
+        check_every: int = CHECK_EVERY,
         round_deadline_s: float = 600.0,
     ) -> None:
-        inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
+        self._compressor = compressor or Dense()
+        self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
+        vector = ModelVector(model)
+        check_inner(self._inners, vector.parameters)
+        if self._compressor.has_momentum:
+            _check_momentum(self._inners, self._compressor)
         spec = RunSpec(
             method="gradient_average",
             sync_every=1,
+            schedule=str(compressor or ""),
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inners, peer, spec)
-        self._flat: F32 = np.empty(self.manifest.elements, np.float32)
-        hook = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
-        self._hook = inners[0].register_step_pre_hook(hook)
+        self._compressor.begin(vector.manifest, codec, peer.peer_name)
+        super().__init__(model, self._inners, peer, spec, check_every)
+        self._gradient: F32 = np.empty(self.manifest.elements, np.float32)
+        self._mean: F32 | None = None  # of the last step; nobody had one if it is None
+        self._scale = Scale()
+        self._to_step: set[int] = set()  # inner optimizers that have not used it yet
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
+        self._scaling = GradScaling(self._inners)
+        before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+        after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+        self._hooks = [inner.register_step_pre_hook(before) for inner in self._inners]
+        self._hooks += [inner.register_step_post_hook(after) for inner in self._inners]
 
-    def _before_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._vector.write_gradients(self._flat)
-        found = self._exchange(self._flat, self.spec.codec)
-        np.divide(found.total, np.float32(found.count), out=found.total)
-        self._vector.read_gradients(found.total)
-        self.steps += 1
+    def _before_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
+        if any(value is not None for value in (*args[1:], *kwargs.values())):
+            raise ConfigError(
+                "step() with a closure: it would make gradients that nobody else has",
+                fix="call backward() before step(), and give step() nothing",
+            )
+        scale = self._scaling.take(inner)
+        if id(inner) not in self._to_step:
+            self._scale = scale
+            self._average()
+            self._to_step = set(map(id, self._inners))
+        if scale.scaled and scale.scale != self._scale.scale:
+            raise ConfigError(
+                "a GradScaler has unscaled the gradients of one inner optimizer before the step, "
+                "and not those of another",
+                fix="call scaler.unscale_() with all inner optimizers, or with none",
+            )
+        self._to_step.remove(id(inner))
+        if self._mean is None:
+            self._hide_gradients(inner)
+        else:
+            self._vector.read_gradients(self._mean, _parameters(inner))
+
+    def _after_step(self, _inner: Optimizer, _args: Any, _kwargs: Any) -> None:
+        for p, gradient in self._hidden:
+            p.grad = gradient
+        self._hidden = []
+
+    def _average(self) -> None:
+        gradient = self._gradient
+        self._vector.write_gradients(gradient)
+        usable = self._scale.undo(gradient)
+        if not usable:
+            gradient.fill(0)
+        elif not np.isfinite(gradient).all():
+            raise CodecError(
+                f"NaN or Inf in the gradients of step {self.steps}; nothing was sent",
+                fix="lower the learning rate, or use a GradScaler, and start this trainer again",
+            )
+
+        def work(exchange: Exchange) -> F32 | None:
+            if not exchange.counts:
+                gradient.fill(0)
+            return self._compressor.average(gradient, self.steps, exchange)
+
+        self._mean = self._whole(work, usable)
+        self.steps += self._mean is not None
+
+    def _hide_gradients(self, inner: Optimizer) -> None:
+        """An optimizer leaves parameters alone that have no gradient, and its state of them."""
+        mine = _parameters(inner)
+        self._hidden = [(p, p.grad) for p in mine if p.grad is not None]
+        for p in mine:
+            p.grad = None
+
+    def _shared(self) -> list[F32]:
+        return self._compressor.shared
 
     def _forget(self) -> None:
-        """Nothing is kept from one step to the next."""
+        self._compressor.forget()
 
     def close(self) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._scaling.close()
         super().close()
+
+
+def _parameters(inner: Optimizer) -> list[nn.Parameter]:
+    return [p for group in inner.param_groups for p in group["params"]]
+
+
+def _check_momentum(inners: tuple[Optimizer, ...], compressor: Compressor) -> None:
+    for inner in inners:
+        if any(group.get("momentum") for group in inner.param_groups):
+            raise ConfigError(
+                f"{type(compressor).__name__} has momentum, and the inner {type(inner).__name__} "
+                "has it too",
+                fix="make the inner optimizer with momentum=0",
+            )

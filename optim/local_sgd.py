@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.diloco import Blocking
-from atoll.optim.method import Inner
+from atoll.optim.inner_steps import Inner
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 

@@ -24,7 +24,7 @@ from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
 from atoll.peer.session import Outcome
 
-__all__ = ["Inner", "Method", "uses_muon"]
+__all__ = ["Method", "uses_muon"]
 
 STATE_VERSION = 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -107,9 +107,13 @@ class ModelVector:
             else:
                 place.part(flat).copy_(gradient)
 
-    def read_gradients(self, flat: F32) -> None:
-        """float32[elements] -> gradients, in place where there are any."""
+    def read_gradients(self, flat: F32, only: Iterable[nn.Parameter] | None = None) -> None:
+        """float32[elements] -> gradients, of some parameters if ``only`` is given; in place where
+        there are any."""
+        some = None if only is None else set(map(id, only))
         for place in self._places:
+            if some is not None and id(place.parameter) not in some:
+                continue
             if place.parameter.grad is None:
                 place.parameter.grad = torch.empty_like(place.parameter)
             gradient = place.gradient

@@ -28,10 +28,10 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
-from atoll.optim.every_step_gather import PurposefulSession
+from atoll.optim.inner_steps import Inner
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.method import Inner
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.purposes import gather_for
 from atoll.optim.selection import Bounds, Member, exploited, explored
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
@@ -99,7 +99,7 @@ class Population:
         self._snapshot = Snapshot(self._vector, inners)
         kinds = [type(optimizer).__name__ for optimizer in inners]
         self._model = " ".join([self._vector.manifest.digest().hex(), *kinds])
-        self._peer = PurposefulSession(peer)
+        self._peer = peer
         self.steps = self.turn = 0
         self._copied = self._missed = 0
         self._last_score = math.nan
@@ -179,7 +179,7 @@ class Population:
     def _take_turn(self) -> None:
         score = self._last_score if math.isfinite(self._last_score) else None
         mine = [self.turn, score, self._is_fresh, self.hyperparameters(), self._model]
-        given = self._peer.all_gather(json.dumps(mine).encode(), PURPOSE_SCORE)
+        given = gather_for(PURPOSE_SCORE, self._peer, json.dumps(mine).encode())
         said = {name: self._read(name, data) for name, data in given}
         self.turn = 1 + max(turn for turn, _, _ in said.values())
         members = [member for _, member, _ in said.values()]
@@ -193,7 +193,7 @@ class Population:
         """One member's weights and inner state to those that copy it; whether they were there."""
         is_donor = donor == self._peer.peer_name
         described, flat = self._described() if is_donor else (b"", np.empty(0, np.float32))
-        description = dict(self._peer.all_gather(described, PURPOSE_STATE)).get(donor)
+        description = dict(gather_for(PURPOSE_STATE, self._peer, described)).get(donor)
         if not description:
             return False  # it has gone, or cannot
         if not is_donor:

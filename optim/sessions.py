@@ -47,6 +47,8 @@ class TrainerSession(Protocol):
 class OperationsSession(Protocol):
     """Of a method whose trainers hold the parameters themselves."""
 
+    round: int
+
     @property
     def peer_name(self) -> str: ...
 

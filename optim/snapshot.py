@@ -24,9 +24,10 @@ from atoll.optim.model_vector import ModelVector
 __all__ = ["Snapshot"]
 
 PACKED_BYTES_MAX = 60_000  # it travels as an object of `all_gather`, which takes 64 KiB
-TEXT_BYTES_MAX = 4 * 1024 * 1024  # 65,536 parameters with a line of state each
+TEXT_BYTES_MAX = 16 * 1024 * 1024  # Adam's state of 65,536 parameters takes 7 MiB
 ENTRIES_MAX = 16  # of one parameter; Adam keeps three, Shampoo has four
 FACTOR_MAX = 4  # elements of a tensor of state for each of its parameter; usual is 1
+DIMENSIONS_MAX = 16  # tensors of real models have at most 6
 STEPS_MAX = 2**53
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16)}
 DTYPES |= {"float64": torch.float64, "int64": torch.int64, "int32": torch.int32}
@@ -42,14 +43,22 @@ class Snapshot:
         self, vector: ModelVector, inner: Sequence[Optimizer], shared: Sequence[F32] = ()
     ) -> None:
         self._vector, self._shared = vector, tuple(shared)
-        self._parameters = [p for o in inner for g in o.param_groups for p in g["params"]]
-        self._states = [o.state for o in inner for g in o.param_groups for _ in g["params"]]
+        groups = [(o, group) for o in inner for group in o.param_groups]
+        self._parameters = [p for _, group in groups for p in group["params"]]
+        self._states = [o.state for o, group in groups for _ in group["params"]]
+        # These keep their scalars with the parameters, others keep them on the host.
+        self._scalars_there = [
+            bool(group.get("fused") or group.get("capturable"))
+            for _, group in groups
+            for _ in group["params"]
+        ]
 
     def describe(self, steps: int) -> bytes:
         """For ``elements`` and ``read``: the shape of the state as it is now."""
-        kept = [[_entry(*item) for item in state.get(p, {}).items()] for state, p in self._each()]
-        packed = zlib.compress(json.dumps([steps, kept], separators=(",", ":")).encode())
-        if len(packed) > PACKED_BYTES_MAX:
+        kept = [[_entry(p, *item) for item in _kept(state, p)] for state, p in self._each()]
+        text = json.dumps([steps, kept], separators=(",", ":")).encode()
+        packed = zlib.compress(text)
+        if len(packed) > PACKED_BYTES_MAX or len(text) > TEXT_BYTES_MAX:
             raise ConfigError(
                 f"the state of {len(kept)} parameters takes {len(packed):,} bytes to describe, and "
                 f"at most {PACKED_BYTES_MAX:,} fit",
@@ -60,7 +69,7 @@ class Snapshot:
     def elements(self, description: bytes) -> int:
         """How long the vector is. RemoteProtocolError for what no peer would send."""
         _, kept = self._parsed(description)
-        tensors = sum(math.prod(e.shape) for entries in kept for e in entries if e.dtype)
+        tensors = sum(entry.size for entries in kept for entry in entries)
         return self._vector.manifest.elements + sum(a.size for a in self._shared) + tensors
 
     def write(self, flat: F32) -> None:
@@ -71,7 +80,7 @@ class Snapshot:
             flat[lo : lo + array.size] = array
             lo += array.size
         for state, p in self._each():
-            for value in state.get(p, {}).values():
+            for _, value in _kept(state, p):
                 if isinstance(value, Tensor):
                     part = flat[lo : lo + value.numel()]
                     torch.from_numpy(part).view(value.shape).copy_(value)
@@ -85,12 +94,13 @@ class Snapshot:
         for array in self._shared:
             array[:] = flat[lo : lo + array.size]
             lo += array.size
-        for (state, p), entries in zip(self._each(), kept, strict=True):
-            fresh: dict[str, Any] = {}
+        for (state, p), there, entries in zip(self._each(), self._scalars_there, kept, strict=True):
+            before, fresh = state.get(p, {}), {}
             for entry in entries:
-                part = flat[lo : lo + math.prod(entry.shape)] if entry.dtype else flat[:0]
-                fresh[entry.name] = entry.value(part, p, state.get(p, {}).get(entry.name))
-                lo += part.size
+                device = "cpu" if entry.on_host and not there else p.device
+                part = flat[lo : lo + entry.size]
+                fresh[entry.name] = entry.value(part, device, before.get(entry.name))
+                lo += entry.size
             if fresh:
                 state[p] = fresh
             else:
@@ -106,13 +116,13 @@ class Snapshot:
             steps, kept = json.loads(unpacker.decompress(description, TEXT_BYTES_MAX))
             if not unpacker.eof or type(steps) is not int or not 0 <= steps <= STEPS_MAX:
                 raise ValueError("it is cut off, or counts no steps")
-            entries = [[_Entry.of(*item) for item in items] for items in kept]
-            most = max(map(len, entries), default=0)
-            if len(entries) != len(self._parameters) or most > ENTRIES_MAX:
-                raise ValueError(f"the state of {len(entries)} parameters, or too much for one")
-            for p, items in zip(self._parameters, entries, strict=True):
-                if any(math.prod(item.shape) > FACTOR_MAX * max(1, p.numel()) for item in items):
-                    raise ValueError("a tensor that is much larger than its parameter")
+            most = max(map(len, kept), default=0)
+            if len(kept) != len(self._parameters) or most > ENTRIES_MAX:
+                raise ValueError(f"the state of {len(kept)} parameters, or too much for one")
+            entries = [
+                [_Entry.of(p, *item) for item in items]
+                for p, items in zip(self._parameters, kept, strict=True)
+            ]
         except (zlib.error, ValueError, TypeError, RecursionError) as error:
             raise RemoteProtocolError(
                 f"the state of inner optimizers cannot be read: {str(error)[:200]}",
@@ -133,35 +143,61 @@ class _Entry:
 
     @classmethod
     def of(
-        cls, name: str, dtype: str, shape: Sequence[int], number: float, on_host: bool
+        cls,
+        p: nn.Parameter,
+        name: str,
+        dtype: str,
+        shape: Sequence[int] | None,
+        number: float,
+        on_host: bool,
     ) -> _Entry:
-        """ValueError or TypeError for anything that is none."""
-        whole = all(type(n) is int and n >= 0 for n in shape)
-        if type(name) is not str or (dtype and dtype not in DTYPES) or not whole:
+        """What ``_entry`` made. ValueError or TypeError for anything else."""
+        shape = tuple(p.shape if shape is None else shape)
+        if type(name) is not str or (dtype and dtype not in DTYPES):
             raise ValueError(f"no entry of a state: {name!r:.40} {dtype!r:.40}")
+        most = FACTOR_MAX * max(1, p.numel())
+        if len(shape) > DIMENSIONS_MAX or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(f"no shape: {shape!r:.40}")
+        if max(math.prod(shape), *shape, 0) > most:
+            raise ValueError(f"a tensor that is much larger than its parameter: {shape!r:.40}")
         if type(number) not in (int, float, bool):
             raise ValueError(f"no number: {number!r:.40}")
-        return cls(name, dtype, tuple(shape), number, bool(on_host))
+        return cls(name, dtype, shape, number, bool(on_host))
 
-    def value(self, part: F32, p: nn.Parameter, before: object) -> Any:
+    @property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return math.prod(self.shape) if self.dtype else 0
+
+    def value(self, part: F32, device: torch.device | str, before: object) -> Any:
         """In the tensor that was there, if there was one like it."""
         if not self.dtype:
             return self.number
         tensor = before
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != self.shape:
-            device = "cpu" if self.on_host else p.device
             tensor = torch.empty(self.shape, dtype=DTYPES[self.dtype], device=device)
         return tensor.copy_(torch.from_numpy(part.copy()).view(self.shape))
 
 
-def _entry(name: str, value: object) -> list[object]:
-    """``_Entry.of`` reads it. ConfigError for what is neither tensor nor number."""
+def _kept(state: dict[Any, Any], p: nn.Parameter) -> Iterator[tuple[str, object]]:
+    """SGD without momentum keeps a None."""
+    return ((name, value) for name, value in state.get(p, {}).items() if value is not None)
+
+
+def _entry(p: nn.Parameter, name: str, value: object) -> list[object]:
+    """``_Entry.of`` reads it. ConfigError for what is neither tensor nor number.
+
+    A shape like the parameter's is left out: then all lines are alike, and pack well. Scalars of
+    parameters on the host lie there as well, but need not where others hold the parameter.
+    """
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
+        shape = None if value.shape == p.shape and value.ndim else list(value.shape)
+        on_host = value.device.type == "cpu" and (p.device.type != "cpu" or not value.ndim)
         if dtype in DTYPES:
-            return [name, dtype, list(value.shape), 0, value.device.type == "cpu"]
+            return [name, dtype, shape, 0, int(on_host)]
     elif isinstance(value, int | float):
-        return [name, "", [], value, True]
+        return [name, "", [], value, 1]
     raise ConfigError(
         f"the inner optimizer keeps {name!r}, a {type(value).__name__}, which cannot be handed to "
         "newcomers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from atoll.optim.diloco import Blocking
-from atoll.optim.method import Inner
+from atoll.optim.inner_steps import Inner
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 

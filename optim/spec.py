@@ -93,7 +93,8 @@ class RunSpec:
 
     method: str = "diloco"
     sync_every: int
-    schedule: str = ""  # of sync_every, where it changes: a trainer's own text, equal for all
+    # How sync_every changes, or what compresses gradients: a trainer's own text, equal for all.
+    schedule: str = ""
     outer: str = "nesterov"
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -263,7 +264,7 @@ def check_same(
     if lines:
         raise IncompatibleRunError(
             "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
-            fix="give DiLoCo the run's values and the run's model, before a collective is called, "
+            fix="give the method the run's values and model, before a collective is called, "
             "or start a run of another name",
         )
 

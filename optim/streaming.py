@@ -25,8 +25,9 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.eager import EagerUpdates
+from atoll.optim.inner_steps import Inner
 from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
-from atoll.optim.method import Inner, Method
+from atoll.optim.method import Method
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec

@@ -51,7 +51,7 @@ class ZerothOrder(EveryStepLog):
     between peers. ``log_bytes``: how much of the log is kept. ``check_every``: steps between two
     comparisons of all peers' parameters.
 
-    A step sends 7 bytes and one for each sample. Memory: a copy of the parameters while it
+    A step sends 12 bytes and one for each sample. Memory: a copy of the parameters while it
     evaluates, no gradients. Time: beside the evaluations, the signs of all samples of all peers for
     each parameter. A small rate vanishes in bfloat16 parameters.
     """
@@ -100,7 +100,7 @@ class ZerothOrder(EveryStepLog):
         if not 0 <= self.lr < LR_MAX:
             raise ConfigError(f"lr is {self.lr}", fix=f"a learning rate is in [0, {LR_MAX:g})")
         codes, loss = self._evaluate(loss_fn)
-        given = self._gather(_STEP.pack(self._number, self.lr) + codes)
+        given = self._gather_step(_STEP.pack(self._number, self.lr) + codes)
         parts = [self._read(name, data) for name, data in given]
         lr = min(parts, key=lambda part: part[0].number)[1] if parts else 0.0
         record = Record.of(lr, (part for part, _ in parts))

@@ -58,6 +58,11 @@ OPTIM_PURE_MAY = {
     "atoll.collectives.errors",
     "atoll.collectives.native",
 } | OPTIM_PURE
+# Arithmetic that trainers share, without torch.
+COMPRESSORS = {n for n in MODULES if n.startswith("atoll.optim.compressors.")}
+COMPRESSORS |= {"atoll.optim.compressors", "atoll.optim.exchange"}
+COMPRESSORS_MAY = {f"atoll.collectives.{n}" for n in ("counter_rng", "codecs.scales", "feedback")}
+COMPRESSORS_MAY |= COMPRESSORS | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY |= {
     f"atoll.collectives.{name}" for name in ("compensated", "counter_rng", "feedback", "together")
@@ -70,6 +75,7 @@ ATOLL_MAY = {"atoll.collectives.errors", "atoll.peer.session"}
 # Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
 DECISIONS = (
     OPTIM_PURE - {"atoll.optim.text"}
+    | COMPRESSORS
     | {name for name in MODULES if name.startswith("atoll.peer.group")}
     | {
         f"atoll.collectives.{name}"
@@ -132,8 +138,9 @@ DECISIONS = (
     }
 )
 # Codecs are pure functions with scratch for each thread, hence their import of `threading`; and the
-# kernels are found once, with `os` and `importlib`.
+# kernels are found once, with `os` and `importlib`. Error feedback is built on them.
 DECISIONS_MAY = DECISIONS | {"atoll.collectives.codecs", "atoll.collectives.native"}
+DECISIONS_MAY |= COMPRESSORS_MAY
 ACTS = {
     "asyncio",
     "concurrent",
@@ -195,6 +202,8 @@ def allowed_imports(module: str) -> set[str]:
         return COLLECTIVES_MAY | {"atoll.collectives"}
     if module in OPTIM_PURE:
         return OPTIM_PURE_MAY
+    if module in COMPRESSORS:
+        return COMPRESSORS_MAY
     if module.startswith("atoll.optim"):
         return OPTIM_TORCH_MAY
     return PEER_MAY | ({"rich"} if module in RICH else set())

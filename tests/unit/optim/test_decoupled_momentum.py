@@ -204,7 +204,7 @@ def test_14_bytes_of_a_step():
     expected = 28 * 32 / 4096 / 8 * 512 * 512
     assert found == [pytest.approx(expected, rel=0.02)] * 2
     assert sent[0] == pytest.approx(2 * expected, rel=0.02)
-    assert sent[-1] == 2 * (16 + 8 + 2)  # of zeros: rates, a bit for each tile, purpose and flag
+    assert sent[-1] == 2 * (16 + 8 + 6)  # of zeros: rates, a bit for each tile, and a head
 
 
 def test_more_than_a_gather_takes_is_refused_at_once():

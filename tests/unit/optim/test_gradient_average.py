@@ -1,15 +1,29 @@
-"""Data-parallel training through a run, and what all methods of every step have in common."""
+"""Data-parallel training through a run: what is averaged when, and with which compressors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from harness import gradients
 from torch import nn
 
-from atoll.collectives.errors import IncompatibleRunError
-from atoll.optim import GradientAverage, Swarm
+from atoll.collectives.errors import ConfigError, IncompatibleRunError
+from atoll.optim import (
+    DGC,
+    EF21,
+    QSDP,
+    EControl,
+    GradientAverage,
+    LayerBits,
+    LGreCo,
+    PowerSGD,
+    Swarm,
+    TernGrad,
+)
+from atoll.optim.compressors import Compressor
 
 STEPS, WORKERS = 5, 3
 
@@ -79,3 +93,189 @@ def test_other_numbers_or_another_model_are_refused() -> None:
 
     with pytest.raises(IncompatibleRunError, match="names, shapes"):
         Swarm(2).run(other_model)
+
+
+# ---------------------------------------------------------------- loops
+
+
+def train_as(session: Any, loop: str) -> torch.Tensor:
+    """Two backward passes before each step, a compiled model, or tied weights."""
+    net = gradients.model(session.number)
+    if loop == "tied":
+        net = nn.Sequential(net[0], nn.Tanh(), nn.Linear(24, 12), net[0], nn.Linear(24, 6))
+        net[2].weight = nn.Parameter(net[0].weight.detach().T.contiguous())
+    used = torch.compile(net, backend="eager") if loop == "compiled" else net
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+    with GradientAverage(used, inner, session) as outer:
+        for step in range(STEPS):
+            inner.zero_grad()
+            for half in range(2):
+                loss = gradients.loss_of(used, session.number, 2 * step + half) / 2
+                loss.backward()
+            inner.step()
+        assert outer.metrics()["steps"] == STEPS
+    return flat(net)
+
+
+@pytest.mark.parametrize("loop", ["accumulated", "compiled", "tied"])
+def test_loops_of_all_kinds_train_on_the_mean(loop: str) -> None:
+    found = Swarm(WORKERS).run(lambda session: train_as(session, loop))
+    assert all(torch.equal(found[0], other) for other in found)
+    if loop == "compiled":
+        eager = Swarm(WORKERS).run(lambda s: train_as(s, ""))
+        torch.testing.assert_close(found[0], eager[0])
+    alone = Swarm(1).run(lambda session: train_as(session, loop))
+    assert not torch.equal(alone[0], found[0])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`")  # torch's own, when it compiles
+def test_a_step_that_is_compiled() -> None:
+    def work(session: Any, compiled: bool) -> torch.Tensor:
+        net = gradients.model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        with GradientAverage(net, inner, session):
+            step = torch.compile(lambda: inner.step(), backend="eager") if compiled else inner.step
+            for number in range(STEPS):
+                inner.zero_grad()
+                gradients.loss_of(net, session.number, number).backward()
+                step()
+        return flat(net)
+
+    plain = Swarm(2).run(lambda session: work(session, compiled=False))
+    found = Swarm(2).run(lambda session: work(session, compiled=True))
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], plain[0])
+
+
+def test_parameters_that_one_trainer_has_not_used() -> None:
+    """As experts that none of its data went to: they get the gradient of the others."""
+
+    def work(session: Any) -> torch.Tensor:
+        net = gradients.model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        with GradientAverage(net, inner, session):
+            for step in range(3):
+                inner.zero_grad()
+                gradients.loss_of(net, session.number, step).backward()
+                if session.number:
+                    net[0].weight.grad = None
+                inner.step()
+        return flat(net)
+
+    first, second = Swarm(2).run(work)
+    assert torch.equal(first, second)
+
+
+def test_a_closure_is_refused() -> None:
+    def work(session: Any) -> None:
+        net = gradients.model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        with GradientAverage(net, inner, session):
+            gradients.loss_of(net, 0, 0).backward()
+            inner.step(lambda: gradients.loss_of(net, 0, 0))
+
+    with pytest.raises(ConfigError, match="closure"):
+        Swarm(1).run(work)
+
+
+def test_inner_optimizers_that_cannot_be() -> None:
+    def other(session: Any) -> None:
+        GradientAverage(model(), torch.optim.SGD(model().parameters(), lr=0.1), session)
+
+    with pytest.raises(ConfigError, match="holds no trainable parameter"):
+        Swarm(1).run(other)
+
+    def twice(session: Any) -> None:
+        net = model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        GradientAverage(net, inner, session, compressor=DGC())
+
+    with pytest.raises(ConfigError, match="DGC has momentum, and the inner SGD has it too"):
+        Swarm(1).run(twice)
+
+
+# ---------------------------------------------------------------- compressors
+
+COMPRESSORS: dict[str, Callable[[], Compressor | None]] = {
+    "none": lambda: None,
+    "power_sgd": lambda: PowerSGD(rank=2, start=10),
+    "ranks": lambda: PowerSGD(rank=2, start=20, choice=LGreCo(every=20)),
+    "bits": lambda: LayerBits(choice=LGreCo(every=20)),
+    "dgc": lambda: DGC(density=0.05, warm_up=5),
+    "terngrad": TernGrad,
+    "qsdp8": lambda: QSDP(bits=8),
+    "qsdp4": lambda: QSDP(bits=4),
+    "ef21": lambda: EF21(codec="sign", eta=0.5),
+    "econtrol": lambda: EControl(codec="int2", eta=0.05),
+}
+LOSS_STEPS = 80
+
+
+def losses(session: Any, name: str) -> tuple[list[torch.Tensor], float]:
+    """The parameters after each step, and the mean loss on data of nobody's."""
+    net = gradients.model(session.number)
+    momentum = 0.0 if name == "dgc" else 0.9
+    inner = torch.optim.SGD(net.parameters(), lr=0.05, momentum=momentum)
+    after = []
+    with GradientAverage(net, inner, session, compressor=COMPRESSORS[name]()):
+        for step in range(LOSS_STEPS):
+            inner.zero_grad()
+            gradients.loss_of(net, session.number, step).backward()
+            inner.step()
+            after.append(flat(net))
+    with torch.no_grad():
+        loss = sum(gradients.loss_of(net, 100, step) for step in range(20)) / 20
+    return after, float(loss)
+
+
+@pytest.fixture(scope="module")
+def uncompressed() -> float:
+    return Swarm(WORKERS).run(lambda session: losses(session, "none"))[0][1]
+
+
+@pytest.mark.parametrize("name", list(COMPRESSORS))
+def test_compressors_train_and_all_agree_after_every_step(name: str, uncompressed: float) -> None:
+    found = Swarm(WORKERS).run(lambda session: losses(session, name))
+    for step in range(LOSS_STEPS):
+        first = found[0][0][step]
+        assert all(torch.equal(first, after[step]) for after, _ in found), step
+    with torch.no_grad():
+        net = gradients.model()
+        begun = float(sum(gradients.loss_of(net, 100, step) for step in range(20)) / 20)
+    loss = found[0][1]
+    assert uncompressed < 0.1 * begun
+    assert loss < 1.3 * uncompressed
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        ("none", 4 * 4096),  # in a butterfly of two one half goes, and the other comes back
+        ("power_sgd", 4 * (64 + 64)),
+        ("dgc", 8 * 41),
+        ("terngrad", 1024 + 4),
+        ("qsdp4", 8 + 2048 + 4 * 64),
+        ("ef21", 512 + 4 * 16),
+    ],
+)
+def test_what_compressors_send(name: str, nbytes: int) -> None:
+    """Of 64 x 64 elements, each of two workers, and at most 200 bytes of flags."""
+
+    def work(session: Any) -> None:
+        net = nn.Linear(64, 64, bias=False)
+        inner = torch.optim.SGD(net.parameters(), lr=0.01)
+        with GradientAverage(net, inner, session, compressor=makers[name]()):
+            for step in range(6):
+                inner.zero_grad()
+                net(torch.ones(2, 64) * step).square().mean().backward()
+                inner.step()
+                sent.append(swarm.encoded_bytes)
+
+    makers = {
+        **COMPRESSORS,
+        "dgc": lambda: DGC(density=0.01),
+        "power_sgd": lambda: PowerSGD(start=0),
+    }
+    swarm, sent = Swarm(2), []
+    swarm.run(work)
+    assert 2 * nbytes <= sent[-1] - sent[-3] <= 2 * (nbytes + 200)

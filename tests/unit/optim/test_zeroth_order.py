@@ -87,8 +87,8 @@ def test_10_the_order_of_arrival_changes_nothing():
     """What step() makes of parts in any order, as parameters and as log."""
 
     class Reversing(ZerothOrder):
-        def _gather(self, data: bytes) -> list[tuple[str, bytes]]:
-            return super()._gather(data)[::-1]
+        def _gather_step(self, data: bytes) -> list[tuple[str, bytes]]:
+            return super()._gather_step(data)[::-1]
 
     def each(session: SwarmSession) -> tuple[torch.Tensor, ZerothOrder]:
         net = model()
@@ -190,8 +190,8 @@ def test_14_bytes_of_a_step():
         optimizer.step(loss_of(net, session.number, 1))
         return swarm.encoded_bytes - before
 
-    # purpose, flag, number and rate of the step, and one byte for each sample
-    assert max(swarm.run(each)) == 2 * (2 + 6 + 30)
+    # a head, number and rate of the step, and one byte for each sample
+    assert max(swarm.run(each)) == 2 * (6 + 6 + 30)
 
 
 def test_other_numbers_are_refused():
@@ -214,9 +214,9 @@ def test_other_numbers_are_refused():
 )
 def test_malformed_bytes_are_refused_and_named(spoil, why):
     class Spoiling(ZerothOrder):
-        def _gather(self, data: bytes) -> list[tuple[str, bytes]]:
+        def _gather_step(self, data: bytes) -> list[tuple[str, bytes]]:
             is_wrong = self.peer.peer_name == "worker-1" and self.steps == 2
-            return super()._gather(spoil(data) if is_wrong else data)
+            return super()._gather_step(spoil(data) if is_wrong else data)
 
     def each(session: SwarmSession) -> None:
         net = model()

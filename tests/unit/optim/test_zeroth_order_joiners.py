@@ -102,7 +102,7 @@ def test_who_differs_takes_the_parameters():
 
     found = Swarm(WORKERS).run(each)
     assert all_equal(found)
-    assert {optimizer._log.begin for _, optimizer in found} == {6}
+    assert {optimizer._log.begin for _, optimizer in found} == {4}
 
 
 def test_who_comes_back_with_its_files_gets_what_it_has_missed():
@@ -147,21 +147,21 @@ def test_who_comes_back_with_its_files_gets_what_it_has_missed():
     ],
 )
 def test_a_donor_is_not_trusted(name, spoil, why):
-    """Worker 0 hands the log to worker 1, which begins anew at step 2: round 3 + 2 and those after.
-    Of the calls for something else than a step the first are of the beginning of the run."""
-    number = {"_place": 2, "_offer": 3, "piece": 4}[name]
+    """Worker 0 hands the log to worker 1, which begins anew at step 2. What it gives for each of
+    these the first time is of the beginning of the run, when no piece is needed."""
+    tag, number = {"_place": (b"l", 1), "_offer": (b"o", 1), "piece": (b"g", 0)}[name]
 
     class Spoiled:
         def __init__(self, session: SwarmSession) -> None:
-            self._session, self._others = session, -1
+            self._session, self._such = session, -1
 
         def __getattr__(self, attribute: str) -> Any:
             return getattr(self._session, attribute)
 
         def all_gather(self, data: bytes) -> Any:
-            self._others += data[:1] == b"o"
-            is_wrong = data[:1] == b"o" and self._others == number
-            return self._session.all_gather(data[:1] + spoil(data[1:]) if is_wrong else data)
+            self._such += data[:1] == tag
+            is_wrong = data[:1] == tag and self._such == number
+            return self._session.all_gather(data[:6] + spoil(data[6:]) if is_wrong else data)
 
     def each(session: Any) -> None:
         net = model()

@@ -1,0 +1,64 @@
+"""Steps of a GradScaler, for methods that exchange gradients before the optimizer steps.
+
+A GradScaler skips the step of a trainer whose gradients have overflowed, and then the others would
+wait for it. Optimizers that handle scales themselves, as fused ones do, are always stepped: they
+find ``grad_scale`` and ``found_inf`` on themselves (torch/amp/grad_scaler.py). So here all inner
+optimizers say that they do, and what they find is taken from them before they look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch.optim import Optimizer
+
+from atoll.collectives.codecs import F32
+
+__all__ = ["GradScaling", "Scale"]
+
+_FLAG = "_step_supports_amp_scaling"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a GradScaler says of one step. ``scale``: 1 if there is none, or if it has divided the
+    gradients already (``scaler.unscale_``)."""
+
+    scaled: bool = False
+    scale: float = 1.0
+    overflowed: bool = False
+
+    def undo(self, gradient: F32) -> bool:
+        """Divide float32[n] by the scale, in place; whether what comes out can be used."""
+        if not self.scaled:
+            return True  # without a scaler nobody expects an overflow: an exchange refuses it
+        # As the scaler does it: the reciprocal in float64, rounded to float32.
+        np.multiply(gradient, np.float32(1 / self.scale), out=gradient)
+        return not self.overflowed and bool(np.isfinite(gradient).all())
+
+
+class GradScaling:
+    """Of ``inners``, until ``close``."""
+
+    def __init__(self, inners: Sequence[Optimizer]) -> None:
+        self._before = [(inner, getattr(inner, _FLAG, None)) for inner in inners]
+        for inner in inners:
+            setattr(inner, _FLAG, True)
+
+    def take(self, inner: Optimizer) -> Scale:
+        """At the beginning of its step, which then is an ordinary one."""
+        found_inf, scale = (getattr(inner, name, None) for name in ("found_inf", "grad_scale"))
+        if found_inf is None:
+            return Scale()
+        # The scaler deletes both afterwards, so they have to stay.
+        inner.found_inf = inner.grad_scale = None  # type: ignore[attr-defined]
+        return Scale(True, 1.0 if scale is None else float(scale), float(found_inf) > 0)
+
+    def close(self) -> None:
+        for inner, before in self._before:
+            if before is None:
+                delattr(inner, _FLAG)
+            else:
+                setattr(inner, _FLAG, before)

@@ -1,0 +1,27 @@
+"""How the gradients of all trainers become one in ``GradientAverage``, other than in full.
+
+Each is a small class with pure arithmetic on numpy vectors; base.py says what they have in common.
+"""
+
+from __future__ import annotations
+
+from atoll.optim.compressors.base import Compressor, Dense
+from atoll.optim.compressors.dgc import DGC
+from atoll.optim.compressors.ef21 import EF21, EControl
+from atoll.optim.compressors.l_greco import LGreCo
+from atoll.optim.compressors.layer_bits import LayerBits
+from atoll.optim.compressors.power_sgd import PowerSGD
+from atoll.optim.compressors.unbiased import QSDP, TernGrad
+
+__all__ = [
+    "DGC",
+    "EF21",
+    "QSDP",
+    "Compressor",
+    "Dense",
+    "EControl",
+    "LGreCo",
+    "LayerBits",
+    "PowerSGD",
+    "TernGrad",
+]

@@ -1,0 +1,95 @@
+"""What a compressor is: how a trainer's gradient travels, and what becomes of all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
+from atoll.optim.exchange import Exchange, Exchanged, Given
+from atoll.optim.manifest import Manifest
+
+__all__ = ["Compressor", "Dense", "check", "malformed", "mean_of"]
+
+
+class Compressor(ABC):
+    """Turns the gradients of all trainers into one, for a single ``GradientAverage``.
+
+    Its numbers must be equal on all peers, and its text is compared before the first step. Pure
+    arithmetic: what is the same on all peers must come of the same bits by operations that are
+    rounded alike everywhere, so not by a matrix product.
+    """
+
+    # The inner optimizer must have no momentum of its own.
+    has_momentum: ClassVar[bool] = False
+    _manifest: Manifest | None = None
+
+    def begin(self, manifest: Manifest, codec: str, name: str) -> None:
+        """For this model; ``codec`` is for vectors that are summed up, ``name`` this peer's."""
+        if self._manifest is not None:
+            raise ConfigError(
+                f"this {type(self).__name__} compresses another model's gradients already",
+                fix="make one for each GradientAverage",
+            )
+        self._manifest, self._codec, self._name = manifest, codec, name
+        self._allocate(manifest)
+
+    @abstractmethod
+    def _allocate(self, manifest: Manifest) -> None:
+        """Make what is kept from step to step, zero at first. ConfigError."""
+
+    @property
+    def shared(self) -> list[F32]:
+        """What is equal on all peers; newcomers are given it, in place."""
+        return []
+
+    @abstractmethod
+    def forget(self) -> None:
+        """What this peer keeps for itself belongs to parameters that are gone."""
+
+    @abstractmethod
+    def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:
+        """The mean gradient, float32[n] that is the caller's; None if nobody has one.
+
+        ``gradient``, of this trainer, is left alone; it is zeros where ``exchange.counts`` is not
+        true. ``step``: of the run. What is kept changes after the last call of ``exchange``.
+        """
+
+
+@dataclass(kw_only=True)
+class Dense(Compressor):
+    """No compression but that of the codec."""
+
+    def _allocate(self, manifest: Manifest) -> None:
+        """Nothing is kept."""
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:
+        return mean_of(exchange.total(gradient, self._codec))
+
+
+def mean_of(found: Exchanged) -> F32 | None:
+    """In place; None if nobody gave anything."""
+    if not found.count:
+        return None
+    return np.divide(found.total, np.float32(found.count), out=found.total)
+
+
+def check(ok: bool, compressor: Compressor, wanted: str) -> None:
+    """ConfigError: ``wanted`` says what the numbers of a compressor must be."""
+    if not ok:
+        raise ConfigError(f"{compressor}"[:300], fix=f"it needs {wanted}")
+
+
+def malformed(given: Given, why: str) -> RemoteProtocolError:
+    """To be raised."""
+    return RemoteProtocolError(
+        f"what {given.name} gave of its gradient cannot be read: {why}",
+        fix="run the same version of atoll on all peers",
+    )
