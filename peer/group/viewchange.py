@@ -145,11 +145,15 @@ class ViewChange:
             self._out_of_view("the run has been founded by others; joining them", "genesis")
 
     def _excluded(self, install: Install) -> None:
-        """The others go on without this incarnation: come back as a new one, or be gone."""
-        number = install.decided.number
-        text = f"view {number} is without this peer; joining again as a new incarnation"
+        """The others go on without this incarnation: come back as a new one, or be gone. A first
+        view may be lost before we are in, and then its members found the run once more."""
+        node, decided = self._node, install.decided
+        founding = node.view is not None and node.view.number == 0
+        text = f"view {decided.number} is without this peer; joining again as a new incarnation"
         if self._out_of_view(text, "excluded"):
-            self._node.joining.excluded(install)
+            if founding and node.me.peer in decided.peers:
+                node.genesis.fall_back(decided)
+            node.joining.excluded(install)
 
     def give_way(self, meet: Meet, why: str) -> None:
         """Our lineage ends here: join the other one. Should that be lost before we are in, our own

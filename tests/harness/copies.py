@@ -122,6 +122,12 @@ class Copies:
         self._step(host, task)
         self._watch(host, task)
 
+    def cancel(self, host: Host) -> None:
+        """What is under way ends without a word."""
+        task = self.tasks.get(host)
+        if task is not None:
+            task.over = True
+
     def _watch(self, host: Host, task: Task) -> None:
         """Ask again what was lost on the way; give up when nobody sends anything."""
         world = self._world

@@ -303,6 +303,7 @@ class DataPlane:
             failed = ev.CatchUpFailed(f"the state after round {effect.round} is not here")
             world.after(0.001, lambda: world.deliver(host, failed))
             return
+        self.copies.cancel(host)  # of a goal that is undone with it
         host.state, host.before = before, None
         host.log = [entry for entry in host.log if entry.round <= before.round]
         for number in [n for n in host.digests if n > before.round]:

@@ -277,3 +277,36 @@ def test_where_a_founder_has_learnt_while_it_waited_is_history_too() -> None:
     assert view is not None
     assert view.base_round == host.round
     assert view.ancestors[:2] == (OLD, LINEAGE)
+
+
+def test_whoever_a_first_view_excludes_founds_again_if_that_is_lost() -> None:
+    """b dies when it has voted, and comes back; the first view names its former life (seed 17177).
+    Then a dies, the only one in that view, and comes back with nothing."""
+    cluster = Cluster("ab")
+    a, b = cluster.host("a"), cluster.host("b")
+
+    def hold(source: bytes, peer: bytes, message: object) -> bool:
+        return isinstance(message, ms.Accept) and peer == b.peer
+
+    cluster.hold = hold
+    cluster.give("a", voters("ab"))
+    cluster.give("b", voters("ab"))
+    restore(cluster, "b", 5, b"5" * 32)
+    cluster.link("a", "b")
+    cluster.until(
+        lambda: a.node.succession is not None and bool(a.node.succession.acceptor.accepted)
+    )
+    cluster.kill("b")
+    cluster.hold = lambda source, peer, message: False
+    cluster.restart("b")
+    restore(cluster, "b", 5, b"5" * 32)
+    cluster.give("b", voters("ab"))
+    cluster.link("a", "b")
+    cluster.until(lambda: bool(cluster.noted("excluded")), 20.0)
+    cluster.kill("a")
+    cluster.restart("a")
+    cluster.link("a", "b")
+    cluster.until(lambda: cluster.in_one_view("ab"), 60.0)
+    view = a.node.view
+    assert view is not None
+    assert view.base_round == 5
