@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.optim.noloco import NoLoCo
     from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
+    from atoll.optim.rda import rda, rda_all_reduce
     from atoll.optim.sparse_loco import SparseLoCo
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
@@ -60,6 +61,8 @@ __all__ = [
     "TextBatches",
     "ZerothOrder",
     "heldout_loss",
+    "rda",
+    "rda_all_reduce",
 ]
 
 _HOME = {
@@ -84,6 +87,8 @@ _HOME = {
     "TextBatches": "atoll.optim.byte_lm",
     "ZerothOrder": "atoll.optim.zeroth_order",
     "heldout_loss": "atoll.optim.byte_lm",
+    "rda": "atoll.optim.rda",
+    "rda_all_reduce": "atoll.optim.rda",
 }
 
 
