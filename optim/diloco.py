@@ -44,6 +44,7 @@ class Blocking(Method):
         if self._steps_in_round >= self._sync_every:
             self._submit()
             if self._outcome().kind == "missed":
+                self._stand_at(self._clock.steps)
                 self._begin_round()
             else:
                 self._take_run()

@@ -132,6 +132,7 @@ class StreamingDiLoCo(Method):
         if self._sent_at[fragment] != self._turn:
             self._say(f"the run is at fragment {fragment}: going on from there")
             self._turn = self._sent_at[fragment]
+            self._stand_after(self.global_step)
         if self._turn == self.spec.sync_every:
             self._turn = 0
         if self._eager is not None:
@@ -197,6 +198,13 @@ class StreamingDiLoCo(Method):
             self._share = 1.0 / self.peer.replicas()
         fragment = self.peer.next_fragment()
         self._turn = self._sent_at[fragment - 1] if fragment else 0
+        self._stand_after(self._clock.steps)
+
+    def _stand_after(self, step: int) -> None:
+        """The run is at its next step that has this turn: rounds that are under way are not counted
+        yet."""
+        step = max(step, self._clock.steps)
+        self._stand_at(step + (self._turn - step) % self.spec.sync_every)
 
     @property
     def _delay_max(self) -> int:
