@@ -88,7 +88,7 @@ class CO2(Method):
         self._under_way = False
         self._steps_in_round = 0
         super().__init__(vector, inner, peer, spec)
-        vector.write(self._anchor)
+        self._begin()
 
     def _step_done(self) -> None:
         self._steps_in_round += 1
@@ -104,6 +104,7 @@ class CO2(Method):
         self._form_delta()
         self._submit()
         self._under_way, self._steps_in_round = True, 0
+        self._stand_at(self._clock.steps + self.spec.sync_every)  # with what is under way
         self._vector.read(self._anchor)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
         self._vector.zero_gradients()
@@ -126,6 +127,12 @@ class CO2(Method):
 
     def _take_run(self) -> None:
         super()._take_run()
+        self._begin()
+
+    def _begin(self) -> None:
+        """From the run's parameters; the others have a round under way, but at the beginning."""
+        if self._clock.steps:
+            self._stand_at(self._clock.steps + self.spec.sync_every)
         self._vector.write(self._anchor)
         self._delta.fill(0.0)
         self._under_way, self._steps_in_round = False, 0

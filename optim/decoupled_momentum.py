@@ -272,6 +272,7 @@ class DeMo(EveryStepGather, Optimizer):
                 momentum = state_dict["state"][key][MOMENTUM]  # torch rounds it to p's dtype
                 self.state[p][MOMENTUM] = momentum.to(p.device, torch.float32, copy=True)
         self.steps, self._is_new = steps, True
+        self._schedules.go_to(steps)
 
 
 def _check_numbers(lr: float, weight_decay: float, decay: float, values: str) -> None:

@@ -18,10 +18,12 @@ from torch import nn
 from atoll.optim.inner_steps import Inner
 from atoll.optim.method import Method, uses_muon
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
 __all__ = ["Blocking", "DiLoCo"]
+
 
 MOMENTUM = 0.9  # arXiv 2311.08105
 MUON_MOMENTUM = 0.6  # arXiv 2505.23725
@@ -42,6 +44,7 @@ class Blocking(Method):
         if self._steps_in_round >= self._sync_every:
             self._submit()
             if self._outcome().kind == "missed":
+                self._stand_at(self._clock.steps)
                 self._begin_round()
             else:
                 self._take_run()
@@ -62,6 +65,9 @@ class DiLoCo(Blocking):
     is ``torch.optim.Muon``. That takes matrices only: give it those of the hidden layers, and the
     last of ``inner``, say AdamW, the embeddings, the head and all vectors.
 
+    ``outer_lr``: a number; or "by_peers", 0.4 where one peer is in a round, 0.6 for two to four and
+    0.8 from eight on (rates.py), so that it changes as peers come and go.
+
     Tuning: raise ``sync_every`` if ``metrics()["waited_s"]`` is a large part of the run's time;
     lower ``outer_lr`` towards 0.4 for two peers, keep 0.7 for eight or many steps per round.
     """
@@ -73,16 +79,18 @@ class DiLoCo(Blocking):
         sync_every: int,
         peer: TrainerSession,
         *,
-        outer_lr: float = 0.7,
+        outer_lr: OuterRate = 0.7,
         outer_momentum: float | None = None,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
     ) -> None:
         if outer_momentum is None:
             outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
+        rate, by_peers = factor_of(outer_lr)
         spec = RunSpec(
             sync_every=sync_every,
-            outer_lr=outer_lr,
+            outer_lr=rate,
+            outer_lr_by_peers=by_peers,
             outer_momentum=outer_momentum,
             codec=codec,
             round_deadline_s=round_deadline_s,

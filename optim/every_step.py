@@ -23,7 +23,6 @@ rounds on the other side of a network that was cut, and does not know, finds it 
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 import sys
 from abc import ABC, abstractmethod
@@ -36,6 +35,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import (
@@ -49,6 +49,8 @@ from atoll.collectives.errors import (
 from atoll.optim.exchange import Exchange, Exchanged, Given
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.presence import Presence
+from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
@@ -59,7 +61,6 @@ __all__ = [
     "AgainError",
     "EveryStep",
     "Exchanged",
-    "Presence",
     "check_part",
 ]
 
@@ -82,8 +83,8 @@ class EveryStep(ABC):
 
     ``inner``: the optimizers whose state is part of what all have in common. The method, its
     numbers and the model's parameters must be equal on all peers: IncompatibleRunError. What
-    depends on the number of a step, such as the learning rate, must follow ``steps``. Use it as a
-    context manager or call ``close()``; either closes ``peer`` too.
+    depends on the number of a step must follow ``steps``; ``follow(scheduler)`` lets learning rates
+    do it. Use it as a context manager or call ``close()``; either closes ``peer`` too.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class EveryStep(ABC):
         self._is_new = True
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
+        self._schedules = Schedules()
         self._missed = 0
         print(
             f"atoll: {self.manifest.elements:,} parameters, which this trainer holds; the daemon "
@@ -138,6 +140,7 @@ class EveryStep(ABC):
         ``counts``: this trainer has something to give. StateError if nothing comes about;
         IncompatibleRunError if this trainer does something else than the others.
         """
+        self._schedules.go_to(self.steps)
         flagged, why = False, "trainers come and go, or miss rounds, faster than they step"
         for _ in range(TRIES_MAX):
             try:
@@ -231,6 +234,7 @@ class EveryStep(ABC):
         was_new, donor = self._is_new, self._choose_donor()
         unchanged = self._take_over(donor, was_new or donor.is_new)
         self._is_new, self._unchecked = False, 0
+        self._schedules.go_to(self.steps)
         return unchanged
 
     def _take_over(self, donor: Presence, is_behind: bool) -> bool:
@@ -293,6 +297,16 @@ class EveryStep(ABC):
 
     # ------------------------------------------------------------ for everybody
 
+    @property
+    def global_step(self) -> int:
+        """Steps of the run, ``steps``: the same for all trainers after each exchange."""
+        return self.steps
+
+    def follow(self, scheduler: LRScheduler) -> None:
+        """Keep the learning rates of ``scheduler`` those of ``steps``, also where this trainer has
+        just taken the others' state. ``InnerSteps.follow`` says more."""
+        self._schedules.add(scheduler, self.steps)
+
     def metrics(self) -> dict[str, float]:
         """For any logger: steps of the run, rounds that went on without this trainer."""
         return {"steps": self.steps, "missed": self._missed}
@@ -315,6 +329,7 @@ class EveryStep(ABC):
         self.steps = int(state["steps"])
         for array, saved in zip(self._shared(), state["shared"], strict=True):
             array[:] = saved.numpy()
+        self._schedules.go_to(self.steps)
 
     def close(self) -> None:
         """Close the session. The model keeps its parameters."""
@@ -360,31 +375,3 @@ class _Attempt:
 
     def gather(self, data: bytes) -> list[Given]:
         return self.gather_all(data, self.counts)
-
-
-@dataclass(frozen=True, slots=True)
-class Presence:
-    """What a trainer says of itself before a donor is chosen."""
-
-    name: str
-    is_new: bool
-    steps: int
-    spec: RunSpec
-    digest: str  # of its manifest
-
-    def to_wire(self) -> bytes:
-        return json.dumps([self.is_new, self.steps, self.spec.to_wire(), self.digest]).encode()
-
-    @classmethod
-    def from_wire(cls, name: str, data: bytes) -> Presence:
-        """RemoteProtocolError."""
-        try:
-            is_new, steps, spec, digest = json.loads(data)
-            if [type(is_new), type(steps), type(digest)] != [bool, int, str] or steps < 0:
-                raise ValueError("values of other types")
-            return cls(name, is_new, steps, RunSpec.from_wire(spec), digest)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise RemoteProtocolError(
-                f"what {name} says of its state cannot be read: {str(error)[:200]}",
-                fix="run the same version of atoll on all peers",
-            ) from error

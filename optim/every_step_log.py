@@ -20,8 +20,9 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.every_step import CHECK_EVERY, PART_BYTES_MAX, AgainError, Presence
+from atoll.optim.every_step import CHECK_EVERY, PART_BYTES_MAX, AgainError
 from atoll.optim.every_step_gather import EveryStepGather
+from atoll.optim.presence import Presence
 from atoll.optim.scalar_log import CHAIN_BYTES, Record, ScalarLog
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
@@ -176,3 +177,4 @@ class EveryStepLog(EveryStepGather):
         for _, data in Record.split(bytes.fromhex(state["log"])):
             self._log.add(data)
         self._is_new = True
+        self._schedules.go_to(self.steps)

@@ -14,9 +14,11 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import Closable
 
 __all__ = ["Inner", "InnerSteps", "check_inner"]
@@ -35,7 +37,28 @@ class InnerSteps(ABC):
         self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
         check_inner(self._inners, self._vector.parameters)
         self._steps = 0
+        self._in_step = False  # of the last inner optimizer: its scheduler is a step behind
+        self._schedules = Schedules()
         self._shown = ""  # by which call other parameters are in the model
+
+    @property
+    @abstractmethod
+    def global_step(self) -> int:
+        """Local steps that the run has behind it, with those of this trainer since the last round:
+        the same for all trainers at a round's end, and for one that comes later."""
+
+    def follow(self, scheduler: LRScheduler) -> None:
+        """Keep the learning rates of ``scheduler`` those of ``global_step``: now, whenever the run
+        has gone on without this trainer, and when it takes the run's state anew.
+
+        As usual call ``scheduler.step()`` once after each step of the (last) inner optimizer. Give
+        it as it was made: its state need not be saved. ConfigError for one that needs a metric.
+        """
+        self._schedules.add(scheduler, self.global_step)
+
+    def _follow(self) -> None:
+        """``global_step`` may have jumped."""
+        self._schedules.go_to(max(0, self.global_step - self._in_step))
 
     def close(self) -> None:
         """Unhook the inner optimizer and close the session. The model keeps its parameters."""
@@ -93,7 +116,11 @@ class InnerSteps(ABC):
                 fix=f"only evaluate or save inside {self._shown}",
             )
         self._steps += 1
-        self._step_done()
+        self._in_step = True
+        try:
+            self._step_done()
+        finally:
+            self._in_step = False
 
 
 def check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.diloco import Blocking
@@ -60,8 +61,9 @@ class LocalSGD(Blocking):
 
     ``Method`` says what the arguments and calls of all methods mean. With a ``QSR`` all peers
     should follow one schedule of the inner learning rate, which is read from the first group of the
-    last inner optimizer. A peer that is out of step with the others still takes part in the same
-    rounds: they wait for it, and its weight is the number of its steps.
+    last inner optimizer; ``follow(scheduler)`` brings that of a late joiner there. A peer that is
+    out of step with the others still takes part in the same rounds: they wait for it, and its
+    weight is the number of its steps.
     """
 
     def __init__(
@@ -91,4 +93,16 @@ class LocalSGD(Blocking):
         super()._begin_round()
         if self._rule is not None:
             lr = float(self._inners[-1].param_groups[0]["lr"])
-            self._sync_every = self._rule.sync_every(self._steps, lr)
+            self._sync_every = self._rule.sync_every(self.global_step, lr)
+
+    @property
+    def _round_steps(self) -> int:
+        return self._sync_every
+
+    def follow(self, scheduler: LRScheduler) -> None:
+        super().follow(scheduler)
+        if self._rule is not None and self._steps_in_round == 0 and self.global_step > 0:
+            # The others have read the rate at the end of a step, before that of the next is set.
+            self._schedules.go_to(self.global_step - 1)
+            self._begin_round()
+            self._schedules.go_to(self.global_step)

@@ -20,6 +20,7 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.run_clock import RunClock
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
 from atoll.peer.session import Outcome
@@ -54,6 +55,9 @@ class Method(InnerSteps):
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
         self._submitted: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, int]] = {}
+        self._clock = RunClock(peer, spec, varies=bool(spec.schedule))
+        self._is_lost = True  # where the run is has to be found out
+        self._begun_at = 0  # its steps when this trainer had none
 
         print(
             f"atoll: {self.manifest.elements:,} parameters; the daemon takes at most "
@@ -64,7 +68,12 @@ class Method(InnerSteps):
         )
         peer.attach(self.spec, self.manifest, self._vector.write)
         peer.pull(self._vector.read)
+        self._locate()
         self._watch()
+
+    @property
+    def global_step(self) -> int:
+        return self._begun_at + self._steps
 
     def count(self, tokens: int) -> None:
         """Tokens (or samples) behind the coming step: they become the submission's weight.
@@ -87,6 +96,7 @@ class Method(InnerSteps):
             self.peer.pull(self._vector.read)
             yield
         if self.peer.epoch != epoch:  # rounds that the local work stands on were undone meanwhile
+            self._is_lost = True
             self._take_run()
 
     def metrics(self) -> dict[str, float]:
@@ -139,6 +149,10 @@ class Method(InnerSteps):
     def _outcome(self, fragment: int = 0) -> Outcome:
         """Wait for what became of it. After "missed" the next submission counts for both."""
         outcome = self.peer.wait(fragment)
+        if outcome.kind == "reload":
+            self._is_lost = True
+        else:
+            self._clock.passed(outcome.round, self._round_steps)
         counted = self._submitted.pop(fragment)
         if outcome.kind != "missed":
             self._counted[fragment] = counted
@@ -147,9 +161,29 @@ class Method(InnerSteps):
         self._missed += outcome.kind == "missed"
         return outcome
 
+    @property
+    def _round_steps(self) -> int:
+        """Of each peer, in the round that was submitted last."""
+        return self.spec.sync_every
+
+    def _locate(self) -> None:
+        """The run's parameters have been pulled: how many steps are behind them?"""
+        if self._is_lost:
+            self._clock.find()
+            self._is_lost = False
+        else:
+            self._clock.passed(self.peer.round, self._round_steps)
+        self._stand_at(self._clock.steps)
+
+    def _stand_at(self, step: int) -> None:
+        """This is ``global_step`` now."""
+        self._begun_at = step - self._steps
+        self._follow()
+
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""
         self.peer.pull(self._vector.read)
+        self._locate()
         now = self._steps, self._tokens
         self._counted = dict.fromkeys(range(self.spec.fragments), now)
         self._submitted.clear()

@@ -33,10 +33,11 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
+from atoll.optim.companions import OF_PARTNERS
 from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.replicas import FOUNDER_BYTES, OF_PARTNERS, PHI, Replicas
+from atoll.optim.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.sessions import GossipSession, VectorAsked
 from atoll.optim.spec import RunSpec
 
@@ -127,6 +128,10 @@ class NoLoCo(InnerSteps):
         self._watch()
 
     # ------------------------------------------------------------ for everybody
+
+    @property
+    def global_step(self) -> int:
+        return (self._number - 1) * self.spec.sync_every + self._steps_in_round
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
@@ -296,6 +301,7 @@ class NoLoCo(InnerSteps):
             if name != me:
                 with suppress(*OF_PARTNERS):  # it is asked again when it is needed
                     self._ask(name)
+        self._follow()
 
     def _join(self) -> None:
         """Begin with the newest parameters that anybody has."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.codecs import F32, U8, Decoder
 from atoll.collectives.native import KERNELS, Rule
+from atoll.optim.rates import outer_rate
 from atoll.optim.spec import RunSpec
 
 __all__ = ["Floats", "OuterStep", "Pair", "outer_step"]
@@ -32,12 +33,15 @@ class OuterStep:
     def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
         self._rule = cast(Rule, spec.outer)  # which a RunSpec has checked
         self._lr, self._mu, self._clip = spec.outer_lr, spec.outer_momentum, spec.outer_clip
+        self._by_peers = spec.outer_lr_by_peers
         self._delta = np.empty(chunk_elements, np.float32)
         self._scratch = np.empty(chunk_elements, np.float32)
 
-    def __call__(self, codec: Decoder, encoded: U8, source: Pair, target: Pair) -> None:
-        """``encoded`` in ``codec`` is the chunk's averaged pseudo-gradient; both pairs may be the
-        same memory.
+    def __call__(
+        self, codec: Decoder, encoded: U8, source: Pair, target: Pair, contributors: int
+    ) -> None:
+        """``encoded`` in ``codec`` is the chunk's pseudo-gradient, averaged over those of so many
+        ``contributors``; both pairs may be the same memory.
 
         CodecError for malformed bytes; then nothing is written.
         """
@@ -48,7 +52,7 @@ class OuterStep:
             self._rule,
             *source,
             delta,
-            lr=self._lr,
+            lr=self._lr * outer_rate(contributors) if self._by_peers else self._lr,
             mu=self._mu,
             clip=self._clip,
             out_theta=theta,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError, ConfigError, SessionError
 from atoll.optim.manifest import Manifest
-from atoll.optim.sessions import TrainerSession
+from atoll.optim.sessions import GossipSession, TrainerSession
 from atoll.optim.spec import RunSpec
 from atoll.peer.session import Outcome, Region, map_floats
 
@@ -49,7 +49,7 @@ class RankSession:
                 fix="call atoll.connect() on rank 0 alone, and give None on the others",
             )
         self._session, self._group = session, group
-        self.round = self.epoch = 0
+        self.round = self.epoch = self.operations = 0
         self._fragments: list[slice] = []
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
@@ -87,9 +87,9 @@ class RankSession:
     def pull(self, read: Callable[[F32], None]) -> int:
         def copy(session: TrainerSession) -> list[float]:
             session.pull(lambda flat: np.copyto(self._in, flat))
-            return [session.round, session.epoch]
+            return [session.round, session.epoch, session.operations]
 
-        self.round, self.epoch = map(int, self._lead(copy, answers=2))
+        self.round, self.epoch, self.operations = map(int, self._lead(copy, answers=3))
         shown = self._in.view()
         shown.flags.writeable = False
         read(shown)
@@ -101,6 +101,19 @@ class RankSession:
 
     def replicas(self) -> int:
         return int(self._lead(lambda s: [s.replicas()], answers=1)[0])
+
+    def lead(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
+        heard = torch.zeros(elements)
+
+        def hear(session: TrainerSession) -> list[float]:
+            heard.copy_(torch.from_numpy(ask(cast(GossipSession, session))))
+            return []
+
+        self._lead(hear)
+        if elements:
+            dist.broadcast(heard, group_src=0, group=self._group)
+        values: F32 = heard.numpy()
+        return values
 
     def check(self) -> None:
         """Of rank 0 alone: the others notice at the next exchange."""

@@ -11,26 +11,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import (
-    CodecError,
-    ConnectError,
-    ProtocolError,
-    RoundError,
-    RoundTimeoutError,
-    StateError,
-)
+from atoll.collectives.errors import RoundTimeoutError
+from atoll.optim.companions import OF_PARTNERS
 from atoll.optim.sessions import GossipSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["FOUNDER_BYTES", "OF_PARTNERS", "PHI", "Replicas"]
+__all__ = ["FOUNDER_BYTES", "PHI", "Replicas"]
 
 PHI = "phi"  # as which every trainer publishes its own, under the number of its outer step
 FOUNDER_BYTES = 32  # of the name that the run's state consists of
 LOOK_AGAIN_S = 0.25  # while nobody has parameters yet
 PROGRESS_S = 10.0  # a wait longer than this says for whom
 CURRENT_STEPS = 2  # a replica that is further behind is no part of what the run has become
-# What may be wrong with another peer, and is no reason to end.
-OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
 
 
 class Replicas:

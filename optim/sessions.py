@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec
 from atoll.peer.session import Members, Outcome, Reduced
 
-__all__ = ["Closable", "GossipSession", "OperationsSession", "TrainerSession", "VectorAsked"]
+__all__ = [
+    "Closable",
+    "GossipSession",
+    "LeadingRank",
+    "OperationsSession",
+    "TrainerSession",
+    "VectorAsked",
+]
 
 
 class Closable(Protocol):
@@ -24,6 +31,7 @@ class TrainerSession(Protocol):
 
     round: int
     epoch: int
+    operations: int
 
     def attach(
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], /
@@ -98,3 +106,12 @@ class GossipSession(Protocol):
     def check(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class LeadingRank(Protocol):
+    """Several processes that are one trainer; one of them has a session."""
+
+    def lead(self, ask: Callable[[GossipSession], F32], elements: int, /) -> F32:
+        """What it hears, float32[elements], in all of them."""
+        ...

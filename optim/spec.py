@@ -97,6 +97,8 @@ class RunSpec:
     schedule: str = ""
     outer: str = "nesterov"
     outer_lr: float = 0.7
+    # Whether outer_lr is a factor of the rate that belongs to the peers of a round (rates.py).
+    outer_lr_by_peers: bool = False
     outer_momentum: float = 0.9
     outer_clip: float = 0.0  # bounds every element of the momentum, if it is positive
     submits: str = "parameters"  # or deltas: pseudo-gradients, if the trainer must form them itself

@@ -29,6 +29,7 @@ from atoll.optim.inner_steps import Inner
 from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
 from atoll.optim.method import Method
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 
@@ -48,7 +49,8 @@ class StreamingDiLoCo(Method):
     merged; None: as many as it takes not to wait, at most 10, found while training. ``local``: how
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
     ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
-    which cost 24 bytes of the trainer's host memory for each parameter. Delay and local are each
+    which cost 24 bytes of the trainer's host memory for each parameter. ``outer_lr``: as for
+    DiLoCo; eager updates need a number. Delay and local are each
     trainer's own, the other arguments are the run's.
     """
 
@@ -64,7 +66,7 @@ class StreamingDiLoCo(Method):
         delay: int | None = None,
         local: float = 0.5,
         eager: bool = False,
-        outer_lr: float = 0.4,
+        outer_lr: OuterRate = 0.4,
         outer_momentum: float = 0.9,
         codec: str = "fp4_e3m0",
         round_deadline_s: float = 600.0,
@@ -73,10 +75,18 @@ class StreamingDiLoCo(Method):
             model, partial(fragmented, pattern=fragments, blocks_per_fragment=blocks_per_fragment)
         )
         count = vector.manifest.fragments
+        rate, by_peers = factor_of(outer_lr)
+        if by_peers and eager:
+            raise ConfigError(
+                'outer_lr="by_peers" with eager updates: a trainer takes its part of a step before '
+                "it is known who else is in the round",
+                fix="give outer_lr a number",
+            )
         spec = RunSpec(
             method="streaming_diloco",
             sync_every=sync_every,
-            outer_lr=outer_lr,
+            outer_lr=rate,
+            outer_lr_by_peers=by_peers,
             outer_momentum=outer_momentum,
             submits="deltas" if eager else "parameters",
             codec=codec,
@@ -122,6 +132,7 @@ class StreamingDiLoCo(Method):
         if self._sent_at[fragment] != self._turn:
             self._say(f"the run is at fragment {fragment}: going on from there")
             self._turn = self._sent_at[fragment]
+            self._stand_after(self.global_step)
         if self._turn == self.spec.sync_every:
             self._turn = 0
         if self._eager is not None:
@@ -187,6 +198,13 @@ class StreamingDiLoCo(Method):
             self._share = 1.0 / self.peer.replicas()
         fragment = self.peer.next_fragment()
         self._turn = self._sent_at[fragment - 1] if fragment else 0
+        self._stand_after(self._clock.steps)
+
+    def _stand_after(self, step: int) -> None:
+        """The run is at its next step that has this turn: rounds that are under way are not counted
+        yet."""
+        step = max(step, self._clock.steps)
+        self._stand_at(step + (self._turn - step) % self.spec.sync_every)
 
     @property
     def _delay_max(self) -> int:

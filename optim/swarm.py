@@ -102,7 +102,7 @@ class SwarmSession(SwarmGossip):
         self._swarm, self.number = swarm, number
         self.vectors = swarm.vectors
         self.peer_name = self.vectors.names[number]
-        self.round = 0
+        self.round = self.operations = 0
         self.reported: dict[str, float] = {}
         self.call: Call | None = None  # what it waits for ...
         self.answer: Any = None  # ... what has become of it ...
@@ -175,4 +175,5 @@ class SwarmSession(SwarmGossip):
         while self._waits:
             self._swarm.turns.wait(self.number)
         self.round = self._swarm.round
+        self.operations += isinstance(call, Gather | Reduce)
         return self.answer

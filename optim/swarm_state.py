@@ -56,10 +56,11 @@ class SwarmState:
         for index, source in enumerate(sources):
             if isinstance(source, Compensated) and weights[index] > 0:
                 source.commit(result, index, range(grid.count))
+        contributors = sum(weight > 0 for weight in weights)
         for chunk in range(grid.count):
             lo, hi = self.grid.bounds(first + chunk)
             pair = self.theta[lo:hi], self.momentum[lo:hi]
-            self._step(codec, result.view(chunk), pair, pair)
+            self._step(codec, result.view(chunk), pair, pair, contributors)
         self.round += 1
         return encoded_layout(grid, codec.part_codec).total_bytes, result.array.nbytes
 

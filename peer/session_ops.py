@@ -67,6 +67,7 @@ class Operations(ABC):
     """The part of a session that needs nothing but the rounds of its run."""
 
     round: int
+    operations = 0  # rounds that were calls of this trainer, whatever came of them
     _dealer: Dealer
     _lifeline: socket.socket | None
     _deadline_s: float
@@ -168,6 +169,7 @@ class Operations(ABC):
         outcome = self._outcome(self._calls)
         elapsed_s = time.monotonic() - started_s
         self.round = outcome["round"]
+        self.operations += 1
         if outcome["kind"] == "mismatch":
             raise CollectiveMismatchError(
                 outcome["text"], fix=_MISMATCH_FIX, phase="barrier", elapsed_s=elapsed_s

@@ -46,6 +46,7 @@ OPTIM_PURE = {
         "layers",
         "manifest",
         "outer",
+        "rates",
         "spec",
         "text",
     )

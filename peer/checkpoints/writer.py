@@ -276,17 +276,19 @@ class _Copy:
             chunks = self._state.chunks_in(head)
             if chunk in chunks:
                 start, stop = self._state.layout(head).slice(chunk - chunks.start)
-                self._step(head, data, encoded[start:stop])
+                contributors = head.origin(chunk - chunks.start).contributors
+                self._step(head, data, encoded[start:stop], contributors)
                 changed = True
         if changed:
             self.leaves[chunk] = hashlib.sha256(data).digest()
             self._write(chunk, data)
 
-    def _step(self, head: EntryHead, data: memoryview, encoded: U8) -> None:
+    def _step(self, head: EntryHead, data: memoryview, encoded: U8, contributors: int) -> None:
         """The outer step, as ReplicatedState takes it, in the chunk's own place."""
         theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
         codec = self._state.codec_of(head)
-        self._outer_step(codec, encoded, (theta, momentum), (theta, momentum))
+        pair = theta, momentum
+        self._outer_step(codec, encoded, pair, pair, contributors)
 
     def _write(self, chunk: int, data: memoryview) -> None:
         place = self._layout.place(chunk)

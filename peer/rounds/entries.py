@@ -75,6 +75,11 @@ class Origin:
         if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights) or not any(self.weights):
             raise ValueError(f"weights are 0 to {WEIGHT_MAX:g} and not all zero")
 
+    @property
+    def contributors(self) -> int:
+        """How many submissions are in the mean; those without weight are not."""
+        return sum(weight > 0 for weight in self.weights)
+
     def digest(self) -> bytes:
         text = hashlib.sha256(b"atoll-origin")
         for peer, weight in zip(self.participants, self.weights, strict=True):

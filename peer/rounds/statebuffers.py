@@ -31,7 +31,7 @@ class StateBuffers:
 
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
-        self.grid = manifest.grid
+        self.grid, self._manifest = manifest.grid, manifest
         self._spec, self._step = spec, OuterStep(spec, self.grid.chunk_elements)
         self.shared = Region("state", 4 * count)
         floats = self.shared.floats
@@ -54,9 +54,10 @@ class StateBuffers:
         CodecError for malformed bytes; then nothing is written.
         """
         if head.kind != INIT:
-            self._step(
-                self.codec(head), encoded, self._pair(chunk, source), self._pair(chunk, target)
-            )
+            first, _ = self._manifest.chunks_of(head.fragment, self._spec.fragments)
+            contributors = head.origin(chunk - first).contributors
+            pair, changed = self._pair(chunk, source), self._pair(chunk, target)
+            self._step(self.codec(head), encoded, pair, changed, contributors)
             return
         theta, momentum = self._pair(chunk, target)
         _FLOAT32.decode(encoded, theta)

@@ -25,7 +25,7 @@ PARAMETERS = (
 
 class TinyRun:
     """``theta`` and ``momentum`` after each round are on record, as bytes. Where results are
-    gathered, each round is of other participants than the last."""
+    gathered, or steps depend on who took part, each round is of others than the last."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class TinyRun:
         fragments: int = 1,
         codec: str = "int8",
         aggregate: str = "mean",
+        by_peers: bool = False,
         lineage: bytes = b"L" * 32,
         log_bytes: int = 1 << 28,
         seed: int = 0,
@@ -47,6 +48,7 @@ class TinyRun:
             codec=codec,
             aggregate=aggregate,
             error_feedback=feedback,
+            outer_lr_by_peers=by_peers,
         )
         self.manifest = Manifest.of(parameters)
         self.state = ReplicatedState(blob(self.spec, self.manifest))
@@ -86,7 +88,8 @@ class TinyRun:
 
     def _origin(self, number: int) -> Origin:
         """One participant; or up to four, of which some have no weight."""
-        if number == 1 or self.spec.aggregate == "mean":
+        alike = self.spec.aggregate == "mean" and not self.spec.outer_lr_by_peers
+        if number == 1 or alike:
             return Origin((self.peer,), (1.0,))
         count = 1 + number % 4
         weights = (*(float(n % 3) for n in range(count - 1)), 2.0)

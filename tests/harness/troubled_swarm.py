@@ -9,6 +9,8 @@ from typing import Any
 from atoll.collectives.errors import CollectiveMismatchError, CollectiveMissedError
 from atoll.optim.swarm import Swarm, SwarmSession
 from atoll.optim.swarm_calls import Call, Gather
+from atoll.optim.swarm_vectors import Look
+from atoll.peer.session import Outcome
 
 __all__ = ["TroubledSession", "TroubledSwarm"]
 
@@ -27,6 +29,9 @@ class TroubledSwarm(Swarm):
 
     def _meet(self) -> None:
         waiting = [s for s in self.sessions if s.call is not None]
+        if any(isinstance(s.call, Look) for s in waiting):
+            super()._meet()  # of these alone
+            return
         present = [s for s in waiting if s.call is not None and s.call.alike != AWAY]
         assert present, "all are away for ever"
         arrived = [s for s in present if (s.number, self.round + 1) not in self.missed] or present
@@ -51,10 +56,16 @@ class TroubledSession(SwarmSession):
 
     def away(self, until: int) -> None:
         """Until after that round; nobody tells this worker what has happened."""
-        known = self.round
+        known, operations = self.round, self.operations
         while self._swarm.round < until:
             super()._meet(Gather(b"", AWAY))
-        self.round = known
+        self.round, self.operations = known, operations
+
+    def wait(self, fragment: int = 0) -> Outcome:
+        try:
+            return super().wait(fragment)
+        except CollectiveMissedError:
+            return Outcome("missed", self._swarm.round, waited_s=0.0)
 
     def _meet(self, call: Call) -> Any:
         answer = super()._meet(call)

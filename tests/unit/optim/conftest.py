@@ -16,6 +16,7 @@ from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import outer_step
 from atoll.optim.spec import RunSpec, check_same
+from atoll.peer.session import Members
 
 F32 = NDArray[np.float32]
 WAIT_S = 60.0  # no test comes near it; it turns a hang into a failure
@@ -101,6 +102,9 @@ class LocalSession:
         self._run, self._index = run, index
         self.round = 0
         self.epoch = 0
+        self.operations = 0
+        self.peer_name = f"peer-{index}"
+        self.published: dict[str, int] = {}
         self.closed = False
         self.reported: dict[str, float] = {}
 
@@ -139,6 +143,16 @@ class LocalSession:
         read(shown)
         self.round, self.epoch = self._run.round, self._run.epoch
         return self.round
+
+    def members(self) -> Members:
+        return Members(1, tuple(session.peer_name for session in self._run.sessions))
+
+    def publish(self, name: str, number: int, values: F32, codec: str = "float32") -> None:
+        self.published[name] = number
+
+    def newest(self, peer: str, name: str) -> int:
+        """Nobody hears of what others publish."""
+        return 0
 
     def report(self, **metrics: float) -> None:
         self.reported = metrics

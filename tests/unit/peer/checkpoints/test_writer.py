@@ -59,6 +59,16 @@ def test_rounds_that_commit_meanwhile_are_brought_to_one(
     run.close()
 
 
+def test_steps_that_depend_on_the_number_of_peers_are_taken_again(
+    home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TinyRun(home.peer_id, parameters=SMALL, by_peers=True)
+    before_each_chunk(run, monkeypatch, lambda chunk: [run.commit() for _ in range(chunk)])
+    path = write(writer_for(folder, home), run)
+    check_is(path, run, run.state.round)
+    run.close()
+
+
 @pytest.mark.parametrize("steps", ["os", "so", "sos", "oso", "ooo", "ssoos"])
 def test_collectives_between_the_steps_move_the_round_only(
     home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: str

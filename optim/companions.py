@@ -1,0 +1,91 @@
+"""What trainers of a run tell each other beside its rounds: small vectors, from one to another.
+
+Each is published under a name and the number of a round, and whoever needs it asks for it
+(peer/session_gossip.py). Nothing of it is needed for a round: where a vector is lacking, a trainer
+goes on without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import (
+    CodecError,
+    ConnectError,
+    ProtocolError,
+    RoundError,
+    StateError,
+)
+from atoll.optim.sessions import GossipSession, LeadingRank
+
+__all__ = ["OF_PARTNERS", "Companions"]
+
+# What may be wrong with another peer, and is no reason to end.
+OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
+CODEC = "float32"
+WAIT_S = 5.0  # for a vector that should be there, or about to come
+
+
+class Companions:
+    """Seen from one trainer. Of a trainer that consists of several ranks the first one asks, and
+    all have what it hears."""
+
+    def __init__(self, peer: object, name: str) -> None:
+        self._peer, self._name = peer, name
+
+    def publish(self, number: int, values: F32) -> None:
+        """Float32[n], for whoever asks."""
+
+        def publish(session: GossipSession) -> F32:
+            session.publish(self._name, number, values.copy(), CODEC)
+            return np.empty(0, np.float32)
+
+        self._ask(publish, 0)
+
+    def any(self, number: int, elements: int) -> tuple[int, F32] | None:
+        """What some member has published under this number; else the newest that can be had, and
+        its number. Its own counts as well: its trainer may have ended since."""
+
+        def look(session: GossipSession) -> F32:
+            found = _look(session, self._name, number, elements)
+            # A number has up to 44 bits, of which a float32 holds 24.
+            which = [0, 0] if found is None else divmod(found[0], 1 << 20)
+            values = np.zeros(elements, np.float32) if found is None else found[1]
+            return np.concatenate([np.array(which, np.float32), values])
+
+        answer = self._ask(look, 2 + elements)
+        found = (int(answer[0]) << 20) + int(answer[1])
+        return (found, answer[2:]) if found else None
+
+    def _ask(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
+        if isinstance(self._peer, LeadingRank):
+            return self._peer.lead(ask, elements)
+        return ask(cast(GossipSession, self._peer))
+
+
+def _look(session: GossipSession, name: str, number: int, elements: int) -> tuple[int, F32] | None:
+    newest: dict[str, int] = {}
+    for member in session.members().names:
+        try:
+            newest[member] = session.newest(member, name)
+        except OF_PARTNERS:
+            continue
+    # Who is at this number still has it, and who is a step further too. Then whoever is furthest.
+    near = [m for m, n in newest.items() if number <= n <= number + 1]
+    wanted = [(m, number) for m in near]
+    wanted += sorted(((m, n) for m, n in newest.items() if n), key=lambda one: -one[1])
+    for member, which in wanted:
+        try:
+            asked = session.ask_vector(member, name, which, elements, CODEC)
+            asked.wait(WAIT_S)
+            values = asked.read().copy()
+            asked.drop()
+        except OF_PARTNERS:
+            continue
+        if values.size == elements:
+            return which, values
+    return None

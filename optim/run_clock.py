@@ -1,0 +1,94 @@
+"""How many local steps a run has behind it: the same number for all of its trainers.
+
+Where each round has as many steps, it follows from the number of the round. Two things are not to
+be seen in that: which of the rounds were collectives of the trainers' own, and how many steps a
+round had whose length changes. So trainers publish what they have counted, and who comes later, or
+has been away, takes it over. Where nobody has it, every round counts as one of ``sync_every``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.optim.companions import Companions
+from atoll.optim.sessions import TrainerSession
+from atoll.optim.spec import RunSpec
+
+__all__ = ["RunClock"]
+
+NAME = "clock"
+ELEMENTS = 4  # rounds and steps, each in two parts that float32 holds exactly
+PART = 1 << 20
+FIRST = 1  # the round that gives a run its parameters, without a step
+
+
+class RunClock:
+    """``number``: of the last round that is counted; ``rounds``: of them those with steps;
+    ``steps``: of them all. ``varies``: rounds may have other lengths than ``sync_every``."""
+
+    def __init__(self, peer: TrainerSession, spec: RunSpec, *, varies: bool = False) -> None:
+        self._peer, self._spec, self._varies = peer, spec, varies
+        self._companions = Companions(peer, NAME)
+        self._operations = 0
+        self.number = self.rounds = self.steps = 0
+        self.is_estimate = False  # nobody could tell
+
+    def find(self) -> None:
+        """Where the run is, whose parameters have just been pulled."""
+        self.number, self._operations = self._peer.round, self._peer.operations
+        found = self._companions.any(self.number, ELEMENTS) if self.number > FIRST else None
+        told = _parse(found[1]) if found is not None else None
+        self.is_estimate = self.number > FIRST and told is None
+        self.rounds = self.steps = 0
+        if found is None or told is None:
+            self._count(self.number - FIRST)
+        else:
+            (self.rounds, self.steps), at = told, found[0]
+            self._count(self.number - at)
+        self._publish()
+
+    def passed(self, number: int, steps_each: int = 0) -> None:
+        """The run has come to this round; its own rounds since then had so many steps each."""
+        operations = self._peer.operations
+        if number < self.number:
+            self.find()  # rounds were undone
+            return
+        rounds = number - self.number - (operations - self._operations)
+        self.number, self._operations = number, operations
+        if rounds > 0:
+            self._count(rounds, steps_each)
+            self._publish()
+
+    def correct(self, number: int, rounds: int, steps: int) -> None:
+        """What was counted up to a round, by the saved state of a trainer; for want of better."""
+        if self.is_estimate and FIRST <= number <= self.number:
+            later = self.number - number
+            self.rounds, self.steps, self.is_estimate = rounds, steps, False
+            self._count(later)
+            self._publish()
+
+    def _count(self, rounds: int, steps_each: int = 0) -> None:
+        """More rounds, or fewer."""
+        spec = self._spec
+        self.rounds = max(0, self.rounds + rounds)
+        if self._varies:
+            self.steps = max(0, self.steps + rounds * (steps_each or spec.sync_every))
+        else:
+            self.steps = self.rounds * spec.sync_every // spec.fragments
+
+    def _publish(self) -> None:
+        if self.number > FIRST:
+            parts = [*divmod(self.rounds, PART), *divmod(self.steps, PART)]
+            self._companions.publish(self.number, np.array(parts, np.float32))
+
+
+def _parse(values: F32) -> tuple[int, int] | None:
+    """Rounds and steps; None for what no trainer publishes."""
+    parts = values.tolist()
+    if not all(math.isfinite(v) and v == int(v) and 0 <= v < PART for v in parts):
+        return None
+    rounds_high, rounds, steps_high, steps = map(int, parts)
+    return rounds_high * PART + rounds, steps_high * PART + steps

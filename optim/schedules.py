@@ -1,0 +1,102 @@
+"""Learning rate schedulers that follow the run: a late joiner's is where those of the others are.
+
+A scheduler of torch knows one way only, a step ahead, and some multiply what they find. So to
+follow means to take the same steps again, and then rates are those of the others bit for bit. To
+go back, one begins again with what was kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from atoll.collectives.errors import ConfigError
+
+__all__ = ["Schedules"]
+
+CHANGED = ("lr", "momentum", "betas")  # what schedulers of torch write into groups of parameters
+
+KEEP_EVERY = 1000  # steps: to take so many again costs some 10 ms
+
+
+class Schedules:
+    """The schedulers of one trainer."""
+
+    def __init__(self) -> None:
+        self._followed: list[_Followed] = []
+
+    def add(self, scheduler: LRScheduler, step: int) -> None:
+        """Follow it, first to this step. ConfigError for one that depends on more than that, and
+        for one that is further already."""
+        followed = _Followed(scheduler)
+        followed.go_to(step)
+        self._followed.append(followed)
+
+    def go_to(self, step: int) -> None:
+        """Each is to give the learning rates of this step, counted from 0."""
+        for followed in self._followed:
+            followed.go_to(step)
+
+
+class _Followed:
+    def __init__(self, scheduler: LRScheduler) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
+            raise ConfigError(
+                f"a {type(scheduler).__name__} cannot be followed: what its rates are is no "
+                "function of the step",
+                fix="follow a scheduler of torch.optim.lr_scheduler whose step() takes nothing",
+            )
+        self._scheduler = scheduler
+        # As it was when it was given, and as it was when it last stood where it should.
+        self._first = self._latest = self._kept()
+
+    def go_to(self, step: int) -> None:
+        epoch = _epoch(self._scheduler)
+        if epoch == step < self._latest[0] + KEEP_EVERY:
+            return
+        if epoch > step:
+            self._go_back(step)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch: no optimizer.step() between two of these
+            while _epoch(self._scheduler) < step:
+                self._scheduler.step()
+        self._latest = self._kept()
+
+    def _go_back(self, step: int) -> None:
+        for epoch, state, groups in (self._latest, self._first):
+            if epoch <= step:
+                self._scheduler.load_state_dict(copy.deepcopy(state))
+                _restore(self._scheduler.optimizer.param_groups, groups)
+                return
+        raise ConfigError(
+            f"the {type(self._scheduler).__name__} is at step {_epoch(self._scheduler)}, the run at"
+            f" {step}",
+            fix="let it be followed as it was made: it is brought to the step of the run, and its "
+            "state need not be loaded",
+        )
+
+    def _kept(self) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+        groups = self._scheduler.optimizer.param_groups
+        values = [{key: g[key] for key in CHANGED if key in g} for g in groups]
+        state = self._scheduler.state_dict()
+        return _epoch(self._scheduler), copy.deepcopy(state), copy.deepcopy(values)
+
+
+def _epoch(scheduler: LRScheduler) -> int:
+    """How many steps it has taken. A ChainedScheduler does not say; all in it take each one."""
+    while not hasattr(scheduler, "last_epoch"):
+        scheduler = scheduler._schedulers[0]  # type: ignore[attr-defined]
+    return scheduler.last_epoch
+
+
+def _restore(groups: list[dict[str, Any]], values: list[dict[str, Any]]) -> None:
+    for group, kept in zip(groups, values, strict=True):
+        for key, value in kept.items():
+            if isinstance(group[key], torch.Tensor):  # a capturable optimizer keeps the tensor
+                group[key].fill_(value)
+            else:
+                group[key] = copy.copy(value)
