@@ -286,7 +286,7 @@ class _Copy:
         """The outer step, as ReplicatedState takes it, in the chunk's own place."""
         theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
         codec = self._state.codec_of(head)
-        self._outer_step(codec, encoded, (theta, momentum), (theta, momentum))
+        self._outer_step(codec, encoded, (theta, momentum), (theta, momentum), head.round)
 
     def _write(self, chunk: int, data: memoryview) -> None:
         place = self._layout.place(chunk)

@@ -54,9 +54,8 @@ class StateBuffers:
         CodecError for malformed bytes; then nothing is written.
         """
         if head.kind != INIT:
-            self._step(
-                self.codec(head), encoded, self._pair(chunk, source), self._pair(chunk, target)
-            )
+            pairs = self._pair(chunk, source), self._pair(chunk, target)
+            self._step(self.codec(head), encoded, *pairs, head.round)
             return
         theta, momentum = self._pair(chunk, target)
         _FLOAT32.decode(encoded, theta)
