@@ -21,7 +21,7 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Blocking", "DiLoCo"]
+__all__ = ["Blocking", "DiLoCo", "momentum_for"]
 
 MOMENTUM = 0.9  # arXiv 2311.08105
 MUON_MOMENTUM = 0.6  # arXiv 2505.23725
@@ -79,7 +79,7 @@ class DiLoCo(Blocking):
         round_deadline_s: float = 600.0,
     ) -> None:
         if outer_momentum is None:
-            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
+            outer_momentum = momentum_for(inner)
         spec = RunSpec(
             sync_every=sync_every,
             outer_lr=outer_lr,
@@ -88,3 +88,8 @@ class DiLoCo(Blocking):
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec)
+
+
+def momentum_for(inner: Inner) -> float:
+    """The outer momentum that was found best for steps of these."""
+    return MUON_MOMENTUM if uses_muon(inner) else MOMENTUM

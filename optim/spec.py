@@ -43,6 +43,7 @@ __all__ = [
     "STEPPED",
     "RunSpec",
     "blob",
+    "check_collectives",
     "check_same",
     "host_bytes",
     "log_bytes",
@@ -291,6 +292,21 @@ def check_same(
             "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
             fix="give the method the run's values and model, before a collective is called, "
             "or start a run of another name",
+        )
+
+
+def check_collectives(spec: RunSpec) -> None:
+    """ConfigError for a run in which sessions have no collectives of their own."""
+    if spec.fragments > 1 or spec.rounds_in_flight > 1:
+        raise ConfigError(
+            f"this run has {spec.fragments} fragments, of which"
+            f" {spec.rounds_in_flight} may be in flight; collectives need a run with one",
+            fix="call collectives in a run with fragments=1 and rounds_in_flight=1",
+        )
+    if spec.is_asynchronous:
+        raise ConfigError(
+            f"in a run of {spec.method} nobody waits for the others, and collectives would",
+            fix="call collectives in a run of another method",
         )
 
 
