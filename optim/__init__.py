@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.optim.async_diloco import AsyncDiLoCo
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.co2 import CO2, GapAware
     from atoll.optim.compressors import (
@@ -41,6 +42,7 @@ __all__ = [
     "EF21",
     "QSDP",
     "QSR",
+    "AsyncDiLoCo",
     "ByteTransformer",
     "DeMo",
     "DiLoCo",
@@ -67,6 +69,7 @@ __all__ = [
 
 _HOME = {
     "CO2": "atoll.optim.co2",
+    "AsyncDiLoCo": "atoll.optim.async_diloco",
     "GapAware": "atoll.optim.co2",
     **dict.fromkeys(
         ("DGC", "EF21", "QSDP", "EControl", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),

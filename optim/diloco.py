@@ -22,7 +22,7 @@ from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Blocking", "DiLoCo"]
+__all__ = ["Blocking", "DiLoCo", "momentum_for"]
 
 
 MOMENTUM = 0.9  # arXiv 2311.08105
@@ -85,7 +85,7 @@ class DiLoCo(Blocking):
         round_deadline_s: float = 600.0,
     ) -> None:
         if outer_momentum is None:
-            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
+            outer_momentum = momentum_for(inner)
         rate, by_peers = factor_of(outer_lr)
         spec = RunSpec(
             sync_every=sync_every,
@@ -96,3 +96,8 @@ class DiLoCo(Blocking):
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec)
+
+
+def momentum_for(inner: Inner) -> float:
+    """The outer momentum that was found best for steps of these."""
+    return MUON_MOMENTUM if uses_muon(inner) else MOMENTUM

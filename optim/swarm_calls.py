@@ -32,10 +32,11 @@ class Call(ABC):
 
 @dataclass
 class Step(Call):
-    """A round of the optimizer, on ``state``."""
+    """A round of the optimizer, on ``state``, which ``replicas`` peers hold."""
 
     state: SwarmState
     submitted: Submitted
+    replicas: int
     fragment: int = 0
 
     @property
@@ -45,8 +46,11 @@ class Step(Call):
     def answers(self, calls: Sequence[Step]) -> tuple[list[float], int]:
         """Each worker's share in the mean."""
         weights = [call.submitted.weight for call in calls]
-        sizes = self.state.commit([call.submitted for call in calls], self.fragment)
-        return [weight / sum(weights) for weight in weights], _butterfly_bytes(calls, *sizes)
+        part, result = self.state.commit([call.submitted for call in calls], self.fragment)
+        sent_bytes = _butterfly_bytes(calls, part, result)
+        if self.state.spec.is_asynchronous:  # the others fetch it; else they have left
+            sent_bytes += (self.replicas - len(calls)) * result
+        return [weight / sum(weights) for weight in weights], sent_bytes
 
 
 @dataclass

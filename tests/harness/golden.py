@@ -29,6 +29,7 @@ from atoll.optim import (
     EF21,
     QSDP,
     QSR,
+    AsyncDiLoCo,
     DeMo,
     DiLoCo,
     EControl,
@@ -130,6 +131,7 @@ class Case:
     inner: Callable[[nn.Module], list[torch.optim.Optimizer]] = sgd
     rows: int = 5
     halved: tuple[int, ...] = ()
+    speeds: tuple[float, ...] = ()
     tolerance: float = TOLERANCE
 
 
@@ -170,6 +172,9 @@ CASES: dict[str, Case] = {
     "streaming_eager": Case(
         _rounds(StreamingDiLoCo, blocks_per_fragment=1, eager=True, outer_lr=0.4)
     ),
+    "async_diloco": Case(
+        _rounds(AsyncDiLoCo, **OUTER, outer_delay=2, codec="float32"), speeds=(1.0, 2.0, 4.0)
+    ),
     # 2 steps in a round at the first rate, 9 at the second, 12 at the third.
     "local_sgd_qsr": Case(
         lambda model, inner, session: LocalSGD(
@@ -207,7 +212,7 @@ CASES: dict[str, Case] = {
 
 def play(case: Case, workers: int = WORKERS) -> History:
     """Of a swarm, as it is now."""
-    found = Swarm(workers).run(partial(train, case))
+    found = Swarm(workers, speeds=case.speeds).run(partial(train, case))
     return [list(row) for row in zip(*found, strict=True)]
 
 
