@@ -75,7 +75,7 @@ def rda_all_reduce(
     names = sorted(tensors)
     norms = {name: _norm(tensors[name]) for name in names}
     heads = [_checked(weight), *(weight * norms[name] for name in names)]
-    is_plain = {name: name.startswith(plain) if plain else False for name in names}
+    is_plain = {name: name.startswith(plain) for name in names}
     given = {
         name: np.float32(weight) * tensors[name]
         if is_plain[name]
