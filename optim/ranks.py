@@ -102,6 +102,9 @@ class RankSession:
     def replicas(self) -> int:
         return int(self._lead(lambda s: [s.replicas()], answers=1)[0])
 
+    def first_rank(self, value: float) -> float:
+        return self._lead(lambda s: [value], answers=1)[0]
+
     def check(self) -> None:
         """Of rank 0 alone: the others notice at the next exchange."""
         if self._session is not None:
