@@ -12,7 +12,7 @@ from atoll.peer.group.follower import Follower
 from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import REPLICA, Member
 from atoll.peer.rounds.entries import INIT, STEP
-from atoll.peer.trainer_async import AGAIN_S, AsyncSubmissions
+from atoll.peer.trainer_async import LOOK_S, AsyncSubmissions
 
 ME, OTHER = b"m" * 32, b"o" * 32
 
@@ -72,7 +72,9 @@ def site(test: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
 
     def run() -> None:
         async def body() -> None:
-            await test(Site())
+            here = Site()
+            await test(here)
+            here.desk.close()
 
         asyncio.run(body())
 
@@ -81,7 +83,20 @@ def site(test: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
 
 
 async def again() -> None:
-    await asyncio.sleep(2 * AGAIN_S)
+    await asyncio.sleep(2 * LOOK_S)
+
+
+@site
+async def test_a_trainer_that_computes_is_attached_while_a_round_is_open(here: Site) -> None:
+    await again()
+    assert not here.own.attached
+    here.begin(OTHER)
+    await again()
+    assert here.own.attached
+    here.commit()
+    await again()
+    assert not here.own.attached
+    assert [type(event) for event in here.fed] == [ev.Attached, ev.Detached]
 
 
 @site
@@ -144,6 +159,7 @@ def test_catching_up_and_going_back_do_not_matter(what: str) -> None:
         assert here.hear() == []
         assert here.weight == 1.0
         assert here.own.submissions[0].epoch == here.own.epoch
+        here.desk.close()
 
     asyncio.run(body())
 
@@ -171,7 +187,6 @@ async def test_what_no_round_can_use_goes_back_to_the_trainer(here: Site) -> Non
     here.begin(ME, OTHER)
     here.own.spoilt(6, "it has NaN in it")
     assert here.hear() == ["missed"]
-    assert not here.own.attached
     here.desk.submit(2.0)
     assert here.weight is None
     here.commit()
