@@ -9,6 +9,9 @@ has gone on without them, and of no catching up of their daemons.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 from torch import nn
 
@@ -25,14 +28,15 @@ class AsyncDiLoCo(Blocking):
     """Rounds of ``sync_every`` local steps that each peer begins and ends by itself::
 
         every round:      theta = theta - lr g / N         g: of those who came together, the mean
-        every N-th also:  m = mu m + (sum of N g) / N      theta = theta - lr mu m
+        every N-th also:  m = mu m + (sum of g) / N        theta = theta - lr mu m
 
-    ``Method`` says what the arguments and calls of all methods mean. ``outer_delay`` is N: about as
-    many rounds as the peers complete in the time in which each has completed one, so the number of
-    peers, if they are of similar speed. A momentum at every round would make steps much longer, and
-    of k peers that submit one after the other it is worse than waiting (the paper's section 4).
-    A round is one arrival in the paper, also if several peers are in it: so with peers that always
-    come together, N = 1 is ``DiLoCo``.
+    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
+    does. ``outer_delay`` is N: about as many rounds as the peers complete in the time in which each
+    has completed one, so the number of peers, if they are of similar speed. With a momentum in
+    every round, of peers that come one after the other, steps would be much longer than those of
+    ``DiLoCo`` (in the paper 44.27 of perplexity instead of 41.35). What is one arrival there is one
+    round here, also if several peers are in it: with peers that always come together, N = 1 is
+    ``DiLoCo``.
 
     A peer that is twice as slow is in half as many rounds, and its pseudo-gradients are of an older
     theta. ``round_s`` gives it half the steps instead. The larger N, the smaller is each step: if
@@ -54,6 +58,8 @@ class AsyncDiLoCo(Blocking):
         outer_momentum: float | None = None,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if outer_momentum is None:
             outer_momentum = momentum_for(inner)
@@ -67,7 +73,7 @@ class AsyncDiLoCo(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec)
+        super().__init__(model, inner, peer, spec, round_s, clock)
         self._anchor: F32 = np.zeros(self.manifest.elements, np.float32)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
 

@@ -115,6 +115,9 @@ class RankSession:
         values: F32 = heard.numpy()
         return values
 
+    def first_rank(self, value: float) -> float:
+        return self._lead(lambda s: [value], answers=1)[0]
+
     def check(self) -> None:
         """Of rank 0 alone: the others notice at the next exchange."""
         if self._session is not None:

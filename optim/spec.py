@@ -38,6 +38,7 @@ __all__ = [
     "OUTER_RULES",
     "PINNED_FACTOR",
     "ROUNDS_IN_FLIGHT_MAX",
+    "ROUND_DEADLINE_S_MAX",
     "SPARES_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",

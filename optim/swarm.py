@@ -166,6 +166,9 @@ class SwarmSession(SwarmGossip):
     def replicas(self) -> int:
         return len(self._swarm.sessions)
 
+    def first_rank(self, value: float) -> float:
+        return value
+
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._swarm.state.theta.view()
         shown.flags.writeable = False
