@@ -13,6 +13,9 @@ Arithmetic on θ, momentum and the network are the daemon's business (``optim.ou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import nn
 
 from atoll.optim.inner_steps import Inner
@@ -54,6 +57,13 @@ class Blocking(Method):
     def _take_run(self) -> None:
         super()._take_run()
         self._begin_round()
+
+    def _place(self) -> dict[str, Any]:
+        return {"steps_in_round": self._steps_in_round, "sync_every": self._sync_every}
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        self._steps_in_round = int(place["steps_in_round"])
+        self._sync_every = int(place["sync_every"])
 
 
 class DiLoCo(Blocking):

@@ -115,6 +115,11 @@ class RankSession:
         values: F32 = heard.numpy()
         return values
 
+    def all_true(self, mine: bool) -> bool:
+        flag = torch.tensor([float(mine)])
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
+        return bool(flag)
+
     def check(self) -> None:
         """Of rank 0 alone: the others notice at the next exchange."""
         if self._session is not None:
