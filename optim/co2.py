@@ -13,10 +13,11 @@ it clips, and reduces live parameters while they are trained; this does neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
@@ -38,11 +39,11 @@ class GapAware:
     """``L = 1 + |theta - anchor| / C``, C the running mean of the trainers' own movement."""
 
     def __init__(self) -> None:
-        self._mean = 0.0
+        self.moved = 0.0  # C
 
     def __call__(self, gap: float, moved: float) -> float:
-        self._mean = NORMS_KEPT * self._mean + (1 - NORMS_KEPT) * moved if self._mean else moved
-        return 1.0 + gap / self._mean if self._mean else 1.0
+        self.moved = NORMS_KEPT * self.moved + (1 - NORMS_KEPT) * moved if self.moved else moved
+        return 1.0 + gap / self.moved if self.moved else 1.0
 
 
 class CO2(Method):
@@ -121,6 +122,23 @@ class CO2(Method):
             np.subtract(before, self._anchor, out=before)
             late /= np.float32(self._penalty(float(np.linalg.norm(before)), moved))
         self._delta += late
+
+    def _place(self) -> dict[str, Any]:
+        return {
+            "steps_in_round": self._steps_in_round,
+            "under_way": self._under_way,
+            "anchor": torch.from_numpy(self._anchor.copy()),
+            "delta": torch.from_numpy(self._delta.copy()),
+            "moved": self._penalty.moved if isinstance(self._penalty, GapAware) else 0.0,
+        }
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        self._steps_in_round = int(place["steps_in_round"])
+        self._under_way = bool(place["under_way"])
+        np.copyto(self._anchor, place["anchor"].numpy())
+        np.copyto(self._delta, place["delta"].numpy())
+        if isinstance(self._penalty, GapAware):
+            self._penalty.moved = float(place["moved"])
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
         np.copyto(flat, self._delta)

@@ -22,7 +22,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.sessions import GossipSession, LeadingRank
 
-__all__ = ["OF_PARTNERS", "Companions"]
+__all__ = ["OF_PARTNERS", "Companions", "every_rank"]
 
 # What may be wrong with another peer, and is no reason to end.
 OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
@@ -65,6 +65,11 @@ class Companions:
         if isinstance(self._peer, LeadingRank):
             return self._peer.lead(ask, elements)
         return ask(cast(GossipSession, self._peer))
+
+
+def every_rank(peer: object, mine: bool) -> bool:
+    """Whether it is so in every process of this trainer."""
+    return peer.all_true(mine) if isinstance(peer, LeadingRank) else mine
 
 
 def _look(session: GossipSession, name: str, number: int, elements: int) -> tuple[int, F32] | None:

@@ -271,7 +271,7 @@ class DeMo(EveryStepGather, Optimizer):
             for p, key in zip(mine["params"], saved["params"], strict=True):
                 momentum = state_dict["state"][key][MOMENTUM]  # torch rounds it to p's dtype
                 self.state[p][MOMENTUM] = momentum.to(p.device, torch.float32, copy=True)
-        self.steps, self._is_new = steps, True
+        self.steps, self._is_new, self._is_back = steps, True, True
         self._schedules.go_to(steps)
 
 

@@ -14,7 +14,8 @@ Arithmetic on θ, momentum and the network are the daemon's business (``optim.ou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -86,6 +87,13 @@ class Blocking(Method):
     def _take_run(self) -> None:
         super()._take_run()
         self._begin_round()
+
+    def _place(self) -> dict[str, Any]:
+        return {"steps_in_round": self._steps_in_round, "sync_every": self._sync_every}
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        self._steps_in_round = int(place["steps_in_round"])
+        self._sync_every = int(place["sync_every"])
 
 
 class DiLoCo(Blocking):

@@ -39,6 +39,16 @@ class EagerUpdates:
         self._momentum: F32 = np.zeros_like(self.anchor)
         self._counted: F32 = np.zeros_like(self.anchor)  # s_m D_m_prev
 
+    @property
+    def arrays(self) -> dict[str, F32]:
+        """All that it keeps, in place."""
+        return {
+            "anchor": self.anchor,
+            "correction": self._correction,
+            "momentum": self._momentum,
+            "counted": self._counted,
+        }
+
     def begin(self, theta: F32) -> None:
         """Anew from the run's parameters, as the model has rounded them."""
         np.copyto(self.anchor, theta)

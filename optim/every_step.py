@@ -28,12 +28,12 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -46,7 +46,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
     StateError,
 )
-from atoll.optim.exchange import Exchange, Exchanged, Given
+from atoll.optim.exchange import Attempt, Exchange, Exchanged, Given
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.presence import Presence
@@ -64,7 +64,7 @@ __all__ = [
     "check_part",
 ]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
 CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host
 GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
@@ -100,7 +100,7 @@ class EveryStep(ABC):
         self.manifest = self._vector.manifest
         self._snapshot = Snapshot(self._vector, inner, self._shared())
         self._check_every, self._unchecked = check_every, 0
-        self._is_new = True
+        self._is_new, self._is_back = True, False  # has no state; has one that was loaded
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._schedules = Schedules()
@@ -123,6 +123,18 @@ class EveryStep(ABC):
     @abstractmethod
     def _forget(self) -> None:
         """What the method keeps for itself (residuals) belongs to parameters that are gone."""
+
+    def _own(self) -> dict[str, Any]:
+        """What the method keeps for itself, for a file: arrays and numbers."""
+        return {}
+
+    def _restore(self, own: Mapping[str, Any]) -> None:
+        """The inverse."""
+        assert not own
+
+    def _is_whole(self) -> bool:
+        """Whether it has come back with all that it kept for itself."""
+        return self._is_back
 
     def _exchange(self, given: F32, codec: str = "float32") -> Exchanged:
         """A step of one sum: that over all trainers but those whose parts were made with parameters
@@ -149,7 +161,7 @@ class EveryStep(ABC):
                     counts = self._take_state() and counts
                 elif self._unchecked >= self._check_every and not self._is_new:
                     self._compare()
-                found = work(_Attempt(self._total, self._gathered, counts))
+                found = work(Attempt(self._total, self._gathered, counts))
             except _FlaggedError:
                 flagged = True
             except AgainError:
@@ -233,15 +245,15 @@ class EveryStep(ABC):
         """From a donor; whether it is still what it was here. CollectiveMissedError."""
         was_new, donor = self._is_new, self._choose_donor()
         unchanged = self._take_over(donor, was_new or donor.is_new)
-        self._is_new, self._unchecked = False, 0
+        self._is_new, self._is_back, self._unchecked = False, False, 0
         self._schedules.go_to(self.steps)
         return unchanged
 
     def _take_over(self, donor: Presence, is_behind: bool) -> bool:
         """The state of a donor; whether it is what it was here. AgainError if it has gone."""
         is_donor = donor.name == self.peer.peer_name
-        described = self._snapshot.describe(self.steps) if is_donor else b""
-        given, _ = self._gather(_STATE, described)
+        mine = self._snapshot.describe(self.steps)
+        given, _ = self._gather(_STATE, mine if is_donor else b"")
         description = next((data for name, _, data in given if name == donor.name), b"")
         if not description:
             raise AgainError  # it has gone: the flags are still up, and another one is found
@@ -252,8 +264,14 @@ class EveryStep(ABC):
         reduced = self._call(lambda: self.peer.all_reduce(flat, "sum"))
         if donor.name not in reduced.peers:
             raise AgainError
+        taken = reduced.value[:size]
+        if is_behind and not is_donor and mine == description and self._is_whole():
+            # Who comes back from files in the middle of nothing has it all, residuals too.
+            own: F32 = np.empty_like(taken)
+            self._snapshot.write(own)
+            is_behind = not np.array_equal(own, taken)
         # The donor as well: in a sum there is no negative zero.
-        self.steps = self._snapshot.read(description, reduced.value[:size])
+        self.steps = self._snapshot.read(description, taken)
         if is_donor or not is_behind:
             return True
         self._forget()
@@ -312,23 +330,32 @@ class EveryStep(ABC):
         return {"steps": self.steps, "missed": self._missed}
 
     def state_dict(self) -> dict[str, Any]:
-        """For whoever begins a run anew from a file: save it beside the model's and the inner
-        optimizer's state."""
+        """For whoever begins a run anew from files, or comes back to one: save it beside the
+        model's and the inner optimizers' state."""
         shared = [torch.from_numpy(array.copy()) for array in self._shared()]
-        return {"version": STATE_VERSION, "steps": self.steps, "shared": shared}
+        own = {name: _to_save(value) for name, value in self._own().items()}
+        return {"version": STATE_VERSION, "steps": self.steps, "shared": shared, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Before the first step. A run that goes on has more steps, and its state wins."""
+        """Before the first step, and after the states of the model and of the inner optimizers. A
+        run that has gone on has more steps, and its state wins; in one that has not, training goes
+        on with the same bits."""
         sizes = [len(array) for array in state.get("shared", ())]
-        if state.get("version") != STATE_VERSION or sizes != [a.size for a in self._shared()]:
+        own, mine = state.get("own", {}), self._own()
+        if (
+            state.get("version") != STATE_VERSION
+            or sizes != [a.size for a in self._shared()]
+            or own.keys() != mine.keys()
+        ):
             name = type(self).__name__
             raise ConfigError(
                 f"not the state of version {STATE_VERSION} of such a {name}",
                 fix=f"load what {name}.state_dict() gave, with the same numbers and model",
             )
-        self.steps = int(state["steps"])
+        self.steps, self._is_back = int(state["steps"]), True
         for array, saved in zip(self._shared(), state["shared"], strict=True):
             array[:] = saved.numpy()
+        self._restore({n: v.numpy() if isinstance(v, Tensor) else v for n, v in own.items()})
         self._schedules.go_to(self.steps)
 
     def close(self) -> None:
@@ -340,6 +367,10 @@ class EveryStep(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _to_save(value: Any) -> Any:
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
 def check_part(nbytes: int) -> None:
@@ -358,20 +389,3 @@ class _FlaggedError(Exception):
 
 class AgainError(Exception):
     """Exchange again, with the flag as it is."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """The ``Exchange`` of one attempt at a step."""
-
-    sum_up: Callable[[F32, str, bool, int], Exchanged]
-    gather_all: Callable[[bytes, bool], list[Given]]
-    counts: bool
-    calls: int = 0
-
-    def total(self, vector: F32, codec: str = "float32") -> Exchanged:
-        self.calls += 1
-        return self.sum_up(vector, codec, self.counts, self.calls - 1)
-
-    def gather(self, data: bytes) -> list[Given]:
-        return self.gather_all(data, self.counts)

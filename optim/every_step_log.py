@@ -90,7 +90,8 @@ class EveryStepLog(EveryStepGather):
         pieces = [b""]
         while (have := sum(map(len, pieces))) < size:
             pieces.append(self._from(donor, _PIECES, tail[have : have + PART_BYTES_MAX]))
-        if is_donor or not (is_behind or (self.steps, self._log.chain) != goal):
+        is_there = (self.steps, self._log.chain) == goal
+        if is_donor or (is_there and (self._is_whole() or not is_behind)):
             return True
         self._replay(donor.name, begin, b"".join(pieces), goal)
         self._forget()
@@ -176,5 +177,5 @@ class EveryStepLog(EveryStepGather):
         self._log = ScalarLog(int(state["begin"]), chain, self._log_bytes)
         for _, data in Record.split(bytes.fromhex(state["log"])):
             self._log.add(data)
-        self._is_new = True
+        self._is_new = self._is_back = True
         self._schedules.go_to(self.steps)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.collectives.codecs import F32
 
-__all__ = ["Exchange", "Exchanged", "Given"]
+__all__ = ["Attempt", "Exchange", "Exchanged", "Given"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,20 @@ class Exchange(Protocol):
     def gather(self, data: bytes) -> list[Given]:
         """What each trainer gave, in the same order at all of them. ConfigError if it is too
         long."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The ``Exchange`` of one attempt at a step."""
+
+    sum_up: Callable[[F32, str, bool, int], Exchanged]
+    gather_all: Callable[[bytes, bool], list[Given]]
+    counts: bool
+    calls: int = 0
+
+    def total(self, vector: F32, codec: str = "float32") -> Exchanged:
+        self.calls += 1
+        return self.sum_up(vector, codec, self.counts, self.calls - 1)
+
+    def gather(self, data: bytes) -> list[Given]:
+        return self.gather_all(data, self.counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,12 @@ class GradientAverage(EveryStep):
 
     def _forget(self) -> None:
         self._compressor.forget()
+
+    def _own(self) -> dict[str, Any]:
+        return self._compressor.kept()
+
+    def _restore(self, own: Mapping[str, Any]) -> None:
+        self._compressor.restore(own)
 
     def close(self) -> None:
         for hook in self._hooks:

@@ -7,6 +7,7 @@ the two halves of a round, ``_take_run`` begins anew from the run's parameters.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.optim.companions import every_rank
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
@@ -27,7 +29,7 @@ from atoll.peer.session import Outcome
 
 __all__ = ["Method", "uses_muon"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class Method(InnerSteps):
@@ -55,6 +57,7 @@ class Method(InnerSteps):
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
         self._submitted: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, Outcome] = {}  # of fragments that are not merged yet
         self._clock = RunClock(peer, spec, varies=bool(spec.schedule))
         self._is_lost = True  # where the run is has to be found out
         self._begun_at = 0  # its steps when this trainer had none
@@ -112,17 +115,38 @@ class Method(InnerSteps):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """This trainer's counters. Save it beside the model's and the inner optimizer's state."""
-        return {"version": STATE_VERSION, **self.metrics()}
+        """Where this trainer is, within a round too. Save it beside the model's and the inner
+        optimizers' state. It waits for rounds that are under way.
+        """
+        for fragment in self._submitted:  # in the order in which they were sent
+            if fragment not in self._known:
+                self._known[fragment] = self.peer.wait(fragment)
+        return {
+            "version": STATE_VERSION,
+            **self.metrics(),
+            "global_step": self.global_step,
+            "clock": self._clock.counted,
+            "run": self._run_digest(),
+            "model": self._vector.digest(),
+            "counted": [[p, *pair] for p, pair in self._counted.items()],
+            "submitted": [[p, *pair] for p, pair in self._submitted.items()],
+            "known": [[p, o.kind, o.round, o.share] for p, o in self._known.items()],
+            "place": self._place(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the counters and take the run's current parameters.
-
-        The run's parameters win over any that were loaded into the model from a file, so a round
-        that was under way when the state was saved begins anew.
+        """After the model's state and those of the inner optimizers were loaded, which in turn is
+        after this object was made. If the run is where it was, training goes on with the same bits.
+        If it has gone on, its parameters win, and a round that was under way begins anew.
         """
-        expected = self.state_dict().keys()
-        if state.get("version") != STATE_VERSION or state.keys() != expected:
+        expected = {"version", "global_step", "clock", "run", "model", "place", *self.metrics()}
+        expected |= {"counted", "submitted", "known"}
+        place = state.get("place", {})
+        if (
+            state.get("version") != STATE_VERSION
+            or state.keys() != expected
+            or place.keys() != self._place().keys()
+        ):
             name = type(self).__name__
             raise ConfigError(
                 f"not a {name} state of version {STATE_VERSION}: it has {sorted(state)[:20]}",
@@ -131,7 +155,45 @@ class Method(InnerSteps):
         self._steps, self._tokens = int(state["steps"]), int(state["tokens"])
         self._rounds, self._missed = int(state["rounds"]), int(state["missed"])
         self._waited_s = float(state["waited_s"])
-        self._take_run()
+        self._clock.correct(*map(int, state["clock"]))
+        if not self._is_where(state):
+            self._take_run()
+            return
+        self._counted = {p: (steps, tokens) for p, steps, tokens in state["counted"]}
+        self._submitted = {p: (steps, tokens) for p, steps, tokens in state["submitted"]}
+        self._known = {p: Outcome(kind, n, 0.0, share) for p, kind, n, share in state["known"]}
+        self._return_to(place)
+        self._stand_at(int(state["global_step"]))
+
+    def _is_where(self, state: Mapping[str, Any]) -> bool:
+        """Whether run and model are as they were when this was saved."""
+        run_is, model_is = (
+            self._run_digest() == state["run"],
+            self._vector.digest() == state["model"],
+        )
+        if run_is and not model_is:
+            print(
+                "atoll: the model's parameters are not those that were saved with this state, so "
+                "the round begins anew: load its state after the method is made, before this one",
+                file=sys.stderr,
+            )
+        return every_rank(self.peer, run_is and model_is)
+
+    def _run_digest(self) -> str:
+        found: list[str] = []
+        epoch = self.peer.epoch
+        self.peer.pull(lambda flat: found.append(hashlib.sha256(flat.data).hexdigest()))
+        if self.peer.epoch != epoch:
+            self._is_lost = True
+            self._take_run()
+        return found[-1]
+
+    def _place(self) -> dict[str, Any]:
+        """Where the method is within its rounds: numbers, texts, lists, tensors."""
+        return {}
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        """The inverse."""
 
     # ------------------------------------------------------------ for the methods
 
@@ -149,7 +211,7 @@ class Method(InnerSteps):
 
     def _outcome(self, fragment: int = 0) -> Outcome:
         """Wait for what became of it. After "missed" the next submission counts for both."""
-        outcome = self.peer.wait(fragment)
+        outcome = self._known.pop(fragment, None) or self.peer.wait(fragment)
         if outcome.kind == "reload":
             self._is_lost = True
         else:
@@ -188,6 +250,7 @@ class Method(InnerSteps):
         now = self._steps, self._tokens
         self._counted = dict.fromkeys(range(self.spec.fragments), now)
         self._submitted.clear()
+        self._known.clear()
         self._vector.zero_gradients()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,6 +127,14 @@ class ModelVector:
             gradient = place.gradient
             assert gradient is not None
             gradient.copy_(place.part(flat))
+
+    def digest(self) -> str:
+        """Of its values as float32, or of the rows of them that are in this process."""
+        text = hashlib.sha256()
+        for place in self._places:
+            values = place.values.float().cpu().contiguous()
+            text.update(values.numpy().data)
+        return text.hexdigest()
 
     def zero_gradients(self) -> None:
         """In place: DDP buckets and CUDA graphs keep views of gradients."""

@@ -45,7 +45,7 @@ __all__ = ["NoLoCo"]
 
 METHOD = "noloco"
 DELTA = "delta"
-STATE_VERSION = 1
+STATE_VERSION = 2
 # Outer steps: whoever is further behind its partner has parameters that are too old to be mixed.
 BEHIND_MAX = 10
 PUBLISHED = 2 * 3  # vectors in a daemon: of two names two numbers, and one that is still being read
@@ -181,19 +181,23 @@ class NoLoCo(InnerSteps):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """This replica: save it beside the model's and the inner optimizer's state."""
+        """This replica: save it beside the model's and the inner optimizers' state."""
         state = self._state
         return {
             "version": STATE_VERSION,
             "steps": self._steps,
             "outer_step": self._number,
+            "steps_in_round": self._steps_in_round,
+            "model": self._vector.digest(),
             "phi": torch.from_numpy(state.phi.copy()),
             "momentum": torch.from_numpy(state.momentum.copy()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """For whoever begins a run anew from files, each trainer from its own: go on where that
-        outer step began. In a run that is further this replica soon takes another one's φ."""
+        """For whoever begins a run anew from files, or comes back, each trainer from its own. Where
+        the model's and the inner optimizers' states were loaded before, after this object was made,
+        it goes on with the same bits; else where that outer step began. In a run that is further
+        this replica soon takes another one's φ."""
         sizes = [len(state.get(name, ())) for name in ("phi", "momentum")]
         if state.get("version") != STATE_VERSION or sizes != 2 * [self.manifest.elements]:
             raise ConfigError(
@@ -203,7 +207,8 @@ class NoLoCo(InnerSteps):
         self._steps, number = int(state["steps"]), int(state["outer_step"])
         np.copyto(self._state.phi, state["phi"].numpy())
         np.copyto(self._state.momentum, state["momentum"].numpy())
-        self._begin(number)
+        in_step = self._vector.digest() == state.get("model")
+        self._begin(number, steps=int(state["steps_in_round"]) if in_step else 0)
 
     # ------------------------------------------------------------ an outer step
 
@@ -283,18 +288,19 @@ class NoLoCo(InnerSteps):
         self._deltas[name] = self.peer.ask_vector(name, DELTA, number, elements, codec)
         self._phis[name] = phi
 
-    def _begin(self, number: int, *, founding: bool = False) -> None:
+    def _begin(self, number: int, *, founding: bool = False, steps: int = 0) -> None:
         """The local steps of an outer step, from φ; ``founding``: the first ones of the run, with
-        what all others will begin with."""
-        self._number, self._steps_in_round = number, 0
+        what all others will begin with; ``steps``: so many have been taken already."""
+        self._number, self._steps_in_round = number, steps
         self._drop()
         phi, published = self._state.phi, self._state.scratch
         np.copyto(published, phi)
         self.peer.publish(PHI, number, published, self.spec.codec)
         if founding:
             np.copyto(phi, published)
-        self._vector.read(phi)
-        self._vector.zero_gradients()
+        if not steps:
+            self._vector.read(phi)
+            self._vector.zero_gradients()
         me = self.peer.peer_name
         self._group = group_of(me, self.peer.members().names, self.spec.group, number)
         for name in self._group:

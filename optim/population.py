@@ -39,7 +39,7 @@ from atoll.optim.spec import RunSpec
 
 __all__ = ["Population"]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 TURN_MAX = 2**53  # as JSON has it
 VALUE_MAX = 1e30  # of a weight that is handed over: a sum of float32 with zeros must be finite
 PURPOSE_SCORE, PURPOSE_STATE = b"p", b"q"
@@ -84,7 +84,7 @@ class Population:
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}", fix="a seed has 64 bits")
         inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-        self._groups = [group for optimizer in inners for group in optimizer.param_groups]
+        self._inners = inners
         self.values: MutableMapping[str, float] = values if values is not None else {}
         self._bounds, self._score, self._seed = dict(bounds), score, seed
         self._check_bounds()
@@ -132,6 +132,7 @@ class Population:
             "version": STATE_VERSION,
             "steps": self.steps,
             "turn": self.turn,
+            "is_fresh": self._is_fresh,
             "hyperparameters": self.hyperparameters(),
         }
 
@@ -143,7 +144,7 @@ class Population:
             )
         self.steps, self.turn = int(state["steps"]), int(state["turn"])
         self._set(state["hyperparameters"])
-        self._is_fresh = False
+        self._is_fresh = bool(state["is_fresh"])
 
     def close(self) -> None:
         """Unhook the inner optimizer and close the session. The model keeps its parameters."""
@@ -258,7 +259,8 @@ class Population:
     def _places(self, name: str) -> list[MutableMapping[str, Any]]:
         if name in self.values:
             return [self.values]
-        return [group for group in self._groups if name in group]
+        # Looked up each time: an optimizer that loads a state has other groups afterwards.
+        return [group for o in self._inners for group in o.param_groups if name in group]
 
     def _set(self, numbers: Mapping[str, list[float]]) -> None:
         for name, values in numbers.items():

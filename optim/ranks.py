@@ -118,6 +118,11 @@ class RankSession:
     def first_rank(self, value: float) -> float:
         return self._lead(lambda s: [value], answers=1)[0]
 
+    def all_true(self, mine: bool) -> bool:
+        flag = torch.tensor([float(mine)])
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
+        return bool(flag)
+
     def check(self) -> None:
         """Of rank 0 alone: the others notice at the next exchange."""
         if self._session is not None:

@@ -90,7 +90,9 @@ class Replicas:
 
     def _take_newest(self, newest: dict[str, int], into: F32) -> int:
         """Their number; 0 if there are none to be had."""
-        for number, name in sorted(((n, name) for name, n in newest.items() if n), reverse=True):
+        me = self._peer.peer_name  # a trainer that comes back begins with its own, if it can
+        order = sorted(((n, name == me, name) for name, n in newest.items() if n), reverse=True)
+        for number, _, name in order:
             try:
                 np.copyto(into, self._fetch(name, number))
             except OF_PARTNERS as error:

@@ -52,15 +52,19 @@ class RunClock:
 
     def passed(self, number: int, steps_each: int = 0) -> None:
         """The run has come to this round; its own rounds since then had so many steps each."""
-        operations = self._peer.operations
-        if number < self.number:
-            self.find()  # rounds were undone
+        if number <= self.number:
             return
+        operations = self._peer.operations
         rounds = number - self.number - (operations - self._operations)
         self.number, self._operations = number, operations
         if rounds > 0:
             self._count(rounds, steps_each)
             self._publish()
+
+    @property
+    def counted(self) -> list[int]:
+        """For ``correct``."""
+        return [self.number, self.rounds, self.steps]
 
     def correct(self, number: int, rounds: int, steps: int) -> None:
         """What was counted up to a round, by the saved state of a trainer; for want of better."""

@@ -60,6 +60,10 @@ class _Followed:
             return
         if epoch > step:
             self._go_back(step)
+        for group, rate in zip(
+            _groups(self._scheduler), self._scheduler.get_last_lr(), strict=True
+        ):
+            _set(group, "lr", rate)  # the optimizer may have loaded others meanwhile
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch: no optimizer.step() between two of these
             while _epoch(self._scheduler) < step:
@@ -70,7 +74,9 @@ class _Followed:
         for epoch, state, groups in (self._latest, self._first):
             if epoch <= step:
                 self._scheduler.load_state_dict(copy.deepcopy(state))
-                _restore(self._scheduler.optimizer.param_groups, groups)
+                for group, values in zip(_groups(self._scheduler), groups, strict=True):
+                    for key, value in values.items():
+                        _set(group, key, value)
                 return
         raise ConfigError(
             f"the {type(self._scheduler).__name__} is at step {_epoch(self._scheduler)}, the run at"
@@ -80,7 +86,7 @@ class _Followed:
         )
 
     def _kept(self) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
-        groups = self._scheduler.optimizer.param_groups
+        groups = _groups(self._scheduler)
         values = [{key: g[key] for key in CHANGED if key in g} for g in groups]
         state = self._scheduler.state_dict()
         return _epoch(self._scheduler), copy.deepcopy(state), copy.deepcopy(values)
@@ -93,10 +99,12 @@ def _epoch(scheduler: LRScheduler) -> int:
     return scheduler.last_epoch
 
 
-def _restore(groups: list[dict[str, Any]], values: list[dict[str, Any]]) -> None:
-    for group, kept in zip(groups, values, strict=True):
-        for key, value in kept.items():
-            if isinstance(group[key], torch.Tensor):  # a capturable optimizer keeps the tensor
-                group[key].fill_(value)
-            else:
-                group[key] = copy.copy(value)
+def _groups(scheduler: LRScheduler) -> list[dict[str, Any]]:
+    return scheduler.optimizer.param_groups
+
+
+def _set(group: dict[str, Any], key: str, value: Any) -> None:
+    if isinstance(group[key], torch.Tensor):  # a capturable optimizer keeps the tensor
+        group[key].fill_(value)
+    else:
+        group[key] = copy.copy(value)

@@ -117,3 +117,7 @@ class LeadingRank(Protocol):
     def lead(self, ask: Callable[[GossipSession], F32], elements: int, /) -> F32:
         """What it hears, float32[elements], in all of them."""
         ...
+
+    def all_true(self, mine: bool, /) -> bool:
+        """Whether it is so in each of them."""
+        ...

@@ -43,15 +43,10 @@ class Snapshot:
         self, vector: ModelVector, inner: Sequence[Optimizer], shared: Sequence[F32] = ()
     ) -> None:
         self._vector, self._shared = vector, tuple(shared)
-        groups = [(o, group) for o in inner for group in o.param_groups]
-        self._parameters = [p for _, group in groups for p in group["params"]]
-        self._states = [o.state for o, group in groups for _ in group["params"]]
-        # These keep their scalars with the parameters, others keep them on the host.
-        self._scalars_there = [
-            bool(group.get("fused") or group.get("capturable"))
-            for _, group in groups
-            for _ in group["params"]
-        ]
+        # An optimizer that loads a state has other dictionaries afterwards, but these parameters.
+        self._owners = [o for o in inner for group in o.param_groups for _ in group["params"]]
+        self._parameters = [p for o in inner for g in o.param_groups for p in g["params"]]
+        self._inner = tuple(inner)
 
     def describe(self, steps: int) -> bytes:
         """For ``elements`` and ``read``: the shape of the state as it is now."""
@@ -94,7 +89,7 @@ class Snapshot:
         for array in self._shared:
             array[:] = flat[lo : lo + array.size]
             lo += array.size
-        for (state, p), there, entries in zip(self._each(), self._scalars_there, kept, strict=True):
+        for (state, p), there, entries in zip(self._each(), self._scalars(), kept, strict=True):
             before, fresh = state.get(p, {}), {}
             for entry in entries:
                 device = "cpu" if entry.on_host and not there else p.device
@@ -108,7 +103,12 @@ class Snapshot:
         return steps
 
     def _each(self) -> Iterator[tuple[dict[Any, Any], nn.Parameter]]:
-        return zip(self._states, self._parameters, strict=True)
+        return ((o.state, p) for o, p in zip(self._owners, self._parameters, strict=True))
+
+    def _scalars(self) -> Iterator[bool]:
+        """Of each parameter: whether its optimizer keeps scalars with it, or on the host."""
+        groups = (group for o in self._inner for group in o.param_groups)
+        return (bool(g.get("fused") or g.get("capturable")) for g in groups for _ in g["params"])
 
     def _parsed(self, description: bytes) -> tuple[int, list[list[_Entry]]]:
         unpacker = zlib.decompressobj()

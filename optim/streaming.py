@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
@@ -205,6 +208,28 @@ class StreamingDiLoCo(Method):
         yet."""
         step = max(step, self._clock.steps)
         self._stand_at(step + (self._turn - step) % self.spec.sync_every)
+
+    def _place(self) -> dict[str, Any]:
+        arrays = self._eager.arrays if self._eager is not None else {}
+        return {
+            "turn": self._turn,
+            "delay": self._delay,
+            "merge_at": [[p, step] for p, step in self._merge_at.items()],
+            "under_way": sorted(self._under_way),
+            "share": self._share,
+            "eager": {name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
+        }
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        self._turn = int(place["turn"])
+        self._merge_at = dict(place["merge_at"])
+        self._under_way = set(place["under_way"])
+        self._share = float(place["share"])
+        if self._finds_delay:
+            self._delay = min(int(place["delay"]), self._delay_max)
+        if self._eager is not None:
+            for name, array in self._eager.arrays.items():
+                np.copyto(array, place["eager"][name].numpy())
 
     @property
     def _delay_max(self) -> int:

@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,8 @@ class ZerothOrder(EveryStepLog):
         self._tensors = list(
             zip(self._vector.parameters, self.manifest.offsets.values(), strict=True)
         )
-        self._number = 0  # its place among those of the last exchange: no two have the same one
+        # Its place among those of the last exchange, if it was there: no two have the same one.
+        self._number, self._has_number = 0, False
         self._said_rates = False
 
     @torch.no_grad()
@@ -111,7 +113,7 @@ class ZerothOrder(EveryStepLog):
                 file=sys.stderr,
             )
         self._add(record, record.to_bytes())
-        self._number = self.present.index(self.peer.peer_name)
+        self._number, self._has_number = self.present.index(self.peer.peer_name), True
         return loss
 
     # ------------------------------------------------------------ evaluating
@@ -200,4 +202,16 @@ class ZerothOrder(EveryStepLog):
         return total
 
     def _forget(self) -> None:
-        self._number = 0  # until the next exchange; what it gives to this one does not count
+        # Until the next exchange; what it gives to this one does not count.
+        self._number, self._has_number = 0, False
+
+    def _is_whole(self) -> bool:
+        return super()._is_whole() and self._has_number
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"number": self._number if self._has_number else -1}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        number = int(state["number"])
+        self._number, self._has_number = max(0, number), number >= 0

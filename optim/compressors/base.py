@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,6 +51,14 @@ class Compressor(ABC):
     @abstractmethod
     def forget(self) -> None:
         """What this peer keeps for itself belongs to parameters that are gone."""
+
+    def kept(self) -> dict[str, Any]:
+        """What this peer keeps for itself, for a file: arrays and numbers."""
+        return {}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """The inverse; the arrays are those of a compressor like this one."""
+        assert not kept
 
     @abstractmethod
     def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:

@@ -17,8 +17,9 @@ are found exactly, where the authors' code looks for a threshold in a sample.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,14 @@ class DGC(Compressor):
     def forget(self) -> None:
         self._u.fill(0)
         self._v.fill(0)
+
+    def kept(self) -> dict[str, Any]:
+        return {"u": self._u, "v": self._v, "peers": self._peers}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        np.copyto(self._u, kept["u"])
+        np.copyto(self._v, kept["v"])
+        self._peers = int(kept["peers"])
 
     def density_at(self, step: int) -> float:
         if step >= WARM_UP_STAGES * self.warm_up:

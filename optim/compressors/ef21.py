@@ -21,8 +21,9 @@ from __future__ import annotations
 import math
 import struct
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -88,6 +89,15 @@ class Estimates(Compressor):
     def forget(self) -> None:
         self._memory.reset()
         self._inside = False
+
+    def kept(self) -> dict[str, Any]:
+        arrays = {f"memory {name}": array for name, array in self._memory.arrays.items()}
+        return arrays | {"inside": self._inside, "factor": float(self._factor)}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        for name, array in self._memory.arrays.items():
+            np.copyto(array, kept[f"memory {name}"])
+        self._inside, self._factor = bool(kept["inside"]), np.float32(kept["factor"])
 
     def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:
         values = self._values(gradient)
@@ -201,6 +211,14 @@ class EF21(Estimates):
     def forget(self) -> None:
         super().forget()
         self._average = None
+
+    def kept(self) -> dict[str, Any]:
+        average = np.zeros(0, np.float32) if self._average is None else self._average
+        return super().kept() | {"average": average}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        super().restore(kept)
+        self._average = kept["average"].copy() if kept["average"].size else None
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,9 @@ the first Q are not Gaussian.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +85,15 @@ class PowerSGD(Compressor):
         for error in self._errors:
             error.fill(0)
         self._seen.fill(0)
+
+    def kept(self) -> dict[str, Any]:
+        return {"errors": _joined(self._errors), "seen": self._seen}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        ends = np.cumsum([error.size for error in self._errors])[:-1]
+        for error, saved in zip(self._errors, np.split(kept["errors"], ends), strict=False):
+            np.copyto(error, saved.reshape(error.shape))
+        np.copyto(self._seen, kept["seen"])
 
     def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:
         rest = mean_of(exchange.total(self._layers.rest_of(gradient), self._codec))

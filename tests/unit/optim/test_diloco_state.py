@@ -49,7 +49,9 @@ def test_a_new_epoch_seen_while_evaluating_drops_local_work(local_run):
     assert run.weights == [{0: 2.0}]
 
 
-def test_state_dict_round_trip_and_the_runs_parameters_win(local_run):
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_state_dict_round_trip_and_the_runs_parameters_win(local_run, goes_on):
+    """If the run has gone on: else the middle of the round is where it was."""
     run, model = local_run(peers=1), linear()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)
     outer = wrap(model, run, inner=inner)
@@ -61,6 +63,8 @@ def test_state_dict_round_trip_and_the_runs_parameters_win(local_run):
     in_outer = json.loads(json.dumps(saved))  # plain values: any file format will do
     outer.close()
 
+    if goes_on:
+        run.theta += 1.0
     model = linear()
     inner = torch.optim.AdamW(model.parameters(), lr=0.1)
     outer = wrap(model, run, inner=inner)
@@ -68,12 +72,26 @@ def test_state_dict_round_trip_and_the_runs_parameters_win(local_run):
     inner.load_state_dict(in_inner)
     assert not torch.equal(flat(model), theta(run))
     outer.load_state_dict(in_outer)
-    assert outer.state_dict() == saved
-    assert torch.equal(flat(model), theta(run))
-    for _ in range(2):  # a whole new round: its weight is of its own steps only
+    assert torch.equal(flat(model), theta(run)) == goes_on
+    assert (outer.state_dict() == saved) != goes_on
+    for _ in range(2 if goes_on else 1):  # a whole new round: its weight is of its own steps only
         step(model, inner)
-    assert run.weights[-1] == {0: 2.0}
-    assert outer.metrics()["steps"] == 7
+    assert run.weights[-1] == {0: 2.0 if goes_on else 10.0}
+    assert outer.metrics()["steps"] == (7 if goes_on else 6)
+
+
+def test_a_state_whose_model_was_not_loaded_begins_the_round_anew(local_run, capsys):
+    run, model = local_run(), linear()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = wrap(model, run, inner=inner)
+    step(model, inner)
+    saved = outer.state_dict()
+    outer.close()
+    model = linear()
+    outer = wrap(model, run, inner=torch.optim.SGD(model.parameters(), lr=0.1))
+    outer.load_state_dict(saved)
+    assert torch.equal(flat(model), theta(run))
+    assert "load its state after the method is made" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 2}, {"version": 1}])
