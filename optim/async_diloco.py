@@ -10,9 +10,11 @@ has gone on without them, and of no catching up of their daemons.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
@@ -83,3 +85,10 @@ class AsyncDiLoCo(Blocking):
     def _take_run(self) -> None:
         super()._take_run()
         self._vector.write(self._anchor)
+
+    def _place(self) -> dict[str, Any]:
+        return {**super()._place(), "anchor": torch.from_numpy(self._anchor.copy())}
+
+    def _return_to(self, place: Mapping[str, Any]) -> None:
+        super()._return_to(place)
+        np.copyto(self._anchor, place["anchor"].numpy())

@@ -184,6 +184,23 @@ def test_loading_takes_the_runs_parameters_as_the_anchor(local_run: Any) -> None
     assert (run.theta == before).all()
 
 
+def test_a_saved_state_has_the_anchor_which_may_be_older_than_the_run(local_run: Any) -> None:
+    run = local_run()
+    net, inner = fresh()
+    with AsyncDiLoCo(net, inner, H, run.sessions[0], codec="float32", outer_delay=1) as outer:
+        run.theta += 1  # by the rounds of others
+        gradient_step(net, inner, 0, 0)
+        saved, parameters = outer.state_dict(), flat(net)
+        anchor = outer._anchor.copy()
+        with torch.no_grad():
+            net[0].weight.zero_()
+        outer.load_state_dict(outer.state_dict() | {"model": "of others"})
+        assert not (outer._anchor == anchor).any()
+        load(net, parameters)
+        outer.load_state_dict(saved)
+        assert (outer._anchor == anchor).all()
+
+
 def test_wrong_use_is_an_error() -> None:
     with pytest.raises(ConfigError, match="outer_delay is 0"):
         Swarm(1).run(lambda session: train(session, H, 0))
