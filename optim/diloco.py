@@ -25,7 +25,7 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Blocking", "DiLoCo", "momentum_for"]
+__all__ = ["Blocking", "DiLoCo"]
 
 MOMENTUM = 0.9  # arXiv 2311.08105
 MUON_MOMENTUM = 0.6  # arXiv 2505.23725
@@ -114,7 +114,7 @@ class DiLoCo(Blocking):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if outer_momentum is None:
-            outer_momentum = momentum_for(inner)
+            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
         spec = RunSpec(
             sync_every=sync_every,
             outer_lr=outer_lr,
@@ -123,8 +123,3 @@ class DiLoCo(Blocking):
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, round_s, clock)
-
-
-def momentum_for(inner: Inner) -> float:
-    """The outer momentum that was found best for steps of these."""
-    return MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
