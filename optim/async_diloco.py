@@ -47,8 +47,8 @@ class AsyncDiLoCo(Blocking):
     peers leave for good, a run of fewer is slower than it need be.
 
     Each round's result goes to all peers: n that come in turn get n times what they get with
-    ``DiLoCo``. Costs 4 bytes of the trainer's host memory for each parameter. Sessions have no collectives in
-    such a run, because nobody waits for the others' calls.
+    ``DiLoCo``. Costs 4 bytes of the trainer's host memory for each parameter. Sessions have no
+    collectives in such a run, because nobody waits for the others' calls.
     """
 
     def __init__(
