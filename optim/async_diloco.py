@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
-from atoll.optim.diloco import Blocking, momentum_for
+from atoll.optim.diloco import Blocking
 from atoll.optim.inner_steps import Inner
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
@@ -40,12 +40,17 @@ class AsyncDiLoCo(Blocking):
     round here, also if several peers are in it: with peers that always come together, N = 1 is
     ``DiLoCo``.
 
+    ``outer_momentum``: where peers come in turn, what they submit does not know what the others
+    have just submitted. Then 0.9, as in ``DiLoCo``, swings for long: of four peers, each half-way
+    to the optimum in a round, an error shrinks by 7 % in N rounds, with 0.5 by 30 %.
+
     A peer that is twice as slow is in half as many rounds, and its pseudo-gradients are of an older
     theta. ``round_s`` gives it half the steps instead. The larger N, the smaller is each step: if
     peers leave for good, a run of fewer is slower than it need be.
 
-    Costs 4 bytes of the trainer's host memory for each parameter. Sessions have no collectives in
-    such a run, because nobody waits for the others' calls.
+    Each round's result goes to all peers: n that come in turn get n times what they get with
+    ``DiLoCo``. Costs 4 bytes of the trainer's host memory for each parameter. Sessions have no
+    collectives in such a run, because nobody waits for the others' calls.
     """
 
     def __init__(
@@ -57,14 +62,12 @@ class AsyncDiLoCo(Blocking):
         *,
         outer_delay: int,
         outer_lr: float = 0.7,
-        outer_momentum: float | None = None,
+        outer_momentum: float = 0.5,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if outer_momentum is None:
-            outer_momentum = momentum_for(inner)
         spec = RunSpec(
             method="async_diloco",
             sync_every=sync_every,

@@ -27,7 +27,7 @@ from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Blocking", "DiLoCo", "momentum_for"]
+__all__ = ["Blocking", "DiLoCo"]
 
 
 MOMENTUM = 0.9  # arXiv 2311.08105
@@ -128,7 +128,7 @@ class DiLoCo(Blocking):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if outer_momentum is None:
-            outer_momentum = momentum_for(inner)
+            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
         rate, by_peers = factor_of(outer_lr)
         spec = RunSpec(
             sync_every=sync_every,
@@ -139,8 +139,3 @@ class DiLoCo(Blocking):
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, round_s, clock)
-
-
-def momentum_for(inner: Inner) -> float:
-    """The outer momentum that was found best for steps of these."""
-    return MUON_MOMENTUM if uses_muon(inner) else MOMENTUM

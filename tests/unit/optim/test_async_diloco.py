@@ -38,7 +38,7 @@ def load(net: nn.Module, values: torch.Tensor) -> None:
 
 def train(session: Any, steps: int, delay: int, **options: Any) -> torch.Tensor:
     net, inner = fresh()
-    options = {"codec": "float32", "outer_delay": delay} | options
+    options = {"codec": "float32", "outer_delay": delay, "outer_momentum": MU} | options
     with AsyncDiLoCo(net, inner, H, session, **options) as outer:
         for step in range(steps):
             gradient_step(net, inner, session.number, step)
