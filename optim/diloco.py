@@ -35,8 +35,17 @@ MUON_MOMENTUM = 0.6  # arXiv 2505.23725
 class Blocking(Method):
     """A method whose trainers wait for each round; ``_sync_every`` may change between two."""
 
-    def __init__(self, model: nn.Module, inner: Inner, peer: TrainerSession, spec: RunSpec) -> None:
-        super().__init__(ModelVector(model), inner, peer, spec)
+    _waits = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        peer: TrainerSession,
+        spec: RunSpec,
+        buffers: bool = True,
+    ) -> None:
+        super().__init__(ModelVector(model), inner, peer, spec, buffers)
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -93,6 +102,7 @@ class DiLoCo(Blocking):
         outer_momentum: float | None = None,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         if outer_momentum is None:
             outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
@@ -105,4 +115,4 @@ class DiLoCo(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec)
+        super().__init__(model, inner, peer, spec, buffers)

@@ -75,6 +75,7 @@ class LocalSGD(Blocking):
         *,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         self._rule = sync_every if isinstance(sync_every, QSR) else None
         spec = RunSpec(
@@ -87,7 +88,7 @@ class LocalSGD(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec)
+        super().__init__(model, inner, peer, spec, buffers)
 
     def _begin_round(self) -> None:
         super()._begin_round()

@@ -47,6 +47,7 @@ class SparseLoCo(Blocking):
         aggregate: str = "senders",
         codec: str = "topk",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         spec = RunSpec(
             method="sparse_loco",
@@ -59,4 +60,4 @@ class SparseLoCo(Blocking):
             error_feedback=decay,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec)
+        super().__init__(model, inner, peer, spec, buffers)

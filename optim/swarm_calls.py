@@ -42,11 +42,13 @@ class Step(Call):
     def alike(self) -> str:  # type: ignore[override]
         return f"a round of fragment {self.fragment}"
 
-    def answers(self, calls: Sequence[Step]) -> tuple[list[float], int]:
-        """Each worker's share in the mean."""
+    def answers(self, calls: Sequence[Step]) -> tuple[list[tuple[float, list[int]]], int]:
+        """Each worker's share in the mean, and the workers whose parts are in it."""
         weights = [call.submitted.weight for call in calls]
         sizes = self.state.commit([call.submitted for call in calls], self.fragment)
-        return [weight / sum(weights) for weight in weights], _butterfly_bytes(calls, *sizes)
+        numbers = [call.submitted.worker for call in calls if call.submitted.weight > 0]
+        answers = [(weight / sum(weights), numbers) for weight in weights]
+        return answers, _butterfly_bytes(calls, *sizes)
 
 
 @dataclass
