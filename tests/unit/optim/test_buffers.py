@@ -329,7 +329,7 @@ def test_those_of_a_peer_that_have_gone_mad_are_left_out() -> None:
         DiLoCo(model, inner, H, session)
         for number in range(H):
             if session.number == 1 and number == H - 1:
-                model.eval()
+                model.train(False)
                 model[1].running_var.fill_(torch.inf)  # type: ignore[union-attr, operator]
             step(model, inner, session.number, number)
         return stats(model)
