@@ -65,6 +65,7 @@ class AsyncDiLoCo(Blocking):
         outer_momentum: float = 0.5,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,7 +79,7 @@ class AsyncDiLoCo(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock)
         self._anchor: F32 = np.zeros(self.manifest.elements, np.float32)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
 

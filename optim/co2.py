@@ -68,6 +68,7 @@ class CO2(Method):
         penalty: Penalty | Literal["gap_aware"] | None = "gap_aware",
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip={clip}", fix="give a positive bound, or None")
@@ -88,7 +89,7 @@ class CO2(Method):
         self._delta: F32 = np.zeros_like(self._anchor)
         self._under_way = False
         self._steps_in_round = 0
-        super().__init__(vector, inner, peer, spec)
+        super().__init__(vector, inner, peer, spec, buffers)
         self._begin()
 
     def _step_done(self) -> None:

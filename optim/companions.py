@@ -44,7 +44,7 @@ class Companions:
             session.publish(self._name, number, values.copy(), CODEC)
             return np.empty(0, np.float32)
 
-        self._ask(publish, 0)
+        self.lead(publish, 0)
 
     def any(self, number: int, elements: int) -> tuple[int, F32] | None:
         """What some member has published under this number; else the newest that can be had, and
@@ -57,11 +57,12 @@ class Companions:
             values = np.zeros(elements, np.float32) if found is None else found[1]
             return np.concatenate([np.array(which, np.float32), values])
 
-        answer = self._ask(look, 2 + elements)
+        answer = self.lead(look, 2 + elements)
         found = (int(answer[0]) << 20) + int(answer[1])
         return (found, answer[2:]) if found else None
 
-    def _ask(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
+    def lead(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
+        """What ``ask`` hears, float32[elements], in every process of this trainer."""
         if isinstance(self._peer, LeadingRank):
             return self._peer.lead(ask, elements)
         return ask(cast(GossipSession, self._peer))

@@ -28,8 +28,9 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
 from atoll.optim.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
-from atoll.optim.every_step import CHECK_EVERY, check_part
+from atoll.optim.every_step import CHECK_EVERY
 from atoll.optim.every_step_gather import EveryStepGather
+from atoll.optim.exchange import check_part
 from atoll.optim.model_vector import trainable
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
@@ -84,6 +85,7 @@ class DeMo(EveryStepGather, Optimizer):
         values: str = "bfloat16",
         check_every: int = CHECK_EVERY,
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         _check_numbers(lr, weight_decay, decay, values)
         named = trainable(model)
@@ -106,7 +108,7 @@ class DeMo(EveryStepGather, Optimizer):
             round_deadline_s=round_deadline_s,
         )
         self._said_rates = False
-        EveryStepGather.__init__(self, model, (), peer, spec, check_every)
+        EveryStepGather.__init__(self, model, (), peer, spec, check_every, buffers)
         self._forget()
 
     def _groups_of(self, named: Mapping[str, nn.Parameter]) -> list[int]:

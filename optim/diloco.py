@@ -43,17 +43,20 @@ class Blocking(Method):
     each has done weighs by its steps or tokens, as ever.
     """
 
+    _waits = True
+
     def __init__(
         self,
         model: nn.Module,
         inner: Inner,
         peer: TrainerSession,
         spec: RunSpec,
+        buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._by_speed = None if round_s is None else StepsBySpeed(round_s, spec.sync_every, clock)
-        super().__init__(ModelVector(model), inner, peer, spec)
+        super().__init__(ModelVector(model), inner, peer, spec, buffers)
         self._begin_round()
 
     def _begin_round(self) -> None:
@@ -124,6 +127,7 @@ class DiLoCo(Blocking):
         outer_momentum: float | None = None,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -138,4 +142,4 @@ class DiLoCo(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock)

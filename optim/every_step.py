@@ -23,13 +23,12 @@ rounds on the other side of a network that was cut, and does not know, finds it 
 from __future__ import annotations
 
 import hashlib
-import struct
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
     StateError,
 )
-from atoll.optim.exchange import Attempt, Exchange, Exchanged, Given
+from atoll.optim.exchange import HEAD, Attempt, Exchange, Exchanged, Given, check_part
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.presence import Presence
@@ -54,27 +53,23 @@ from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
+from atoll.optim.step_buffers import StepBuffers
 
 __all__ = [
     "CHECK_EVERY",
-    "PART_BYTES_MAX",
     "AgainError",
     "EveryStep",
     "Exchanged",
-    "check_part",
 ]
 
 STATE_VERSION = 2
 TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
 CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host
-GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
 CALLS_MAX = 8  # sums of one step whose vectors are never taken for each other; PowerSGD has four
 
-# The head of what is gathered: what it is for, of whom, and for which round (modulo 2**32).
+# What is gathered is for one of these (HEAD), and of whom it is.
 _STEP, _PRESENCE, _STATE, _DIGEST = b"xpsd"
 _NEW, _COUNTS = 1, 2
-_HEAD: Final = struct.Struct("<BBI")
-PART_BYTES_MAX = GATHERED_BYTES_MAX - _HEAD.size
 T = TypeVar("T")
 
 
@@ -85,6 +80,10 @@ class EveryStep(ABC):
     numbers and the model's parameters must be equal on all peers: IncompatibleRunError. What
     depends on the number of a step must follow ``steps``; ``follow(scheduler)`` lets learning rates
     do it. Use it as a context manager or call ``close()``; either closes ``peer`` too.
+
+    ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
+    every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
+    False leaves them alone; the same on all peers.
     """
 
     def __init__(
@@ -94,11 +93,14 @@ class EveryStep(ABC):
         peer: OperationsSession,
         spec: RunSpec,
         check_every: int = CHECK_EVERY,
+        buffers: bool = True,
     ) -> None:
-        self.peer, self.spec = peer, spec
         self._vector = ModelVector(model)
+        outline = self._vector.buffers.outline if buffers else ""
+        self.peer, self.spec = peer, replace(spec, buffers=outline)
         self.manifest = self._vector.manifest
-        self._snapshot = Snapshot(self._vector, inner, self._shared())
+        self._snapshot = Snapshot(self._vector, inner, self._shared(), buffers=buffers)
+        self._buffers = StepBuffers(self._vector.buffers) if outline else None
         self._check_every, self._unchecked = check_every, 0
         self._is_new, self._is_back = True, False  # has no state; has one that was loaded
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
@@ -112,7 +114,8 @@ class EveryStep(ABC):
             file=sys.stderr,
         )
         # Of the state that daemons keep there is none; the specification is compared all the same.
-        peer.attach(spec, Manifest.of([Parameter(spec.method, (1,))]), lambda flat: flat.fill(0.0))
+        own = Manifest.of([Parameter(spec.method, (1,))])
+        peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
 
     # ------------------------------------------------------------ for the methods
 
@@ -214,15 +217,15 @@ class EveryStep(ABC):
         ConfigError, RemoteProtocolError."""
         check_part(len(data))
         number = (self.peer.round + 1) % 2**32
-        head = _HEAD.pack(tag, _NEW * self._is_new | _COUNTS * counts, number)
+        head = HEAD.pack(tag, _NEW * self._is_new | _COUNTS * counts, number)
         found = self._call(lambda: self.peer.all_gather(head + data))
         alike, behind = [], False
         for name, text in found:
-            if len(text) < _HEAD.size or text[1] & ~(_NEW | _COUNTS):
+            if len(text) < HEAD.size or text[1] & ~(_NEW | _COUNTS):
                 raise RemoteProtocolError(f"what {name} gave to step {self.steps} has no head")
-            theirs, flags, awaited = _HEAD.unpack_from(text)
+            theirs, flags, awaited = HEAD.unpack_from(text)
             if theirs == tag:
-                alike.append((name, flags, text[_HEAD.size :]))
+                alike.append((name, flags, text[HEAD.size :]))
             behind |= awaited != number and not flags & _NEW
         if behind and not self._is_new:
             raise AgainError  # somebody finds out just now that it has missed something
@@ -269,7 +272,7 @@ class EveryStep(ABC):
             # Who comes back from files in the middle of nothing has it all, residuals too.
             own: F32 = np.empty_like(taken)
             self._snapshot.write(own)
-            is_behind = not np.array_equal(own, taken)
+            is_behind = not self._snapshot.equal_but_for_buffers(own, taken)
         # The donor as well: in a sum there is no negative zero.
         self.steps = self._snapshot.read(description, taken)
         if is_donor or not is_behind:
@@ -303,14 +306,21 @@ class EveryStep(ABC):
         flat: F32 = np.empty(self.manifest.elements, np.float32)
         self._vector.write(flat)
         digest = hashlib.sha256(flat.data).digest()
-        given, _ = self._gather(_DIGEST, digest)
-        ((usual, count),) = Counter(data for _, _, data in given).most_common(1)
+        buffers = self._buffers
+        given, _ = self._gather(_DIGEST, digest + (buffers.integers() if buffers else b""))
+        every = [data[: len(digest)] for _, _, data in given]
+        ((usual, count),) = Counter(every).most_common(1)
         if digest != usual:
             self._is_new = True
             print(
                 f"atoll: after step {self.steps} the parameters here differ from those of {count} "
                 "other trainers; taking theirs",
                 file=sys.stderr,
+            )
+        if buffers is not None:
+            buffers.share(
+                lambda flat, counts: self._total(flat, "float32", counts, CALLS_MAX - 1),
+                [data[len(digest) :] for _, _, data in given],
             )
 
     # ------------------------------------------------------------ for everybody
@@ -371,16 +381,6 @@ class EveryStep(ABC):
 
 def _to_save(value: Any) -> Any:
     return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
-
-
-def check_part(nbytes: int) -> None:
-    """ConfigError if a trainer may not give so many bytes at a step."""
-    if nbytes > PART_BYTES_MAX:
-        raise ConfigError(
-            f"{nbytes:,} bytes from each trainer at every step; {PART_BYTES_MAX:,} fit",
-            fix="send less of the gradient, use a compressor whose parts are summed up, or train "
-            "a smaller model",
-        )
 
 
 class _FlaggedError(Exception):

@@ -20,8 +20,9 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.every_step import CHECK_EVERY, PART_BYTES_MAX, AgainError
+from atoll.optim.every_step import CHECK_EVERY, AgainError
 from atoll.optim.every_step_gather import EveryStepGather
+from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.presence import Presence
 from atoll.optim.scalar_log import CHAIN_BYTES, Record, ScalarLog
 from atoll.optim.sessions import OperationsSession
@@ -52,7 +53,8 @@ class EveryStepLog(EveryStepGather):
     ) -> None:
         if not 0 <= log_bytes <= LOG_BYTES_MAX:
             raise ConfigError(f"log_bytes is {log_bytes}", fix=f"give it 0 to {LOG_BYTES_MAX}")
-        super().__init__(model, (), peer, spec, check_every)
+        # Replaying a log runs no forward pass, so buffers are each trainer's own here.
+        super().__init__(model, (), peer, spec, check_every, buffers=False)
         self._log_bytes = log_bytes
         self._log = self._new_log()
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConfigError
 
-__all__ = ["Attempt", "Exchange", "Exchanged", "Given"]
+__all__ = [
+    "HEAD",
+    "PART_BYTES_MAX",
+    "Attempt",
+    "Exchange",
+    "Exchanged",
+    "Given",
+    "check_part",
+]
+
+GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
+# Of what is gathered: what it is for, of whom, and for which round (modulo 2**32).
+HEAD: Final = struct.Struct("<BBI")
+PART_BYTES_MAX = GATHERED_BYTES_MAX - HEAD.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +83,13 @@ class Attempt:
 
     def gather(self, data: bytes) -> list[Given]:
         return self.gather_all(data, self.counts)
+
+
+def check_part(nbytes: int) -> None:
+    """ConfigError if a trainer may not give so many bytes at a step."""
+    if nbytes > PART_BYTES_MAX:
+        raise ConfigError(
+            f"{nbytes:,} bytes from each trainer at every step; {PART_BYTES_MAX:,} fit",
+            fix="send less of the gradient, use a compressor whose parts are summed up, or train "
+            "a smaller model",
+        )

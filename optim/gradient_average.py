@@ -48,6 +48,7 @@ class GradientAverage(EveryStep):
         compressor: Compressor | None = None,
         check_every: int = CHECK_EVERY,
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         self._compressor = compressor or Dense()
         self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
@@ -63,7 +64,7 @@ class GradientAverage(EveryStep):
             round_deadline_s=round_deadline_s,
         )
         self._compressor.begin(vector.manifest, codec, peer.peer_name)
-        super().__init__(model, self._inners, peer, spec, check_every)
+        super().__init__(model, self._inners, peer, spec, check_every, buffers)
         self._gradient: F32 = np.empty(self.manifest.elements, np.float32)
         self._mean: F32 | None = None  # of the last step; nobody had one if it is None
         self._scale = Scale()

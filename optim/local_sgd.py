@@ -78,6 +78,7 @@ class LocalSGD(Blocking):
         *,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -97,7 +98,7 @@ class LocalSGD(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock)
 
     def _begin_round(self) -> None:
         super()._begin_round()

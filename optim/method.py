@@ -11,8 +11,9 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -24,6 +25,7 @@ from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
 from atoll.optim.sessions import TrainerSession
+from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.spec import RunSpec, host_bytes, log_bytes
 from atoll.peer.session import Outcome
 
@@ -42,23 +44,36 @@ class Method(InnerSteps):
 
     ``inner`` may be a sequence (say Muon for matrices, AdamW for the rest) whose last member's
     step completes a local step. Steps that a GradScaler skips and accumulation micro-steps do not
-    count. Buffers (BatchNorm statistics and the like) stay local.
+    count.
+
+    ``buffers``: of a model that has persistent float buffers (BatchNorm statistics and the like)
+    all peers that take part in a round share them after it: float ones become their mean, weighted
+    as the submissions are, integers the maximum. False leaves them alone; the same on all peers.
     """
 
     peer: TrainerSession
+    _waits: ClassVar[bool] = False  # for each round, so that it ends for all at about one time
 
     def __init__(
-        self, vector: ModelVector, inner: Inner, peer: TrainerSession, spec: RunSpec
+        self,
+        vector: ModelVector,
+        inner: Inner,
+        peer: TrainerSession,
+        spec: RunSpec,
+        buffers: bool = True,
     ) -> None:
         super().__init__(vector, inner)
-        self.peer, self.spec = peer, spec
+        outline = vector.buffers.outline if buffers else ""
+        self.peer, self.spec = peer, replace(spec, buffers=outline)
+        shared = SharedBuffers(peer, vector.buffers, waits=self._waits) if outline else None
+        self._buffers = shared
         self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
         self._submitted: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, int]] = {}
         self._known: dict[int, Outcome] = {}  # of fragments that are not merged yet
-        self._clock = RunClock(peer, spec, varies=bool(spec.schedule))
+        self._clock = RunClock(peer, self.spec, varies=bool(spec.schedule))
         self._is_lost = True  # where the run is has to be found out
         self._begun_at = 0  # its steps when this trainer had none
 
@@ -130,7 +145,7 @@ class Method(InnerSteps):
             "model": self._vector.digest(),
             "counted": [[p, *pair] for p, pair in self._counted.items()],
             "submitted": [[p, *pair] for p, pair in self._submitted.items()],
-            "known": [[p, o.kind, o.round, o.share] for p, o in self._known.items()],
+            "known": [[p, o.kind, o.round, o.share, list(o.peers)] for p, o in self._known.items()],
             "place": self._place(),
         }
 
@@ -158,10 +173,14 @@ class Method(InnerSteps):
         self._clock.correct(*map(int, state["clock"]))
         if not self._is_where(state):
             self._take_run()
+            self._take_buffers()
             return
         self._counted = {p: (steps, tokens) for p, steps, tokens in state["counted"]}
         self._submitted = {p: (steps, tokens) for p, steps, tokens in state["submitted"]}
-        self._known = {p: Outcome(kind, n, 0.0, share) for p, kind, n, share in state["known"]}
+        self._known = {
+            p: Outcome(kind, n, 0.0, share, tuple(peers))
+            for p, kind, n, share, peers in state["known"]
+        }
         self._return_to(place)
         self._stand_at(int(state["global_step"]))
 
@@ -216,9 +235,12 @@ class Method(InnerSteps):
             self._is_lost = True
         else:
             self._clock.passed(outcome.round, self._round_steps)
-        counted = self._submitted.pop(fragment)
+        counted, before = self._submitted.pop(fragment), self._counted.get(fragment, (0, 0))
         if outcome.kind != "missed":
             self._counted[fragment] = counted
+        if self._buffers is not None and fragment == 0 and outcome.share > 0:
+            weight = float(counted[1] - before[1] or counted[0] - before[0])
+            self._buffers.round_over(outcome.round, outcome.peers, weight)
         self._waited_s += outcome.waited_s
         self._rounds += outcome.kind == "committed"
         self._missed += outcome.kind == "missed"
@@ -233,10 +255,15 @@ class Method(InnerSteps):
         """The run's parameters have been pulled: how many steps are behind them?"""
         if self._is_lost:
             self._clock.find()
+            self._take_buffers()
             self._is_lost = False
         else:
             self._clock.passed(self.peer.round, self._round_steps)
         self._stand_at(self._clock.steps)
+
+    def _take_buffers(self) -> None:
+        if self._buffers is not None and self._clock.rounds:
+            self._buffers.take(self.peer.round)
 
     def _stand_at(self, step: int) -> None:
         """This is ``global_step`` now."""

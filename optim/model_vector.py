@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.model_buffers import ModelBuffers
+from atoll.optim.names import canonical
 
 __all__ = ["ModelVector", "trainable"]
-
-# Wrappers put their name into the names of what they wrap: torch.compile, FSDP, checkpointing.
-WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,14 @@ class ModelVector:
     stay valid. ``arrange`` may put the parameters into another order, with fragments.
 
     Of a model that FSDP2 has sharded it is the rows of this rank that are read and written.
-    ConfigError for a model that no manifest can describe.
+    ConfigError for a model that no manifest can describe. ``buffers`` are apart from them.
     """
 
     def __init__(
         self, model: nn.Module, arrange: Callable[[Manifest], Manifest] = lambda plain: plain
     ) -> None:
         named = trainable(model)
+        self.buffers = ModelBuffers(model)
         self.manifest = arrange(
             Manifest.of(
                 Parameter(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
@@ -204,15 +204,5 @@ def _copied(place: Place, flat: F32) -> Tensor:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Canonical name -> trainable parameter, in order of name; a tied parameter appears once.
-
-    DDP's ``module.`` is dropped when all names have it, other wrappers' parts wherever they are,
-    so that a compiled replica under DDP and a bare one have the same manifest.
-    """
-    paths = [
-        ([part for part in name.split(".") if part not in WRAPPERS], p)
-        for name, p in model.named_parameters()
-    ]
-    while paths and all(path[0] == "module" and len(path) > 1 for path, _ in paths):
-        paths = [(path[1:], p) for path, p in paths]
-    return dict(sorted((".".join(path), p) for path, p in paths if p.requires_grad))
+    """Canonical name -> trainable parameter, in order of name; a tied parameter appears once."""
+    return {n: p for n, p in canonical(model.named_parameters()).items() if p.requires_grad}

@@ -50,6 +50,7 @@ class RankSession:
             )
         self._session, self._group = session, group
         self.round = self.epoch = self.operations = 0
+        self._peers: tuple[str, ...] = ()  # of the last round; rank 0 alone knows them
         self._fragments: list[slice] = []
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
@@ -78,11 +79,12 @@ class RankSession:
     def wait(self, fragment: int = 0) -> Outcome:
         def ask(session: TrainerSession) -> list[float]:
             outcome = session.wait(fragment)
+            self._peers = outcome.peers
             kind = KINDS.index(outcome.kind)
             return [kind, outcome.round, outcome.waited_s, outcome.share]
 
         kind, number, waited_s, share = self._lead(ask, answers=4)
-        return Outcome(KINDS[int(kind)], int(number), waited_s, share)
+        return Outcome(KINDS[int(kind)], int(number), waited_s, share, self._peers)
 
     def pull(self, read: Callable[[F32], None]) -> int:
         def copy(session: TrainerSession) -> list[float]:

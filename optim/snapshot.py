@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -35,14 +36,21 @@ DTYPES |= {"float64": torch.float64, "int64": torch.int64, "int32": torch.int32}
 
 class Snapshot:
     """``shared``: arrays of the method that are equal on all peers; they are written in place.
+    ``buffers``: the model's go along (buffers.py), as far as they are saved with it.
 
     Tensors are handed over as float32, so of a float64 the first 24 bits.
     """
 
     def __init__(
-        self, vector: ModelVector, inner: Sequence[Optimizer], shared: Sequence[F32] = ()
+        self,
+        vector: ModelVector,
+        inner: Sequence[Optimizer],
+        shared: Sequence[F32] = (),
+        *,
+        buffers: bool = True,
     ) -> None:
         self._vector, self._shared = vector, tuple(shared)
+        self._buffers = vector.buffers if buffers and vector.buffers.outline else None
         # An optimizer that loads a state has other dictionaries afterwards, but these parameters.
         self._owners = [o for o in inner for group in o.param_groups for _ in group["params"]]
         self._parameters = [p for o in inner for g in o.param_groups for p in g["params"]]
@@ -65,7 +73,10 @@ class Snapshot:
         """How long the vector is. RemoteProtocolError for what no peer would send."""
         _, kept = self._parsed(description)
         tensors = sum(entry.size for entries in kept for entry in entries)
-        return self._vector.manifest.elements + sum(a.size for a in self._shared) + tensors
+        buffers = self._buffers.elements if self._buffers is not None else 0
+        return (
+            self._vector.manifest.elements + sum(a.size for a in self._shared) + tensors + buffers
+        )
 
     def write(self, flat: F32) -> None:
         """The state as ``describe`` has described it."""
@@ -80,6 +91,8 @@ class Snapshot:
                     part = flat[lo : lo + value.numel()]
                     torch.from_numpy(part).view(value.shape).copy_(value)
                     lo += part.size
+        if self._buffers is not None:
+            flat[lo:] = self._buffers.vector()
 
     def read(self, description: bytes, flat: F32) -> int:
         """Take a state; how many steps of the run it comes from."""
@@ -100,7 +113,14 @@ class Snapshot:
                 state[p] = fresh
             else:
                 state.pop(p, None)
+        if self._buffers is not None:
+            self._buffers.read(flat[lo : lo + self._buffers.elements])
         return steps
+
+    def equal_but_for_buffers(self, one: F32, other: F32) -> bool:
+        """Two states of one description; every trainer has buffers of its own."""
+        end = one.size - (self._buffers.elements if self._buffers is not None else 0)
+        return np.array_equal(one[:end], other[:end])
 
     def _each(self) -> Iterator[tuple[dict[Any, Any], nn.Parameter]]:
         return ((o.state, p) for o, p in zip(self._owners, self._parameters, strict=True))

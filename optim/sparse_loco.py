@@ -51,6 +51,7 @@ class SparseLoCo(Blocking):
         aggregate: str = "senders",
         codec: str = "topk",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,4 +66,4 @@ class SparseLoCo(Blocking):
             error_feedback=decay,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock)

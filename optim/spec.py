@@ -116,6 +116,7 @@ class RunSpec:
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
     aggregate: str = MEAN
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
+    buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
 
@@ -129,6 +130,11 @@ class RunSpec:
         self._check(
             self.schedule.isprintable() and len(self.schedule) <= SCHEDULE_CHARACTERS_MAX,
             "schedule",
+            f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
+        )
+        self._check(
+            self.buffers.isprintable() and len(self.buffers) <= SCHEDULE_CHARACTERS_MAX,
+            "buffers",
             f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
         )
         self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")

@@ -73,6 +73,7 @@ class StreamingDiLoCo(Method):
         outer_momentum: float = 0.9,
         codec: str = "fp4_e3m0",
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
     ) -> None:
         vector = ModelVector(
             model, partial(fragmented, pattern=fragments, blocks_per_fragment=blocks_per_fragment)
@@ -116,7 +117,7 @@ class StreamingDiLoCo(Method):
         self._local_vector: F32 = np.zeros(vector.manifest.elements if eager else 0, np.float32)
         self._run_vector: F32 = np.zeros_like(self._local_vector)
         self._share = 0.0  # in the mean of a round
-        super().__init__(vector, inner, peer, spec)
+        super().__init__(vector, inner, peer, spec, buffers)
         self._begin()
 
     def _step_done(self) -> None:

@@ -153,8 +153,9 @@ class SwarmSession(SwarmGossip):
         self._submitted[fragment] = step
 
     def wait(self, fragment: int = 0) -> Outcome:
-        share = self._meet(self._submitted.pop(fragment))
-        return Outcome("committed", self._swarm.round, waited_s=0.0, share=share)
+        share, numbers = self._meet(self._submitted.pop(fragment))
+        peers = tuple(self.vectors.names[number] for number in numbers)
+        return Outcome("committed", self._swarm.round, waited_s=0.0, share=share, peers=peers)
 
     def next_fragment(self) -> int:
         fragments, begun = self._swarm.state.spec.fragments, self._swarm.state.round - 1

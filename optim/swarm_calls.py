@@ -43,14 +43,15 @@ class Step(Call):
     def alike(self) -> str:  # type: ignore[override]
         return f"a round of fragment {self.fragment}"
 
-    def answers(self, calls: Sequence[Step]) -> tuple[list[float], int]:
-        """Each worker's share in the mean."""
+    def answers(self, calls: Sequence[Step]) -> tuple[list[tuple[float, list[int]]], int]:
+        """Each worker's share in the mean, and the workers whose parts are in it."""
         weights = [call.submitted.weight for call in calls]
         part, result = self.state.commit([call.submitted for call in calls], self.fragment)
         sent_bytes = _butterfly_bytes(calls, part, result)
         if self.state.spec.is_asynchronous:  # the others fetch it; else they have left
             sent_bytes += (self.replicas - len(calls)) * result
-        return [weight / sum(weights) for weight in weights], sent_bytes
+        numbers = [call.submitted.worker for call in calls if call.submitted.weight > 0]
+        return [(weight / sum(weights), numbers) for weight in weights], sent_bytes
 
 
 @dataclass

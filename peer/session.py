@@ -70,6 +70,7 @@ class Outcome:
     round: int
     waited_s: float
     share: float = 0.0  # of the submission in the round's mean
+    peers: tuple[str, ...] = ()  # whose submissions are in it, in the order of their ids
 
 
 def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Session:
@@ -170,7 +171,8 @@ class Session(Operations, Gossip):
         started_s = time.monotonic()
         value = self._outcome(self._submitted.pop(fragment))
         waited_s = time.monotonic() - started_s
-        return Outcome(value["kind"], value["round"], waited_s, value.get("share", 0.0))
+        share, peers = value.get("share", 0.0), tuple(value.get("peers", ()))
+        return Outcome(value["kind"], value["round"], waited_s, share, peers)
 
     def _outcome(self, call: int) -> dict[str, Any]:
         started_s = said_s = time.monotonic()

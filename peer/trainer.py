@@ -18,7 +18,7 @@ from atoll.peer.group import events as ev
 from atoll.peer.group.follower import fragment_of
 from atoll.peer.group.membership import Node
 from atoll.peer.group.messages import WEIGHT_MAX
-from atoll.peer.group.views import REPLICA
+from atoll.peer.group.views import REPLICA, short
 from atoll.peer.local import Handler, LocalDoor
 from atoll.peer.memory import Region, send_region
 from atoll.peer.rounds.runner import RoundRunner
@@ -87,6 +87,7 @@ class TrainerDesk:
         if effect.kind == "committed" and effect.begin is None:
             head = self._runner.replica.log.head(effect.round)
             told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
+            told["peers"] = list(map(short, head.contributors)) if head is not None else []
         self.door.push(trainer.client, "outcome", told)
 
     def gone(self, client: bytes) -> None:

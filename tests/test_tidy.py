@@ -40,11 +40,13 @@ COLLECTIVES_MAY = {"numpy"}
 OPTIM_PURE = {
     f"atoll.optim.{name}"
     for name in (
+        "buffers",
         "contribution",
         "fragments",
         "gossip",
         "layers",
         "manifest",
+        "names",
         "outer",
         "rates",
         "spec",

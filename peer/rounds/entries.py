@@ -118,6 +118,13 @@ class EntryHead:
         weights = dict(zip(last.participants, last.weights, strict=True))
         return weights.get(peer, 0.0) / sum(weights.values())
 
+    @property
+    def contributors(self) -> tuple[bytes, ...]:
+        """Whose submissions have a part of that mean, in order."""
+        last = self.origins[-1]
+        pairs = zip(last.participants, last.weights, strict=True)
+        return tuple(peer for peer, weight in pairs if weight > 0)
+
     def origin(self, chunk: int) -> Origin:
         """Whose submissions are in a chunk of the fragment. The root says the same, so nobody can
         say otherwise."""

@@ -30,7 +30,7 @@ DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
 CALL_AGAIN_S = 0.05  # a session asks its daemon again whether a call can be made
 TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
 # A run of a seed has some two thousand, the longest of 100,000 fifty times as many. More than this
-# are peers that answer each other without end; a million of such take a quarter of an hour and 8 GB.
+# are peers that answer each other without end; a million such events take 15 minutes and 8 GB.
 EVENTS_MAX = 300_000
 REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
 # Nobody here lies, and no identity runs twice: these notes accuse somebody wrongly.

@@ -102,8 +102,8 @@ def test_ranks_share_a_daemon_and_hold_the_same(tmp_path: Path, kind: str) -> No
 @contextmanager
 def started(script: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(script), *map(str, arguments)]
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PYTHONPATH": paths}
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
         try:

@@ -17,8 +17,8 @@ from atoll.collectives.errors import (
     StateError,
 )
 from atoll.optim import GradientAverage, Swarm
-from atoll.optim.every_step import PART_BYTES_MAX
 from atoll.optim.every_step_gather import EveryStepGather
+from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.purposes import gather_for
 from atoll.optim.spec import RunSpec
 from atoll.optim.swarm import SwarmSession

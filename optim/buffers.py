@@ -1,0 +1,69 @@
+"""Buffers of a model (BatchNorm statistics and the like) as vectors, and what becomes of several.
+
+Float buffers become the weighted mean over those who trained them, integers the maximum: a counter
+of batches is to go on, not to be an average. No paper on methods with local steps says what to do
+with them; most reference code leaves them alone, and then no two replicas evaluate alike.
+
+A vector is float32: the weight, the float buffers end to end, then each integer in three pieces
+that float32 holds exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import RemoteProtocolError
+
+__all__ = ["I64", "PIECES", "join", "merged", "moved", "split"]
+
+I64 = NDArray[np.int64]
+PIECES = 3
+BITS = 22  # of a piece: float32 holds whole numbers of up to 24; three make 64 with the sign
+PIECE = 1 << BITS
+
+
+def split(whole: I64) -> F32:
+    """int64[n] -> float32[3 n], the highest pieces first; only those have a sign."""
+    high, middle = whole >> (2 * BITS), whole >> BITS & (PIECE - 1)
+    return np.concatenate([high, middle, whole & (PIECE - 1)]).astype(np.float32)
+
+
+def join(pieces: F32) -> I64:
+    """The inverse. RemoteProtocolError for what ``split`` does not give."""
+    high, middle, low = pieces.reshape(PIECES, -1)
+    limit = 1 << (63 - 2 * BITS)
+    in_range = np.abs(high + 0.5) <= limit
+    in_range &= (middle >= 0) & (middle < PIECE) & (low >= 0) & (low < PIECE)
+    if not in_range.all() or not (np.trunc(pieces) == pieces).all():
+        raise RemoteProtocolError("what came of buffers are no whole numbers")
+    whole = [piece.astype(np.int64) for piece in (high, middle, low)]
+    found: I64 = (whole[0] << (2 * BITS)) + (whole[1] << BITS) + whole[2]
+    return found
+
+
+def merged(parts: Sequence[F32], floats: int) -> F32:
+    """Of vectors of several trainers, in one order everywhere; ``floats``: how many elements of
+    each are float buffers. The weight is the sum. RemoteProtocolError for what is no such vector.
+    """
+    weights = [float(part[0]) for part in parts]
+    if not all(np.isfinite(part).all() for part in parts) or not all(w > 0 for w in weights):
+        raise RemoteProtocolError("what came of buffers has a weight or a value that cannot be")
+    total = sum(weights)
+    mean: F32 = np.zeros(floats, np.float32)
+    for part, weight in zip(parts, weights, strict=True):
+        mean += np.float32(weight / total) * part[1 : 1 + floats]
+    whole = np.max([join(part[1 + floats :]) for part in parts], axis=0)
+    return np.concatenate([np.array([total], np.float32), mean, split(whole)])
+
+
+def moved(now: F32, then: F32, mean: F32, floats: int) -> F32:
+    """``mean``, to which ``then`` has contributed, with what has happened here since: vectors."""
+    changed = mean.copy()
+    part = slice(1, 1 + floats)
+    changed[part] += now[part] - then[part]
+    changed[1 + floats :] = split(np.maximum(join(now[1 + floats :]), join(mean[1 + floats :])))
+    return changed

@@ -1,0 +1,21 @@
+"""What parameters and buffers of a model are called, whatever it is wrapped in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+__all__ = ["canonical"]
+
+# Wrappers put their name into the names of what they wrap: torch.compile, FSDP, checkpointing.
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+T = TypeVar("T")
+
+
+def canonical(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """In order of name. DDP's ``module.`` is dropped when all names have it, other wrappers' parts
+    wherever they are, so that a compiled replica under DDP and a bare one have the same names."""
+    paths = [([part for part in name.split(".") if part not in WRAPPERS], v) for name, v in named]
+    while paths and all(path[0] == "module" and len(path) > 1 for path, _ in paths):
+        paths = [(path[1:], value) for path, value in paths]
+    return dict(sorted((".".join(path), value) for path, value in paths))

@@ -1,0 +1,115 @@
+"""The buffers of a model become those of all participants of a round: their mean, their maximum.
+
+They are no state of the run that daemons keep. Each participant publishes its own under the number
+of the round, and asks the others for theirs. Who waits for rounds anyway waits for these too, a few
+seconds at most; who does not, looks at the next round, and keeps what has happened to its own
+meanwhile. Where those of a peer do not come they are left out: then buffers differ a little until
+the next round. A newcomer begins with those of any member.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.optim.buffers import merged, moved
+from atoll.optim.companions import OF_PARTNERS, Companions
+from atoll.optim.model_buffers import ModelBuffers
+from atoll.optim.sessions import GossipSession, VectorAsked
+
+__all__ = ["SharedBuffers"]
+
+NAME = "buffers"
+CODEC = "float32"
+WAIT_S = 5.0  # for those of all others together: they are a few round trips away
+
+
+class SharedBuffers:
+    """Of one trainer; ``waits``: its rounds end for all at about the same time."""
+
+    def __init__(self, peer: object, buffers: ModelBuffers, *, waits: bool) -> None:
+        self._buffers, self._waits = buffers, waits
+        self._companions = Companions(peer, NAME)
+        self._then: F32 | None = None  # what was published last, if nothing has come of it yet
+        self._others: list[tuple[int, VectorAsked]] = []  # and whose were asked for: place, vector
+        self._mine = 0  # its own place among the participants
+        self._said = False
+
+    def take(self, number: int) -> None:
+        """Those of any member, at the beginning."""
+        self._then, self._others = None, []
+        found = self._companions.any(number, self._buffers.elements)
+        if found is not None:
+            self._read(found[1])
+
+    def round_over(self, number: int, peers: Sequence[str], weight: float) -> None:
+        """A round has been committed whose participants were these ``peers``, in the order of
+        their ids, this one among them with this weight."""
+        if self._then is not None:
+            self._finish(0.0)
+        self._then = self._buffers.vector(weight)
+        then = self._then
+
+        def ask(session: GossipSession) -> F32:
+            self._begin(session, number, peers, then)
+            return np.zeros(0, np.float32)
+
+        self._companions.lead(ask, 0)
+        if self._waits:
+            self._finish(WAIT_S)
+
+    def _begin(self, session: GossipSession, number: int, peers: Sequence[str], then: F32) -> None:
+        self._others, self._mine = [], 0
+        try:
+            session.publish(NAME, number, then.copy(), CODEC)
+        except OF_PARTNERS as error:  # NaN: others are better off without, as this trainer is
+            self._say(f"the buffers of this trainer were not published: {error.what}")
+        for place, name in enumerate(peers):
+            if name == session.peer_name:
+                self._mine = place
+                continue
+            try:
+                asked = session.ask_vector(name, NAME, number, then.size, CODEC)
+            except OF_PARTNERS as error:
+                self._say(f"the buffers of {name} were left out: {error.what}")
+            else:
+                self._others.append((place, asked))
+
+    def _finish(self, wait_s: float) -> None:
+        """With those that are here after so long."""
+        then, self._then = self._then, None
+        assert then is not None
+        mean = self._companions.lead(lambda _: self._mean(then, wait_s), then.size)
+        now = self._buffers.vector()
+        self._read(mean if self._waits else moved(now, then, mean, self._buffers.floats))
+
+    def _mean(self, then: F32, wait_s: float) -> F32:
+        until_s = time.monotonic() + wait_s
+        parts = {self._mine: then} if np.isfinite(then).all() else {}
+        for place, asked in self._others:
+            try:
+                asked.wait(max(0.0, until_s - time.monotonic()))
+                values = asked.read().copy()
+                asked.drop()
+                merged([values], self._buffers.floats)  # raises for what cannot be
+            except OF_PARTNERS as error:
+                self._say(f"{asked} was left out: {error.what}")
+            else:
+                parts[place] = values
+        self._others = []
+        if not parts:
+            return then
+        return merged([parts[place] for place in sorted(parts)], self._buffers.floats)
+
+    def _read(self, flat: F32) -> None:
+        if np.isfinite(flat).all():
+            self._buffers.read(flat)
+
+    def _say(self, what: str) -> None:
+        if not self._said:
+            self._said = True  # once: it is no more than a little less of a mean
+            print(f"atoll: {what}", file=sys.stderr)
