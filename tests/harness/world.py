@@ -18,6 +18,7 @@ from atoll.peer.group.operations import Call
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import REPLICA, Member
+from harness.bounded import BoundedNode
 from harness.checks import Checker
 from harness.host import FOREVER_S, Host, Trap
 from harness.plane import DataPlane
@@ -30,8 +31,11 @@ DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
 CALL_AGAIN_S = 0.05  # a session asks its daemon again whether a call can be made
 TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
 # A run of a seed has some two thousand, the longest of 100,000 fifty times as many. More than this
-# are peers that answer each other without end; a million such events take 15 minutes and 8 GB.
-EVENTS_MAX = 300_000
+# are peers that answer each other without end.
+EVENTS_MAX = 1_000_000
+QUEUE_MAX = (
+    50_000  # the same, where each answers with several: what waits to happen, usually hundreds
+)
 REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
 # Nobody here lies, and no identity runs twice: these notes accuse somebody wrongly.
 ALARMS = frozenset({"conflict", "forged", "equivocation"})
@@ -107,7 +111,7 @@ class World(ABC):
         return host
 
     def make_node(self, member: Member) -> Node:
-        return Node(member, self.timing)
+        return BoundedNode(member, self.timing)
 
     def host(self, name: str) -> Host:
         return self.hosts[peer_id(name)]
@@ -247,6 +251,8 @@ class World(ABC):
             act()
         else:
             raise AssertionError("nothing will ever happen")
+        waiting = len(self._queue)
+        assert waiting < QUEUE_MAX, f"a storm: {waiting} things to happen at {self.now_s:.3f} s"
 
     # ------------------------------------------------------------ events in, effects out
 

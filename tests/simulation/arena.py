@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from harness.bounded import BoundedNode
 from harness.host import Host
 from harness.values import State
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
@@ -119,7 +120,7 @@ class Arena(World):
     def make_node(self, member: Member) -> Node:
         options = self.options
         signer = Seal(member.peer) if options.signed else None
-        node = Node(member, self.timing, signer)
+        node = BoundedNode(member, self.timing, signer)
         node.handle(ev.Configured("spec", options.fragments, options.in_flight), 0.0)
         return node
 
