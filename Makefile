@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate replay shrink \
-        mutants scenarios-rewrite bench-convergence bench-convergence-quick clean
+        mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -120,6 +120,9 @@ mutants: $(STAMP)
 
 scenarios-rewrite: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.scenario
+
+golden-rewrite: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m harness.golden
 
 # soak-short is what continuous integration runs. ARGS="--seed 7" begins as that soak did.
 HOURS ?= 8

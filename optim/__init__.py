@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.optim.async_diloco import AsyncDiLoCo
     from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
     from atoll.optim.co2 import CO2, GapAware
     from atoll.optim.compressors import (
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from atoll.optim.noloco import NoLoCo
     from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
+    from atoll.optim.rda import rda, rda_all_reduce
     from atoll.optim.sparse_loco import SparseLoCo
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
@@ -40,6 +42,7 @@ __all__ = [
     "EF21",
     "QSDP",
     "QSR",
+    "AsyncDiLoCo",
     "ByteTransformer",
     "DeMo",
     "DiLoCo",
@@ -60,10 +63,13 @@ __all__ = [
     "TextBatches",
     "ZerothOrder",
     "heldout_loss",
+    "rda",
+    "rda_all_reduce",
 ]
 
 _HOME = {
     "CO2": "atoll.optim.co2",
+    "AsyncDiLoCo": "atoll.optim.async_diloco",
     "GapAware": "atoll.optim.co2",
     **dict.fromkeys(
         ("DGC", "EF21", "QSDP", "EControl", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),
@@ -84,6 +90,8 @@ _HOME = {
     "TextBatches": "atoll.optim.byte_lm",
     "ZerothOrder": "atoll.optim.zeroth_order",
     "heldout_loss": "atoll.optim.byte_lm",
+    "rda": "atoll.optim.rda",
+    "rda_all_reduce": "atoll.optim.rda",
 }
 
 

@@ -13,19 +13,21 @@ Arithmetic on θ, momentum and the network are the daemon's business (``optim.ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 from atoll.optim.inner_steps import Inner
+from atoll.optim.local_steps import StepsBySpeed
 from atoll.optim.method import Method, uses_muon
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Blocking", "DiLoCo"]
+__all__ = ["Blocking", "DiLoCo", "momentum_for"]
 
 
 MOMENTUM = 0.9  # arXiv 2311.08105
@@ -33,7 +35,13 @@ MUON_MOMENTUM = 0.6  # arXiv 2505.23725
 
 
 class Blocking(Method):
-    """A method whose trainers wait for each round; ``_sync_every`` may change between two."""
+    """A method whose trainers wait for each round; ``_sync_every`` may change between two.
+
+    ``round_s``: each peer takes as many local steps as it gets done in so many seconds, by its own
+    speed in the last rounds, and ``sync_every`` in the first (``StepsBySpeed``, where ``clock`` is
+    explained). So peers of different speed come at the same time. It need not be equal on all; what
+    each has done weighs by its steps or tokens, as ever.
+    """
 
     _waits = True
 
@@ -43,25 +51,41 @@ class Blocking(Method):
         inner: Inner,
         peer: TrainerSession,
         spec: RunSpec,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
         buffers: bool = True,
     ) -> None:
+        self._by_speed = None if round_s is None else StepsBySpeed(round_s, spec.sync_every, clock)
         super().__init__(ModelVector(model), inner, peer, spec, buffers)
         self._begin_round()
 
     def _begin_round(self) -> None:
         self._steps_in_round, self._sync_every = 0, self.spec.sync_every
+        if self._by_speed is not None:
+            step_s = self.peer.first_rank(self._by_speed.step_s)  # ranks have clocks of their own
+            self._sync_every = self._by_speed.next_sync_every(step_s)
+            self._by_speed.begin()
 
     def _step_done(self) -> None:
         self._steps_in_round += 1
-        if self._steps_in_round >= self._sync_every:
+        is_last = self._steps_in_round >= self._sync_every
+        if is_last:
             self._submit()
-            if self._outcome().kind == "missed":
-                self._stand_at(self._clock.steps)
-                self._begin_round()
-            else:
-                self._take_run()
         else:
             self.peer.check()  # an inner phase may be long: a dead daemon is noticed in the middle
+        if self._by_speed is not None:
+            self._by_speed.step()
+        if is_last:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        if self._by_speed is not None:
+            self._by_speed.end()
+        if self._outcome().kind == "missed":
+            self._stand_at(self._clock.steps)
+            self._begin_round()
+        else:
+            self._take_run()
 
     def _take_run(self) -> None:
         super()._take_run()
@@ -78,7 +102,8 @@ class Blocking(Method):
 class DiLoCo(Blocking):
     """Rounds of ``sync_every`` local steps, then Nesterov on the peers' mean pseudo-gradient.
 
-    ``Method`` says what the arguments and calls of all methods mean.
+    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
+    does.
 
     ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
     is ``torch.optim.Muon``. That takes matrices only: give it those of the hidden layers, and the
@@ -102,10 +127,12 @@ class DiLoCo(Blocking):
         outer_momentum: float | None = None,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
         buffers: bool = True,
     ) -> None:
         if outer_momentum is None:
-            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
+            outer_momentum = momentum_for(inner)
         rate, by_peers = factor_of(outer_lr)
         spec = RunSpec(
             sync_every=sync_every,
@@ -115,4 +142,9 @@ class DiLoCo(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers)
+        super().__init__(model, inner, peer, spec, round_s, clock, buffers)
+
+
+def momentum_for(inner: Inner) -> float:
+    """The outer momentum that was found best for steps of these."""
+    return MUON_MOMENTUM if uses_muon(inner) else MOMENTUM

@@ -5,6 +5,8 @@ With ``QSR`` the number of steps grows as the inner learning rate decays (arXiv 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -59,9 +61,10 @@ class QSR:
 class LocalSGD(Blocking):
     """Rounds of ``sync_every`` local steps, then the mean of the peers' parameters.
 
-    ``Method`` says what the arguments and calls of all methods mean. With a ``QSR`` all peers
-    should follow one schedule of the inner learning rate, which is read from the first group of the
-    last inner optimizer; ``follow(scheduler)`` brings that of a late joiner there. A peer that is
+    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
+    does. With a ``QSR``, which takes no ``round_s``, all peers should follow one schedule of the
+    inner learning rate, which is read from the first group of the last inner optimizer;
+    ``follow(scheduler)`` brings that of a late joiner there. A peer that is
     out of step with the others still takes part in the same rounds: they wait for it, and its
     weight is the number of its steps.
     """
@@ -75,9 +78,16 @@ class LocalSGD(Blocking):
         *,
         codec: str = "int8",
         round_deadline_s: float = 600.0,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
         buffers: bool = True,
     ) -> None:
         self._rule = sync_every if isinstance(sync_every, QSR) else None
+        if self._rule is not None and round_s is not None:
+            raise ConfigError(
+                f"round_s={round_s} and {self._rule} both decide how many steps a round has",
+                fix="give one of them",
+            )
         spec = RunSpec(
             method="local_sgd",
             sync_every=sync_every.base if isinstance(sync_every, QSR) else sync_every,
@@ -88,7 +98,7 @@ class LocalSGD(Blocking):
             codec=codec,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers)
+        super().__init__(model, inner, peer, spec, round_s, clock, buffers)
 
     def _begin_round(self) -> None:
         super()._begin_round()

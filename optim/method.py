@@ -113,7 +113,8 @@ class Method(InnerSteps):
         with self._showing("outer_parameters()"):
             self.peer.pull(self._vector.read)
             yield
-        if self.peer.epoch != epoch:  # rounds that the local work stands on were undone meanwhile
+        # Rounds that the local work stands on were undone meanwhile; some work holds without them.
+        if self.peer.epoch != epoch and not self.spec.is_asynchronous:
             self._is_lost = True
             self._take_run()
 

@@ -90,6 +90,13 @@ class ModelVector:
         for place in self._of(fragment):
             place.part(flat).copy_(place.values)
 
+    def write_delta(self, base: F32, flat: F32) -> None:
+        """``base`` - model -> float32[elements]: a pseudo-gradient."""
+        for place in self._places:
+            part = place.part(flat)
+            part.copy_(place.values)
+            torch.sub(place.part(base), part, out=part)
+
     def mix_fragment(self, fragment: int, flat: F32, local: float) -> None:
         """``p = local * p + (1 - local) * flat`` of a fragment, in the dtype of each parameter."""
         for place in self._of(fragment):

@@ -18,7 +18,7 @@ from atoll.collectives.native import KERNELS, Rule
 from atoll.optim.rates import outer_rate
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Floats", "OuterStep", "Pair", "outer_step"]
+__all__ = ["Floats", "OuterStep", "Pair", "delayed_step", "outer_step"]
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32[n] each
@@ -34,31 +34,58 @@ class OuterStep:
         self._rule = cast(Rule, spec.outer)  # which a RunSpec has checked
         self._lr, self._mu, self._clip = spec.outer_lr, spec.outer_momentum, spec.outer_clip
         self._by_peers = spec.outer_lr_by_peers
+        self._delay, self._fragments = spec.outer_delay, spec.fragments
         self._delta = np.empty(chunk_elements, np.float32)
         self._scratch = np.empty(chunk_elements, np.float32)
 
     def __call__(
-        self, codec: Decoder, encoded: U8, source: Pair, target: Pair, contributors: int
+        self,
+        codec: Decoder,
+        encoded: U8,
+        source: Pair,
+        target: Pair,
+        *,
+        round_number: int,
+        contributors: int,
     ) -> None:
-        """``encoded`` in ``codec`` is the chunk's pseudo-gradient, averaged over those of so many
-        ``contributors``; both pairs may be the same memory.
+        """``encoded`` in ``codec`` is the chunk's pseudo-gradient of that round, the mean of those
+        of its ``contributors``; both pairs may be the same memory.
 
         CodecError for malformed bytes; then nothing is written.
         """
         theta, momentum = target
         delta = self._delta[: theta.size]
         codec.decode(encoded, delta)
+        lr = self._lr * outer_rate(contributors) if self._by_peers else self._lr
+        if self._delay > 1:
+            delayed_step(
+                *source,
+                delta,
+                lr=lr,
+                mu=self._mu,
+                delay=self._delay,
+                place=self._place(round_number),
+                out_theta=theta,
+                out_momentum=momentum,
+                scratch=self._scratch[: theta.size],
+            )
+            return
         outer_step(
             self._rule,
             *source,
             delta,
-            lr=self._lr * outer_rate(contributors) if self._by_peers else self._lr,
+            lr=lr,
             mu=self._mu,
             clip=self._clip,
             out_theta=theta,
             out_momentum=momentum,
             scratch=self._scratch[: theta.size],
         )
+
+    def _place(self, round_number: int) -> int:
+        """Of a round among the ``outer_delay`` that make up a step. By its number alone, so that
+        joiners and replays agree; round 1 is INIT, and fragments take turns from 2 on."""
+        return (round_number - 2) // self._fragments % self._delay
 
 
 def outer_step(
@@ -109,3 +136,44 @@ def outer_step(
         step = scratch
     np.multiply(step, lr_, out=scratch)
     np.subtract(theta, scratch, out=out_theta)
+
+
+def delayed_step(
+    theta: Floats,
+    momentum: Floats,
+    delta: Floats,
+    *,
+    lr: float,
+    mu: float,
+    delay: int,
+    place: int,
+    out_theta: Floats,
+    out_momentum: Floats,
+    scratch: Floats,
+) -> None:
+    """Delayed Nesterov (Async Local-SGD, 2401.09135, with c = 0): N = ``delay`` pseudo-gradients,
+    each applied when it arrives, make up one step of "nesterov" on their mean. ``place`` 0 is the
+    first of them, N - 1 the last::
+
+        first:   b' = mu b + delta / N       others:  b' = b + delta / N
+        last:    theta' = theta - lr (delta / N + mu b')
+        others:  theta' = theta - lr delta / N
+
+    So after the last one b is the paper's ``mu m + (sum of delta) / N``, and before it what is
+    known of that: theta and b are enough to go on from in the middle. Together they move theta by
+    ``lr (mean delta + mu b')``, as one step of "nesterov" does.
+
+    Arrays are those of ``outer_step``, and so is what they may overlap.
+    """
+    count, mu_, lr_ = (theta.dtype.type(value) for value in (delay, mu, lr))
+    np.divide(delta, count, out=scratch)
+    if place == 0:
+        np.multiply(momentum, mu_, out=out_momentum)
+        momentum = out_momentum
+    np.add(momentum, scratch, out=out_momentum)
+    np.multiply(scratch, lr_, out=scratch)
+    np.subtract(theta, scratch, out=out_theta)
+    if place == delay - 1:
+        np.multiply(out_momentum, mu_, out=scratch)
+        np.multiply(scratch, lr_, out=scratch)
+        np.subtract(out_theta, scratch, out=out_theta)

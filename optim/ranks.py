@@ -117,6 +117,9 @@ class RankSession:
         values: F32 = heard.numpy()
         return values
 
+    def first_rank(self, value: float) -> float:
+        return self._lead(lambda s: [value], answers=1)[0]
+
     def all_true(self, mine: bool) -> bool:
         flag = torch.tensor([float(mine)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from torch import nn
 
 from atoll.optim.diloco import Blocking
@@ -18,7 +21,8 @@ class SparseLoCo(Blocking):
 
         a = decay e_r + (θ - θ_r)    q_r = codec(a)    e_r = a - q_r    θ = θ - outer_lr AGG(q)
 
-    ``Method`` says what the arguments and calls of all methods mean. There is no outer momentum:
+    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
+    does. There is no outer momentum:
     error feedback takes its place. ``aggregate``: "senders" averages each element over the peers
     that sent it, as the authors' code does; "all" over all peers, as the paper says. Peers seldom
     send the same elements, so with R peers a step of "all" is up to R times smaller, and
@@ -47,6 +51,8 @@ class SparseLoCo(Blocking):
         aggregate: str = "senders",
         codec: str = "topk",
         round_deadline_s: float = 600.0,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
         buffers: bool = True,
     ) -> None:
         spec = RunSpec(
@@ -60,4 +66,4 @@ class SparseLoCo(Blocking):
             error_feedback=decay,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers)
+        super().__init__(model, inner, peer, spec, round_s, clock, buffers)

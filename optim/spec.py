@@ -25,6 +25,7 @@ from atoll.optim.manifest import Manifest
 
 __all__ = [
     "AGGREGATES",
+    "ASYNCHRONOUS",
     "BLOB_BYTES_MAX",
     "CARRIED",
     "COLLECTIVES",
@@ -33,14 +34,17 @@ __all__ = [
     "LOG_ENTRIES_MAX",
     "LOG_ENTRIES_MIN",
     "METHODS",
+    "OUTER_DELAY_MAX",
     "OUTER_RULES",
     "PINNED_FACTOR",
     "ROUNDS_IN_FLIGHT_MAX",
+    "ROUND_DEADLINE_S_MAX",
     "SPARES_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",
     "RunSpec",
     "blob",
+    "check_collectives",
     "check_same",
     "host_bytes",
     "log_bytes",
@@ -51,9 +55,11 @@ __all__ = [
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
 # Daemons step the parameters of these, and only carry what trainers exchange of those.
-STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2", "sparse_loco")
+STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2", "sparse_loco", "async_diloco")
 CARRIED = ("gradient_average", "demo", "zeroth_order", "population", "noloco", COLLECTIVES)
 METHODS = STEPPED + CARRIED
+# Rounds of these are of whoever has submitted: nobody waits for those who are still computing.
+ASYNCHRONOUS = ("async_diloco",)
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
 # them (collectives/codecs/gathered.py).
@@ -63,6 +69,7 @@ SUBMITS = ("parameters", "deltas")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
+OUTER_DELAY_MAX = 1024  # about as many arrivals as there are peers, and a run has as many at most
 GOSSIP_MAX = 4.0  # nothing above is stable: optim/gossip.py
 GROUP_MAX = 32  # each fetches from all others of its group; for more there are reductions
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
@@ -101,6 +108,7 @@ class RunSpec:
     outer_lr_by_peers: bool = False
     outer_momentum: float = 0.9
     outer_clip: float = 0.0  # bounds every element of the momentum, if it is positive
+    outer_delay: int = 1  # rounds that make up one step of Nesterov; above 1 it is the delayed one
     submits: str = "parameters"  # or deltas: pseudo-gradients, if the trainer must form them itself
     codec: str = "int8"
     round_deadline_s: float = 600.0
@@ -133,13 +141,26 @@ class RunSpec:
         self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
         self._check(0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
         self._check(self.outer_clip >= 0, "outer_clip", "0 (none) or positive")
+        can_wait = self.outer == "nesterov" and not self.outer_clip
+        delay_max = OUTER_DELAY_MAX if can_wait else 1
+        self._check(
+            0 < self.outer_delay <= delay_max,
+            "outer_delay",
+            f"1, or up to {OUTER_DELAY_MAX} rounds of outer='nesterov' without a clip",
+        )
         self._check(self.submits in SUBMITS, "submits", f"one of {', '.join(SUBMITS)}")
+        self._check(
+            self.submits == "deltas" or not self.is_asynchronous,
+            "submits",
+            "deltas: the run's parameters have moved on since an asynchronous round was begun",
+        )
         self._check(
             0 < self.round_deadline_s <= ROUND_DEADLINE_S_MAX,
             "round_deadline_s",
             f"in (0, {ROUND_DEADLINE_S_MAX:g}] seconds",
         )
-        self._check(0 < self.fragments <= FRAGMENTS_MAX, "fragments", f"1 to {FRAGMENTS_MAX}")
+        fragments_max = 1 if self.is_asynchronous else FRAGMENTS_MAX
+        self._check(0 < self.fragments <= fragments_max, "fragments", f"1 to {fragments_max}")
         in_flight_max = min(self.fragments, ROUNDS_IN_FLIGHT_MAX)
         self._check(
             0 < self.rounds_in_flight <= in_flight_max,
@@ -190,6 +211,12 @@ class RunSpec:
         if self.aggregate == MEAN:
             return codec
         return gathered_codec(codec, tuple(weights), self.aggregate)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a round is of those who have submitted, whoever else is still computing. What
+        they submit holds against any parameters of the run, so none of it comes too late."""
+        return self.method in ASYNCHRONOUS
 
     @property
     def needs_butterfly(self) -> bool:
@@ -274,6 +301,21 @@ def check_same(
             "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
             fix="give the method the run's values and model, before a collective is called, "
             "or start a run of another name",
+        )
+
+
+def check_collectives(spec: RunSpec) -> None:
+    """ConfigError for a run in which sessions have no collectives of their own."""
+    if spec.fragments > 1 or spec.rounds_in_flight > 1:
+        raise ConfigError(
+            f"this run has {spec.fragments} fragments, of which"
+            f" {spec.rounds_in_flight} may be in flight; collectives need a run with one",
+            fix="call collectives in a run with fragments=1 and rounds_in_flight=1",
+        )
+    if spec.is_asynchronous:
+        raise ConfigError(
+            f"in a run of {spec.method} nobody waits for the others, and collectives would",
+            fix="call collectives in a run of another method",
         )
 
 

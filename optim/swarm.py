@@ -9,12 +9,19 @@ the arithmetic that daemons use: the same pseudo-gradients, codecs, order of add
 step. So three workers here, and three peers whose ids are in the order of these workers, end with
 the same bits. What is missing is time, traffic and trouble.
 
+    Swarm(3, speeds=[1.0, 1.0, 0.25])    # local steps per second
+
+Speeds matter where a round is of whoever has submitted (``RunSpec.is_asynchronous``): the next one
+is of the worker that comes first by its own clock, and of those who come at the same time. Rounds
+themselves take no time.
+
 Workers take turns (turns.py), so all of them may use one device and one source of data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,7 +30,7 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, SessionError
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, check_same
+from atoll.optim.spec import RunSpec, check_collectives, check_same
 from atoll.optim.swarm_calls import Call, Gather, Reduce, Step, answer
 from atoll.optim.swarm_state import Submitted, SwarmState
 from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors
@@ -37,17 +44,24 @@ T = TypeVar("T")
 
 class Swarm:
     """``workers`` of one run; ``sessions`` are theirs, in the order in which their parts are added.
+    ``speeds``: of each, in local steps per second; one, if nothing is said.
 
     ``encoded_bytes``: what all of them together would have sent so far, encoded, without headers:
     pseudo-gradients and results of a butterfly, vectors and objects of their own collectives, and
     vectors that they fetch from each other; not what they begin with.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, speeds: Sequence[float] = ()) -> None:
         if not 0 < workers <= WORKERS_MAX:
             raise ConfigError(f"a swarm of {workers} workers", fix=f"give it 1 to {WORKERS_MAX}")
+        speeds = tuple(speeds) or (1.0,) * workers
+        if len(speeds) != workers or not all(0 < speed < math.inf for speed in speeds):
+            raise ConfigError(
+                f"speeds {str(speeds)[:80]} of {workers} workers",
+                fix="give each worker a positive number of steps per second",
+            )
         self.vectors = SwarmVectors([f"worker-{number}" for number in range(workers)])
-        self.sessions = [SwarmSession(self, number) for number in range(workers)]
+        self.sessions = [SwarmSession(self, n, speed) for n, speed in enumerate(speeds)]
         self.encoded_bytes = 0
         self.round = 0  # of the run
         self.turns = Turns(workers, self._meet)
@@ -78,18 +92,32 @@ class Swarm:
             self.round += 1
         check_same((spec, manifest), (self._state.spec, self._state.manifest), "swarm")
 
+    def check_collectives(self) -> None:
+        """ConfigError if the run has none."""
+        if self._state is not None:
+            check_collectives(self._state.spec)
+
     def _meet(self) -> None:
         """Of all that wait. Those whose loops have ended are no part of it any more. Who looks for
         vectors comes first; the others go on waiting, because those may yet join them."""
         waiting = [s for s in self.sessions if s.call is not None]
         looking = [s for s in waiting if isinstance(s.call, Look)]
-        answers, sent_bytes = answer([s.call for s in looking or waiting if s.call is not None])
+        meeting = looking or self._arrived(waiting)
+        answers, sent_bytes = answer([s.call for s in meeting if s.call is not None])
         self.encoded_bytes += sent_bytes
         self.round += not looking
         names = tuple(session.peer_name for session in waiting)
-        for session, given in zip(looking or waiting, answers, strict=True):
+        for session, given in zip(meeting, answers, strict=True):
             if not looking or given is not None:
                 session.call, session.answer, session.present = None, given, names
+
+    def _arrived(self, waiting: list[SwarmSession]) -> list[SwarmSession]:
+        """Whose round is next. Who has been answered comes again at a later time than this, so
+        nobody else can come before those who wait."""
+        if self._state is None or not self._state.spec.is_asynchronous:
+            return waiting
+        first_s = min(session.clock() for session in waiting)
+        return [session for session in waiting if session.clock() == first_s]
 
 
 class SwarmSession(SwarmGossip):
@@ -98,8 +126,9 @@ class SwarmSession(SwarmGossip):
     run = "swarm"
     epoch = 0  # nothing is ever undone
 
-    def __init__(self, swarm: Swarm, number: int) -> None:
-        self._swarm, self.number = swarm, number
+    def __init__(self, swarm: Swarm, number: int, speed: float = 1.0) -> None:
+        self._swarm, self.number, self.speed = swarm, number, speed
+        self._local_steps = 0
         self.vectors = swarm.vectors
         self.peer_name = self.vectors.names[number]
         self.round = self.operations = 0
@@ -118,8 +147,10 @@ class SwarmSession(SwarmGossip):
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
+        self._local_steps += 1
         submitted = Submitted(self.number, self._region, float(weight))
-        self._submitted[fragment] = Step(self._swarm.state, submitted, fragment)
+        step = Step(self._swarm.state, submitted, len(self._swarm.sessions), fragment)
+        self._submitted[fragment] = step
 
     def wait(self, fragment: int = 0) -> Outcome:
         share, numbers = self._meet(self._submitted.pop(fragment))
@@ -136,6 +167,9 @@ class SwarmSession(SwarmGossip):
     def replicas(self) -> int:
         return len(self._swarm.sessions)
 
+    def first_rank(self, value: float) -> float:
+        return value
+
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._swarm.state.theta.view()
         shown.flags.writeable = False
@@ -143,29 +177,39 @@ class SwarmSession(SwarmGossip):
         self.round = self._swarm.round
         return self.round
 
+    def clock(self) -> float:
+        """Seconds that this worker has trained, at its speed: each ``check()`` and ``submit()`` is
+        the end of a local step, as it is in the methods that wait for rounds."""
+        return self._local_steps / self.speed
+
     def barrier(self) -> tuple[str, ...]:
-        self._meet(Gather(b"", "barrier()"))
+        self._operate(Gather(b"", "barrier()"))
         return self.present
 
     def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
-        every = self._meet(Gather(bytes(data), "all_gather()"))
+        every = self._operate(Gather(bytes(data), "all_gather()"))
         return list(zip(self.present, every, strict=True))
 
     def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced:
         vector = vector_of(tensor)
         flat = np.empty(vector.elements, np.float32)
         vector.write(flat)
-        reduced = self._meet(Reduce(flat, op, codec))
+        reduced = self._operate(Reduce(flat, op, codec))
         return Reduced(vector.read(reduced), self.present, self.round)
 
     def check(self) -> None:
         """There is no daemon that could die."""
+        self._local_steps += 1
 
     def report(self, **metrics: float) -> None:
         self.reported = {name: float(value) for name, value in metrics.items()}
 
     def close(self) -> None:
         """Its part of the next rounds is over when its loop has ended."""
+
+    def _operate(self, call: Gather | Reduce) -> Any:
+        self._swarm.check_collectives()
+        return self._meet(call)
 
     @property
     def _waits(self) -> bool:

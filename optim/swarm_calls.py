@@ -32,10 +32,11 @@ class Call(ABC):
 
 @dataclass
 class Step(Call):
-    """A round of the optimizer, on ``state``."""
+    """A round of the optimizer, on ``state``, which ``replicas`` peers hold."""
 
     state: SwarmState
     submitted: Submitted
+    replicas: int
     fragment: int = 0
 
     @property
@@ -45,10 +46,12 @@ class Step(Call):
     def answers(self, calls: Sequence[Step]) -> tuple[list[tuple[float, list[int]]], int]:
         """Each worker's share in the mean, and the workers whose parts are in it."""
         weights = [call.submitted.weight for call in calls]
-        sizes = self.state.commit([call.submitted for call in calls], self.fragment)
+        part, result = self.state.commit([call.submitted for call in calls], self.fragment)
+        sent_bytes = _butterfly_bytes(calls, part, result)
+        if self.state.spec.is_asynchronous:  # the others fetch it; else they have left
+            sent_bytes += (self.replicas - len(calls)) * result
         numbers = [call.submitted.worker for call in calls if call.submitted.weight > 0]
-        answers = [(weight / sum(weights), numbers) for weight in weights]
-        return answers, _butterfly_bytes(calls, *sizes)
+        return [(weight / sum(weights), numbers) for weight in weights], sent_bytes
 
 
 @dataclass

@@ -47,6 +47,7 @@ class SwarmState:
     def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
         """A round of what was submitted, of which the fragment's part counts; how many bytes one
         peer's encoded part of it has, and how many its result."""
+        self.round += 1
         first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
         grid = fragment_grid(self.grid, first, end)
         weights = [one.weight for one in submitted]
@@ -60,8 +61,14 @@ class SwarmState:
         for chunk in range(grid.count):
             lo, hi = self.grid.bounds(first + chunk)
             pair = self.theta[lo:hi], self.momentum[lo:hi]
-            self._step(codec, result.view(chunk), pair, pair, contributors)
-        self.round += 1
+            self._step(
+                codec,
+                result.view(chunk),
+                pair,
+                pair,
+                round_number=self.round,
+                contributors=contributors,
+            )
         return encoded_layout(grid, codec.part_codec).total_bytes, result.array.nbytes
 
     def _source(self, one: Submitted, grid: ChunkGrid, fragment: int) -> Callable[[int, F32], None]:

@@ -210,6 +210,10 @@ class Session(Operations, Gossip):
         """How many members of the run hold its state: most of them have a trainer."""
         return sum(member["role"] == REPLICA for member in self.status()["members"]) or 1
 
+    def first_rank(self, value: float) -> float:
+        """What the first process of this trainer gives: this one, if there are no ranks."""
+        return value
+
     def pull(self, read: Callable[[Floats], None]) -> int:
         """Give ``read`` the run's θ (read-only); repeated if it changed meanwhile. The round."""
         for _ in range(PULL_TRIES):

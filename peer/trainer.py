@@ -22,6 +22,7 @@ from atoll.peer.group.views import REPLICA, short
 from atoll.peer.local import Handler, LocalDoor
 from atoll.peer.memory import Region, send_region
 from atoll.peer.rounds.runner import RoundRunner
+from atoll.peer.trainer_async import AsyncSubmissions
 from atoll.peer.trainer_ops import call_of, halves_of, outcome_of, why_not_now
 
 __all__ = ["Trainer", "TrainerDesk"]
@@ -38,6 +39,7 @@ class Trainer:
     region: Region | None = None
     exchange: Region | None = None  # of its collectives: what goes in, then what comes out
     in_step: bool = False  # the barrier waits for it
+    submissions: AsyncSubmissions | None = None  # of an asynchronous run
     awaiting: dict[int, int] = field(default_factory=dict)  # fragment -> the call without an answer
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -77,14 +79,16 @@ class TrainerDesk:
         trainer = self.trainer
         if trainer is None or self.door is None:
             return
-        call = trainer.awaiting.pop(effect.fragment, None)
-        if call is not None:
-            told = outcome_of(effect, call)
-            if effect.kind == "committed" and effect.begin is None:
-                head = self._runner.replica.log.head(effect.round)
-                told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
-                told["peers"] = list(map(short, head.contributors)) if head is not None else []
-            self.door.push(trainer.client, "outcome", told)
+        call = trainer.awaiting.get(effect.fragment)
+        if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
+            return
+        del trainer.awaiting[effect.fragment]
+        told = outcome_of(effect, call)
+        if effect.kind == "committed" and effect.begin is None:
+            head = self._runner.replica.log.head(effect.round)
+            told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
+            told["peers"] = list(map(short, head.contributors)) if head is not None else []
+        self.door.push(trainer.client, "outcome", told)
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
@@ -93,6 +97,8 @@ class TrainerDesk:
 
     def _drop(self, trainer: Trainer) -> None:
         self.trainer = None
+        if trainer.submissions is not None:
+            trainer.submissions.close()
         for region in (trainer.region, trainer.exchange):
             if region is not None:
                 region.close()  # the mapping lives on while a round reads it
@@ -150,8 +156,18 @@ class TrainerDesk:
             raise
         if not trainer.in_step:
             trainer.in_step = True
-            self._feed(ev.Attached())
+            if trainer.spec.is_asynchronous:
+                trainer.submissions = self._asynchronous(trainer)
+            else:
+                self._feed(ev.Attached())
         return {"state": "ready", "text": ""}
+
+    def _asynchronous(self, trainer: Trainer) -> AsyncSubmissions:
+        def taken() -> None:
+            if trainer.region is not None:
+                self._runner.inputs = trainer.region.floats
+
+        return AsyncSubmissions(self._node.follower, self._feed, taken)
 
     async def _offer(self, client: bytes, arguments: dict[str, Any]) -> None:
         trainer = self.known(client)
@@ -194,6 +210,9 @@ class TrainerDesk:
         if not 0 <= weight <= WEIGHT_MAX:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
         trainer.awaiting[fragment] = int(arguments["call"])
+        if trainer.submissions is not None:
+            trainer.submissions.submit(weight)
+            return
         base_round = self._node.follower.round
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError, SessionError
+from atoll.optim.spec import check_collectives
 from atoll.peer.group import events as ev
 from atoll.peer.group.follower import Follower
 from atoll.peer.group.messages import GATHER, REDUCE, Begin
@@ -59,12 +60,8 @@ def halves_of(region: Region | None, operation: Operation | None) -> tuple[Float
 
 def why_not_now(own: Follower, state: ReplicatedState | None, *, in_view: bool) -> str:
     """Why the call has to wait; "" if it need not. ConfigError if waiting would not help."""
-    if state is not None and (state.spec.fragments > 1 or state.spec.rounds_in_flight > 1):
-        raise ConfigError(
-            f"this run has {state.spec.fragments} fragments, of which"
-            f" {state.spec.rounds_in_flight} may be in flight; collectives need a run with one",
-            fix="call collectives in a run with fragments=1 and rounds_in_flight=1",
-        )
+    if state is not None:
+        check_collectives(state.spec)
     if own.unsynced or not in_view:
         return "this peer is catching up with the others"
     if own.contributes:  # what a trainer before this one has submitted

@@ -288,7 +288,9 @@ class _Copy:
         theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
         codec = self._state.codec_of(head)
         pair = theta, momentum
-        self._outer_step(codec, encoded, pair, pair, contributors)
+        self._outer_step(
+            codec, encoded, pair, pair, round_number=head.round, contributors=contributors
+        )
 
     def _write(self, chunk: int, data: memoryview) -> None:
         place = self._layout.place(chunk)

@@ -84,7 +84,8 @@ class Planner:
     async def look(self) -> None:
         """Make a plan if there is none that suits, and this peer is to make it."""
         node, state, participants = self._node, self._state(), self._training()
-        if node.view is None or state is None or len(participants) < 2:
+        plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
+        if node.view is None or state is None or not plannable or len(participants) < 2:
             self._made_for, self._gaps_s = (), float("inf")
             return
         now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))

@@ -55,9 +55,14 @@ class StateBuffers:
         """
         if head.kind != INIT:
             first, _ = self._manifest.chunks_of(head.fragment, self._spec.fragments)
-            contributors = head.origin(chunk - first).contributors
-            pair, changed = self._pair(chunk, source), self._pair(chunk, target)
-            self._step(self.codec(head), encoded, pair, changed, contributors)
+            self._step(
+                self.codec(head),
+                encoded,
+                self._pair(chunk, source),
+                self._pair(chunk, target),
+                round_number=head.round,
+                contributors=head.origin(chunk - first).contributors,
+            )
             return
         theta, momentum = self._pair(chunk, target)
         _FLOAT32.decode(encoded, theta)

@@ -75,6 +75,11 @@ COMMANDS = {
     "costs-real-32": Command(
         "costs.py --real --peers 32 --mbit 10 --real-mib 8 --codecs float32", "--times 5"
     ),
+    "utilization": Command(
+        "utilization.py --hosts 4 --mbit 50 --rtt-ms 80 --parameters 8e6 --sync-every 30"
+        " --step-s 0.2",
+        "--rounds 6",
+    ),
     "join": Command("join.py --mib 1024 --mbit 200 --slow 20 --inner 60", "--rounds 5"),
 }
 
@@ -180,6 +185,9 @@ ROWS = (
     Row("first peer, silent host, 300 ms, worst", "recovery", "far/first/worst", "< 3 s"),
     Row("1 GiB of state: of the joiner's link", "join", "link_used", ">= 90 %"),
     Row("... donors' rounds longer by", "join", "donors_longer", "<= 5 %"),
+    # that of issue 5
+    Row("DiLoCo, 50 Mbit/s, 80 ms: trainers compute", "utilization", "diloco/computes", "< 80 %"),
+    Row("... StreamingDiLoCo", "utilization", "streaming_diloco/computes", ">= 95 %"),
     # without a bar: what users of a session get
     Row("session, float32, 2 trainers, x Gloo", "session", "2/sealed/float32/over_gloo", ""),
     Row("session, float32, 4 trainers, x Gloo", "session", "4/sealed/float32/over_gloo", ""),

@@ -2,7 +2,7 @@
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
 outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
-fault ("none", "nan" or "fork"), codec, method ("diloco" or "sparse_loco").
+fault ("none", "nan" or "fork"), codec, method ("diloco", "sparse_loco" or "async_diloco").
 """
 
 from __future__ import annotations
@@ -30,6 +30,14 @@ SPARSE_LOCO = RunSpec(  # as optim/sparse_loco.py has it
     aggregate="senders",
     error_feedback=0.95,
 )
+ASYNC_DILOCO = RunSpec(  # as optim/async_diloco.py has it
+    method="async_diloco",
+    sync_every=1,
+    outer_lr=0.5,
+    outer_momentum=0.5,
+    outer_delay=3,
+    submits="deltas",
+)
 
 
 def main() -> int:
@@ -38,6 +46,8 @@ def main() -> int:
     codec = sys.argv[6] if len(sys.argv) > 6 else "int8"
     if sys.argv[7:] == ["sparse_loco"]:
         spec = replace(SPARSE_LOCO, codec=codec)
+    elif sys.argv[7:] == ["async_diloco"]:
+        spec = replace(ASYNC_DILOCO, codec=codec)
     else:
         spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
     manifest = Manifest.of([Parameter("w", (int(elements),))])
@@ -45,9 +55,16 @@ def main() -> int:
     session.attach(spec, manifest, lambda flat: flat.fill(1.0))
     target = np.float32(session.peer_name.encode()[0] / 64)
     here = np.zeros(int(elements), np.float32)
+    began = np.zeros_like(here)
 
     def take(flat: np.ndarray) -> None:
-        here[:] = flat
+        here[:] = began[:] = flat
+
+    def hand_over(flat: np.ndarray) -> None:
+        if spec.submits == "deltas":
+            np.subtract(began, here, out=flat)
+        else:
+            np.copyto(flat, here)
 
     if sys.argv[5] == "fork":  # as a DataLoader's workers do
         child = os.fork()
@@ -63,7 +80,7 @@ def main() -> int:
         np.add(here, target * np.float32(0.1), out=here)
         if spoils:
             here[0] = np.nan
-        session.submit(lambda flat: np.copyto(flat, here), 1.0)
+        session.submit(hand_over, 1.0)
         outcome = session.wait()
         if outcome.kind != "missed":
             session.pull(take)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from atoll.optim import (
     CO2,
     QSR,
+    AsyncDiLoCo,
     DeMo,
     DiLoCo,
     GradientAverage,
@@ -108,6 +109,9 @@ class Entry:
     step: StepRule = after_backward
     uses_inner: bool = True
     every_step: bool = False  # there are no rounds of H steps
+    # Local steps of the slowest worker while the fastest takes one; the others lie between. As all
+    # take as many steps, the fastest is evaluated last when the slowest still has some to take.
+    slowest: float = 1.0
     rates: tuple[float, ...] = ()  # the grid of its learning rate, where the model's does not fit
     tuned_as: str = ""  # takes the learning rate that was found for this one
     one_line: bool = False  # only after the warm start, at the smaller H
@@ -151,6 +155,12 @@ def sparse_loco(model: nn.Module, inner: Optimizer, session: SwarmSession, case:
 
 def co2(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> CO2:
     return CO2(model, inner, case.sync_every, session)
+
+
+def async_diloco(
+    model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case
+) -> AsyncDiLoCo:
+    return AsyncDiLoCo(model, inner, case.sync_every, session, outer_delay=case.workers)
 
 
 def noloco(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> NoLoCo:
@@ -240,6 +250,12 @@ _ENTRIES = (
         quick_margin=0.5,  # a round sends one value in 64; the others wait for later rounds
     ),
     Entry(name="co2", label="CO2 int8", make=co2),
+    Entry(
+        name="async-diloco",
+        label="AsyncDiLoCo int8",
+        make=async_diloco,
+        slowest=0.9,  # so hardly ever two come together
+    ),
     Entry(name="noloco", label="NoLoCo bfloat16", make=noloco),
     Entry(
         name="demo",

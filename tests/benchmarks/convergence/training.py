@@ -35,7 +35,7 @@ from atoll.optim import ByteTransformer, Swarm, TextBatches
 from atoll.optim.swarm import SwarmSession
 from atoll.optim.text import Text
 
-__all__ = ["Divergence", "ring_bytes", "run_row", "train_plainly"]
+__all__ = ["Divergence", "ring_bytes", "run_row", "speeds", "train_plainly"]
 
 SCORE_WINDOWS, SCORE_SEED = 64, 2**31  # of methods that ask how well a worker does
 EVALUATIONS = 4  # evenly over the steps of a row with those of the warm start; H divides them
@@ -70,6 +70,11 @@ def run_row(
 def ring_bytes(elements: int, workers: int, steps: int) -> float:
     """What a peer sends in float32 all-reduces on a ring: 2 (n-1)/n of 4 bytes each, every step."""
     return 2 * (workers - 1) / workers * 4 * elements * steps
+
+
+def speeds(slowest: float, workers: int) -> list[float]:
+    """Of the workers, evenly from 1 to ``slowest``."""
+    return [1.0 - (1.0 - slowest) * n / max(1, workers - 1) for n in range(workers)]
 
 
 def where_is(model: torch.nn.Module) -> torch.device:
@@ -143,7 +148,7 @@ class _Run:
         if self.entry.make is None:
             self._plain(self.line.workers if self.entry.name == CEILING else 1)
             return
-        swarm = Swarm(self.line.workers)
+        swarm = Swarm(self.line.workers, speeds(self.entry.slowest, self.line.workers))
         try:
             swarm.run(lambda session: self._work(session, swarm))
         except CodecError as error:

@@ -137,6 +137,9 @@ class LocalSession:
     def replicas(self) -> int:
         return len(self._run.sessions)
 
+    def first_rank(self, value: float) -> float:
+        return value
+
     def pull(self, read: Callable[[F32], None]) -> int:
         shown = self._run.theta.view()
         shown.flags.writeable = False  # as a client's map of the daemon's memory is

@@ -54,6 +54,9 @@ specs = st.integers(1, 64).flatmap(
         ("outer_lr", "0.7"),
         ("outer_momentum", 1.0),
         ("outer_momentum", -0.1),
+        ("outer_delay", 0),
+        ("outer_delay", 1025),
+        ("outer_delay", 2.0),
         ("codec", "int7"),
         ("codec", "int8_sr"),  # it needs a key
         ("codec", "topk"),  # it needs error feedback
@@ -125,6 +128,23 @@ def test_results_are_encoded_as_the_aggregate_says(codec, aggregate, error_feedb
             assert result is parts
         else:
             assert result == Gathered(parts, tuple(weights), aggregate)
+
+
+@pytest.mark.parametrize("rule", [{"outer": "sgd"}, {"outer": "heavy_ball"}, {"outer_clip": 1.0}])
+def test_only_plain_nesterov_is_delayed(rule):
+    assert RunSpec(sync_every=1, outer_delay=1024).outer_delay == 1024
+    assert RunSpec(sync_every=1, outer_delay=1, **rule).outer_delay == 1
+    with pytest.raises(ConfigError, match="outer_delay is 2"):
+        RunSpec(sync_every=1, outer_delay=2, **rule)
+
+
+@pytest.mark.parametrize(("field", "value"), [("submits", "parameters"), ("fragments", 2)])
+def test_asynchronous_runs_submit_whole_pseudo_gradients(field, value):
+    good = {"method": "async_diloco", "sync_every": 1, "submits": "deltas"}
+    assert RunSpec(**good).is_asynchronous
+    assert not RunSpec(sync_every=1, submits="deltas").is_asynchronous
+    with pytest.raises(ConfigError, match=field):
+        RunSpec(**{**good, field: value})
 
 
 def test_an_int_for_a_float_means_that_float():

@@ -1,0 +1,84 @@
+"""How many local steps a peer's rounds have, if they are to take some time rather than some steps.
+
+Dynamic local updates (DyLU) of Async Local-SGD (arXiv 2401.09135) give worker w
+``floor(v_w / max v * H)`` steps, v being speeds in steps per second. That is what each peer comes
+to by itself where ``round_s`` is the time in which the fastest of them takes H steps.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+from atoll.collectives.errors import ConfigError
+from atoll.optim.spec import ROUND_DEADLINE_S_MAX
+
+__all__ = ["StepsBySpeed"]
+
+# Rounds whose speeds are remembered: an evaluation or a pause in one or two of them is passed over.
+ROUNDS_KEPT = 5
+# Of more steps than that the outer rates that suit ``sync_every`` do not (the best one rises with
+# the number of steps, arXiv 2503.09799), and a clock or a unit may be wrong.
+STEPS_FACTOR_MAX = 10
+WORTH = 0.1  # a smaller change is noise
+
+
+class StepsBySpeed:
+    """``floor(round_s / seconds of a step)`` steps, at least one and at most ten times
+    ``sync_every``, which the first round has; what changes by a tenth or less stays as it was.
+
+    Time is taken of whole rounds, from their begin until the submission is written: on an
+    accelerator a step is over long after it has been launched. The very first step is left out,
+    because it compiles and allocates. ``clock``: seconds.
+    """
+
+    def __init__(self, round_s: float, sync_every: int, clock: Callable[[], float]) -> None:
+        if not 0 < round_s <= ROUND_DEADLINE_S_MAX:
+            raise ConfigError(
+                f"round_s={round_s}", fix=f"give seconds, up to {ROUND_DEADLINE_S_MAX:g}, or None"
+            )
+        self._round_s, self._clock = round_s, clock
+        self._most = STEPS_FACTOR_MAX * sync_every
+        self._sync_every = sync_every
+        self._seconds: deque[float] = deque(maxlen=ROUNDS_KEPT)  # of a step, in each round
+        self._is_warm = False
+        self.begin()
+
+    def begin(self) -> None:
+        """A round, or anew."""
+        self._began_s, self._steps = self._clock(), 0
+
+    def step(self) -> None:
+        if self._is_warm:
+            self._steps += 1
+        else:
+            self._is_warm = True
+            self.begin()
+
+    def end(self) -> None:
+        """The submission has been written."""
+        if self._steps:
+            self._seconds.append((self._clock() - self._began_s) / self._steps)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a local step: the median of the last rounds; 0 before the first is over."""
+        return median(self._seconds) if self._seconds else 0.0
+
+    def next_sync_every(self, step_s: float) -> int:
+        """Of the round that begins, where a step takes ``step_s``."""
+        if not step_s > 0:
+            return self._sync_every
+        wanted = min(max(1, math.floor(min(self._round_s / step_s, self._most))), self._most)
+        if abs(wanted - self._sync_every) > WORTH * self._sync_every:
+            print(
+                f"atoll: rounds have {wanted} local steps here from now on, after "
+                f"{self._sync_every}: a step takes {step_s:.3g} s, and a round is to take "
+                f"{self._round_s:g} s",
+                file=sys.stderr,
+            )
+            self._sync_every = wanted
+        return self._sync_every
