@@ -22,7 +22,6 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group import events as ev
-from atoll.peer.group.membership import Node
 from atoll.peer.group.operations import Call, Operation
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
@@ -117,7 +116,7 @@ class Arena(World):
         self.noted[effect.kind] += 1
         super()._note(host, effect)
 
-    def make_node(self, member: Member) -> Node:
+    def make_node(self, member: Member) -> BoundedNode:
         options = self.options
         signer = Seal(member.peer) if options.signed else None
         node = BoundedNode(member, self.timing, signer)
