@@ -30,8 +30,8 @@ LINEAGE = b"L" * 32
 DIAL_AGAIN_S = 0.5  # a shell that was asked for a link goes on dialling
 CALL_AGAIN_S = 0.05  # a session asks its daemon again whether a call can be made
 TICK_MIN_S = 1e-4  # a machine that asks for the past would stop time
-# A run of a seed has some two thousand, the longest of 100,000 fifty times as many. More than this
-# are peers that answer each other without end.
+# A run of a seed has some two thousand, the longest ones fifty times as many. More than this are
+# peers that answer each other without end.
 EVENTS_MAX = 1_000_000
 QUEUE_MAX = (
     50_000  # the same, where each answers with several: what waits to happen, usually hundreds
