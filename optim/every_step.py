@@ -109,8 +109,9 @@ class EveryStep(ABC):
         self._missed = 0
         print(
             f"atoll: {self.manifest.elements:,} parameters, which this trainer holds; the daemon "
-            f"takes {8 * self.manifest.elements / 2**20:.0f} MiB of host memory to hand them to "
-            "newcomers, and for what it exchanges",
+            f"takes {8 * self.manifest.elements / 2**20:.0f} MiB of host memory for what it "
+            "exchanges and to hand them to newcomers, then also as much for each number that inner "
+            "optimizers keep of a parameter",
             file=sys.stderr,
         )
         # Of the state that daemons keep there is none; the specification is compared all the same.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from harness.losing import Losing
+from harness.troubled_swarm import TroubledSwarm
 from torch import nn
 
 from atoll.collectives.errors import (
@@ -153,6 +154,20 @@ def test_who_misses_an_exchange_comes_back(lost):
         return float(method.weight.detach()[0]), method.steps
 
     found = Swarm(WORKERS).run(train)
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("lost", range(1, 13))
+def test_whatever_call_is_missed_all_come_together(lost):
+    """Those of the beginning too, in which the others then make another call."""
+
+    def train(session: SwarmSession) -> tuple[float, int]:
+        method = Adding(session)
+        while method.steps < STEPS:
+            method.step()
+        return float(method.weight.detach()[0]), method.steps
+
+    found = TroubledSwarm(WORKERS, {(2, lost)}).run(train)
     assert len(set(found)) == 1
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness.losing import Losing
+from harness.troubled_swarm import TroubledSwarm
 from harness.zeroth_order import OPTIONS, WORKERS, all_equal, flat, loss_of, model, train
 
 from atoll.collectives.errors import (
@@ -85,6 +86,15 @@ def test_who_misses_rounds_replays_them(lost):
     found = Swarm(WORKERS).run(each)
     assert all_equal(found)
     assert {optimizer._log.begin for _, optimizer in found} == {0}  # nobody took parameters
+
+
+@pytest.mark.parametrize("first", range(1, 13))
+@pytest.mark.parametrize("gap", [1, 2, 3, 5])
+def test_whatever_calls_are_missed_all_come_together(first, gap):
+    """Two of them, in the beginning and within a replay too."""
+    missed = {(2, first), (2, first + gap)}
+    found = TroubledSwarm(WORKERS, missed).run(lambda session: train(session, steps=8))
+    assert all_equal(found)
 
 
 def test_who_differs_takes_the_parameters():
