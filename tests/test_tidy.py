@@ -372,3 +372,14 @@ def test_nothing_from_outside_is_unpickled_or_run() -> None:
                 if called.split(".")[-1] in UNSAFE_CALLS or unsafe_load:
                     wrong.append(f"{name_of(path)}:{node.lineno} calls {called}")
     assert not wrong, wrong
+
+
+def test_no_test_is_named_by_a_set() -> None:
+    """The order in which a set is printed is not the same in every process: xdist's workers would
+    collect tests of different names, and run none."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for call in ast.walk(parsed(path)):
+            named = isinstance(call, ast.Call) and any(k.arg == "ids" for k in call.keywords)
+            if named and ast.unparse(call.func) == "pytest.mark.parametrize":
+                sets = [node for node in ast.walk(call) if isinstance(node, ast.Set | ast.SetComp)]
+                assert not sets, f"{name_of(path)}:{call.lineno}: a set among the parameters"

@@ -74,7 +74,7 @@ def test_a_long_log_comes_in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "lost", [{4}, {5}, {5, 6}, {5, 7}, {5, 8}, {5, 9}, {5, 10}, {5, 7, 10, 13}], ids=str
+    "lost", [(4,), (5,), (5, 6), (5, 7), (5, 8), (5, 9), (5, 10), (5, 7, 10, 13)], ids=str
 )
 def test_who_misses_rounds_replays_them(lost):
     """Those of the replay among them: 5 is step 2; then come a flag, places, an offer, a piece."""
