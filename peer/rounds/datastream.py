@@ -75,6 +75,7 @@ class DataStream(abc.ABC):
         # On the wire, both ways, as it moves: shows that a slow link lives. Without what is sent
         # aside: a round that gets nowhere must not look alive because a learner is being served.
         self.moved_bytes = 0
+        self.sent_for_rounds_bytes = 0  # of these, what was sent
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
         self.is_local = _is_local(sock)  # both ends are on this machine
         self._aside = False
@@ -246,7 +247,9 @@ class DataStream(abc.ABC):
                 continue
             moved_s = time.monotonic()
             self._handed_bytes += count
-            self.moved_bytes += 0 if self._aside else count
+            if not self._aside:
+                self.moved_bytes += count
+                self.sent_for_rounds_bytes += count
             while views and count >= len(views[-1]):
                 count -= len(views.pop())
             if count:

@@ -115,6 +115,7 @@ class Streams:
         self._open_to: set[bytes] = set()  # ... and to whom not even then
         self._wider: set[bytes] = set()  # to whom there are more lanes than in the last round
         self._sent_before = 0  # bytes of streams that are gone
+        self._sent_for_rounds_before = 0
         self._received_before = 0
         self._moved_before = 0
         # Reader threads end while the loop adds up, and the loop opens streams while a donor does.
@@ -125,6 +126,13 @@ class Streams:
     def sent_bytes(self) -> int:
         with self._counting:
             return self._sent_before + sum(s.sent_bytes for s in self._outgoing.values())
+
+    @property
+    def sent_for_rounds_bytes(self) -> int:
+        """On the wire: without pieces for learners, and nothing of what wraps them."""
+        with self._counting:
+            found = sum(stream.sent_for_rounds_bytes for stream in self._outgoing.values())
+            return self._sent_for_rounds_before + found
 
     @property
     def received_bytes(self) -> int:
@@ -280,6 +288,7 @@ class Streams:
             stream = self._outgoing.pop(lane, None)
             if stream is not None:
                 self._sent_before += stream.sent_bytes
+                self._sent_for_rounds_before += stream.sent_for_rounds_bytes
                 self._moved_before += stream.moved_bytes
         if stream is not None:
             stream.close()

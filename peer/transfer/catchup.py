@@ -64,6 +64,7 @@ class CatchingUp:
 
     def handle(self, event: ln.Event, now_s: float) -> list[ln.Effect]:
         self._now_s = now_s
+        is_news = True
         match event:
             case ln.Aim():
                 self._on_aim(event.goal, event.own)
@@ -72,7 +73,7 @@ class CatchingUp:
             case ln.Linked():
                 self._on_linked(event.peers)
             case ln.Heard():
-                self._on_heard(event.source, event.message)
+                is_news = self._on_heard(event.source, event.message)
             case ln.Arrived():
                 self._on_arrived(event)
             case ln.Interrupted():
@@ -87,7 +88,7 @@ class CatchingUp:
                 self._on_unfinished(event)
         if isinstance(event, ln.Arrived):  # a thousand a second: nothing that grows with the state
             self._pull()
-        else:
+        elif is_news:  # the next tick is soon enough for what time brings
             self._advance()
         out = self._out[:]
         self._out.clear()
@@ -214,19 +215,28 @@ class CatchingUp:
         if self.supply.set_linked(peers):
             self.gathering.learned()
 
-    def _on_heard(self, source: bytes, message: object) -> None:
+    def _on_heard(self, source: bytes, message: object) -> bool:
+        """Whether there may be more to do than before."""
         if not self.supply.knows(source) or self.phase is Phase.IDLE:
-            return
+            return False
         match message:
             case ft.StateIs():
-                if self.supply.hear(source, message):
-                    self.gathering.learned()
+                return self._on_state_is(source, message)
             case ft.BlobIs():
                 self._on_blob(source, message.blob)
             case ft.HeadsAre():
                 self.gathering.take_heads(source, message, self._now_s)
             case ft.NoPiece():
                 self.supply.pull.refuse(source, message.ticket, self._now_s)
+        return True
+
+    def _on_state_is(self, source: bytes, message: ft.StateIs) -> bool:
+        before = self.supply.said(source)
+        self.supply.hear(source, message)
+        has = self.supply.said(source)
+        if _reach(before) != _reach(has):
+            self.gathering.learned()
+        return has != before
 
     def _on_arrived(self, event: ln.Arrived) -> None:
         if self.phase is Phase.PULLING and self.goal is not None:
@@ -310,6 +320,11 @@ class CatchingUp:
         self._say(f"{event.why}; every chunk has to be confirmed by a donor")
         self.gathering.distrust_all()
         self.phase = Phase.PULLING
+
+
+def _reach(has: ft.StateIs | None) -> tuple[int, int] | None:
+    """The rounds that a donor can bring others to."""
+    return (has.log_first, has.round) if has is not None else None
 
 
 def _is_at(own: ln.Own, goal: Goal) -> bool:

@@ -38,9 +38,12 @@ from atoll.peer.transfer.copies import TransferKind
 from atoll.peer.transfer.proven import RUN_MAX, entry_leaf, part_head
 from atoll.peer.transfer.serving import Pace, Queue
 
-__all__ = ["SERVES_MAX", "Donor", "Results"]
+__all__ = ["RESULTS_MAX", "SERVES_MAX", "Donor", "Results"]
 
 SERVES_MAX = 4  # learners at a time: more would only share the same uplink
+# Members that want the result of a round at a time, most of them waiting for their turn: those that
+# do not contribute all ask the first peer that has it. In larger views some ask another one.
+RESULTS_MAX = 64
 # Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): as many as a piece
 # may need, but no more leaves than so many, of 64 bytes with what is above them: 8 MB.
 TREES_MAX = RUN_MAX
@@ -75,11 +78,12 @@ class Donor:
         self._log = log
         self.state: ReplicatedState | None = None
         self.is_open = True
-        self.pace = Pace(lambda: streams.sent_bytes, time.monotonic)
+        self.pace = Pace(lambda: streams.sent_for_rounds_bytes, time.monotonic)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queues: dict[bytes, Queue] = {}  # of learners that are being served
-        self._results_served = 0
+        self._results_asked = 0
+        self._result_turns = asyncio.Semaphore(SERVES_MAX)
         self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
         self._threads = ThreadPoolExecutor(2 * SERVES_MAX, "serve")
         self._trees: OrderedDict[bytes, MerkleTree] = OrderedDict()  # by the entry's root
@@ -251,11 +255,11 @@ class Donor:
 
     def _on_fetch_result(self, source: bytes, message: ft.FetchResult) -> None:
         number, attempt = message.round, message.attempt
-        found = self._results(number, attempt) if self._results_served < SERVES_MAX else None
+        found = self._results(number, attempt) if self._results_asked < RESULTS_MAX else None
         if found is not None:
             result, layout, count = found
             chunks = parse_chunks(message.chunks, count) or range(count)
-            self._results_served += 1
+            self._results_asked += 1
             self._spawn(self._serve_result(source, message, result, layout, chunks))
         self._host.send(source, ft.ResultHead(number, attempt, found is not None))
 
@@ -276,12 +280,13 @@ class Donor:
                 outlet.send(kind, chunk, result[lo:hi].data)
 
         try:
-            outlet = FrameOutlet(await self._streams.to(source), header)
-            await self._loop.run_in_executor(self._threads, push, outlet)
+            async with self._result_turns:
+                outlet = FrameOutlet(await self._streams.to(source), header)
+                await self._loop.run_in_executor(self._threads, push, outlet)
         except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
             self._ended_early(source, reason_of(error))
         finally:
-            self._results_served -= 1
+            self._results_asked -= 1
 
     def _ended_early(self, source: bytes, why: str) -> None:
         """Once for a learner and a reason: it asks again, and so will this happen again."""

@@ -182,10 +182,11 @@ class Pull:
         drops: list[Drop] = []
         ready = [p for p, d in self._donors.items() if d.rests_until_s <= now_s]
         ready.sort(key=lambda peer: len(self._donors[peer].asked))
+        idle: set[bytes] = set()  # for whom there is nothing; one more thing asked changes nothing
         for depth in range(ASKED_MAX):  # one each in turn: the first pieces come from everybody
             for peer in ready:
                 donor = self._donors[peer]
-                if len(donor.asked) > depth:
+                if len(donor.asked) > depth or peer in idle:
                     continue
                 piece = self._next_open(donor)
                 if piece is not None:
@@ -195,6 +196,8 @@ class Pull:
                     asked, drop = found
                     drops += drop
                     asks.append(self._ask(peer, asked.piece, asked.nbytes, now_s))
+                else:
+                    idle.add(peer)
         return asks, drops
 
     def next_deadline_s(self, now_s: float) -> float | None:
@@ -218,6 +221,8 @@ class Pull:
     def _worth_stealing(self, thief: bytes, now_s: float) -> tuple[_Asked, list[Drop]] | None:
         """The request that would be answered last, if ``thief`` is so much faster."""
         mine = self._donors[thief]
+        if not mine.rate and mine.asked:
+            return None  # its first piece will tell
         queued = sum(asked.nbytes for asked in mine.asked.values())
         late_s, found, victim = 0.0, 0, b""
         for peer, donor in self._donors.items():
@@ -234,7 +239,7 @@ class Pull:
         donor = self._donors[victim]
         asked = donor.asked[found]
         if not mine.rate:  # nobody knows its speed: it may try its hand at what seems to hang
-            worth = not mine.asked and now_s > donor.idle_until_s + HANG_S
+            worth = now_s > donor.idle_until_s + HANG_S
         else:
             mine_s = (queued + asked.nbytes) / max(mine.speed(now_s), 1e-9)
             worth = late_s > STEAL_FACTOR * mine_s + STEAL_MARGIN_S

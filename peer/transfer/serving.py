@@ -58,20 +58,20 @@ class Pace:
     BUSY_BYTES."""
 
     def __init__(self, sent_bytes: Callable[[], int], clock: Callable[[], float]) -> None:
-        self._sent_bytes = sent_bytes  # of all streams, pieces included
+        self._sent_bytes = sent_bytes  # of all rounds so far, and of nothing else
         self._clock = clock
         self._changed = threading.Condition()
         self._busy = self._closed = False
         self._since_bytes = 0  # sent when the reduction began
-        self._pieces_bytes = 0  # of that, pieces
-        self._reduced_bytes = 0  # of that, the reduction's, when they were last counted ...
+        self._pieces_bytes = 0  # since then, by pieces
+        self._reduced_bytes = 0  # since then, by the reduction, when they were last counted ...
         self._moved_s = float("-inf")  # ... and when that has last grown, in this one or before
 
     def busy(self, reducing: bool) -> None:
         with self._changed:
             if reducing and not self._busy:
-                self._since_bytes, self._pieces_bytes = self._sent_bytes(), 0
-                self._reduced_bytes = 0
+                self._since_bytes = self._sent_bytes()
+                self._reduced_bytes = self._pieces_bytes = 0
             self._busy = reducing
             self._changed.notify_all()
 
@@ -93,7 +93,7 @@ class Pace:
             self._pieces_bytes += nbytes
 
     def _may(self, nbytes: int) -> bool:
-        reduced_bytes = self._sent_bytes() - self._since_bytes - self._pieces_bytes
+        reduced_bytes = self._sent_bytes() - self._since_bytes
         now_s = self._clock()
         if reduced_bytes > self._reduced_bytes:
             self._reduced_bytes, self._moved_s = reduced_bytes, now_s

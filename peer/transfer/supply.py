@@ -20,6 +20,9 @@ __all__ = ["DONORS_MAX", "Supply", "digest_of"]
 DONORS_MAX = 16  # each costs a stream with a thread and a chunk of memory; three fill most links
 POLL_S = 1.0  # how old knowledge about donors may be
 SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commit within moments
+# So many are asked at that pace, and of more each as much less often: many that are behind at once
+# would keep everybody busy with answers. Three voices are enough to go on.
+SOON_DONORS = 4
 DIAL_S = 2.0  # between two attempts to reach a donor
 GATHER_S = 3.0  # members that have no link by then are not waited for in an attestation
 VOICE_S = (
@@ -115,10 +118,12 @@ class Supply:
     def knows(self, peer: bytes) -> bool:
         return peer in self._donors and peer not in self.excluded
 
-    def hear(self, source: bytes, has: ft.StateIs) -> bool:
-        """Whether the donor has something else than before."""
+    def said(self, peer: bytes) -> ft.StateIs | None:
+        """What this donor has, as far as it is counted on."""
+        return self._donors[peer].has if peer in self.pull.donors else None
+
+    def hear(self, source: bytes, has: ft.StateIs) -> None:
         donor = self._donors[source]
-        before = donor.has
         if donor.mute >= MUTE_MAX:
             has = replace(has, log_first=max(0, has.round + 1))
         donor.open_s = float("inf")
@@ -126,11 +131,10 @@ class Supply:
         self.attestation.forget(source)
         if donor.empty:
             self.pull.lose(source)
-            return before is not None
+            return
         self.attestation.hear(source, has.first, has.digests)
         self.attestation.hear(source, has.round, digest_of(has))
         self.pull.offer(source, has.log_first, has.round)
-        return before is None or (before.log_first, before.round) != (has.log_first, has.round)
 
     def settle(self, now_s: float) -> bool:
         """Count who names what and leave out whoever is alone with it; whether that is news."""
@@ -187,6 +191,7 @@ class Supply:
 
     def ask(self, first: int, now_s: float, *, soon: bool) -> None:
         """Dial and poll whoever it is time for; ``first``: the oldest round whose digest counts."""
+        pause_s = SOON_S * max(1.0, len(self._donors) / SOON_DONORS) if soon else POLL_S
         for peer, donor in self._donors.items():
             if peer in self.excluded:
                 continue
@@ -194,7 +199,7 @@ class Supply:
                 if now_s >= donor.dialled_s + DIAL_S and donor.member.address:
                     donor.dialled_s = now_s
                     self._out.append(ln.Dial(donor.member))
-            elif now_s >= donor.polled_s + (SOON_S if soon else POLL_S):
+            elif now_s >= donor.polled_s + pause_s:
                 donor.polled_s = now_s
                 donor.open_s = min(donor.open_s, now_s)
                 self._out.append(ln.Tell(peer, ft.AskState(first)))

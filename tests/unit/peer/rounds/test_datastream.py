@@ -99,10 +99,12 @@ def test_buffers_of_all_kinds(streams: tuple[DataStream, DataStream]) -> None:
 def test_what_is_sent_aside_is_not_counted_as_moved(streams: tuple[DataStream, DataStream]) -> None:
     sender, receiver = streams
     sender.sendall(bytes(100), aside=True)
-    assert (sender.moved_bytes, sender.sent_bytes) == (0, 100)
+    assert (sender.moved_bytes, sender.sent_bytes, sender.sent_for_rounds_bytes) == (0, 100, 0)
     sender.sendall(bytes(10))
     receive(receiver, 110)
     assert sender.moved_bytes >= 10
+    assert sender.sent_for_rounds_bytes >= 10
+    assert receiver.sent_for_rounds_bytes == 0
     assert receiver.moved_bytes >= 110
 
 

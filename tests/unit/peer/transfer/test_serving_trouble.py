@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.streams import Lane, Streams
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer.copies import Copies
-from atoll.peer.transfer.donor import Donor
+from atoll.peer.transfer.donor import RESULTS_MAX, SERVES_MAX, Donor
 from atoll.peer.transfer.fetcher import Fetcher
 
 PEER = b"p" * 32
@@ -35,7 +36,9 @@ PATIENCE_S = 30.0
 def test_streams_come_and_go_while_a_donor_counts() -> None:
     interval_s = sys.getswitchinterval()
     streams = Streams(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # no link
-    stream = SimpleNamespace(sent_bytes=1, moved_bytes=2, close=lambda: None)
+    stream = SimpleNamespace(
+        sent_bytes=1, moved_bytes=2, sent_for_rounds_bytes=3, close=lambda: None
+    )
     errors: list[RuntimeError] = []
     over = threading.Event()
 
@@ -43,6 +46,7 @@ def test_streams_come_and_go_while_a_donor_counts() -> None:
         while not over.is_set():
             try:
                 assert streams.sent_bytes >= 0
+                assert streams.sent_for_rounds_bytes >= 0
             except RuntimeError as error:
                 errors.append(error)
                 return
@@ -63,12 +67,13 @@ def test_streams_come_and_go_while_a_donor_counts() -> None:
         sys.setswitchinterval(interval_s)
     assert not errors
     assert (streams.sent_bytes, streams.moved_bytes) == (4000, 8000)
+    assert streams.sent_for_rounds_bytes == 12_000
 
 
 class Wire:
     """In the place of links and streams: remembers what was sent."""
 
-    sent_bytes = 0
+    sent_for_rounds_bytes = 0
 
     def __init__(self, *, up: bool = True) -> None:
         self.sent: list[object] = []
@@ -109,6 +114,39 @@ def test_a_donor_without_memory_refuses_what_it_was_asked_for() -> None:
         await eventually(lambda: len(wire.sent) == 3)
         assert "ended early: no memory" in logs[-1]
         assert not failures
+        donor.close()
+
+    asyncio.run(scenario())
+
+
+def test_many_who_want_a_result_get_it_one_after_the_other() -> None:
+    """Members that do not contribute all ask the first peer that holds it."""
+    result = RoundResult(get_codec("int8"), grid_for(10_000))
+    pushes: list[int] = []
+    going, most = threading.Semaphore(0), threading.Barrier(SERVES_MAX + 1, timeout=PATIENCE_S)
+
+    class Slow:
+        def sendall(self, *parts: memoryview, aside: bool, urgency: int) -> int:
+            if len(pushes) < SERVES_MAX:
+                most.wait()  # so many are served at the same time ...
+            assert going.acquire(timeout=PATIENCE_S)
+            pushes.append(sum(map(len, parts)))
+            return 0
+
+    async def scenario() -> None:
+        wire = Wire()
+        wire.to = AsyncMock(return_value=Slow())  # type: ignore[method-assign]
+        held = (result.array, result.layout, 1)
+        donor = Donor(wire, wire, lambda *_: held, RoundLog(), print)  # type: ignore[arg-type]
+        for number in range(RESULTS_MAX + 1):
+            donor.on_message(bytes([number]) * 32, ft.FetchResult(b"L" * 32, 1, 2, 1))
+        heads = [head for head in wire.sent if isinstance(head, ft.ResultHead)]
+        assert [head.found for head in heads] == [True] * RESULTS_MAX + [False]
+        await asyncio.to_thread(most.wait)
+        assert wire.to.await_count == SERVES_MAX, "... and no more"
+        going.release(RESULTS_MAX)
+        await eventually(lambda: len(pushes) == RESULTS_MAX)
+        await eventually(lambda: not donor._tasks)
         donor.close()
 
     asyncio.run(scenario())
