@@ -164,10 +164,12 @@ def whole_round(run: Fleet, names: str) -> int:
 
 
 def wait_round(run: Fleet, names: str, number: int) -> None:
-    """Everybody has applied this round, and nobody has begun the next."""
+    """Everybody has applied this round, and nobody has begun the next. A daemon's round is the one
+    that the group has committed; it has the digest once it has applied it."""
 
     def there() -> bool:
-        return all(run.peers[name].try_status().get("round", 0) >= number for name in names)
+        digests = (run.peers[name].try_status().get("digests", {}) for name in names)
+        return all(max(map(int, found), default=0) >= number for found in digests)
 
     until(there, f"round {number}", *run.peers.values(), timeout_s=LONG_S)
 
