@@ -32,6 +32,7 @@ from atoll.optim import (
     StreamingDiLoCo,
     ZerothOrder,
 )
+from atoll.optim.compressors import EF21, Compressor, EControl, PowerSGD
 from atoll.optim.swarm import SwarmSession
 
 __all__ = [
@@ -185,8 +186,24 @@ def population(model: nn.Module, inner: Optimizer, session: SwarmSession, case: 
     return Population(model, inner, session, case.score, case.sync_every, bounds)
 
 
-def gradient_average(codec: str) -> Make:
-    return lambda model, inner, session, case: GradientAverage(model, inner, session, codec=codec)
+def gradient_average(codec: str, compressor: Callable[[], Compressor] | None = None) -> Make:
+    return lambda model, inner, session, case: GradientAverage(
+        model, inner, session, codec=codec, compressor=compressor and compressor()
+    )
+
+
+def compressed(
+    name: str, label: str, compressor: Callable[[], Compressor], quick_margin: float = QUICK_MARGIN
+) -> Entry:
+    return Entry(
+        name=name,
+        label=label,
+        make=gradient_average("float32", compressor),
+        every_step=True,
+        tuned_as=CEILING,
+        one_line=True,
+        quick_margin=quick_margin,
+    )
 
 
 WITHIN_5 = LossBar(5.0, CEILING)
@@ -202,6 +219,11 @@ _ENTRIES = (
         tuned_as=CEILING,
         one_line=True,
     ),
+    # DGC has no row: its momentum takes the place of an inner SGD's, and here is AdamW.
+    compressed("powersgd", "PowerSGD rank 4", lambda: PowerSGD(rank=4, start=0)),
+    # It comes down to 3.94 in the quick run: its estimate of the gradient grows from zero.
+    compressed("ef21", "EF21 top-k, eta 0.1", lambda: EF21(eta=0.1), quick_margin=1.0),
+    compressed("econtrol", "EControl top-k", EControl),
     Entry(
         name="diloco",
         label="DiLoCo int8",
@@ -256,7 +278,7 @@ _ENTRIES = (
         make=async_diloco,
         slowest=0.9,  # so hardly ever two come together
     ),
-    Entry(name="noloco", label="NoLoCo bfloat16", make=noloco),
+    Entry(name="noloco", label="NoLoCo bfloat16", make=noloco, bars=(LossBar(2.0, "diloco"),)),
     Entry(
         name="demo",
         label="DeMo",
