@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = "collectives/native"
-SOURCES = ("module", "buffers", "kernels_base", "kernels_avx2")
+SOURCES = ("module", "buffers", "kernels_base", "kernels_avx2", "kernels_avx512")
 BODIES = ("bits", "blocks", "flat", "halves", "random", "topk")
 HEADERS = ("buffers", "kernels", "kernels_body", *(f"body_{name}" for name in BODIES))
 

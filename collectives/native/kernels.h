@@ -68,8 +68,8 @@ typedef struct {
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define HAVE_AVX2_LEVEL 1
-extern const kernels kernels_avx2;
+#define HAVE_X86_LEVELS 1
+extern const kernels kernels_avx2, kernels_avx512;
 #endif
 
 #endif

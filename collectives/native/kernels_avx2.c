@@ -7,7 +7,7 @@
 
 #include "kernels.h"
 
-#if defined(HAVE_AVX2_LEVEL)
+#if defined(HAVE_X86_LEVELS)
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)

@@ -242,7 +242,7 @@ def make_group() -> Iterator[Callable[..., Group]]:
     assert not [t.name for t in threading.enumerate() if t.name.startswith("reduce-")]
 
 
-@pytest.fixture(params=("base", "avx2"))
+@pytest.fixture(params=("base", "avx2", "avx512"))
 def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Each instruction set in turn. Without a type: many calls are wrong on purpose."""
     if KERNELS is None:
