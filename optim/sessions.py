@@ -121,3 +121,12 @@ class LeadingRank(Protocol):
     def all_true(self, mine: bool, /) -> bool:
         """Whether it is so in each of them."""
         ...
+
+    def total(self, mine: float, /) -> float:
+        """The sum of what each of them has."""
+        ...
+
+    def whole(self, write: Callable[[F32], None], flat: F32, part: slice, /) -> None:
+        """What all of them ``write``, each its rows of float32[elements], in that part of ``flat``
+        in each of them."""
+        ...
