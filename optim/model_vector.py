@@ -103,9 +103,9 @@ class ModelVector:
     def write_delta(self, base: F32, flat: F32) -> None:
         """``base`` - model -> float32[elements]: a pseudo-gradient."""
         for place in self._places:
-            part = place.part(flat)
-            part.copy_(place.values)
-            torch.sub(place.part(base), part, out=part)
+            # Ranks of DDP all write the same to shared memory: so nothing else is ever in it.
+            values = place.values.to("cpu", torch.float32)
+            torch.sub(place.part(base), values, out=place.part(flat))
 
     def mix_fragment(self, fragment: int, flat: F32, local: float) -> None:
         """``p = local * p + (1 - local) * flat`` of a fragment, in the dtype of each parameter."""
