@@ -25,11 +25,20 @@ from atoll.optim import (
     Swarm,
 )
 
-__all__ = ["EVALUATES", "METHODS", "RESTARTS", "SCHEMES", "Found", "run_ranks", "train"]
+__all__ = [
+    "EVALUATES",
+    "METHODS",
+    "RESTARTS",
+    "SCHEMES",
+    "Found",
+    "Net",
+    "run_ranks",
+    "sharded",
+    "train",
+]
 
 STEPS, H, WIDTH = 14, 4, 9
 RESTART_AT, EVALUATE_AT = 6, (2, 7, 10)  # within rounds
-TIMEOUT_S = 60  # of gloo: only a hang exceeds it
 SCHEMES = ("ddp", "fsdp2")
 Found = dict[str, Any]
 
@@ -71,7 +80,7 @@ def sharded(scheme: str, net: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import fully_shard  # takes a second
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-    for block in net.blocks:  # type: ignore[union-attr]
+    for block in filter(lambda module: isinstance(module, nn.Linear), net.modules()):
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
     return net
@@ -156,7 +165,7 @@ def _evaluated(loop: _Loop, peer: int) -> list[float]:
     return losses
 
 
-def run_ranks(scheme: str, rank: int, runs: dict[str, dict[str, Any]]) -> dict[str, Found]:
+def run_ranks(rank: int, scheme: str, runs: dict[str, dict[str, Any]]) -> dict[str, Found]:
     """In the processes of both ranks; that of rank 0 also has the other peer. ``runs``: by name,
     the arguments of ``train``."""
     found = {}

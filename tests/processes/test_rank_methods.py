@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from contextlib import ExitStack
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness.processes import WAIT_S
 from harness.rank_methods import EVALUATES, METHODS, RESTARTS, SCHEMES, Found, train
+from harness.rank_processes import two_ranks
 
 from atoll.optim import Swarm
 
-RANK = """
-import json, sys
-from datetime import timedelta
-import torch.distributed as dist
-from harness.rank_methods import TIMEOUT_S, run_ranks
-
-store, scheme, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
-dist.init_process_group(
-    "gloo", init_method="file://" + store, world_size=2, rank=rank,
-    timeout=timedelta(seconds=TIMEOUT_S),
-)
-print(json.dumps(run_ranks(scheme, rank, json.loads(sys.argv[4]))), flush=True)
-dist.destroy_process_group()
-"""
 RUNS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS},
     **{f"{name}, evaluated": {"method": name, "evaluates": True} for name in EVALUATES},
@@ -44,26 +24,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """By name of the run, of either rank. One pair of processes makes them all."""
     folder = tmp_path_factory.mktemp("ranks")
-    script = folder / "rank.py"
-    script.write_text(RANK)
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(folder / "store"), request.param]
-    with ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*command, str(rank), json.dumps(RUNS)],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=env,
-                )
-            )
-            for rank in range(2)
-        ]
-        for process in processes:
-            stack.callback(process.kill)
-        return [json.loads(process.communicate(timeout=WAIT_S)[0]) for process in processes]
+    return two_ranks(folder, "rank_methods", "run_ranks", request.param, RUNS)
 
 
 @cache
