@@ -156,7 +156,7 @@ def _begun_anew(loop: _Loop, make: Callable[[], _Loop]) -> _Loop:
 @torch.no_grad()
 def _evaluated(loop: _Loop, peer: int) -> list[float]:
     """With the local parameters, with the run's, and with the local ones again."""
-    loop.net.eval()
+    loop.net.train(False)
     losses = [float(loss_of(loop.net, peer, STEPS))]
     with loop.outer.outer_parameters():
         losses.append(float(loss_of(loop.net, peer, STEPS)))
