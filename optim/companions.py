@@ -88,12 +88,14 @@ def whole(peer: object, write: Callable[[F32], None], flat: F32, part: slice = s
 
 
 def check_ranks(peer: object, ranks: int) -> None:
-    """ConfigError for a model that is sharded over so many processes, if ``peer`` is of one."""
-    if ranks > 1 and not isinstance(peer, LeadingRank):
+    """ConfigError for a model that is sharded over so many processes, if ``peer`` is of fewer."""
+    own = peer.ranks if isinstance(peer, LeadingRank) else 1
+    if ranks > own:
         raise ConfigError(
-            f"the model is sharded over {ranks} ranks, and this session is of one process: all but "
-            "its rows would be lost",
-            fix="give it RankSession(session)",
+            f"the model is sharded over {ranks} ranks, and this session is of {own}: all but their "
+            "rows would be lost",
+            fix="give it RankSession(session)"
+            + (", with the group of all ranks that share the model" if own > 1 else ""),
         )
 
 

@@ -49,7 +49,7 @@ class RankSession:
         self, session: TrainerSession | None, group: dist.ProcessGroup | None = None
     ) -> None:
         _check_group(group)
-        self._rank = dist.get_rank(group)
+        self._rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if (session is None) == (self._rank == 0):
             raise ConfigError(
                 f"rank {self._rank} has {'no' if session is None else 'a'} session",

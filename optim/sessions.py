@@ -112,7 +112,9 @@ class GossipSession(Protocol):
 
 @runtime_checkable
 class LeadingRank(Protocol):
-    """Several processes that are one trainer; one of them has a session."""
+    """Several processes that are one trainer, ``ranks`` of them; one has a session."""
+
+    ranks: int
 
     def lead(self, ask: Callable[[GossipSession], F32], elements: int, /) -> F32:
         """What it hears, float32[elements], in all of them."""

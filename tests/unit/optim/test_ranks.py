@@ -65,10 +65,10 @@ def made(make: Make, net: nn.Module, session: Any) -> Any:
     return make(net, torch.optim.SGD(net.parameters(), lr=0.1), session)
 
 
-def sharded() -> nn.Module:
+def sharded(ranks: int = 2) -> nn.Module:
     from torch.distributed.fsdp import fully_shard  # takes a second
 
-    return fully_shard(nn.Linear(4, 3), mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    return fully_shard(nn.Linear(4, 3), mesh=dist.device_mesh.init_device_mesh("cpu", (ranks,)))
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
@@ -76,6 +76,15 @@ def test_a_sharded_model_needs_the_session_of_ranks(name: str) -> None:
     with group("fake", 2), pytest.raises(ConfigError, match="sharded over 2 ranks") as raised:
         made(WITH_ROUNDS[name], sharded(), object())
     assert raised.value.fix == "give it RankSession(session)"
+
+
+def test_ranks_that_share_a_model_share_the_session() -> None:
+    session: Any = object()
+    with group("fake", 4):
+        net, few = sharded(4), dist.new_group([0, 1])
+        with pytest.raises(ConfigError, match="over 4 ranks, and this session is of 2") as raised:
+            made(WITH_ROUNDS["DiLoCo"], net, RankSession(session, few))
+    assert "the group of all ranks" in raised.value.fix
 
 
 @pytest.mark.parametrize("name", OF_ONE_PROCESS)
