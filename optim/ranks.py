@@ -41,8 +41,8 @@ class RankSession:
     must be able to exchange tensors of the CPU (gloo). It takes the place of a session.
 
     A submission weighs what those of all ranks weigh together. Costs 8 bytes of host memory for
-    each parameter. ConfigError where rank 0 has no session, or another one has, and for a group
-    that has no backend for the CPU.
+    each parameter; what a method takes of it besides, each rank takes. ConfigError where rank 0 has
+    no session, or another one has, and for a group that has no backend for the CPU.
     """
 
     def __init__(

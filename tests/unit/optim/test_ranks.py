@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from atoll.optim import (
     Swarm,
     ZerothOrder,
 )
+from atoll.optim.model_vector import ModelVector
 from atoll.optim.ranks import _mapped
 from atoll.peer.session import Region
 
@@ -140,3 +142,16 @@ def test_memory_is_mapped_if_it_is_what_was_meant() -> None:
     fd = region.fd
     region.close()
     assert _mapped([os.getpid(), fd, inode], 3) is None
+
+
+def test_nothing_but_the_difference_is_ever_written() -> None:
+    """Ranks of DDP write it to the same memory, and one may be through before another begins: here
+    what they read lies there too, so a step in between would be seen."""
+    net = nn.Linear(4, 3)
+    vector = ModelVector(net)
+    base = np.arange(15, dtype=np.float32)
+    model = np.empty(15, np.float32)
+    vector.write(model)
+    expected = base - model
+    vector.write_delta(base, base)
+    assert np.array_equal(base, expected)
