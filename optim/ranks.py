@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from atoll.peer.session import Outcome, Region, map_floats
 __all__ = ["RankSession"]
 
 KINDS = ("committed", "missed", "reload")
-T = TypeVar("T")
 
 
 class RankSession:
@@ -182,12 +181,13 @@ class RankSession:
         """Memory of rank 0 that all ranks map, float32[elements], zero at first. ConfigError, on
         the others SessionError, if there is none; ConfigError on all if one cannot map it."""
         place = torch.zeros(3, dtype=torch.int64)
-        region, failed = None, None
+        region: Region | None = None
+        failed: Exception | None = None
         if self._rank == 0:
             try:
                 region = Region("ranks", elements)
                 place[:] = torch.tensor([os.getpid(), region.fd, os.fstat(region.fd).st_ino])
-            except ConfigError as error:
+            except (ConfigError, OSError) as error:
                 failed = error
         dist.broadcast(place, group_src=0, group=self._group)
         if not place[0]:
@@ -208,13 +208,15 @@ class RankSession:
 def _mapped(place: list[int], elements: int) -> F32 | None:
     """Memory of another process (its id, descriptor, inode); None if it cannot be had."""
     pid, fd, inode = place
+    path = f"/proc/{pid}/fd/{fd}"
     try:
-        own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        if os.stat(path).st_ino != inode:
+            return None  # in another container it may be anybody's
+        own = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
-        is_it = os.fstat(own).st_ino == inode  # in another container it may be anybody's
-        return map_floats(own, elements, writable=True) if is_it else None
+        return map_floats(own, elements, writable=True)
     except (OSError, ValueError):
         return None
     finally:
