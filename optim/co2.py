@@ -14,6 +14,7 @@ it clips, and reduces live parameters while they are trained; this does neither.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -108,20 +109,22 @@ class CO2(Method):
         self._under_way, self._steps_in_round = True, 0
         self._stand_at(self._clock.steps + self.spec.sync_every)  # with what is under way
         self._vector.read(self._anchor)
-        self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
+        self._write_whole(
+            self._vector.write, self._anchor
+        )  # as the dtypes of the model have rounded it
         self._vector.zero_gradients()
 
     def _form_delta(self) -> None:
-        """Of this round; and the anchor of the next."""
-        late: F32 = np.empty_like(self._anchor)
-        self._vector.write(late)
-        np.subtract(self._anchor, late, out=late)
+        """Of this round; and the anchor of the next. Whole ones in all ranks."""
+        late: F32 = np.zeros_like(self._anchor)
+        self._write_whole(partial(self._vector.write_delta, self._anchor), late)
         moved = float(np.linalg.norm(late))
         before = self._anchor.copy() if self._penalty is not None else None
         self.peer.pull(lambda flat: np.copyto(self._anchor, flat))
         if self._penalty is not None and before is not None:
             np.subtract(before, self._anchor, out=before)
-            late /= np.float32(self._penalty(float(np.linalg.norm(before)), moved))
+            penalty = self._penalty(float(np.linalg.norm(before)), moved)
+            late /= np.float32(self.peer.first_rank(penalty))  # the same bits in all
         self._delta += late
 
     def _place(self) -> dict[str, Any]:
@@ -152,6 +155,6 @@ class CO2(Method):
         """From the run's parameters; the others have a round under way, but at the beginning."""
         if self._clock.steps:
             self._stand_at(self._clock.steps + self.spec.sync_every)
-        self._vector.write(self._anchor)
+        self._write_whole(self._vector.write, self._anchor)
         self._delta.fill(0.0)
         self._under_way, self._steps_in_round = False, 0

@@ -15,6 +15,7 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import (
     CodecError,
+    ConfigError,
     ConnectError,
     ProtocolError,
     RoundError,
@@ -22,7 +23,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.sessions import GossipSession, LeadingRank
 
-__all__ = ["OF_PARTNERS", "Companions", "every_rank"]
+__all__ = ["OF_PARTNERS", "Companions", "check_alone", "check_ranks", "every_rank", "whole"]
 
 # What may be wrong with another peer, and is no reason to end.
 OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
@@ -67,10 +68,46 @@ class Companions:
             return self._peer.lead(ask, elements)
         return ask(cast(GossipSession, self._peer))
 
+    def total(self, mine: float) -> float:
+        """The sum over the processes of this trainer."""
+        return self._peer.total(mine) if isinstance(self._peer, LeadingRank) else mine
+
 
 def every_rank(peer: object, mine: bool) -> bool:
     """Whether it is so in every process of this trainer."""
     return peer.all_true(mine) if isinstance(peer, LeadingRank) else mine
+
+
+def whole(peer: object, write: Callable[[F32], None], flat: F32, part: slice = slice(None)) -> None:
+    """``write`` the model, or a part of it, to float32[elements]: the rows of every process of this
+    trainer."""
+    if isinstance(peer, LeadingRank):
+        peer.whole(write, flat, part)
+    else:
+        write(flat)
+
+
+def check_ranks(peer: object, ranks: int) -> None:
+    """ConfigError for a model that is sharded over so many processes, if ``peer`` is of fewer."""
+    own = peer.ranks if isinstance(peer, LeadingRank) else 1
+    if ranks > own:
+        raise ConfigError(
+            f"the model is sharded over {ranks} ranks, and this session is of {own}: all but their "
+            "rows would be lost",
+            fix="give it RankSession(session)"
+            + (", with the group of all ranks that share the model" if own > 1 else ""),
+        )
+
+
+def check_alone(method: str, peer: object, ranks: int = 1) -> None:
+    """ConfigError if the trainer is, or the model is sharded over, more than one process."""
+    if ranks > 1 or isinstance(peer, LeadingRank):
+        raise ConfigError(
+            f"{method} is for trainers of one process, and this one "
+            + (f"has a model that is sharded over {ranks} ranks" if ranks > 1 else "has ranks"),
+            fix="use a method with rounds, such as DiLoCo, and give it RankSession(session); or "
+            "give each process a daemon and a whole model of its own",
+        )
 
 
 def _look(session: GossipSession, name: str, number: int, elements: int) -> tuple[int, F32] | None:

@@ -45,6 +45,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
     StateError,
 )
+from atoll.optim.companions import check_alone
 from atoll.optim.exchange import HEAD, Attempt, Exchange, Exchanged, Given, check_part
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
@@ -96,6 +97,7 @@ class EveryStep(ABC):
         buffers: bool = True,
     ) -> None:
         self._vector = ModelVector(model)
+        check_alone(type(self).__name__, peer, self._vector.ranks)
         outline = self._vector.buffers.outline if buffers else ""
         self.peer, self.spec = peer, replace(spec, buffers=outline)
         self.manifest = self._vector.manifest

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.amp import GradScaling, Scale
+from atoll.optim.companions import check_alone
 from atoll.optim.compressors import Compressor, Dense
 from atoll.optim.every_step import CHECK_EVERY, EveryStep
 from atoll.optim.exchange import Exchange
@@ -53,6 +54,7 @@ class GradientAverage(EveryStep):
         self._compressor = compressor or Dense()
         self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
         vector = ModelVector(model)
+        check_alone("GradientAverage", peer, vector.ranks)
         check_inner(self._inners, vector.parameters)
         if self._compressor.has_momentum:
             _check_momentum(self._inners, self._compressor)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.errors import CodecError, ConfigError
+from atoll.optim.companions import every_rank
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import Closable
@@ -95,12 +96,14 @@ class InnerSteps(ABC):
             self._shown = ""
 
     def _check_finite(self, so: str, fragment: int = 0) -> None:
-        """CodecError if parameters of the fragment are not; ``so``: what therefore is not done."""
+        """CodecError, in all ranks, if parameters of the fragment are not; ``so``: what therefore
+        is not done."""
         bad = self._vector.not_finite(fragment)
-        if bad:
+        if not every_rank(self.peer, not bad):
+            names = ", ".join(bad[:5]) or "rows of another rank"
             raise CodecError(
-                f"NaN or Inf in {', '.join(bad[:5])} ({len(bad)} of {len(self._vector.parameters)} "
-                f"parameters) after step {self._steps}: {so}",
+                f"NaN or Inf in {names} ({len(bad)} of {len(self._vector.parameters)} "
+                f"parameters here) after step {self._steps}: {so}",
                 fix="lower the inner learning rate or clip gradients, and start this trainer again",
             )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
-from atoll.optim.companions import every_rank
+from atoll.optim.companions import check_ranks, every_rank, whole
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
@@ -62,6 +62,7 @@ class Method(InnerSteps):
         spec: RunSpec,
         buffers: bool = True,
     ) -> None:
+        check_ranks(peer, vector.ranks)
         super().__init__(vector, inner)
         outline = vector.buffers.outline if buffers else ""
         self.peer, self.spec = peer, replace(spec, buffers=outline)
@@ -223,6 +224,12 @@ class Method(InnerSteps):
         weight = float(self._tokens - tokens or self._steps - steps)
         self._submitted[fragment] = self._steps, self._tokens
         self.peer.submit(partial(self._write_submission, fragment), weight, fragment)
+
+    def _write_whole(
+        self, write: Callable[[F32], None], flat: F32, part: slice = slice(None)
+    ) -> None:
+        """``write(flat)``; of ranks, with the rows of them all."""
+        whole(self.peer, write, flat, part)
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
         """The parameters of the fragment; or its pseudo-gradient, in runs that submit deltas."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Place:
     fragment: int
     lo: int
     hi: int
+    ranks: int = 1  # over which it is sharded
 
     @property
     def values(self) -> Tensor:
@@ -57,6 +59,8 @@ class ModelVector:
     def __init__(
         self, model: nn.Module, arrange: Callable[[Manifest], Manifest] = lambda plain: plain
     ) -> None:
+        self._sharded = [module for module in model.modules() if _is_fsdp2(module)]
+        self._reshard()
         named = trainable(model)
         self.buffers = ModelBuffers(model)
         self.manifest = arrange(
@@ -75,6 +79,11 @@ class ModelVector:
     def parameters(self) -> list[nn.Parameter]:
         return [place.parameter for place in self._places]
 
+    @property
+    def ranks(self) -> int:
+        """Of how many processes this one has a part of the model; 1: it has all of it."""
+        return max((place.ranks for place in self._places), default=1)
+
     def write(self, flat: F32) -> None:
         """Model -> float32[elements]."""
         for place in self._places:
@@ -84,6 +93,7 @@ class ModelVector:
         """float32[elements], which may be read-only -> model."""
         for place in self._places:
             place.values.copy_(_copied(place, flat))
+        self._reshard()
 
     def write_fragment(self, fragment: int, flat: F32) -> None:
         """One fragment of the model -> its place in float32[elements]."""
@@ -93,9 +103,9 @@ class ModelVector:
     def write_delta(self, base: F32, flat: F32) -> None:
         """``base`` - model -> float32[elements]: a pseudo-gradient."""
         for place in self._places:
-            part = place.part(flat)
-            part.copy_(place.values)
-            torch.sub(place.part(base), part, out=part)
+            # Ranks of DDP all write the same to shared memory: so nothing else is ever in it.
+            values = place.values.to("cpu", torch.float32)
+            torch.sub(place.part(base), values, out=place.part(flat))
 
     def mix_fragment(self, fragment: int, flat: F32, local: float) -> None:
         """``p = local * p + (1 - local) * flat`` of a fragment, in the dtype of each parameter."""
@@ -105,6 +115,7 @@ class ModelVector:
                 values.lerp_(_copied(place, flat).to(values), 1.0 - local)
             else:
                 place.values.copy_(_copied(place, flat))
+        self._reshard()
 
     def write_gradients(self, flat: F32) -> None:
         """Gradients -> float32[elements]; zero where a parameter has none."""
@@ -153,14 +164,21 @@ class ModelVector:
         finally:
             for place, values in zip(self._places, kept, strict=True):
                 place.values.copy_(values)
+            self._reshard()
 
     def not_finite(self, fragment: int | None = None) -> list[str]:
-        """The names of its parameters, or of all, with NaN or Inf in them."""
+        """The names of its parameters, or of all, with NaN or Inf in the values that are here."""
         places = self._places if fragment is None else self._of(fragment)
         return [p.name for p in places if not bool(p.values.isfinite().all())]
 
     def _of(self, fragment: int) -> Iterator[Place]:
         return (place for place in self._places if place.fragment == fragment)
+
+    def _reshard(self) -> None:
+        """Shards have been written. After a forward pass without a backward pass FSDP2 keeps whole
+        copies, of the root at least, and would go on with those."""
+        for module in self._sharded:
+            cast(Any, module).reshard()
 
 
 def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
@@ -185,12 +203,18 @@ def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
         each = -(-rows // ranks)
         first, last = min(rank * each, rows), min((rank + 1) * each, rows)
     width = entry.size // max(1, rows)
-    return Place(entry.name, p, entry.fragment, lo + first * width, lo + last * width)
+    lo, hi = lo + first * width, lo + last * width
+    return Place(entry.name, p, entry.fragment, lo, hi, math.prod(ranks for ranks, *_ in shards))
 
 
 def _is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor; to ask by type would load a second's worth of modules."""
     return hasattr(tensor, "to_local")
+
+
+def _is_fsdp2(module: nn.Module) -> bool:
+    """Likewise not asked by type."""
+    return hasattr(type(module), "set_reshard_after_backward")
 
 
 def _local(tensor: Any) -> Tensor:

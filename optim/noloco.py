@@ -33,7 +33,7 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
-from atoll.optim.companions import OF_PARTNERS
+from atoll.optim.companions import OF_PARTNERS, check_alone
 from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.model_vector import ModelVector
@@ -106,7 +106,9 @@ class NoLoCo(InnerSteps):
             raise ConfigError(
                 f"partner_wait_s={partner_wait_s}", fix="0 or more, up to round_deadline_s"
             )
-        super().__init__(ModelVector(model), inner)
+        vector = ModelVector(model)
+        check_alone("NoLoCo", peer, vector.ranks)
+        super().__init__(vector, inner)
         self.peer, self.spec = peer, spec
         self._partner_wait_s = partner_wait_s
         elements = self.manifest.elements

@@ -28,6 +28,7 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
+from atoll.optim.companions import check_alone
 from atoll.optim.inner_steps import Inner
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
@@ -96,6 +97,7 @@ class Population:
             round_deadline_s=round_deadline_s,
         )
         self._vector = ModelVector(model)
+        check_alone("Population", peer, self._vector.ranks)
         self._snapshot = Snapshot(self._vector, inners)
         kinds = [type(optimizer).__name__ for optimizer in inners]
         self._model = " ".join([self._vector.manifest.digest().hex(), *kinds])

@@ -5,14 +5,19 @@
 
 Rank 0 talks to the daemon. What the others have to say and to hear passes through memory that all
 of them map: each writes the rows that it holds, and reads those. All make the same calls in the
-same order, and get the same answers. Nothing is pickled: small answers travel as float64 tensors.
+same order, and get the same answers: ``state_dict()``, which each saves for itself, and
+``outer_parameters()`` too. Nothing is pickled: small answers travel as float64 tensors.
+
+For the methods with rounds. GradientAverage, DeMo, ZerothOrder, NoLoCo and Population hold what
+belongs to a whole model in one process: ConfigError. Buffers of the model are those of rank 0, as
+with DDP, weighed by what all ranks have trained.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,7 +33,6 @@ from atoll.peer.session import Outcome, Region, map_floats
 __all__ = ["RankSession"]
 
 KINDS = ("committed", "missed", "reload")
-T = TypeVar("T")
 
 
 class RankSession:
@@ -36,13 +40,15 @@ class RankSession:
     must be able to exchange tensors of the CPU (gloo). It takes the place of a session.
 
     A submission weighs what those of all ranks weigh together. Costs 8 bytes of host memory for
-    each parameter. ConfigError where rank 0 has no session, or another one has.
+    each parameter; what a method takes of it besides, each rank takes. ConfigError where rank 0 has
+    no session, or another one has, and for a group that has no backend for the CPU.
     """
 
     def __init__(
         self, session: TrainerSession | None, group: dist.ProcessGroup | None = None
     ) -> None:
-        self._rank = dist.get_rank(group)
+        _check_group(group)
+        self._rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         if (session is None) == (self._rank == 0):
             raise ConfigError(
                 f"rank {self._rank} has {'no' if session is None else 'a'} session",
@@ -67,14 +73,13 @@ class RankSession:
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
         fill(self._out)
-        total = torch.tensor([weight], dtype=torch.float64)
-        dist.all_reduce(total, group=self._group)  # so all have filled in their rows
+        total = self.total(weight)  # so all have filled in their rows
         part = self._fragments[fragment]
 
         def copy(flat: F32) -> None:
             flat[part] = self._out[part]
 
-        self._lead(lambda s: s.submit(copy, float(total), fragment))
+        self._lead(lambda s: s.submit(copy, total, fragment))
 
     def wait(self, fragment: int = 0) -> Outcome:
         def ask(session: TrainerSession) -> list[float]:
@@ -83,15 +88,15 @@ class RankSession:
             kind = KINDS.index(outcome.kind)
             return [kind, outcome.round, outcome.waited_s, outcome.share]
 
-        kind, number, waited_s, share = self._lead(ask, answers=4)
+        kind, number, waited_s, share = self._lead(ask, 4)
         return Outcome(KINDS[int(kind)], int(number), waited_s, share, self._peers)
 
     def pull(self, read: Callable[[F32], None]) -> int:
         def copy(session: TrainerSession) -> list[float]:
             session.pull(lambda flat: np.copyto(self._in, flat))
-            return [session.round, session.epoch, session.operations]
+            return []
 
-        self.round, self.epoch, self.operations = map(int, self._lead(copy, answers=3))
+        self._lead(copy)
         shown = self._in.view()
         shown.flags.writeable = False
         read(shown)
@@ -99,10 +104,10 @@ class RankSession:
         return self.round
 
     def next_fragment(self) -> int:
-        return int(self._lead(lambda s: [s.next_fragment()], answers=1)[0])
+        return int(self._lead(lambda s: [s.next_fragment()], 1)[0])
 
     def replicas(self) -> int:
-        return int(self._lead(lambda s: [s.replicas()], answers=1)[0])
+        return int(self._lead(lambda s: [s.replicas()], 1)[0])
 
     def lead(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
         heard = torch.zeros(elements)
@@ -118,12 +123,23 @@ class RankSession:
         return values
 
     def first_rank(self, value: float) -> float:
-        return self._lead(lambda s: [value], answers=1)[0]
+        return self._lead(lambda s: [value], 1)[0]
 
     def all_true(self, mine: bool) -> bool:
         flag = torch.tensor([float(mine)])
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
         return bool(flag)
+
+    def total(self, mine: float) -> float:
+        total = torch.tensor([mine], dtype=torch.float64)
+        dist.all_reduce(total, group=self._group)
+        return float(total)
+
+    def whole(self, write: Callable[[F32], None], flat: F32, part: slice) -> None:
+        write(self._out)
+        self._meet()
+        flat[part] = self._out[part]
+        self._meet()  # nobody overwrites what another one is reading
 
     def check(self) -> None:
         """Of rank 0 alone: the others notice at the next exchange."""
@@ -139,40 +155,89 @@ class RankSession:
     def _lead(
         self, ask: Callable[[TrainerSession], list[float] | None], answers: int = 0
     ) -> list[float]:
-        """What rank 0 hears; its error is raised on all ranks, by the others as SessionError."""
-        said = torch.zeros(1 + answers, dtype=torch.float64)
+        """What rank 0 hears, and where its session is; its error is raised on all ranks, by the
+        others as SessionError."""
+        said = torch.zeros(4 + answers, dtype=torch.float64)
         failed: AtollError | None = None
         if self._session is not None:
             try:
-                found = ask(self._session)
-                said[1:] = torch.tensor(found or [], dtype=torch.float64)
-                said[0] = 1.0
+                found = ask(self._session) or []
+                where = [self._session.round, self._session.epoch, self._session.operations]
+                said[:] = torch.tensor([1.0, *where, *found], dtype=torch.float64)
             except AtollError as error:
                 failed = error
         dist.broadcast(said, group_src=0, group=self._group)
         if failed is not None:
             raise failed
         if not said[0]:
-            raise SessionError("rank 0 of this trainer failed", fix="see what it has printed")
-        return said[1:].tolist()
+            raise _failed()
+        self.round, self.epoch, self.operations = map(int, said[1:4])
+        return said[4:].tolist()
 
     def _meet(self) -> None:
         dist.barrier(group=self._group)
 
     def _share(self, elements: int) -> F32:
-        """Memory of rank 0 that all ranks map, float32[elements], zero at first."""
-        place = torch.zeros(2, dtype=torch.int64)
-        region = Region("ranks", elements) if self._rank == 0 else None
-        if region is not None:
-            place[:] = torch.tensor([os.getpid(), region.fd])
+        """Memory of rank 0 that all ranks map, float32[elements], zero at first. ConfigError, on
+        the others SessionError, if there is none; ConfigError on all if one cannot map it."""
+        place = torch.zeros(3, dtype=torch.int64)
+        region: Region | None = None
+        failed: Exception | None = None
+        if self._rank == 0:
+            try:
+                region = Region("ranks", elements)
+                place[:] = torch.tensor([os.getpid(), region.fd, os.fstat(region.fd).st_ino])
+            except (ConfigError, OSError) as error:
+                failed = error
         dist.broadcast(place, group_src=0, group=self._group)
+        if not place[0]:
+            raise failed or _failed()
+        mapped = region.floats if region is not None else _mapped(place.tolist(), elements)
+        everywhere = self.all_true(mapped is not None)
         if region is not None:
-            self._meet()
             region.close()
-            return region.floats
-        fd = os.open(f"/proc/{int(place[0])}/fd/{int(place[1])}", os.O_RDWR)
-        try:
-            return map_floats(fd, elements, writable=True)
-        finally:
-            os.close(fd)
-            self._meet()
+        if mapped is None or not everywhere:
+            raise ConfigError(
+                f"a rank cannot open the memory of rank 0 (/proc/{int(place[0])}/fd)",
+                fix="run all ranks of a trainer on one machine, as one user, in one container; "
+                "give RankSession the group of those",
+            )
+        return mapped
+
+
+def _mapped(place: list[int], elements: int) -> F32 | None:
+    """Memory of another process (its id, descriptor, inode); None if it cannot be had."""
+    pid, fd, inode = place
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        if os.stat(path).st_ino != inode:
+            return None  # in another container it may be anybody's
+        own = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        return map_floats(own, elements, writable=True)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(own)
+
+
+def _check_group(group: dist.ProcessGroup | None) -> None:
+    """ConfigError if it cannot exchange tensors of the CPU."""
+    if not dist.is_initialized():
+        raise ConfigError(
+            "there is no process group",
+            fix='call torch.distributed.init_process_group("cpu:gloo,cuda:nccl") first',
+        )
+    backends = dist.get_backend_config(group)
+    if not any(pair.startswith("cpu:") for pair in backends.split(",")):
+        raise ConfigError(
+            f"a process group with the backends {backends} exchanges no tensors of the CPU",
+            fix='give RankSession group=torch.distributed.new_group(backend="gloo"), made on all '
+            'ranks; or begin with init_process_group("cpu:gloo,cuda:nccl")',
+        )
+
+
+def _failed() -> SessionError:
+    return SessionError("rank 0 of this trainer failed", fix="see what it has printed")

@@ -112,7 +112,9 @@ class GossipSession(Protocol):
 
 @runtime_checkable
 class LeadingRank(Protocol):
-    """Several processes that are one trainer; one of them has a session."""
+    """Several processes that are one trainer, ``ranks`` of them; one has a session."""
+
+    ranks: int
 
     def lead(self, ask: Callable[[GossipSession], F32], elements: int, /) -> F32:
         """What it hears, float32[elements], in all of them."""
@@ -120,4 +122,13 @@ class LeadingRank(Protocol):
 
     def all_true(self, mine: bool, /) -> bool:
         """Whether it is so in each of them."""
+        ...
+
+    def total(self, mine: float, /) -> float:
+        """The sum of what each of them has."""
+        ...
+
+    def whole(self, write: Callable[[F32], None], flat: F32, part: slice, /) -> None:
+        """What all of them ``write``, each its rows of float32[elements], in that part of ``flat``
+        in each of them."""
         ...

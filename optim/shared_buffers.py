@@ -48,10 +48,10 @@ class SharedBuffers:
 
     def round_over(self, number: int, peers: Sequence[str], weight: float) -> None:
         """A round has been committed whose participants were these ``peers``, in the order of
-        their ids, this one among them with this weight."""
+        their ids, this one among them with this weight; of ranks, each with its part of it."""
         if self._then is not None:
             self._finish(0.0)
-        self._then = self._buffers.vector(weight)
+        self._then = self._buffers.vector(self._companions.total(weight))
         then = self._then
 
         def ask(session: GossipSession) -> F32:

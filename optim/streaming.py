@@ -158,12 +158,13 @@ class StreamingDiLoCo(Method):
                 eager.missed(fragment)
             self._share = outcome.share or self._share
         self.peer.pull(lambda flat: np.copyto(self._run_vector, flat))
-        self._vector.write_fragment(fragment, self._local_vector)
+        write, part = partial(self._vector.write_fragment, fragment), eager.part(fragment)
+        self._write_whole(write, self._local_vector, part)  # codecs see all rows of a chunk
         self._delta = eager.step(fragment, self._local_vector, self._run_vector, self._share)
         self._submit(fragment)
         self._under_way.add(fragment)
         self._vector.mix_fragment(fragment, eager.anchor, 0.0)
-        self._vector.write_fragment(fragment, eager.anchor)  # as the model's dtypes have rounded it
+        self._write_whole(write, eager.anchor, part)  # as the model's dtypes have rounded it
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
         if self._eager is None:
@@ -181,7 +182,9 @@ class StreamingDiLoCo(Method):
         now_s = time.monotonic()
         waited = outcome.waited_s / max(now_s - self._merged_s, 1e-9)
         self._merged_s = now_s
-        if self._finds_delay and waited > WAIT_SHARE_MAX and self._delay < self._delay_max:
+        if not self._finds_delay or self._delay >= self._delay_max:
+            return
+        if self.peer.first_rank(waited) > WAIT_SHARE_MAX:  # ranks have clocks of their own
             self._delay += 1
             self._say(
                 f"waited {outcome.waited_s:.2f} s for fragment {fragment}: from now on results are "
@@ -197,7 +200,7 @@ class StreamingDiLoCo(Method):
         self._merge_at.clear()
         self._under_way.clear()
         if self._eager is not None:
-            self._vector.write(self._local_vector)
+            self._write_whole(self._vector.write, self._local_vector)
             self._eager.begin(self._local_vector)
             self._share = 1.0 / self.peer.replicas()
         fragment = self.peer.next_fragment()
