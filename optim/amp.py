@@ -62,3 +62,4 @@ class GradScaling:
                 delattr(inner, _FLAG)
             else:
                 setattr(inner, _FLAG, before)
+        self._before = []
