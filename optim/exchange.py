@@ -28,12 +28,10 @@ PART_BYTES_MAX = GATHERED_BYTES_MAX - HEAD.size
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """The sum of what ``count`` trainers gave, float32[n]; it may be overwritten. ``mine``: this
-    trainer's part is in it."""
+    """The sum of what ``count`` trainers gave, float32[n]; it may be overwritten."""
 
     total: F32
     count: int
-    mine: bool = True
 
 
 @dataclass(frozen=True, slots=True)

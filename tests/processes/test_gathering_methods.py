@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from harness.callers import callers
-from harness.processes import WAIT_S, fleet
+from harness.processes import WAIT_S, fleet, peer_id
 from torch import nn
 
 from atoll.optim import DeMo, Population, Swarm, ZerothOrder
-from atoll.peer.identity import Home
 from atoll.peer.session import Session
 
 STEPS = 8
@@ -155,9 +154,3 @@ def test_a_bad_member_of_a_population_goes_on_from_a_good_one(tmp_path: Path) ->
     assert bad[2] in (pytest.approx(0.04), pytest.approx(0.06))
     assert [good[3], bad[3], other[3]] == [0, 1, 0]
     assert (good[2], other[2]) == (0.05, 1e-6)
-
-
-def peer_id(home: Path) -> bytes:
-    """By which the parts of a round are ordered. Its daemon has ended."""
-    with Home.open(home) as identity:
-        return identity.peer_id

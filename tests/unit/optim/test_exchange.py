@@ -26,10 +26,10 @@ class Summing(EveryStep):
         super().__init__(net, [inner], session, spec)
         self.forgotten = 0
 
-    def step(self, values: F32, codec: str = "float32") -> tuple[list[float], int, bool]:
+    def step(self, values: F32, codec: str = "float32") -> tuple[list[float], int]:
         found = self._exchange(values, codec)
         self.steps += 1
-        return found.total.tolist(), found.count, found.mine
+        return found.total.tolist(), found.count
 
     def gather(self, data: bytes) -> list[tuple[str, bytes, bool]]:
         found = self._whole(lambda exchange: exchange.gather(data))
@@ -50,8 +50,8 @@ def test_sums_and_bytes_of_those_that_count() -> None:
 
     for number, found in enumerate(Swarm(3).run(work)):
         first, second, third, gathered, forgotten = found
-        assert first == ([1.0] * 5, 1, number == 0)
-        assert second == ([6.0] * 5, 3, True)
+        assert first == ([1.0] * 5, 1)
+        assert second == ([6.0] * 5, 3)
         assert third[0] == pytest.approx([6.0] * 5, rel=1e-6)
         assert gathered == [(f"worker-{n}", b"%d" % n, True) for n in range(3)]
         assert forgotten == (number > 0)
