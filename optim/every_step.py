@@ -24,17 +24,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import (
@@ -49,11 +48,11 @@ from atoll.optim.exchange import HEAD, Attempt, Exchange, Exchanged, Given, chec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.presence import Presence
-from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 from atoll.optim.step_buffers import StepBuffers
+from atoll.optim.trainer import Trainer
 
 __all__ = [
     "CHECK_EVERY",
@@ -73,18 +72,20 @@ _NEW, _COUNTS = 1, 2
 T = TypeVar("T")
 
 
-class EveryStep(ABC):
+class EveryStep(Trainer):
     """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     ``inner``: the optimizers whose state is part of what all have in common. The method, its
     numbers and the model's parameters must be equal on all peers: IncompatibleRunError. What
     depends on the number of a step must follow ``steps``; ``follow(scheduler)`` lets learning rates
-    do it. Use it as a context manager or call ``close()``; either closes ``peer`` too.
+    do it.
 
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
     every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
     False leaves them alone; the same on all peers.
     """
+
+    peer: OperationsSession
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class EveryStep(ABC):
         check_every: int = CHECK_EVERY,
         buffers: bool = True,
     ) -> None:
+        super().__init__()
         self._vector = ModelVector(model)
         outline = self._vector.buffers.outline if buffers else ""
         self.peer, self.spec = peer, replace(spec, buffers=outline)
@@ -105,7 +107,6 @@ class EveryStep(ABC):
         self._is_new, self._is_back = True, False  # has no state; has one that was loaded
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
-        self._schedules = Schedules()
         self._missed = 0
         print(
             f"atoll: {self.manifest.elements:,} parameters, which this trainer holds; the daemon "
@@ -201,7 +202,7 @@ class EveryStep(ABC):
         if self._is_new or reduced.value[0] > 0.5:
             raise _FlaggedError
         count = len(reduced.peers) - round(float(reduced.value[block]))
-        return Exchanged(reduced.value[2 * block : size], max(0, count), counts)
+        return Exchanged(reduced.value[2 * block : size], max(0, count))
 
     def _gathered(self, data: bytes, counts: bool) -> list[Given]:
         given, others = self._gather(_STEP, data, counts)
@@ -331,11 +332,6 @@ class EveryStep(ABC):
         """Steps of the run, ``steps``: the same for all trainers after each exchange."""
         return self.steps
 
-    def follow(self, scheduler: LRScheduler) -> None:
-        """Keep the learning rates of ``scheduler`` those of ``steps``, also where this trainer has
-        just taken the others' state. ``InnerSteps.follow`` says more."""
-        self._schedules.add(scheduler, self.steps)
-
     def metrics(self) -> dict[str, float]:
         """For any logger: steps of the run, rounds that went on without this trainer."""
         return {"steps": self.steps, "missed": self._missed}
@@ -368,16 +364,6 @@ class EveryStep(ABC):
             array[:] = saved.numpy()
         self._restore({n: v.numpy() if isinstance(v, Tensor) else v for n, v in own.items()})
         self._schedules.go_to(self.steps)
-
-    def close(self) -> None:
-        """Close the session. The model keeps its parameters."""
-        self.peer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _to_save(value: Any) -> Any:
