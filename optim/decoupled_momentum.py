@@ -63,9 +63,10 @@ class DeMo(EveryStepGather, Optimizer):
 
     A step sends ``message_bytes`` at most: for each coefficient its place (12 bits in tiles of 64 x
     64) and 16, 1 or 32 bits, so 28 * 32 / 4096 = 0.22 bits for each parameter; a bit for each tile;
-    16 bytes for each group. Each peer receives that of all others. Today 64 KiB fit, of some two
-    million parameters, and 512 KiB of all together: ConfigError. The paper's numbers are the
-    defaults; the momentum (float32, on the parameters' device) is the only memory.
+    16 bytes for each group. Each peer receives that of all others. At most 16 MiB, of some 600
+    million parameters: ConfigError. What is over 64 KiB, or 512 KiB of all together, takes several
+    rounds of the run. The paper's numbers are the defaults; the momentum (float32, on the
+    parameters' device) is the only memory.
 
     All peers have equal parameters, and a momentum of their own, which begins at zero when they
     join. A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast.

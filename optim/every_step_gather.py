@@ -19,7 +19,7 @@ class EveryStepGather(EveryStep):
         returns.
 
         StateError if no exchange comes about; IncompatibleRunError if another trainer does
-        something else; ConfigError for more than PART_BYTES_MAX.
+        something else; ConfigError for more than 16 MiB.
         """
         given = self._whole(lambda exchange: exchange.gather(data if exchange.counts else b""))
         self.present = tuple(one.name for one in given)

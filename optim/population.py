@@ -41,7 +41,7 @@ __all__ = ["Population"]
 STATE_VERSION = 2
 TURN_MAX = 2**53  # as JSON has it
 VALUE_MAX = 1e30  # of a weight that is handed over: a sum of float32 with zeros must be finite
-PURPOSE_SCORE, PURPOSE_STATE = b"p", b"q"
+SCORE, STATE = b"pq"  # what gathers are for
 
 
 class Population(InnerSteps):
@@ -174,7 +174,7 @@ class Population(InnerSteps):
     def _take_turn(self) -> None:
         score = self._last_score if math.isfinite(self._last_score) else None
         mine = [self.turn, score, self._is_fresh, self.hyperparameters(), self._model]
-        given = gather_for(PURPOSE_SCORE, self.peer, json.dumps(mine).encode())
+        given = gather_for(SCORE, self.peer, json.dumps(mine).encode())
         said = {name: self._read(name, data) for name, data in given}
         self.turn = 1 + max(turn for turn, _, _ in said.values())
         members = [member for _, member, _ in said.values()]
@@ -188,7 +188,7 @@ class Population(InnerSteps):
         """One member's weights and inner state to those that copy it; whether they were there."""
         is_donor = donor == self.peer.peer_name
         described, flat = self._described() if is_donor else (b"", np.empty(0, np.float32))
-        description = dict(gather_for(PURPOSE_STATE, self.peer, described)).get(donor)
+        description = dict(gather_for(STATE, self.peer, described)).get(donor)
         if not description:
             return False  # it has gone, or cannot
         if not is_donor:

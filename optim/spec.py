@@ -116,6 +116,7 @@ class RunSpec:
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
     aggregate: str = MEAN
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
+    check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
     buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
@@ -131,6 +132,11 @@ class RunSpec:
             self.schedule.isprintable() and len(self.schedule) <= SCHEDULE_CHARACTERS_MAX,
             "schedule",
             f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
+        )
+        self._check(
+            0 <= self.check_every <= SYNC_EVERY_MAX,
+            "check_every",
+            f"up to {SYNC_EVERY_MAX} steps, or 0",
         )
         self._check(
             self.buffers.isprintable() and len(self.buffers) <= SCHEDULE_CHARACTERS_MAX,

@@ -163,7 +163,7 @@ def test_malformed_bytes_are_refused_and_named(wrong):
         trainer = Trainer(session)
         if session.number:
             model = trainer.member._model.encode()
-            session.all_gather(b"p" + wrong.replace(b"MODEL", model))
+            session.all_gather(b"p\x000000" + wrong.replace(b"MODEL", model))
         else:
             trainer.step()
 
