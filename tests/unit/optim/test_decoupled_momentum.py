@@ -16,6 +16,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim import DeMo, Swarm
+from atoll.optim.amp import Scale
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- the arithmetic
@@ -248,8 +249,8 @@ def test_what_is_longer_than_an_object_of_a_gather_takes_several():
 )
 def test_malformed_bytes_are_refused_and_named(spoil, why):
     class Spoiling(DeMo):
-        def _message(self) -> bytes:
-            data = super()._message()
+        def _message(self, scale: Scale) -> bytes:
+            data = super()._message(scale)
             return spoil(data) if self.peer.peer_name == "worker-1" and self.steps == 2 else data
 
     def each(session: SwarmSession) -> None:
