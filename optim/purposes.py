@@ -16,7 +16,7 @@ from typing import Final
 from atoll.collectives.errors import CollectiveMissedError, RemoteProtocolError
 from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.sessions import OperationsSession
-from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 
 __all__ = ["COUNTS", "LATER", "MORE", "NEW", "Part", "Pieces", "gather_for", "gather_parts"]
 
@@ -25,7 +25,6 @@ MORE, LATER = 4, 8  # of several pieces: not the last one, not the first
 GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
 # Purpose, flags, the round that it is for (modulo 2**32).
 HEAD: Final = struct.Struct("<BBI")
-LENGTH_BYTES = 4  # of each object, beside it
 # Of all objects of a call: a thousand trainers may come at once, and give a head each.
 COMING_BYTES = 1024 * (HEAD.size + LENGTH_BYTES)
 

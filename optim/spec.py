@@ -30,6 +30,7 @@ __all__ = [
     "CARRIED",
     "COLLECTIVES",
     "GROUP_MAX",
+    "LENGTH_BYTES",
     "LOG_BYTES_DEFAULT",
     "LOG_ENTRIES_MAX",
     "LOG_ENTRIES_MIN",
@@ -76,6 +77,7 @@ ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
+LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
 # Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
 # relative squared error, of Gaussian values. Of 4-bit codecs it is 1 to 4 %.
 CODEC_ERROR_MAX = 0.1

@@ -10,7 +10,7 @@ from harness.adding import Adding, names
 from harness.troubled_swarm import TroubledSwarm
 
 from atoll.collectives.errors import CollectiveMissedError, RemoteProtocolError
-from atoll.optim import Swarm
+from atoll.optim import QSDP, GradientAverage, Swarm
 from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.purposes import Part, Pieces, gather_for
 from atoll.optim.swarm import SwarmSession
@@ -130,6 +130,43 @@ def test_more_trainers_have_smaller_pieces():
         assert flags == 4
         assert trainers > 8 or len(piece) + 6 > 64_000
     assert Pieces(b"short").next(1024) == (0, b"short")
+
+
+def test_many_trainers_have_long_parts_too():
+    """Of twelve together they are more than fits into one call; newcomers give nothing."""
+
+    def train(session: SwarmSession) -> list[int]:
+        method = Adding(session)
+        found = []
+        for _ in range(2):
+            given = method._gather_step(bytes([session.number]) * 60_000)
+            method.steps += 1
+            assert all(data == bytes([int(name[7:])]) * 60_000 for name, data in given)
+            found.append(len(given))
+        return found
+
+    assert Swarm(12).run(train) == [[1, 12]] * 12
+
+
+def test_compressors_have_long_parts():
+    """Of a matrix with as many bytes as two calls take."""
+
+    def train(session: SwarmSession) -> tuple[torch.Tensor, int]:
+        net = torch.nn.Linear(300, 300)
+        with torch.no_grad():
+            net.weight.fill_(0.0)
+        inner = torch.optim.SGD(net.parameters(), lr=1.0)
+        with GradientAverage(net, inner, session, compressor=QSDP(bits=8)) as outer:
+            while outer.steps < 2:
+                net.weight.grad = torch.full((300, 300), 1.0 + session.number)
+                before = session.operations
+                inner.step()
+        return net.weight.detach().clone(), session.operations - before
+
+    (first, calls), (second, _) = Swarm(2).run(train)
+    assert torch.equal(first, second)
+    assert calls == 3  # two gathers, and a sum of what is no matrix
+    torch.testing.assert_close(first, torch.full((300, 300), -1.0 - 1.5), rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize(
