@@ -75,9 +75,9 @@ class EveryStep(Trainer):
     """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     ``inner``: the optimizers whose state is part of what all have in common. The method, its
-    numbers and the model's parameters must be equal on all peers: IncompatibleRunError. What
-    depends on the number of a step must follow ``steps``; ``follow(scheduler)`` lets learning rates
-    do it.
+    numbers, ``check_every`` among them, and the model's parameters must be equal on all peers:
+    IncompatibleRunError. What depends on the number of a step must follow ``steps``;
+    ``follow(scheduler)`` lets learning rates do it.
 
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
     every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
