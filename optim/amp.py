@@ -30,12 +30,16 @@ class Scale:
     scale: float = 1.0
     overflowed: bool = False
 
+    @property
+    def factor(self) -> float:
+        """Of gradients; as the scaler does it, the reciprocal in float64, rounded to float32."""
+        return float(np.float32(1 / self.scale))
+
     def undo(self, gradient: F32) -> bool:
         """Divide float32[n] by the scale, in place; whether what comes out can be used."""
         if not self.scaled:
             return True  # without a scaler nobody expects an overflow: an exchange refuses it
-        # As the scaler does it: the reciprocal in float64, rounded to float32.
-        np.multiply(gradient, np.float32(1 / self.scale), out=gradient)
+        np.multiply(gradient, np.float32(self.factor), out=gradient)
         return not self.overflowed and bool(np.isfinite(gradient).all())
 
 
@@ -62,3 +66,4 @@ class GradScaling:
                 delattr(inner, _FLAG)
             else:
                 setattr(inner, _FLAG, before)
+        self._before = []

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
+from atoll.optim.amp import GradScaling, Scale
 from atoll.optim.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
 from atoll.optim.every_step import CHECK_EVERY
 from atoll.optim.every_step_gather import EveryStepGather
@@ -63,12 +64,15 @@ class DeMo(EveryStepGather, Optimizer):
 
     A step sends ``message_bytes`` at most: for each coefficient its place (12 bits in tiles of 64 x
     64) and 16, 1 or 32 bits, so 28 * 32 / 4096 = 0.22 bits for each parameter; a bit for each tile;
-    16 bytes for each group. Each peer receives that of all others. Today 64 KiB fit, of some two
-    million parameters, and 512 KiB of all together: ConfigError. The paper's numbers are the
-    defaults; the momentum (float32, on the parameters' device) is the only memory.
+    16 bytes for each group. Each peer receives that of all others. At most 16 MiB, of some 600
+    million parameters: ConfigError. What is over 64 KiB, or 512 KiB of all together, takes several
+    rounds of the run. The paper's numbers are the defaults; the momentum (float32, on the
+    parameters' device) is the only memory.
 
     All peers have equal parameters, and a momentum of their own, which begins at zero when they
-    join. A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast.
+    join. A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast. With a
+    GradScaler a peer whose gradients have overflowed gives nothing, keeps its momentum, and still
+    takes the step of the others; if all have, nothing moves, and the step does not count.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class DeMo(EveryStepGather, Optimizer):
             round_deadline_s=round_deadline_s,
         )
         self._said_rates = False
+        self._scaling = GradScaling([self])  # this is an optimizer that scalers step
         EveryStepGather.__init__(self, model, (), peer, spec, check_every, buffers)
         self._forget()
 
@@ -138,8 +143,9 @@ class DeMo(EveryStepGather, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_gradients()
-        given = self._gather_step(self._message())
+        scale = self._scaling.take(self)
+        usable = self._check_gradients(scale)
+        given = self._gather_step(self._message(scale) if usable else b"", usable)
         parts = [self._read(name, data) for name, data in given]
         if parts:
             self._compare_rates(given[0][0], parts[0][0])
@@ -149,23 +155,23 @@ class DeMo(EveryStepGather, Optimizer):
                 lr, weight_decay = parts[0][0][self._groups[i]]
                 signs = self._signs(i, [chosen[i] for _, chosen in parts])
                 _update(p, signs, lr, weight_decay)
-        self.steps += 1
+            self.steps += 1
         return loss
 
     # ------------------------------------------------------------ what is sent
 
-    def _message(self) -> bytes:
+    def _message(self, scale: Scale) -> bytes:
         """Rates of all groups, then the part of each parameter in order of name. What is in it is
         taken out of the momentum."""
         rates = [_RATES.pack(g["lr"], g["weight_decay"]) for g in self.param_groups]
-        return b"".join(rates + [self._part(i) for i in range(len(self._tensors))])
+        return b"".join(rates + [self._part(i, scale) for i in range(len(self._tensors))])
 
-    def _part(self, i: int) -> bytes:
+    def _part(self, i: int, scale: Scale) -> bytes:
         p, tiling, momentum = self._tensors[i], self._tilings[i], self._momentum(i)
         momentum.mul_(self._decay)
         if p.grad is not None:
             lr = float(self.param_groups[self._groups[i]]["lr"])
-            momentum.add_(p.grad.float(), alpha=lr)
+            momentum.add_(_scaled_back(p.grad, scale), alpha=lr)
         if not p.numel():
             return b""
         coefficients = dct(tiles_of(momentum, tiling)).flatten(1)
@@ -189,18 +195,22 @@ class DeMo(EveryStepGather, Optimizer):
                 p, dtype=torch.float32, memory_format=torch.contiguous_format
             )
 
-    def _check_gradients(self) -> None:
+    def _check_gradients(self, scale: Scale) -> bool:
+        """Whether they can be used; CodecError if they cannot, and there is no GradScaler that will
+        do something about it."""
         bad = [
             name
             for name, p in zip(self._names, self._tensors, strict=True)
-            if p.grad is not None and not bool(p.grad.isfinite().all())
+            if p.grad is not None and not bool(_scaled_back(p.grad, scale).isfinite().all())
         ]
-        if bad:
+        if bad and not scale.scaled:
             raise CodecError(
                 f"NaN or Inf in the gradients of {', '.join(bad[:5])} ({len(bad)} parameters) at "
                 f"step {self.steps}: nothing was sent",
-                fix="lower the learning rate, or clip gradients, and start this trainer again",
+                fix="lower the learning rate, clip gradients or use a GradScaler, and start this "
+                "trainer again",
             )
+        return not bad and not scale.overflowed
 
     # ------------------------------------------------------------ what has come
 
@@ -285,6 +295,12 @@ def _check_numbers(lr: float, weight_decay: float, decay: float, values: str) ->
         )
     if values not in VALUES:
         raise ConfigError(f"values is {values!r}", fix=f"use one of {', '.join(VALUES)}")
+
+
+def _scaled_back(gradient: Tensor, scale: Scale) -> Tensor:
+    """What it is without a GradScaler, as float32."""
+    gradient = gradient.float()
+    return gradient * scale.factor if scale.scaled else gradient
 
 
 def _update(p: Tensor, signs: Tensor, lr: float, weight_decay: float) -> None:

@@ -16,25 +16,25 @@ as long as what it does with the result is the same. Every ``check_every`` steps
 compared, and whoever differs from most is a newcomer again.
 
 No call is taken for another one: vectors of states have an odd length, and half the length of those
-of exchanges says which call of a step it is; what is gathered begins with a tag. Who has missed
-rounds on the other side of a network that was cut, and does not know, finds it by their numbers.
+of exchanges says which call of a step it is; what is gathered says what it is for (purposes.py).
+Who has missed rounds on the other side of a network that was cut, and does not know, finds it by
+their numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import (
@@ -42,19 +42,19 @@ from atoll.collectives.errors import (
     CollectiveMissedError,
     ConfigError,
     IncompatibleRunError,
-    RemoteProtocolError,
     StateError,
 )
 from atoll.optim.companions import check_alone
-from atoll.optim.exchange import HEAD, Attempt, Exchange, Exchanged, Given, check_part
+from atoll.optim.exchange import Attempt, Exchange, Exchanged, Given, check_part
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.presence import Presence
-from atoll.optim.schedules import Schedules
+from atoll.optim.purposes import COUNTS, LATER, MORE, NEW, Part, Pieces, gather_parts
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 from atoll.optim.step_buffers import StepBuffers
+from atoll.optim.trainer import Trainer
 
 __all__ = [
     "CHECK_EVERY",
@@ -68,24 +68,24 @@ TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in ba
 CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host
 CALLS_MAX = 8  # sums of one step whose vectors are never taken for each other; PowerSGD has four
 
-# What is gathered is for one of these (HEAD), and of whom it is.
-_STEP, _PRESENCE, _STATE, _DIGEST = b"xpsd"
-_NEW, _COUNTS = 1, 2
+_STEP, _PRESENCE, _STATE, _DIGEST = b"xpsd"  # what gathers are for
 T = TypeVar("T")
 
 
-class EveryStep(ABC):
+class EveryStep(Trainer):
     """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     ``inner``: the optimizers whose state is part of what all have in common. The method, its
-    numbers and the model's parameters must be equal on all peers: IncompatibleRunError. What
-    depends on the number of a step must follow ``steps``; ``follow(scheduler)`` lets learning rates
-    do it. Use it as a context manager or call ``close()``; either closes ``peer`` too.
+    numbers, ``check_every`` among them, and the model's parameters must be equal on all peers:
+    IncompatibleRunError. What depends on the number of a step must follow ``steps``;
+    ``follow(scheduler)`` lets learning rates do it.
 
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
     every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
     False leaves them alone; the same on all peers.
     """
+
+    peer: OperationsSession
 
     def __init__(
         self,
@@ -96,18 +96,21 @@ class EveryStep(ABC):
         check_every: int = CHECK_EVERY,
         buffers: bool = True,
     ) -> None:
+        super().__init__()
         self._vector = ModelVector(model)
         check_alone(type(self).__name__, peer, self._vector.ranks)
         outline = self._vector.buffers.outline if buffers else ""
-        self.peer, self.spec = peer, replace(spec, buffers=outline)
+        if check_every < 1:
+            raise ConfigError(f"check_every={check_every}", fix="give a number of steps, 100 say")
+        self.peer, self.spec = peer, replace(spec, buffers=outline, check_every=check_every)
         self.manifest = self._vector.manifest
         self._snapshot = Snapshot(self._vector, inner, self._shared(), buffers=buffers)
         self._buffers = StepBuffers(self._vector.buffers) if outline else None
-        self._check_every, self._unchecked = check_every, 0
+        self._unchecked = 0  # steps since the last comparison
+        self._crowd = 1  # how many trainers the last call had
         self._is_new, self._is_back = True, False  # has no state; has one that was loaded
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
-        self._schedules = Schedules()
         self._missed = 0
         print(
             f"atoll: {self.manifest.elements:,} parameters, which this trainer holds; the daemon "
@@ -160,18 +163,21 @@ class EveryStep(ABC):
         """
         self._schedules.go_to(self.steps)
         flagged, why = False, "trainers come and go, or miss rounds, faster than they step"
-        for _ in range(TRIES_MAX):
+        tries = 0
+        while tries < TRIES_MAX:
+            tries += 1
             try:
                 if flagged:
                     flagged = False
                     counts = self._take_state() and counts
-                elif self._unchecked >= self._check_every and not self._is_new:
+                elif self._unchecked >= self.spec.check_every and not self._is_new:
                     self._compare()
                 found = work(Attempt(self._total, self._gathered, counts))
             except _FlaggedError:
                 flagged = True
-            except AgainError:
-                continue
+            except AgainError as error:
+                why = str(error) or why
+                tries -= isinstance(error, _BusyError)
             except (CollectiveMissedError, CollectiveMismatchError) as error:
                 self._missed += 1
                 self._is_new, self._founders, why = True, (), error.what
@@ -200,39 +206,50 @@ class EveryStep(ABC):
         if counts:
             values[:] = given
         reduced = self._call(lambda: self.peer.all_reduce(vector, "sum", codec=codec))
+        self._crowd = len(reduced.peers)
         if self._is_new or reduced.value[0] > 0.5:
             raise _FlaggedError
         count = len(reduced.peers) - round(float(reduced.value[block]))
-        return Exchanged(reduced.value[2 * block : size], max(0, count), counts)
+        return Exchanged(reduced.value[2 * block : size], max(0, count))
 
     def _gathered(self, data: bytes, counts: bool) -> list[Given]:
-        given, others = self._gather(_STEP, data, counts)
-        if self._is_new and others:
-            raise AgainError  # they are in the middle of something
-        if self._is_new or any(flags & _NEW for _, flags, _ in given):
-            raise _FlaggedError
-        return [Given(name, text, bool(flags & _COUNTS)) for name, flags, text in given]
+        check_part(len(data))
+        # All see the flag of a newcomer, and exchange again: what else it gives is not needed.
+        given, _ = self._gather(_STEP, b"" if self._is_new else data, counts)
+        return [Given(name, text, bool(flags & COUNTS)) for name, flags, text in given]
 
     def _gather(
-        self, tag: int, data: bytes, counts: bool = False
+        self, purpose: int, data: bytes, counts: bool = False
     ) -> tuple[list[tuple[str, int, bytes]], bool]:
         """Name, flags and data of all that gather for the same, and whether others are there.
         ConfigError, RemoteProtocolError."""
         check_part(len(data))
-        number = (self.peer.round + 1) % 2**32
-        head = HEAD.pack(tag, _NEW * self._is_new | _COUNTS * counts, number)
-        found = self._call(lambda: self.peer.all_gather(head + data))
-        alike, behind = [], False
-        for name, text in found:
-            if len(text) < HEAD.size or text[1] & ~(_NEW | _COUNTS):
-                raise RemoteProtocolError(f"what {name} gave to step {self.steps} has no head")
-            theirs, flags, awaited = HEAD.unpack_from(text)
-            if theirs == tag:
-                alike.append((name, flags, text[HEAD.size :]))
-            behind |= awaited != number and not flags & _NEW
-        if behind and not self._is_new:
-            raise AgainError  # somebody finds out just now that it has missed something
-        return alike, len(alike) < len(found)
+        pieces, others, more = Pieces(data), False, True
+        while more:
+            which, piece = pieces.next(self._crowd)
+            flags = which | NEW * self._is_new | COUNTS * counts
+            alike, some = self._gather_piece(purpose, piece, flags)
+            others, more = others or some, pieces.add(alike)
+        return pieces.whole(), others
+
+    def _gather_piece(self, purpose: int, data: bytes, flags: int) -> tuple[list[Part], bool]:
+        """Those that are of this call, and whether others are there."""
+        found = self._call(lambda: gather_parts(self.peer, purpose, data, flags))
+        self._crowd = len(found)
+        mine = purpose, flags & LATER
+        alike = [part for part in found if (part.purpose, part.flags & LATER) == mine]
+        others = [part for part in found if (part.purpose, part.flags & LATER) != mine]
+        strange = [*others, *(part for part in alike if not part.is_of_round)]
+        if not self._is_new and not all(part.flags & NEW for part in strange):
+            # Somebody finds out just now that it has missed something.
+            raise AgainError("trainers gather for different things, or for different rounds")
+        if purpose == _STEP:
+            busy = [part for part in others if part.purpose != _STEP]
+            if self._is_new and busy:
+                raise _BusyError if any(part.flags & MORE for part in busy) else AgainError
+            if any(part.purpose == _STEP and part.flags & NEW for part in found):
+                raise _FlaggedError
+        return alike, bool(others)
 
     def _call(self, make: Callable[[], T]) -> T:
         """Make a call. Rounds may have gone on without this trainer, on the other side of a network
@@ -333,11 +350,6 @@ class EveryStep(ABC):
         """Steps of the run, ``steps``: the same for all trainers after each exchange."""
         return self.steps
 
-    def follow(self, scheduler: LRScheduler) -> None:
-        """Keep the learning rates of ``scheduler`` those of ``steps``, also where this trainer has
-        just taken the others' state. ``InnerSteps.follow`` says more."""
-        self._schedules.add(scheduler, self.steps)
-
     def metrics(self) -> dict[str, float]:
         """For any logger: steps of the run, rounds that went on without this trainer."""
         return {"steps": self.steps, "missed": self._missed}
@@ -371,16 +383,6 @@ class EveryStep(ABC):
         self._restore({n: v.numpy() if isinstance(v, Tensor) else v for n, v in own.items()})
         self._schedules.go_to(self.steps)
 
-    def close(self) -> None:
-        """Close the session. The model keeps its parameters."""
-        self.peer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _to_save(value: Any) -> Any:
     return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
@@ -392,3 +394,7 @@ class _FlaggedError(Exception):
 
 class AgainError(Exception):
     """Exchange again, with the flag as it is."""
+
+
+class _BusyError(AgainError):
+    """The others are in the middle of something that takes many calls, and ends by itself."""

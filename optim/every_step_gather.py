@@ -13,14 +13,16 @@ class EveryStepGather(EveryStep):
 
     present: tuple[str, ...] = ()
 
-    def _gather_step(self, data: bytes) -> list[tuple[str, bytes]]:
-        """What the trainers gave, in one order everywhere, but for the parts that were made with
-        parameters that have been replaced meanwhile, as may have happened here too before it
-        returns.
+    def _gather_step(self, data: bytes, counts: bool = True) -> list[tuple[str, bytes]]:
+        """What the trainers gave that had something to give (``counts``), in one order everywhere,
+        but for the parts that were made with parameters that have been replaced meanwhile, as may
+        have happened here too before it returns.
 
         StateError if no exchange comes about; IncompatibleRunError if another trainer does
-        something else; ConfigError for more than PART_BYTES_MAX.
+        something else; ConfigError for more than 16 MiB.
         """
-        given = self._whole(lambda exchange: exchange.gather(data if exchange.counts else b""))
+        given = self._whole(
+            lambda exchange: exchange.gather(data if exchange.counts else b""), counts
+        )
         self.present = tuple(one.name for one in given)
         return [(one.name, one.data) for one in given if one.counts]

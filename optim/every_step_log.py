@@ -22,7 +22,6 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.every_step import CHECK_EVERY, AgainError
 from atoll.optim.every_step_gather import EveryStepGather
-from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.presence import Presence
 from atoll.optim.scalar_log import CHAIN_BYTES, Record, ScalarLog
 from atoll.optim.sessions import OperationsSession
@@ -31,13 +30,13 @@ from atoll.optim.spec import RunSpec
 __all__ = ["LOG_BYTES_DEFAULT", "EveryStepLog"]
 
 STATE_VERSION = 1
-# What is replayed must also be carried: 256 KiB are five gathers, and 2,400 steps of three peers
+# What is replayed must also be carried: 256 KiB are five calls, and 2,400 steps of three peers
 # with 30 samples. To replay a byte takes far less than the two evaluations that it came from.
 LOG_BYTES_DEFAULT = 256 * 1024
-LOG_BYTES_MAX = 4 * 1024 * 1024  # 65 gathers; any model but the largest comes sooner than a replay
-_PLACES, _OFFERS, _PIECES = b"log"  # tags of what is gathered, beside those of every_step.py
+LOG_BYTES_MAX = 4 * 1024 * 1024  # 65 calls; any model but the largest comes sooner than a replay
+_PLACES, _OFFERS = b"lo"  # what gathers are for, beside those of every_step.py
 _PLACE = struct.Struct(f"<Q{CHAIN_BYTES}s")  # steps, chain
-_OFFER = struct.Struct("<?QI")  # whether it is the log; from which step, how many bytes
+_OFFER = struct.Struct("<?Q")  # whether it is the log that follows, and from which step on
 
 
 class EveryStepLog(EveryStepGather):
@@ -83,37 +82,29 @@ class EveryStepLog(EveryStepGather):
         if donor.name not in here:
             raise AgainError
         is_donor, goal = donor.name == self.peer.peer_name, here[donor.name]
-        said, tail = self._offer(list(here.values())) if is_donor else (b"", b"")
-        by_log, begin, size = self._offered(donor.name, self._from(donor, _OFFERS, said))
+        said = self._offer(list(here.values())) if is_donor else b""
+        given, _ = self._gather(_OFFERS, said)
+        offer = next((data for name, _, data in given if name == donor.name), b"")
+        if not offer:
+            raise AgainError
+        by_log, begin, tail = self._offered(donor.name, offer)
         if not by_log:
             unchanged = super()._take_over(donor, is_behind)
             self._log = self._new_log()
             return unchanged
-        pieces = [b""]
-        while (have := sum(map(len, pieces))) < size:
-            pieces.append(self._from(donor, _PIECES, tail[have : have + PART_BYTES_MAX]))
         is_there = (self.steps, self._log.chain) == goal
         if is_donor or (is_there and (self._is_whole() or not is_behind)):
             return True
-        self._replay(donor.name, begin, b"".join(pieces), goal)
+        self._replay(donor.name, begin, tail, goal)
         self._forget()
         return False
 
-    def _from(self, donor: Presence, tag: int, data: bytes) -> bytes:
-        """What the donor gives; the others give nothing. AgainError if it has gone."""
-        given, _ = self._gather(tag, data)
-        found = next((data for name, _, data in given if name == donor.name), b"")
-        if not found:
-            raise AgainError
-        return found
-
-    def _offer(self, places: list[tuple[int, bytes]]) -> tuple[bytes, bytes]:
-        """What the donor says, and what it then sends in pieces."""
+    def _offer(self, places: list[tuple[int, bytes]]) -> bytes:
+        """What the donor gives; the others give nothing."""
         if not all(self._log.has(*place) for place in places):
-            return _OFFER.pack(False, 0, 0), b""
+            return _OFFER.pack(False, 0)
         begin = min(steps for steps, _ in places)
-        tail = self._log.since(begin)
-        return _OFFER.pack(True, begin, len(tail)), tail
+        return _OFFER.pack(True, begin) + self._log.since(begin)
 
     def _replay(self, donor: str, begin: int, tail: bytes, goal: tuple[int, bytes]) -> None:
         steps, chain = goal
@@ -131,11 +122,11 @@ class EveryStepLog(EveryStepGather):
         steps, chain = _PLACE.unpack(data)
         return steps, chain
 
-    def _offered(self, donor: str, data: bytes) -> tuple[bool, int, int]:
-        if len(data) == _OFFER.size:
-            by_log, begin, size = _OFFER.unpack(data)
-            if size <= LOG_BYTES_MAX and begin <= self.steps:
-                return by_log, begin, size
+    def _offered(self, donor: str, data: bytes) -> tuple[bool, int, bytes]:
+        if _OFFER.size <= len(data) <= _OFFER.size + LOG_BYTES_MAX:
+            by_log, begin = _OFFER.unpack_from(data)
+            if begin <= self.steps and (by_log or len(data) == _OFFER.size):
+                return by_log, begin, data[_OFFER.size :]
         raise RemoteProtocolError(f"{donor} sent {data[:32].hex()}, which offers nothing")
 
     def _new_log(self) -> ScalarLog:

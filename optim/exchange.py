@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 
 __all__ = [
-    "HEAD",
     "PART_BYTES_MAX",
     "Attempt",
     "Exchange",
@@ -20,20 +18,16 @@ __all__ = [
     "check_part",
 ]
 
-GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
-# Of what is gathered: what it is for, of whom, and for which round (modulo 2**32).
-HEAD: Final = struct.Struct("<BBI")
-PART_BYTES_MAX = GATHERED_BYTES_MAX - HEAD.size
+# What a trainer may give to a gather of a step: 256 calls. Of more a step waits for minutes.
+PART_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """The sum of what ``count`` trainers gave, float32[n]; it may be overwritten. ``mine``: this
-    trainer's part is in it."""
+    """The sum of what ``count`` trainers gave, float32[n]; it may be overwritten."""
 
     total: F32
     count: int
-    mine: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,8 @@ class Exchange(Protocol):
 
     def gather(self, data: bytes) -> list[Given]:
         """What each trainer gave, in the same order at all of them. ConfigError if it is too
-        long."""
+        long. What is longer than 64 KiB, or 512 KiB of all together, takes several calls: who is
+        not there in all of them has given nothing."""
 
 
 @dataclass(slots=True)

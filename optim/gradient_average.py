@@ -17,7 +17,7 @@ from atoll.optim.companions import check_alone
 from atoll.optim.compressors import Compressor, Dense
 from atoll.optim.every_step import CHECK_EVERY, EveryStep
 from atoll.optim.exchange import Exchange
-from atoll.optim.inner_steps import Inner, check_inner
+from atoll.optim.inner_steps import Inner, inners_of
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
@@ -52,10 +52,9 @@ class GradientAverage(EveryStep):
         buffers: bool = True,
     ) -> None:
         self._compressor = compressor or Dense()
-        self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
         vector = ModelVector(model)
         check_alone("GradientAverage", peer, vector.ranks)
-        check_inner(self._inners, vector.parameters)
+        self._inners = inners_of(inner, vector.parameters)
         if self._compressor.has_momentum:
             _check_momentum(self._inners, self._compressor)
         spec = RunSpec(

@@ -6,40 +6,34 @@ closures and schedulers keep working.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.companions import every_rank
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.schedules import Schedules
-from atoll.optim.sessions import Closable
+from atoll.optim.trainer import Trainer
 
-__all__ = ["Inner", "InnerSteps", "check_inner"]
+__all__ = ["Inner", "InnerSteps", "inners_of"]
 
 Inner: TypeAlias = Optimizer | Sequence[Optimizer]
 
 
-class InnerSteps(ABC):
-    """``inner`` may be a sequence, whose last member's step completes a local step. Use it as a
-    context manager or call ``close()``; either closes ``peer`` too."""
-
-    peer: Closable
+class InnerSteps(Trainer):
+    """``inner`` may be a sequence, whose last member's step completes a local step."""
 
     def __init__(self, vector: ModelVector, inner: Inner) -> None:
+        super().__init__()
         self._vector, self.manifest = vector, vector.manifest
-        self._inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-        check_inner(self._inners, self._vector.parameters)
+        self._inners = inners_of(inner, vector.parameters)
         self._steps = 0
         self._in_step = False  # of the last inner optimizer: its scheduler is a step behind
-        self._schedules = Schedules()
         self._shown = ""  # by which call other parameters are in the model
 
     @property
@@ -48,29 +42,13 @@ class InnerSteps(ABC):
         """Local steps that the run has behind it, with those of this trainer since the last round:
         the same for all trainers at a round's end, and for one that comes later."""
 
-    def follow(self, scheduler: LRScheduler) -> None:
-        """Keep the learning rates of ``scheduler`` those of ``global_step``: now, whenever the run
-        has gone on without this trainer, and when it takes the run's state anew.
-
-        As usual call ``scheduler.step()`` once after each step of the (last) inner optimizer. Give
-        it as it was made: its state need not be saved. ConfigError for one that needs a metric.
-        """
-        self._schedules.add(scheduler, self.global_step)
-
     def _follow(self) -> None:
         """``global_step`` may have jumped."""
         self._schedules.go_to(max(0, self.global_step - self._in_step))
 
     def close(self) -> None:
-        """Unhook the inner optimizer and close the session. The model keeps its parameters."""
         self._hook.remove()
-        self.peer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().close()
 
     def _watch(self) -> None:
         """From now on steps are counted."""
@@ -126,8 +104,9 @@ class InnerSteps(ABC):
             self._in_step = False
 
 
-def check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:
-    """ConfigError for optimizers that hold none of ``parameters``."""
+def inners_of(inner: Inner, parameters: Iterable[nn.Parameter]) -> tuple[Optimizer, ...]:
+    """One or several as a tuple. ConfigError for optimizers that hold none of ``parameters``."""
+    inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
     ours = set(map(id, parameters))
     for inner in inners:
         if not isinstance(inner, Optimizer):
@@ -138,4 +117,5 @@ def check_inner(inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter])
                 fix="make it from the parameters of the model that is given to the method",
             )
     if not inners:
-        raise ConfigError("no inner optimizer")
+        raise ConfigError("no inner optimizer", fix="give one that trains the model's parameters")
+    return inners

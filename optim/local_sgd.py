@@ -52,7 +52,10 @@ class QSR:
     def sync_every(self, step: int, lr: float) -> int:
         """The steps of the round that begins after ``step`` steps, at the inner rate ``lr``."""
         lr = self.peak_lr if step < self.warmup_steps else lr
-        grown = self.most if self.a >= lr * self.most else int((self.a / lr) ** 2)
+        if not self.a:
+            grown = 0  # also where the rate is 0
+        else:
+            grown = self.most if self.a >= lr * self.most else int((self.a / lr) ** 2)
         steps = min(max(self.base, grown), self.most)
         left = self.total_steps - step
         return min(steps, left) if left > 0 else steps

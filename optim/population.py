@@ -14,12 +14,11 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import (
@@ -29,7 +28,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim.companions import check_alone
-from atoll.optim.inner_steps import Inner
+from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.purposes import gather_for
@@ -43,12 +42,12 @@ __all__ = ["Population"]
 STATE_VERSION = 2
 TURN_MAX = 2**53  # as JSON has it
 VALUE_MAX = 1e30  # of a weight that is handed over: a sum of float32 with zeros must be finite
-PURPOSE_SCORE, PURPOSE_STATE = b"p", b"q"
+SCORE, STATE = b"pq"  # what gathers are for
 
 
-class Population:
+class Population(InnerSteps):
     """One member. ``score()`` is called every ``interval`` steps of ``inner``: lower is better, and
-    NaN is worst. Use it as a context manager or call ``close()``; either closes ``peer`` too.
+    NaN is worst.
 
     ``bounds``: name of each hyper-parameter -> its least and largest value. A name is that of an
     entry of ``inner``'s groups ("lr", "weight_decay", ...: each group keeps a value of its own), or
@@ -65,6 +64,8 @@ class Population:
     the others add zeros; that is one member at most in a turn of up to nine. Members wait for each
     other at a turn, up to half a minute.
     """
+
+    peer: OperationsSession
 
     def __init__(
         self,
@@ -84,8 +85,7 @@ class Population:
             raise ConfigError(f"start is {start!r}", fix='use "own" or "best"')
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}", fix="a seed has 64 bits")
-        inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-        self._inners = inners
+        super().__init__(ModelVector(model), inner)
         self.values: MutableMapping[str, float] = values if values is not None else {}
         self._bounds, self._score, self._seed = dict(bounds), score, seed
         self._check_bounds()
@@ -96,20 +96,28 @@ class Population:
             codec="float32",
             round_deadline_s=round_deadline_s,
         )
-        self._vector = ModelVector(model)
         check_alone("Population", peer, self._vector.ranks)
-        self._snapshot = Snapshot(self._vector, inners)
-        kinds = [type(optimizer).__name__ for optimizer in inners]
-        self._model = " ".join([self._vector.manifest.digest().hex(), *kinds])
-        self._peer = peer
-        self.steps = self.turn = 0
+        self._snapshot = Snapshot(self._vector, self._inners)
+        kinds = [type(optimizer).__name__ for optimizer in self._inners]
+        self._model = " ".join([self.manifest.digest().hex(), *kinds])
+        self.peer = peer
+        self.turn = 0
         self._copied = self._missed = 0
         self._last_score = math.nan
         self._is_fresh = start == "best"
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
-        hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
-        self._hook = inners[-1].register_step_post_hook(hook)
+        self._watch()
+
+    @property
+    def steps(self) -> int:
+        """Of this member, with those that it had when its state was saved."""
+        return self._steps
+
+    @property
+    def global_step(self) -> int:
+        """``steps``: members train by themselves."""
+        return self._steps
 
     def hyperparameters(self) -> dict[str, list[float]]:
         """Name -> its value in each group that has it, or the one in ``values``."""
@@ -144,28 +152,14 @@ class Population:
                 f"not a Population state of version {STATE_VERSION}",
                 fix="load what Population.state_dict() gave",
             )
-        self.steps, self.turn = int(state["steps"]), int(state["turn"])
+        self._steps, self.turn = int(state["steps"]), int(state["turn"])
+        self._follow()
         self._set(state["hyperparameters"])
         self._is_fresh = bool(state["is_fresh"])
 
-    def close(self) -> None:
-        """Unhook the inner optimizer and close the session. The model keeps its parameters."""
-        self._hook.remove()
-        self._peer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ------------------------------------------------------------ a turn
 
-    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer skipped it by itself
-        if found_inf is not None and found_inf.item() > 0:
-            return
-        self.steps += 1
+    def _step_done(self) -> None:
         if self.steps % self.spec.sync_every:
             return
         self._last_score = self._scored()
@@ -182,26 +176,26 @@ class Population:
     def _take_turn(self) -> None:
         score = self._last_score if math.isfinite(self._last_score) else None
         mine = [self.turn, score, self._is_fresh, self.hyperparameters(), self._model]
-        given = gather_for(PURPOSE_SCORE, self._peer, json.dumps(mine).encode())
+        given = gather_for(SCORE, self.peer, json.dumps(mine).encode())
         said = {name: self._read(name, data) for name, data in given}
         self.turn = 1 + max(turn for turn, _, _ in said.values())
         members = [member for _, member, _ in said.values()]
         copies = exploited(members, self._seed, self.turn)
         for donor in (m.name for m in members if m.name in set(copies.values())):
-            is_receiver = copies.get(self._peer.peer_name) == donor
+            is_receiver = copies.get(self.peer.peer_name) == donor
             if self._hand_over(donor, is_receiver) and is_receiver:
                 self._explore(donor, said[donor][2])
 
     def _hand_over(self, donor: str, is_receiver: bool) -> bool:
         """One member's weights and inner state to those that copy it; whether they were there."""
-        is_donor = donor == self._peer.peer_name
+        is_donor = donor == self.peer.peer_name
         described, flat = self._described() if is_donor else (b"", np.empty(0, np.float32))
-        description = dict(gather_for(PURPOSE_STATE, self._peer, described)).get(donor)
+        description = dict(gather_for(STATE, self.peer, described)).get(donor)
         if not description:
             return False  # it has gone, or cannot
         if not is_donor:
             flat = np.zeros(self._snapshot.elements(description), np.float32)
-        reduced = self._peer.all_reduce(flat, "sum")
+        reduced = self.peer.all_reduce(flat, "sum")
         if donor not in reduced.peers:
             return False
         if is_receiver:
@@ -224,7 +218,7 @@ class Population:
     def _explore(self, donor: str, theirs: Mapping[str, list[float]]) -> None:
         self._is_fresh = False
         self._copied += 1
-        me, before = self._peer.peer_name, self.hyperparameters()
+        me, before = self.peer.peer_name, self.hyperparameters()
         found = {
             name: [explored(v, self._bounds[name], self._seed, self.turn, me, name) for v in values]
             for name, values in theirs.items()

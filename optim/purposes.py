@@ -1,29 +1,108 @@
-"""Gathers that are for different things, and are not taken for each other.
+"""Gathers that are for different things, and are not taken for each other; long ones in pieces.
 
-Gathers have no shape that daemons could compare, so each says what it is for with its first byte:
-who missed a round may gather scores while the others already hand over state. What most are
-gathering for counts, as with calls of different kinds; of several the purpose of the first. The
-others have missed that round.
+Gathers have no shape that daemons could compare, so each says with its first byte what it is for:
+who missed a round may gather scores while the others already hand over state. It says of whom it
+is too, and for which round.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from atoll.collectives.errors import CollectiveMissedError, RemoteProtocolError
+from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.sessions import OperationsSession
+from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 
-__all__ = ["gather_for"]
+__all__ = ["COUNTS", "LATER", "MORE", "NEW", "Part", "Pieces", "gather_for", "gather_parts"]
+
+NEW, COUNTS = 1, 2  # of a newcomer; of a trainer that has something to give
+MORE, LATER = 4, 8  # of several pieces: not the last one, not the first
+GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
+# Purpose, flags, the round that it is for (modulo 2**32).
+HEAD: Final = struct.Struct("<BBI")
+# Of all objects of a call: a thousand trainers may come at once, and give a head each.
+COMING_BYTES = 1024 * (HEAD.size + LENGTH_BYTES)
 
 
-def gather_for(purpose: bytes, peer: OperationsSession, data: bytes) -> list[tuple[str, bytes]]:
-    """What those gave who gather for this purpose, one byte; CollectiveMissedError if most do for
-    another."""
-    given = peer.all_gather(purpose + data)
-    for name, part in given:
-        if not part:
-            raise RemoteProtocolError(f"{name} gathers something else: its part is empty")
-    counts = Counter(part[:1] for _, part in given)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one trainer gave to one call. ``is_of_round``: to that which this trainer has made, as
+    far as both know."""
+
+    name: str
+    purpose: int
+    flags: int
+    is_of_round: bool
+    data: bytes
+
+
+def gather_parts(peer: OperationsSession, purpose: int, data: bytes, flags: int = 0) -> list[Part]:
+    """What all gave, whatever it is for. RemoteProtocolError for what has no head."""
+    number, parts = (peer.round + 1) % 2**32, []
+    for name, text in peer.all_gather(HEAD.pack(purpose, flags, number) + data):
+        if len(text) < HEAD.size or text[1] & ~(NEW | COUNTS | MORE | LATER):
+            raise RemoteProtocolError(
+                f"what {name} gave to a gather has no head",
+                fix="run the same version of atoll on all peers",
+            )
+        theirs, whose, awaited = HEAD.unpack_from(text)
+        parts.append(Part(name, theirs, whose, awaited == number, text[HEAD.size :]))
+    return parts
+
+
+def gather_for(purpose: int, peer: OperationsSession, data: bytes) -> list[tuple[str, bytes]]:
+    """What those gave who gather for this purpose. CollectiveMissedError if most do for another
+    one, as with calls of different kinds; of several such that of the first counts."""
+    parts = gather_parts(peer, purpose, data)
+    counts = Counter(part.purpose for part in parts)
     if max(counts, key=lambda p: counts[p]) != purpose:  # the first of several
         raise CollectiveMissedError("the other trainers were gathering something else")
-    return [(name, part[1:]) for name, part in given if part[:1] == purpose]
+    return [(part.name, part.data) for part in parts if part.purpose == purpose]
+
+
+class Pieces:
+    """What is gathered in as many calls as the longest needs: of those who were there in all.
+    ``data`` is this trainer's."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._given = data, 0
+        self._whole: dict[str, tuple[int, list[bytes]]] | None = None
+
+    def next(self, trainers: int) -> tuple[int, bytes]:
+        """Flags and data of this trainer's next piece; so many took part in the last call."""
+        begin, end = self._given, self._given + _room(trainers)
+        self._given = end
+        flags = MORE * (end < len(self._data)) | LATER * (self._whole is not None)
+        return flags, self._data[begin:end]
+
+    def add(self, parts: Sequence[Part]) -> bool:
+        """The pieces of one call; whether there is another one. RemoteProtocolError."""
+        before, self._whole, more = self._whole, {}, False
+        for part in parts:
+            if before is not None and part.name not in before:
+                continue
+            had = before[part.name][1] if before is not None else []
+            self._whole[part.name] = part.flags, [*had, part.data]
+            is_last = not part.flags & MORE
+            if sum(map(len, had)) + len(part.data) > PART_BYTES_MAX or not (is_last or part.data):
+                raise RemoteProtocolError(
+                    f"what {part.name} gives has pieces without an end",
+                    fix="run the same version of atoll on all peers",
+                )
+            more |= not is_last
+        return more
+
+    def whole(self) -> list[tuple[str, int, bytes]]:
+        """Name, flags and data of each, in the same order everywhere."""
+        return [(n, flags, b"".join(data)) for n, (flags, data) in (self._whole or {}).items()]
+
+
+def _room(trainers: int) -> int:
+    """How many bytes of each of so many trainers fit into one call, without heads."""
+    of_all = (BLOB_BYTES_MAX - COMING_BYTES) // trainers - LENGTH_BYTES
+    return min(GATHERED_BYTES_MAX, of_all) - HEAD.size

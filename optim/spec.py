@@ -30,6 +30,7 @@ __all__ = [
     "CARRIED",
     "COLLECTIVES",
     "GROUP_MAX",
+    "LENGTH_BYTES",
     "LOG_BYTES_DEFAULT",
     "LOG_ENTRIES_MAX",
     "LOG_ENTRIES_MIN",
@@ -76,6 +77,7 @@ ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
+LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
 # Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
 # relative squared error, of Gaussian values. Of 4-bit codecs it is 1 to 4 %.
 CODEC_ERROR_MAX = 0.1
@@ -116,6 +118,7 @@ class RunSpec:
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
     aggregate: str = MEAN
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
+    check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
     buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
@@ -131,6 +134,11 @@ class RunSpec:
             self.schedule.isprintable() and len(self.schedule) <= SCHEDULE_CHARACTERS_MAX,
             "schedule",
             f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
+        )
+        self._check(
+            0 <= self.check_every <= SYNC_EVERY_MAX,
+            "check_every",
+            f"up to {SYNC_EVERY_MAX} steps, or 0",
         )
         self._check(
             self.buffers.isprintable() and len(self.buffers) <= SCHEDULE_CHARACTERS_MAX,

@@ -12,8 +12,9 @@ import numpy as np
 
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
-from atoll.collectives.errors import CollectiveMismatchError
+from atoll.collectives.errors import CollectiveMismatchError, ConfigError
 from atoll.collectives.together import reduce_together
+from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 from atoll.optim.swarm_state import Submitted, SwarmState
 
 __all__ = ["Call", "Gather", "Reduce", "Step", "answer"]
@@ -63,6 +64,13 @@ class Gather(Call):
 
     def answers(self, calls: Sequence[Gather]) -> tuple[list[list[bytes]], int]:
         every = [call.data for call in calls]
+        together = sum(LENGTH_BYTES + len(data) for data in every)
+        if together > BLOB_BYTES_MAX:
+            raise ConfigError(
+                f"the objects of {len(every)} trainers have {together:,} bytes together, with their"
+                f" lengths; {BLOB_BYTES_MAX:,} fit into one round",
+                fix="gather less from each trainer, in several rounds",
+            )
         return [every] * len(calls), (len(calls) - 1) * sum(map(len, every))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from atoll.optim import DeMo
 
-__all__ = ["WORKERS", "backward", "flat", "model", "train"]
+__all__ = ["WORKERS", "backward", "batch", "flat", "model", "train"]
 
 WORKERS = 3
 

@@ -66,7 +66,7 @@ class SessionExchange:
         if vector.size:
             given = vector * np.float32(self.counts)
             value = self.session.all_reduce(given, "sum", codec=codec).value
-        return Exchanged(value, round(float(counted[0])), self.counts)
+        return Exchanged(value, round(float(counted[0])))
 
     def gather(self, data: bytes) -> list[Given]:
         found = self.session.all_gather(bytes([self.counts]) + data)

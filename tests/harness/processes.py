@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.collectives.errors import AtollError
+from atoll.peer.identity import Home
 from atoll.peer.session import ask
 
 if TYPE_CHECKING:
@@ -289,6 +290,12 @@ def fleet(folder: Path, net: Net | None = None) -> Iterator[Fleet]:
         raise
     finally:
         made.close()
+
+
+def peer_id(home: Path) -> bytes:
+    """By which members, and the parts of a round, are ordered. Its daemon has ended."""
+    with Home.open(home) as identity:
+        return identity.peer_id
 
 
 def until(

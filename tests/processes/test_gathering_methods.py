@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 import torch
 from harness.callers import callers
-from harness.processes import WAIT_S, fleet
+from harness.processes import WAIT_S, fleet, peer_id
 from torch import nn
 
 from atoll.optim import DeMo, Population, Swarm, ZerothOrder
-from atoll.peer.identity import Home
 from atoll.peer.session import Session
 
 STEPS = 8
 Step = Callable[[], object]
 
 
-def model(seed: int) -> nn.Module:
+def model(seed: int, hidden: int = 60) -> nn.Module:
     """Without the global generators: real trainers share a process here."""
     random = torch.Generator().manual_seed(seed)
-    net = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 10))
+    net = nn.Sequential(nn.Linear(40, hidden), nn.Tanh(), nn.Linear(hidden, 10))
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, generator=random) / 8)
@@ -35,8 +34,10 @@ def loss_of(net: nn.Module, worker: int, step: int) -> torch.Tensor:
     return (net(x) - x[:, :10]).square().mean()
 
 
-def demo(session: Any, net: nn.Module, worker: int) -> tuple[DeMo, Step]:
-    optimizer = DeMo(net, session, lr=1e-3, decay=0.9, topk=8, weight_decay=0.1)
+def demo(
+    session: Any, net: nn.Module, worker: int, topk: int = 8, values: str = "bfloat16"
+) -> tuple[DeMo, Step]:
+    optimizer = DeMo(net, session, lr=1e-3, decay=0.9, topk=topk, values=values, weight_decay=0.1)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -46,12 +47,20 @@ def demo(session: Any, net: nn.Module, worker: int) -> tuple[DeMo, Step]:
     return optimizer, step
 
 
+def long_demo(session: Any, net: nn.Module, worker: int) -> tuple[DeMo, Step]:
+    """Each step takes two gathers."""
+    optimizer, step = demo(session, net, worker, 4096, "float32")
+    assert 64 * 1024 < optimizer.message_bytes < 128 * 1024
+    return optimizer, step
+
+
 def zeroth_order(session: Any, net: nn.Module, worker: int) -> tuple[ZerothOrder, Step]:
     optimizer = ZerothOrder(net, session, 1e-3, samples=2)
     return optimizer, lambda: optimizer.step(lambda: loss_of(net, worker, optimizer.steps))
 
 
-every_method = pytest.mark.parametrize("method", [demo, zeroth_order])
+every_method = pytest.mark.parametrize("method", [demo, long_demo, zeroth_order])
+HIDDEN = {long_demo: 400}
 
 
 def flat(net: nn.Module) -> torch.Tensor:
@@ -63,7 +72,7 @@ def test_three_peers_and_a_swarm_of_three_agree_bit_for_bit(tmp_path: Path, meth
     """With parameters that differ at first: all take the first one's."""
 
     def train(session: Any, worker: int) -> torch.Tensor:
-        net = model(worker)
+        net = model(worker, HIDDEN.get(method, 60))
         optimizer, step = method(session, net, worker)
         while len(session.barrier()) < 3:
             """The others are still attaching."""
@@ -90,7 +99,7 @@ def test_a_late_joiner_ends_with_the_same_parameters(
     """The others train until all three have been in five steps in a row."""
 
     def train(session: Session, worker: int, seed: int) -> tuple[torch.Tensor, int, int]:
-        net = model(seed)
+        net = model(seed, HIDDEN.get(method, 60))
         optimizer, step = method(session, net, worker)
         together = 0
         while together < 5:
@@ -155,9 +164,3 @@ def test_a_bad_member_of_a_population_goes_on_from_a_good_one(tmp_path: Path) ->
     assert bad[2] in (pytest.approx(0.04), pytest.approx(0.06))
     assert [good[3], bad[3], other[3]] == [0, 1, 0]
     assert (good[2], other[2]) == (0.05, 1e-6)
-
-
-def peer_id(home: Path) -> bytes:
-    """By which the parts of a round are ordered. Its daemon has ended."""
-    with Home.open(home) as identity:
-        return identity.peer_id

@@ -12,12 +12,11 @@ import pytest
 import torch
 from harness.callers import callers
 from harness.gradients import flat, loss_of, model, state_of
-from harness.processes import WAIT_S, fleet, until
+from harness.processes import WAIT_S, fleet, peer_id, until
 
 from atoll.collectives.errors import DaemonLostError
 from atoll.optim import DGC, EF21, GradientAverage, PowerSGD, Swarm
 from atoll.optim.compressors import Compressor
-from atoll.peer.identity import Home
 from atoll.peer.session import Session
 
 STEPS = 12
@@ -60,12 +59,6 @@ def test_three_peers_and_a_swarm_of_three_agree_bit_for_bit(tmp_path: Path, name
     swarm = Swarm(3).run(lambda s: train(s, ord(order[s.number]), name, STEPS.__gt__))
     for n, expected in zip(order, swarm, strict=True):
         assert all(map(torch.equal, found[n], expected))
-
-
-def peer_id(home: Path) -> bytes:
-    """By which the parts of a sum are ordered. Its daemon has ended."""
-    with Home.open(home) as identity:
-        return identity.peer_id
 
 
 @pytest.mark.parametrize("name", ["none", "power_sgd", "dgc", "ef21"])

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from harness.callers import Callers, callers
-from harness.processes import WAIT_S, Fleet, fleet, until
+from harness.processes import WAIT_S, Fleet, fleet, peer_id, until
 from torch import nn
 
 from atoll.collectives.errors import ConfigError, ConnectError, DaemonLostError, RoundTimeoutError
 from atoll.optim import NoLoCo, Swarm
-from atoll.peer.identity import Home
 from atoll.peer.session import Session
 
 SYNC_EVERY, STEPS = 3, 8
@@ -89,12 +88,6 @@ def test_four_peers_and_a_swarm_of_four_agree_bit_for_bit(tmp_path: Path) -> Non
     for name, expected in zip(order, swarm, strict=True):
         assert torch.equal(found[name], expected)
     assert not torch.equal(swarm[0], swarm[1])
-
-
-def peer_id(home: Path) -> bytes:
-    """By which members are ordered. Its daemon has ended."""
-    with Home.open(home) as identity:
-        return identity.peer_id
 
 
 class Going:

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 from harness.callers import callers
-from harness.processes import WAIT_S, fleet
+from harness.processes import WAIT_S, fleet, peer_id
 from torch import nn
 
 from atoll.optim import CO2, DiLoCo, LocalSGD, SparseLoCo, StreamingDiLoCo, Swarm
-from atoll.peer.identity import Home
 from atoll.peer.session import Session
 
 ROUNDS, SYNC_EVERY = 4, 4
@@ -83,9 +82,3 @@ def test_three_peers_and_a_swarm_of_three_agree_bit_for_bit(tmp_path: Path, meth
     swarm = Swarm(3).run(lambda session: train(session, ord(order[session.number]), make))
     for name, expected in zip(order, swarm, strict=True):
         assert torch.equal(found[name], expected)
-
-
-def peer_id(home: Path) -> bytes:
-    """By which the parts of a round are ordered. Its daemon has ended."""
-    with Home.open(home) as identity:
-        return identity.peer_id

@@ -240,8 +240,9 @@ def test_closing_leaves_optimizers_as_they_were() -> None:
         before = getattr(inner, flag, "none")
 
         def work(session: Any, net: Any = net, inner: Any = inner) -> None:
-            with GradientAverage(net, inner, session):
+            with GradientAverage(net, inner, session) as outer:
                 assert getattr(inner, flag)
+                outer.close()  # leaving closes it once more
 
         Swarm(1).run(work)
         assert getattr(inner, flag, "none") == before

@@ -16,6 +16,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim import DeMo, Swarm
+from atoll.optim.amp import Scale
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- the arithmetic
@@ -207,9 +208,33 @@ def test_14_bytes_of_a_step():
     assert sent[-1] == 2 * (16 + 8 + 6)  # of zeros: rates, a bit for each tile, and a head
 
 
-def test_more_than_a_gather_takes_is_refused_at_once():
-    with pytest.raises(ConfigError, match="fit"):
-        Swarm(1).run(lambda session: DeMo(nn.Linear(2048, 2048, bias=False), session))
+def test_more_than_a_step_takes_is_refused_at_once():
+    options = {"topk": 4096, "values": "float32"}
+    with pytest.raises(ConfigError, match="16,777,216 fit"):
+        Swarm(1).run(lambda session: DeMo(nn.Linear(2048, 2048, bias=False), session, **options))
+
+
+def test_what_is_longer_than_an_object_of_a_gather_takes_several():
+    """One of two steps, in the second of which both count."""
+    swarm = Swarm(2)
+
+    def each(session: SwarmSession) -> tuple[torch.Tensor, int, int]:
+        net = nn.Linear(1600, 1600, bias=False)
+        with torch.no_grad():
+            net.weight.fill_(0.0)
+        with DeMo(net, session, lr=0.5, decay=0.0) as optimizer:
+            optimizer.step()
+            random = torch.Generator().manual_seed(session.number)
+            net.weight.grad = torch.randn(net.weight.shape, generator=random)
+            before = session.operations
+            optimizer.step()
+            return flat(net), optimizer.message_bytes, session.operations - before
+
+    (first, length, calls), second = swarm.run(each)
+    assert torch.equal(first, second[0])
+    assert 0.9 < float(first.abs().mean()) / 0.5 < 1.0001  # wherever a sign is not 0
+    assert length > 64 * 1024
+    assert calls == -(-length // (64 * 1024 - 6)) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,8 +249,8 @@ def test_more_than_a_gather_takes_is_refused_at_once():
 )
 def test_malformed_bytes_are_refused_and_named(spoil, why):
     class Spoiling(DeMo):
-        def _message(self) -> bytes:
-            data = super()._message()
+        def _message(self, scale: Scale) -> bytes:
+            data = super()._message(scale)
             return spoil(data) if self.peer.peer_name == "worker-1" and self.steps == 2 else data
 
     def each(session: SwarmSession) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness.decoupled_momentum import backward, flat, model
+from harness.decoupled_momentum import backward, batch, flat, model
 from torch import nn
 
 from atoll.collectives.errors import (
@@ -174,3 +174,74 @@ def test_all_parameters_must_be_given():
 def test_other_numbers_are_refused():
     with pytest.raises(IncompatibleRunError, match="schedule: yours tile 64, topk 33"):
         Swarm(2).run(lambda session: DeMo(nn.Linear(2, 1), session, topk=32 + session.number))
+
+
+# ---------------------------------------------------------------- with a GradScaler
+
+SCALED_STEPS = 6
+
+
+def scaled(
+    session: SwarmSession,
+    overflows: Callable[[int, int], bool] = lambda worker, step: False,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    unscale: bool = False,
+) -> tuple[torch.Tensor, int, float, list[torch.Tensor]]:
+    """Parameters, steps that counted, the scale at the end, and this peer's momentum."""
+    net = model(0)
+    scaler = scaler or torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    with DeMo(net, session, lr=1e-3, decay=0.9, weight_decay=0.1, topk=8) as optimizer:
+        for step in range(SCALED_STEPS):
+            optimizer.zero_grad()
+            x = batch(session.number, step)
+            scaler.scale((net(x) - x[:, :3].sin()).square().mean()).backward()
+            if overflows(session.number, step):
+                net[0].weight.grad[0, 0] = math.inf
+            if unscale:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1e6)
+            before = [optimizer.state[p]["momentum"].clone() for p in net.parameters()]
+            scaler.step(optimizer)
+            scaler.update()
+            if overflows(session.number, step) and step:
+                after = [optimizer.state[p]["momentum"] for p in net.parameters()]
+                assert all(map(torch.equal, before, after))
+        momentum = [optimizer.state[p]["momentum"].clone() for p in net.parameters()]
+        return flat(net), optimizer.steps, scaler.get_scale(), momentum
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_scaler_changes_nothing(unscale: bool) -> None:
+    """A scale is a power of two."""
+    without = torch.amp.GradScaler("cpu", enabled=False)
+    plain = Swarm(3).run(lambda session: scaled(session, scaler=without))
+    found = Swarm(3).run(lambda session: scaled(session, unscale=unscale))
+    for mine, other in zip(found, plain, strict=True):
+        assert torch.equal(mine[0], other[0])
+        assert all(map(torch.equal, mine[3], other[3]))
+        assert mine[1:3] == (SCALED_STEPS, 2.0**10)
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_who_overflows_takes_the_step_of_the_others(unscale: bool) -> None:
+    """Nobody waits for it; only its own scale is halved."""
+
+    def overflows(worker: int, step: int) -> bool:
+        return (worker, step) in {(1, 3), (0, 4)}
+
+    found = Swarm(3).run(lambda session: scaled(session, overflows, unscale=unscale))
+    assert all(torch.equal(found[0][0], other[0]) for other in found)
+    assert [one[1:3] for one in found] == [
+        (SCALED_STEPS, 2.0**9),
+        (SCALED_STEPS, 2.0**9),
+        (SCALED_STEPS, 2.0**10),
+    ]
+    plain = Swarm(3).run(scaled)
+    assert not torch.equal(plain[0][0], found[0][0])  # something was left out
+
+
+def test_a_step_that_all_skip_does_not_count() -> None:
+    found = Swarm(2).run(lambda session: scaled(session, lambda worker, step: step == 2))
+    assert torch.equal(found[0][0], found[1][0])
+    assert [one[1:3] for one in found] == [(SCALED_STEPS - 1, 2.0**9)] * 2

@@ -21,6 +21,7 @@ from atoll.optim import (
     DGC,
     EF21,
     QSDP,
+    DeMo,
     EControl,
     GradientAverage,
     LayerBits,
@@ -28,6 +29,7 @@ from atoll.optim import (
     PowerSGD,
     Swarm,
     TernGrad,
+    ZerothOrder,
 )
 from atoll.optim.compressors import Compressor
 
@@ -265,6 +267,30 @@ def test_a_model_of_another_size_ends_with_the_reason() -> None:
 
     with pytest.raises(StateError, match=r"in 50 tries.*all_reduce\(\) of 32 elements"):
         swarm.run(work)
+
+
+@pytest.mark.parametrize("method", [GradientAverage, DeMo, ZerothOrder])
+def test_comparing_after_other_numbers_of_steps_is_refused(method: Any) -> None:
+    """They would make other calls at some steps."""
+
+    def work(session: Any) -> None:
+        net = model()
+        options = {"check_every": 2 + session.number}
+        if method is GradientAverage:
+            method(net, torch.optim.SGD(net.parameters(), lr=0.1), session, **options)
+        elif method is DeMo:
+            method(net, session, **options)
+        else:
+            method(net, session, 0.1, **options)
+
+    with pytest.raises(IncompatibleRunError, match="check_every: yours 3, run 2"):
+        Swarm(2).run(work)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 10**7])
+def test_comparing_never_is_refused(wrong: int) -> None:
+    with pytest.raises(ConfigError, match="check_every"):
+        Swarm(1).run(lambda session: train(session, "none", 1, check_every=wrong))
 
 
 def test_other_numbers_of_a_compressor_are_refused() -> None:

@@ -6,51 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from harness.adding import Adding, names
 from harness.losing import Losing
 from harness.troubled_swarm import TroubledSwarm
 from torch import nn
 
 from atoll.collectives.errors import (
-    CollectiveMissedError,
     ConfigError,
     IncompatibleRunError,
-    RemoteProtocolError,
     StateError,
 )
 from atoll.optim import GradientAverage, Swarm
-from atoll.optim.every_step_gather import EveryStepGather
 from atoll.optim.exchange import PART_BYTES_MAX
-from atoll.optim.purposes import gather_for
-from atoll.optim.spec import RunSpec
 from atoll.optim.swarm import SwarmSession
 
 STEPS, WORKERS = 6, 3
-
-
-class Adding(EveryStepGather):
-    """Adds up the numbers that peers give: the simplest method there is."""
-
-    def __init__(self, session: Any, check_every: int = 100, size: int = 3) -> None:
-        self.weight = nn.Parameter(torch.full((size,), float(session.number)))
-        spec = RunSpec(method="demo", sync_every=1, codec="float32")
-        super().__init__(nn.ParameterList([self.weight]), (), session, spec, check_every)
-        self.forgotten = 0
-
-    def step(self) -> list[str]:
-        """Who counted."""
-        given = self._gather_step(bytes([self.steps]))
-        assert all(data == bytes([self.steps]) for _, data in given)
-        with torch.no_grad():
-            self.weight += sum(1 + data[0] for _, data in given)
-        self.steps += 1
-        return [name for name, _ in given]
-
-    def _forget(self) -> None:
-        self.forgotten += 1
-
-
-def names(*numbers: int) -> list[str]:
-    return [f"worker-{number}" for number in numbers]
 
 
 def test_all_take_the_first_ones_state_and_its_part_counts_alone():
@@ -106,8 +76,7 @@ def test_gradients_have_joiners_that_compare_when_the_others_do():
         def begin() -> tuple[nn.Module, torch.optim.Optimizer, GradientAverage]:
             net = nn.Linear(3, 1)
             inner = torch.optim.SGD(net.parameters(), lr=0.1)
-            outer = GradientAverage(net, inner, session)
-            outer._check_every = 3
+            outer = GradientAverage(net, inner, session, check_every=3)
             return net, inner, outer
 
         torch.manual_seed(session.number)
@@ -189,54 +158,34 @@ def test_too_many_bytes_are_refused():
     def train(session: SwarmSession) -> None:
         Adding(session)._gather_step(bytes(PART_BYTES_MAX + 1))
 
-    with pytest.raises(ConfigError, match="65,531 bytes from each trainer at every step; 65,530"):
+    with pytest.raises(ConfigError, match="16,777,217 bytes from each trainer at every step"):
         Swarm(1).run(train)
 
 
-# ---------------------------------------------------------------- purposes
+def test_who_gathers_for_something_else_takes_no_step_without_the_others():
+    """As if it compared after other numbers of steps."""
+
+    def train(session: SwarmSession) -> tuple[float, list[list[str]]]:
+        method = Adding(session)
+        counted = []
+        while method.steps < STEPS:
+            if session.number == 1 and method.steps == 3:
+                method._unchecked = 100
+            counted.append(method.step())
+        assert method.metrics()["missed"] == 0
+        return float(method.weight.detach()[0]), counted
+
+    found = Swarm(WORKERS).run(train)
+    assert found == [(found[0][0], [names(0)] + [names(0, 1, 2)] * (STEPS - 1))] * WORKERS
 
 
-class Scripted:
-    """A session in which the others have given these."""
-
-    peer_name = "me"
-
-    def __init__(self, before: list[bytes], after: list[bytes]) -> None:
-        self.before, self.after = before, after
-
-    def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
-        every = [*self.before, data, *self.after]
-        return [(f"peer-{i}", part) for i, part in enumerate(every)]
-
-
-def gathered(before: list[bytes], after: list[bytes]) -> list[tuple[str, bytes]]:
-    session: Any = Scripted(before, after)
-    return gather_for(b"s", session, b"mine")
-
-
-def test_what_is_for_something_else_is_left_out():
-    found = gathered([b"oother", b"sone"], [b"stwo"])
-    assert found == [("peer-1", b"one"), ("peer-2", b"mine"), ("peer-3", b"two")]
-    assert gathered([], [b"oother"]) == [("peer-0", b"mine")]  # of two the first
-
-
-@pytest.mark.parametrize(("before", "after"), [([b"oa"], []), ([], [b"oa", b"o"])])
-def test_who_gathers_for_something_else_than_most_has_missed_it(before, after):
-    with pytest.raises(CollectiveMissedError, match="something else"):
-        gathered(before, after)
-
-
-def test_parts_without_a_purpose_or_kind_are_refused():
-    with pytest.raises(RemoteProtocolError, match="peer-1"):
-        gathered([], [b""])
-    for wrong in (b"s", b"s\x03abc", b"s\x02abc"):
-
-        def train(session: Any, wrong: bytes = wrong) -> None:
-            method = Adding(session)
+def test_who_always_gathers_for_something_else_ends_with_the_reason():
+    def train(session: SwarmSession) -> None:
+        method = Adding(session)
+        for _ in range(60):
+            method.step()
             if session.number:
-                session.all_gather(wrong)
-            else:
-                method.step()
+                method._gathered = lambda *_: method._gather(ord("?"), b"")  # type: ignore[method-assign]
 
-        with pytest.raises(RemoteProtocolError, match="worker-1 gave"):
-            Swarm(2).run(train)
+    with pytest.raises(StateError, match="in 50 tries: trainers gather for different things"):
+        Swarm(2).run(train)

@@ -56,6 +56,7 @@ def test_9_the_last_round_is_cut_short_and_none_is_empty():
 def test_a_of_zero_is_a_constant():
     rule = QSR(a=0.0, peak_lr=0.1, base=7)
     assert {rule.sync_every(step, 10.0**-step) for step in range(9)} == {7}
+    assert rule.sync_every(9, 0.0) == 7
 
 
 @pytest.mark.parametrize(

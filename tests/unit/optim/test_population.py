@@ -211,7 +211,7 @@ def test_who_misses_a_turn_trains_on(lost):
         trainer = Trainer(lossy, interval=3)
         trainer.step(3)
         if lost == 0 and session.number == 1:  # the others are still at it
-            session.all_gather(b"q")
+            session.all_gather(b"q\x000000")
             session.all_reduce(torch.zeros(19), "sum")
         if lost == 1 and session.number == 1:
             session.all_reduce(torch.zeros(19), "sum")

@@ -98,6 +98,19 @@ def test_impossible_numbers_are_refused(options, why):
         Swarm(1).run(lambda session: Trainer(session, **options))
 
 
+def test_inner_optimizers_of_another_model_are_refused():
+    """They would be copied, and train something else."""
+    weight = nn.Parameter(torch.ones(2))
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    for inner, why in [(other, "holds no trainable parameter of the model"), ([], "no inner opt")]:
+
+        def each(session: SwarmSession, inner: Any = inner) -> None:
+            Population(nn.ParameterList([weight]), inner, session, lambda: 1.0, 1, BOUNDS)
+
+        with pytest.raises(ConfigError, match=why):
+            Swarm(1).run(each)
+
+
 def test_other_intervals_are_refused():
     with pytest.raises(IncompatibleRunError, match="sync_every"):
         Swarm(2).run(lambda session: Trainer(session, interval=1 + session.number))
@@ -150,7 +163,7 @@ def test_malformed_bytes_are_refused_and_named(wrong):
         trainer = Trainer(session)
         if session.number:
             model = trainer.member._model.encode()
-            session.all_gather(b"p" + wrong.replace(b"MODEL", model))
+            session.all_gather(b"p\x000000" + wrong.replace(b"MODEL", model))
         else:
             trainer.step()
 

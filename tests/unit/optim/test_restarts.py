@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -17,11 +17,15 @@ from atoll.optim import (
     CO2,
     DGC,
     EF21,
+    QSDP,
     QSR,
+    AsyncDiLoCo,
     DeMo,
     DiLoCo,
     EControl,
     GradientAverage,
+    LayerBits,
+    LGreCo,
     LocalSGD,
     NoLoCo,
     Population,
@@ -29,6 +33,7 @@ from atoll.optim import (
     SparseLoCo,
     StreamingDiLoCo,
     Swarm,
+    TernGrad,
     ZerothOrder,
 )
 from atoll.optim.swarm import SwarmSession
@@ -145,12 +150,33 @@ def averaged(make: Callable[[], Any], momentum: float = 0.9) -> Make:
     return hooked(lambda m, i, s: GradientAverage(m, i, s, compressor=make()), momentum)
 
 
+class Growing:
+    """A penalty that remembers how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, gap: float, moved: float) -> float:
+        self.asked += 1
+        return 1.0 + self.asked / 4
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.asked = int(state["asked"])
+
+
 MAKERS: dict[str, Make] = {
     "diloco": hooked(lambda m, i, s: DiLoCo(m, i, H, s), 0.9),
     "local sgd": hooked(lambda m, i, s: LocalSGD(m, i, H, s, codec="bfloat16"), 0.9),
     "qsr": hooked(lambda m, i, s: LocalSGD(m, i, QSR(a=0.02, peak_lr=0.01, base=2), s), 0.9),
     "sparse": hooked(lambda m, i, s: SparseLoCo(m, i, H, s), 0.9),
+    "async": hooked(lambda m, i, s: AsyncDiLoCo(m, i, H, s, outer_delay=2), 0.9),
     "co2": hooked(lambda m, i, s: CO2(m, i, H, s, outer_momentum=0.5, clip=0.01), 0.9),
+    "co2, another penalty": hooked(
+        lambda m, i, s: CO2(m, i, H, s, outer_momentum=0.5, penalty=Growing()), 0.9
+    ),
     "streaming": hooked(
         lambda m, i, s: StreamingDiLoCo(m, i, H, s, blocks_per_fragment=1, delay=1), 0.9
     ),
@@ -167,7 +193,15 @@ MAKERS: dict[str, Make] = {
     "dgc": averaged(lambda: DGC(density=0.05, clip=1.0), 0.0),
     "ef21": averaged(EF21),
     "ef21 of averages": averaged(lambda: EF21(eta=0.5)),
+    "weighted ef21": hooked(
+        lambda m, i, s: GradientAverage(m, i, s, compressor=EF21(smoothness=1.0 + s.number)), 0.9
+    ),
     "econtrol": averaged(EControl),
+    "bits": averaged(LayerBits),
+    "bits chosen": averaged(lambda: LayerBits(choice=LGreCo(every=4))),
+    "ranks chosen": averaged(lambda: PowerSGD(rank=2, start=3, choice=LGreCo(every=4))),
+    "terngrad": averaged(TernGrad),
+    "qsdp": averaged(lambda: QSDP(bits=4)),
     "demo": demo,
     "zeroth order": zeroth,
     "population": population,
@@ -185,7 +219,9 @@ def train(
             left.remove(here)
             saved = loop.save()
             loop.outer.close()
+            steps_before = session._local_steps  # its clock goes on
             session = swarm.sessions[session.number] = SwarmSession(swarm, session.number)
+            session._local_steps = steps_before
             loop = make(session, 100 + loop.steps)
             loop.load(saved)
             assert loop.steps == here[1]

@@ -69,6 +69,7 @@ specs = st.integers(1, 64).flatmap(
         ("rounds_in_flight", 0),
         ("rounds_in_flight", 2),
         ("gossip", -0.1),
+        ("check_every", -1),
         ("gossip", 4.1),
         ("gossip", float("nan")),
         ("group", 0),

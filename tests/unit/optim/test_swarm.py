@@ -173,6 +173,22 @@ def test_all_reduce_of_arrays_and_tensors(op: str, expected: float) -> None:
     Swarm(3).run(each)
 
 
+def test_objects_that_are_too_much_together_are_refused_as_by_daemons() -> None:
+    fits = [2**16 - 4] * 8
+    for more in (0, 1):
+        swarm = Swarm(8)
+
+        def gather(session: SwarmSession, more: int = more) -> int:
+            extra = more if session.number == 7 else 0
+            return len(session.all_gather(bytes(fits[session.number] + extra)))
+
+        if more:
+            with pytest.raises(ConfigError, match="the objects of 8 trainers have 524,289 bytes"):
+                swarm.run(gather)
+        else:
+            assert swarm.run(gather) == [8] * 8
+
+
 def test_all_gather_and_barrier() -> None:
     swarm = Swarm(3)
     gathered = swarm.run(lambda session: session.all_gather(b"x" * session.number))

@@ -67,7 +67,7 @@ def test_any_other_joiner_takes_the_parameters(seed, log_bytes):
 
 
 def test_a_long_log_comes_in_pieces(monkeypatch):
-    monkeypatch.setattr("atoll.optim.every_step_log.PART_BYTES_MAX", 11)
+    monkeypatch.setattr("atoll.optim.purposes.GATHERED_BYTES_MAX", 17)
     taken: list[str] = []
     assert all_equal(Swarm(WORKERS).run(lambda session: joins(session, 0, taken)))
     assert taken == ["log"]
@@ -148,18 +148,20 @@ def test_who_comes_back_with_its_files_gets_what_it_has_missed():
     ("name", "spoil", "why"),
     [
         ("_place", lambda data: data[:-1], "no place in the log"),
-        ("_offer", lambda data: data + b"x", "offers nothing"),
+        ("_offer", lambda data: data[:8], "offers nothing"),
         ("_offer", lambda data: data[:1] + b"\xff" * 8 + data[9:], "offers nothing"),
-        ("_offer", lambda data: data[:9] + b"\xff" * 4, "offers nothing"),
-        ("piece", lambda data: data[:-1] + b"\x01", "is not that of its parameters"),
-        ("piece", lambda data: data[:-1] + b"\x80", "minus zero"),
-        ("piece", lambda data: b"\xff" + data[1:], "learning rate|not that of its parameters"),
+        ("_offer", lambda data: b"\0" + data[1:], "offers nothing"),
+        ("_offer", lambda data: data + b"x", "cut off"),
+        ("_offer", lambda data: data[:9], "sent 0 steps from step 0 on"),
+        ("_offer", lambda data: data[:-1] + b"\x01", "is not that of its parameters"),
+        ("_offer", lambda data: data[:-1] + b"\x80", "minus zero"),
+        ("_offer", lambda data: data[:9] + b"\xff" + data[10:], "rate|that of its parameters"),
     ],
 )
 def test_a_donor_is_not_trusted(name, spoil, why):
     """Worker 0 hands the log to worker 1, which begins anew at step 2. What it gives for each of
-    these the first time is of the beginning of the run, when no piece is needed."""
-    tag, number = {"_place": (b"l", 1), "_offer": (b"o", 1), "piece": (b"g", 0)}[name]
+    these the first time is of the beginning of the run, when no log is needed."""
+    tag, number = {"_place": (b"l", 1), "_offer": (b"o", 1)}[name]
 
     class Spoiled:
         def __init__(self, session: SwarmSession) -> None:
