@@ -49,12 +49,14 @@ class StreamingDiLoCo(Method):
 
     ``fragments``: which blocks make up a fragment (optim/layers.py), ``blocks_per_fragment`` of
     them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
-    merged; None: as many as it takes not to wait, at most 10, found while training. ``local``: how
+    merged; None: as many as it takes not to wait, at most 10, found while training (in a ``Swarm``,
+    where nothing takes time, none: give a number there to see what a delay does). ``local``: how
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
     ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
     which cost 24 bytes of the trainer's host memory for each parameter. ``outer_lr``: as for
-    DiLoCo; eager updates need a number. Delay and local are each
-    trainer's own, the other arguments are the run's.
+    DiLoCo; eager updates need a number. Delay and local are each trainer's own, the other
+    arguments are the run's. There is no ``round_s``: fragments are sent at the same steps on all
+    peers, which take turns by it. Give slower peers smaller batches, and ``count()`` them.
     """
 
     def __init__(
@@ -142,8 +144,8 @@ class StreamingDiLoCo(Method):
         if self._eager is not None:
             self._send_eagerly(fragment, self._eager)
             return
-        if fragment in self._merge_at:  # all of them are under way
-            self._merge(fragment)
+        if fragment in self._merge_at and not self._merge(fragment):  # all of them are under way
+            return
         self._submit(fragment)
         self._merge_at[fragment] = self._steps + self._delay
 
@@ -171,7 +173,8 @@ class StreamingDiLoCo(Method):
         else:
             flat[self._eager.part(fragment)] = self._delta
 
-    def _merge(self, fragment: int) -> None:
+    def _merge(self, fragment: int) -> bool:
+        """Whether the trainer goes on where it was; else it has begun anew."""
         del self._merge_at[fragment]
         outcome = self._outcome(fragment)
         if outcome.kind == "reload":
@@ -187,6 +190,7 @@ class StreamingDiLoCo(Method):
                 f"waited {outcome.waited_s:.2f} s for fragment {fragment}: from now on results are "
                 f"merged {self._delay} steps after they are sent"
             )
+        return outcome.kind != "reload"
 
     def _take_run(self) -> None:
         super()._take_run()
