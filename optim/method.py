@@ -48,7 +48,8 @@ class Method(InnerSteps):
 
     ``buffers``: of a model that has persistent float buffers (BatchNorm statistics and the like)
     all peers that take part in a round share them after it: float ones become their mean, weighted
-    as the submissions are, integers the maximum. False leaves them alone; the same on all peers.
+    as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
+    had after their last rounds. False leaves them alone; the same on all peers.
     """
 
     peer: TrainerSession
@@ -65,8 +66,13 @@ class Method(InnerSteps):
         super().__init__(vector, inner)
         outline = vector.buffers.outline if buffers else ""
         self.peer, self.spec = peer, replace(spec, buffers=outline)
-        shared = SharedBuffers(peer, vector.buffers, waits=self._waits) if outline else None
-        self._buffers = shared
+        self._buffers = (
+            SharedBuffers(
+                peer, vector.buffers, waits=self._waits, of_all=self.spec.is_asynchronous
+            )
+            if outline
+            else None
+        )
         self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.

@@ -5,6 +5,9 @@ of the round, and asks the others for theirs. Who waits for rounds anyway waits 
 seconds at most; who does not, looks at the next round, and keeps what has happened to its own
 meanwhile. Where those of a peer do not come they are left out: then buffers differ a little until
 the next round. A newcomer begins with those of any member.
+
+In an asynchronous run a round has a peer or two. There whoever has had one takes the newest that
+each member has published: what it has trained since is not in them yet, as in a pseudo-gradient.
 """
 
 from __future__ import annotations
@@ -26,13 +29,19 @@ __all__ = ["SharedBuffers"]
 NAME = "buffers"
 CODEC = "float32"
 WAIT_S = 5.0  # for those of all others together: they are a few round trips away
+# In an asynchronous run: rounds for each member until those of one that has published none since
+# are left out. Its trainer has ended, or is so much slower than the others.
+STALE_ROUNDS = 8
 
 
 class SharedBuffers:
-    """Of one trainer; ``waits``: its rounds end for all at about the same time."""
+    """Of one trainer. ``waits``: its rounds end for all at about the same time, or what it needs is
+    there when they end; ``of_all``: of those who are in no round of its own as well."""
 
-    def __init__(self, peer: object, buffers: ModelBuffers, *, waits: bool) -> None:
-        self._buffers, self._waits = buffers, waits
+    def __init__(
+        self, peer: object, buffers: ModelBuffers, *, waits: bool, of_all: bool = False
+    ) -> None:
+        self._buffers, self._waits, self._of_all = buffers, waits, of_all
         self._companions = Companions(peer, NAME)
         self._then: F32 | None = None  # what was published last, if nothing has come of it yet
         self._others: list[tuple[int, VectorAsked]] = []  # and whose were asked for: place, vector
@@ -63,21 +72,23 @@ class SharedBuffers:
             self._finish(WAIT_S)
 
     def _begin(self, session: GossipSession, number: int, peers: Sequence[str], then: F32) -> None:
-        self._others, self._mine = [], 0
+        self._others, self._mine = [], -1
         try:
             session.publish(NAME, number, then.copy(), CODEC)
         except OF_PARTNERS as error:  # NaN: others are better off without, as this trainer is
             self._say(f"the buffers of this trainer were not published: {error.what}")
+        peers = session.members().names if self._of_all else peers
         for place, name in enumerate(peers):
             if name == session.peer_name:
                 self._mine = place
                 continue
             try:
-                asked = session.ask_vector(name, NAME, number, then.size, CODEC)
+                which = session.newest(name, NAME) if self._of_all else number
+                if which and which >= number - STALE_ROUNDS * len(peers):
+                    asked = session.ask_vector(name, NAME, which, then.size, CODEC)
+                    self._others.append((place, asked))
             except OF_PARTNERS as error:
                 self._say(f"the buffers of {name} were left out: {error.what}")
-            else:
-                self._others.append((place, asked))
 
     def _finish(self, wait_s: float) -> None:
         """With those that are here after so long."""

@@ -17,6 +17,7 @@ from torch import nn
 from atoll.collectives.errors import IncompatibleRunError, RemoteProtocolError
 from atoll.optim import (
     CO2,
+    AsyncDiLoCo,
     DiLoCo,
     GradientAverage,
     LocalSGD,
@@ -26,6 +27,7 @@ from atoll.optim import (
 )
 from atoll.optim.buffers import PIECES, join, merged, moved, split
 from atoll.optim.model_buffers import ModelBuffers
+from atoll.optim.shared_buffers import STALE_ROUNDS
 from atoll.optim.swarm import SwarmSession
 
 H = 3
@@ -194,6 +196,49 @@ def test_after_a_round_all_have_the_mean_of_all() -> None:
             else:
                 assert int(is_now[0]) == max(int(one[place]) for one in was)
     assert int(after[0][-1][2]) == 4 * H + 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_peers_that_come_in_turn_have_the_newest_mean_of_all(ends: bool) -> None:
+    """Each after a round of its own; ``ends``: the last worker's loop does so, early."""
+    newest: dict[int, Stats] = {}
+    rounds: list[tuple[list[int], bool]] = []
+
+    def each(session: SwarmSession) -> None:
+        session._local_steps = session.number  # so nobody comes together with another one
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outer = AsyncDiLoCo(model, inner, H, session, outer_delay=3)
+        inner.register_step_pre_hook(lambda *_: before.__setitem__(slice(None), stats(model)))
+        before: Stats = []
+        for number in range((2 if ends and session.number == 2 else 16) * H):
+            outer.count(1 + session.number)
+            step(model, inner, session.number, number)
+            if (number + 1) % H == 0:
+                newest[session.number] = before.copy()
+                mean = [
+                    sum((n + 1) * values[place] for n, values in newest.items())
+                    / sum(n + 1 for n in newest)
+                    for place in range(2)
+                ]
+                is_mean = all(
+                    torch.allclose(one, expected, rtol=1e-5, atol=1e-6)
+                    for one, expected in zip(stats(model), mean, strict=False)
+                )
+                assert int(stats(model)[2]) == max(int(one[2]) for one in newest.values())
+                rounds.append((sorted(newest), is_mean))
+
+    swarm = Swarm(3)
+    swarm.run(each)
+    assert swarm.state.round == len(rounds) + 1
+    assert [who for who, _ in rounds[:3]] == [[0], [0, 1], [0, 1, 2]]
+    alike = [is_mean for _, is_mean in rounds]
+    if not ends:
+        assert len(alike) == 3 * 16
+        assert all(alike)
+    else:  # it is left out once eight rounds of three have passed since
+        assert all(alike[: 6 + 3 * STALE_ROUNDS])
+        assert not any(alike[6 + 3 * STALE_ROUNDS :])
 
 
 @pytest.mark.parametrize("name", METHODS)
