@@ -83,13 +83,13 @@ class InnerSteps(ABC):
 
     @contextmanager
     def _showing(self, what: str) -> Iterator[None]:
-        """Other parameters may be read into the model, then it has its own again. ``what``: the
-        call that people know."""
+        """Other parameters and buffers may be read into the model, then it has its own again.
+        ``what``: the call that people know."""
         if self._shown:
             raise ConfigError(f"{what} inside {self._shown}")
         self._shown = what
         try:
-            with self._vector.put_back():
+            with self._vector.put_back(), self._vector.buffers.put_back():
                 yield
         finally:
             self._shown = ""

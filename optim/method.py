@@ -67,9 +67,7 @@ class Method(InnerSteps):
         outline = vector.buffers.outline if buffers else ""
         self.peer, self.spec = peer, replace(spec, buffers=outline)
         self._buffers = (
-            SharedBuffers(
-                peer, vector.buffers, waits=self._waits, of_all=self.spec.is_asynchronous
-            )
+            SharedBuffers(peer, vector.buffers, waits=self._waits, of_all=self.spec.is_asynchronous)
             if outline
             else None
         )
@@ -177,6 +175,7 @@ class Method(InnerSteps):
         self._rounds, self._missed = int(state["rounds"]), int(state["missed"])
         self._waited_s = float(state["waited_s"])
         self._clock.correct(*map(int, state["clock"]))
+        self._recall(place)
         if not self._is_where(state):
             self._take_run()
             self._take_buffers()
@@ -217,8 +216,11 @@ class Method(InnerSteps):
         """Where the method is within its rounds: numbers, texts, lists, tensors."""
         return {}
 
+    def _recall(self, place: Mapping[str, Any]) -> None:
+        """What of it holds wherever the run is."""
+
     def _return_to(self, place: Mapping[str, Any]) -> None:
-        """The inverse."""
+        """The inverse, where the run is as it was."""
 
     # ------------------------------------------------------------ for the methods
 
