@@ -85,6 +85,10 @@ class AsyncDiLoCo(Blocking):
         self._anchor: F32 = np.zeros(self.manifest.elements, np.float32)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
 
+    @property
+    def trainer_bytes(self) -> float:
+        return 4.0  # the anchor
+
     def _write_submission(self, fragment: int, flat: F32) -> None:
         self._vector.write_delta(self._anchor, flat)
 

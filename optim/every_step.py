@@ -107,16 +107,23 @@ class EveryStep(ABC):
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._schedules = Schedules()
         self._missed = 0
+        elements = self.manifest.elements
         print(
-            f"atoll: {self.manifest.elements:,} parameters, which this trainer holds; the daemon "
-            f"takes {8 * self.manifest.elements / 2**20:.0f} MiB of host memory for what it "
-            "exchanges and to hand them to newcomers, then also as much for each number that inner "
-            "optimizers keep of a parameter",
+            f"atoll: {elements:,} parameters, which this trainer holds; it takes "
+            f"{self.trainer_bytes * elements / 2**20:.0f} MiB of host memory beside them, the "
+            f"daemon {8 * elements / 2**20:.0f} MiB for what is exchanged. While newcomers are "
+            f"given all, either takes {8 * elements / 2**20:.0f} MiB for it, and as much for each "
+            "number that inner optimizers keep of a parameter",
             file=sys.stderr,
         )
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
+
+    @property
+    def trainer_bytes(self) -> float:
+        """As ``InnerSteps.trainer_bytes``, from step to step: here a copy to compare digests."""
+        return 4.0
 
     # ------------------------------------------------------------ for the methods
 

@@ -47,6 +47,13 @@ class InnerSteps(ABC):
         """Local steps that the run has behind it, with those of this trainer since the last round:
         the same for all trainers at a round's end, and for one that comes later."""
 
+    @property
+    def trainer_bytes(self) -> float:
+        """Of this trainer's host memory for each parameter, at most, beside its model: what the
+        method keeps, and what it makes for a moment. Copies of a parameter or a chunk at a time
+        come on top, and what other trainers give in a gather."""
+        return 0.0
+
     def follow(self, scheduler: LRScheduler) -> None:
         """Keep the learning rates of ``scheduler`` those of ``global_step``: now, whenever the run
         has gone on without this trainer, and when it takes the run's state anew.

@@ -77,7 +77,8 @@ class NoLoCo(InnerSteps):
     and a newcomer takes over somebody's. False leaves them alone; the same on all peers.
 
     Replicas differ, by about the inner learning rate: let that decay. ``consensus()`` is what to
-    evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter.
+    evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter, and 4
+    more inside it.
     """
 
     peer: GossipSession
@@ -142,6 +143,10 @@ class NoLoCo(InnerSteps):
         self._watch()
 
     # ------------------------------------------------------------ for everybody
+
+    @property
+    def trainer_bytes(self) -> float:
+        return 12.0  # φ, momentum, scratch
 
     @property
     def global_step(self) -> int:
@@ -362,8 +367,8 @@ class NoLoCo(InnerSteps):
         daemon = 4 * elements + (PUBLISHED + 2 * spec.group) * encoded
         print(
             f"atoll: {elements:,} parameters; this trainer holds its replica in "
-            f"{12 * elements / 2**20:.0f} MiB of host memory, the daemon takes at most "
-            f"{daemon / 2**20:.0f} MiB to hand it out and to get others, the device nothing",
+            f"{self.trainer_bytes * elements / 2**20:.0f} MiB of host memory, the daemon takes at "
+            f"most {daemon / 2**20:.0f} MiB to hand it out and to get others, the device nothing",
             file=sys.stderr,
         )
         if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):

@@ -61,7 +61,8 @@ class Population:
 
     Costs a few hundred bytes of each member per turn. Each member that is copied costs all of them
     an all-reduce of its whole state in float32 (12 bytes for each parameter with Adam), in which
-    the others add zeros; that is one member at most in a turn of up to nine. Members wait for each
+    the others add zeros; that is one member at most in a turn of up to nine. It takes them 24 bytes
+    of host memory for each parameter. Members wait for each
     other at a turn, up to half a minute.
     """
 
@@ -104,10 +105,24 @@ class Population:
         self._copied = self._missed = 0
         self._last_score = math.nan
         self._is_fresh = start == "best"
+        elements = self._vector.manifest.elements
+        print(
+            f"atoll: {elements:,} parameters, which this trainer holds; where a member is copied "
+            f"it and the daemon take {8 * elements / 2**20:.0f} MiB of host memory each, and as "
+            "much for each number that inner optimizers keep of a parameter",
+            file=sys.stderr,
+        )
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
         hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hook = inners[-1].register_step_post_hook(hook)
+
+    @property
+    def trainer_bytes(self) -> float:
+        """Of this trainer's host memory for each parameter, beside its model: in a turn in which
+        somebody is copied the state as inner optimizers keep it by now, and a sum of as much."""
+        elements = self._snapshot.elements(self._snapshot.describe(self.steps))
+        return 8.0 * elements / self._vector.manifest.elements
 
     def hyperparameters(self) -> dict[str, list[float]]:
         """Name -> its value in each group that has it, or the one in ``values``."""

@@ -53,10 +53,12 @@ class StreamingDiLoCo(Method):
     where nothing takes time, none: give a number there to see what a delay does). ``local``: how
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
     ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
-    which cost 24 bytes of the trainer's host memory for each parameter. ``outer_lr``: as for
-    DiLoCo; eager updates need a number. Delay and local are each trainer's own, the other
-    arguments are the run's. There is no ``round_s``: fragments are sent at the same steps on all
-    peers, which take turns by it. Give slower peers smaller batches, and ``count()`` them.
+    which cost 25 bytes of the trainer's host memory for each parameter (with 16 fragments).
+    ``outer_lr``: as for DiLoCo; eager updates need a number. Delay and local are each trainer's
+    own, the other arguments are the run's.
+
+    There is no ``round_s``: fragments are sent at the same steps on all peers, which take turns by
+    it. Give slower peers smaller batches, and ``count()`` them.
     """
 
     def __init__(
@@ -121,6 +123,11 @@ class StreamingDiLoCo(Method):
         self._share = 0.0  # in the mean of a round
         super().__init__(vector, inner, peer, spec, buffers)
         self._begin()
+
+    @property
+    def trainer_bytes(self) -> float:
+        """Of eager updates: four vectors, the model's and the run's; and four of a fragment."""
+        return 24.0 + 16.0 / self.spec.fragments if self._eager is not None else 0.0
 
     def _step_done(self) -> None:
         self._turn += 1
