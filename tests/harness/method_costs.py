@@ -59,8 +59,8 @@ MEASURED_H = 2  # bytes of a round do not depend on it; fragments take turns wit
 MEMORY_BLOCKS = 48  # so that a copy of one of them is little
 MEMORY_STEPS = 2  # rounds for methods that have them
 
-# (model, inner, session, sync_every)
-Make = Callable[[nn.Module, torch.optim.Optimizer, Any, int], Any]
+# (model, inner, session, sync_every); of methods of every step it takes check_every, too
+Make = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ def _gradients(
     memory_width: int = 128,
     **options: Any,
 ) -> Row:
-    def make(model: nn.Module, inner: Any, session: Any, h: int) -> GradientAverage:
+    def make(model: nn.Module, inner: Any, session: Any, h: int, **more: Any) -> GradientAverage:
         made = compressor() if compressor is not None else None
-        return GradientAverage(model, inner, session, compressor=made, **options)
+        return GradientAverage(model, inner, session, compressor=made, **options, **more)
 
     return Row(make, width=width, memory_width=memory_width)
 
@@ -155,9 +155,9 @@ COSTS: dict[str, Row] = {
     "EControl": _gradients(EControl),
     "TernGrad": _gradients(TernGrad, width=128, memory_width=64),
     "QSDP": _gradients(QSDP, width=64, memory_width=32),
-    "DeMo": Row(lambda model, inner, session, h: DeMo(model, session)),
+    "DeMo": Row(lambda model, inner, session, h, **more: DeMo(model, session, **more)),
     "ZerothOrder": Row(
-        lambda model, inner, session, h: ZerothOrder(model, session, 1e-6),
+        lambda model, inner, session, h, **more: ZerothOrder(model, session, 1e-6, **more),
         width=8,
         per_parameter=False,
     ),
@@ -226,15 +226,14 @@ def _memory(row: Row) -> Memory:
     elements = sum(p.numel() for p in model.parameters())
     tracemalloc.start()
     try:
-        outer = row.make(model, inner, OutsideSession(), row.memory_h)
-        at_every_step = isinstance(outer, EveryStep)
+        at_every_step = row.sync_every == 1
+        more = {"check_every": 1} if at_every_step else {}
+        outer = row.make(model, inner, OutsideSession(), row.memory_h, **more)
 
         def train() -> None:
             for _ in range(MEMORY_STEPS * (1 if at_every_step else row.memory_h)):
                 _step(model, inner, outer)
 
-        if at_every_step:
-            outer._check_every = 1
         train()  # as a newcomer
         if isinstance(outer, GradientAverage):
             outer._forget()  # some compressors begin anew with a sum

@@ -92,8 +92,8 @@ def check(found: Memory) -> None:
     ids=str,
 )
 def test_compressors_with_other_numbers_say_what_they_take(compressor: Compressor) -> None:
-    def make(model: nn.Module, inner: Any, session: Any, sync_every: int) -> GradientAverage:
-        return GradientAverage(model, inner, session, compressor=copy.copy(compressor))
+    def make(model: nn.Module, inner: Any, session: Any, _: int, **more: Any) -> GradientAverage:
+        return GradientAverage(model, inner, session, compressor=copy.copy(compressor), **more)
 
     check(measure_memory(Row(make)))
 
