@@ -47,6 +47,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.exchange import HEAD, Attempt, Exchange, Exchanged, Given, check_part
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.memory import say_of_steps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.presence import Presence
 from atoll.optim.schedules import Schedules
@@ -107,15 +108,7 @@ class EveryStep(ABC):
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._schedules = Schedules()
         self._missed = 0
-        elements = self.manifest.elements
-        print(
-            f"atoll: {elements:,} parameters, which this trainer holds; it takes "
-            f"{self.trainer_bytes * elements / 2**20:.0f} MiB of host memory beside them, the "
-            f"daemon {8 * elements / 2**20:.0f} MiB for what is exchanged. While newcomers are "
-            f"given all, either takes {8 * elements / 2**20:.0f} MiB for it, and as much for each "
-            "number that inner optimizers keep of a parameter",
-            file=sys.stderr,
-        )
+        say_of_steps(self.manifest.elements, self.trainer_bytes)
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))

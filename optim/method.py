@@ -22,17 +22,17 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.companions import every_rank
 from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.memory import say_of_rounds
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
-from atoll.optim.sessions import LeadingRank, TrainerSession
+from atoll.optim.sessions import TrainerSession
 from atoll.optim.shared_buffers import SharedBuffers
-from atoll.optim.spec import RunSpec, host_bytes, log_bytes
+from atoll.optim.spec import RunSpec
 from atoll.peer.session import Outcome
 
 __all__ = ["Method", "uses_muon"]
 
 STATE_VERSION = 2
-RANKS_BYTES = 8  # of a parameter, which the ranks of a trainer share: submission, and θ (ranks.py)
 
 
 class Method(InnerSteps):
@@ -82,25 +82,11 @@ class Method(InnerSteps):
         self._is_lost = True  # where the run is has to be found out
         self._begun_at = 0  # its steps when this trainer had none
 
-        self._introduce()
+        say_of_rounds(self.spec, self.manifest, self.trainer_bytes, peer)
         peer.attach(self.spec, self.manifest, self._vector.write)
         peer.pull(self._vector.read)
         self._locate()
         self._watch()
-
-    def _introduce(self) -> None:
-        elements = self.manifest.elements
-        ranks = ""
-        if isinstance(self.peer, LeadingRank):
-            ranks = f"each; all its ranks together {RANKS_BYTES * elements / 2**20:.0f} MiB, "
-        print(
-            f"atoll: {elements:,} parameters; the daemon takes at most "
-            f"{host_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of host memory for them "
-            f"({log_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of it the log of the last "
-            f"rounds), this trainer {self.trainer_bytes * elements / 2**20:.0f} MiB beside its "
-            f"model, {ranks}the device nothing",
-            file=sys.stderr,
-        )
 
     @property
     def global_step(self) -> int:

@@ -30,6 +30,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.inner_steps import Inner
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.memory import say_of_copies
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.purposes import gather_for
 from atoll.optim.selection import Bounds, Member, exploited, explored
@@ -105,13 +106,7 @@ class Population:
         self._copied = self._missed = 0
         self._last_score = math.nan
         self._is_fresh = start == "best"
-        elements = self._vector.manifest.elements
-        print(
-            f"atoll: {elements:,} parameters, which this trainer holds; where a member is copied "
-            f"it and the daemon take {8 * elements / 2**20:.0f} MiB of host memory each, and as "
-            "much for each number that inner optimizers keep of a parameter",
-            file=sys.stderr,
-        )
+        say_of_copies(self._vector.manifest.elements)
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
         hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]

@@ -35,6 +35,7 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
+from atoll.peer.session import Outcome
 
 __all__ = ["StreamingDiLoCo"]
 
@@ -188,6 +189,10 @@ class StreamingDiLoCo(Method):
             self._take_run()
         elif outcome.kind == "committed":
             self.peer.pull(lambda flat: self._vector.mix_fragment(fragment, flat, self._local))
+        self._find_delay(fragment, outcome)
+        return outcome.kind != "reload"
+
+    def _find_delay(self, fragment: int, outcome: Outcome) -> None:
         now_s = time.monotonic()
         waited = outcome.waited_s / max(now_s - self._merged_s, 1e-9)
         self._merged_s = now_s
@@ -197,7 +202,6 @@ class StreamingDiLoCo(Method):
                 f"waited {outcome.waited_s:.2f} s for fragment {fragment}: from now on results are "
                 f"merged {self._delay} steps after they are sent"
             )
-        return outcome.kind != "reload"
 
     def _take_run(self) -> None:
         super()._take_run()
