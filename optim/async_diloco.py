@@ -46,7 +46,9 @@ class AsyncDiLoCo(Blocking):
 
     A peer that is twice as slow is in half as many rounds, and its pseudo-gradients are of an older
     theta. ``round_s`` gives it half the steps instead. The larger N, the smaller is each step: if
-    peers leave for good, a run of fewer is slower than it need be.
+    peers leave for good, a run of fewer is slower than it need be. ``global_step`` counts N rounds
+    as ``sync_every`` steps: so a followed schedule runs as one peer's steps do, of mean speed where
+    speeds differ, and also too slowly where N is more than the peers that there are.
 
     Each round's result goes to all peers: n that come in turn get n times what they get with
     ``DiLoCo``. Costs 4 bytes of the trainer's host memory for each parameter. Sessions have no
@@ -82,6 +84,10 @@ class AsyncDiLoCo(Blocking):
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)
         self._anchor: F32 = np.zeros(self.manifest.elements, np.float32)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
+
+    @property
+    def trainer_bytes(self) -> float:
+        return 4.0  # the anchor
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
         self._vector.write_delta(self._anchor, flat)

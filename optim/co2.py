@@ -13,6 +13,7 @@ it clips, and reduces live parameters while they are trained; this does neither.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -24,6 +25,7 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner
+from atoll.optim.local_steps import LocalSteps
 from atoll.optim.method import Method
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
@@ -63,12 +65,14 @@ class _Stateful(Protocol):
 
 
 class CO2(Method):
-    """``Method`` says what the arguments and calls of all methods mean.
+    """``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what
+    ``round_s`` does.
 
     ``outer_momentum``: the authors' code has 0 up to 16 workers, 0.2 up to 32, 0.5 up to 64, then
     0.6. ``clip`` bounds every element of the momentum; None: nothing is clipped. ``penalty``
     shrinks what comes late, and is saved too if it has a ``state_dict`` and ``load_state_dict`` of
-    its own; None: nothing is shrunk. Costs 8 bytes of the trainer's host memory for each parameter.
+    its own; None: nothing is shrunk. Costs 16 bytes of the trainer's host memory for each
+    parameter, 8 of them at the end of a round only.
     """
 
     def __init__(
@@ -85,6 +89,8 @@ class CO2(Method):
         codec: str = "int8",
         round_deadline_s: float = 600.0,
         buffers: bool = True,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip={clip}", fix="give a positive bound, or None")
@@ -104,15 +110,19 @@ class CO2(Method):
         self._anchor: F32 = np.zeros(vector.manifest.elements, np.float32)
         self._delta: F32 = np.zeros_like(self._anchor)
         self._under_way = False
-        self._steps_in_round = 0
+        self._local = LocalSteps(spec.sync_every, round_s, clock)
         super().__init__(vector, inner, peer, spec, buffers)
         self._begin()
 
+    @property
+    def trainer_bytes(self) -> float:
+        return 16.0  # anchor and pseudo-gradient; at the end of a round a copy of each
+
     def _step_done(self) -> None:
-        self._steps_in_round += 1
-        if self._steps_in_round < self.spec.sync_every:
-            self.peer.check()
+        if not self._local.step(self.peer.check):
             return
+        self._check_finite("round not submitted")  # also waits until a device has done its steps
+        self._local.end()
         kind = self._outcome().kind if self._under_way else "committed"
         if kind == "reload":
             self._take_run()
@@ -121,13 +131,14 @@ class CO2(Method):
             self._delta.fill(0.0)  # else it is sent with the next
         self._form_delta()
         self._submit()
-        self._under_way, self._steps_in_round = True, 0
+        self._under_way = True
         self._stand_at(self._clock.steps + self.spec.sync_every)  # with what is under way
         self._vector.read(self._anchor)
         self._write_whole(
             self._vector.write, self._anchor
         )  # as the dtypes of the model have rounded it
         self._vector.zero_gradients()
+        self._local.begin(self.peer.first_rank)
 
     def _form_delta(self) -> None:
         """Of this round; and the anchor of the next. Whole ones in all ranks."""
@@ -145,15 +156,19 @@ class CO2(Method):
     def _place(self) -> dict[str, Any]:
         remembers = _stateful(self._penalty)
         return {
-            "steps_in_round": self._steps_in_round,
+            "local_steps": self._local.place,
+            "speeds": self._local.known,
             "under_way": self._under_way,
             "anchor": torch.from_numpy(self._anchor.copy()),
             "delta": torch.from_numpy(self._delta.copy()),
             "penalty": remembers.state_dict() if remembers is not None else {},
         }
 
+    def _recall(self, place: Mapping[str, Any]) -> None:
+        self._local.recall(place["speeds"])
+
     def _return_to(self, place: Mapping[str, Any]) -> None:
-        self._steps_in_round = int(place["steps_in_round"])
+        self._local.return_to(place["local_steps"])
         self._under_way = bool(place["under_way"])
         np.copyto(self._anchor, place["anchor"].numpy())
         np.copyto(self._delta, place["delta"].numpy())
@@ -173,7 +188,8 @@ class CO2(Method):
             self._stand_at(self._clock.steps + self.spec.sync_every)
         self._write_whole(self._vector.write, self._anchor)
         self._delta.fill(0.0)
-        self._under_way, self._steps_in_round = False, 0
+        self._under_way = False
+        self._local.begin(self.peer.first_rank)
 
 
 def _stateful(penalty: object) -> _Stateful | None:

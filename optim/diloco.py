@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from atoll.optim.inner_steps import Inner
-from atoll.optim.local_steps import StepsBySpeed
+from atoll.optim.local_steps import LocalSteps
 from atoll.optim.method import Method, uses_muon
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.rates import OuterRate, factor_of
@@ -35,7 +35,7 @@ MUON_MOMENTUM = 0.6  # arXiv 2505.23725
 
 
 class Blocking(Method):
-    """A method whose trainers wait for each round; ``_sync_every`` may change between two.
+    """A method whose trainers wait for each round.
 
     ``round_s``: each peer takes as many local steps as it gets done in so many seconds, by its own
     speed in the last rounds, and ``sync_every`` in the first (``StepsBySpeed``, where ``clock`` is
@@ -55,32 +55,18 @@ class Blocking(Method):
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._by_speed = None if round_s is None else StepsBySpeed(round_s, spec.sync_every, clock)
+        self._local = LocalSteps(spec.sync_every, round_s, clock)
         super().__init__(ModelVector(model), inner, peer, spec, buffers)
         self._begin_round()
 
     def _begin_round(self) -> None:
-        self._steps_in_round, self._sync_every = 0, self.spec.sync_every
-        if self._by_speed is not None:
-            step_s = self.peer.first_rank(self._by_speed.step_s)  # ranks have clocks of their own
-            self._sync_every = self._by_speed.next_sync_every(step_s)
-            self._by_speed.begin()
+        self._local.begin(self.peer.first_rank)
 
     def _step_done(self) -> None:
-        self._steps_in_round += 1
-        is_last = self._steps_in_round >= self._sync_every
-        if is_last:
-            self._submit()
-        else:
-            self.peer.check()  # an inner phase may be long: a dead daemon is noticed in the middle
-        if self._by_speed is not None:
-            self._by_speed.step()
-        if is_last:
-            self._end_round()
-
-    def _end_round(self) -> None:
-        if self._by_speed is not None:
-            self._by_speed.end()
+        if not self._local.step(self.peer.check):
+            return
+        self._submit()
+        self._local.end()
         if self._outcome().kind == "missed":
             self._stand_at(self._clock.steps)
             self._begin_round()
@@ -92,11 +78,13 @@ class Blocking(Method):
         self._begin_round()
 
     def _place(self) -> dict[str, Any]:
-        return {"steps_in_round": self._steps_in_round, "sync_every": self._sync_every}
+        return {"local_steps": self._local.place, "speeds": self._local.known}
+
+    def _recall(self, place: Mapping[str, Any]) -> None:
+        self._local.recall(place["speeds"])
 
     def _return_to(self, place: Mapping[str, Any]) -> None:
-        self._steps_in_round = int(place["steps_in_round"])
-        self._sync_every = int(place["sync_every"])
+        self._local.return_to(place["local_steps"])
 
 
 class DiLoCo(Blocking):

@@ -47,6 +47,7 @@ from atoll.collectives.errors import (
 from atoll.optim.companions import check_alone
 from atoll.optim.exchange import Attempt, Exchange, Exchanged, Given, check_part
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.memory import say_of_steps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.presence import Presence
 from atoll.optim.purposes import COUNTS, LATER, MORE, NEW, Part, Pieces, gather_parts
@@ -112,16 +113,15 @@ class EveryStep(Trainer):
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._missed = 0
-        print(
-            f"atoll: {self.manifest.elements:,} parameters, which this trainer holds; the daemon "
-            f"takes {8 * self.manifest.elements / 2**20:.0f} MiB of host memory for what it "
-            "exchanges and to hand them to newcomers, then also as much for each number that inner "
-            "optimizers keep of a parameter",
-            file=sys.stderr,
-        )
+        say_of_steps(self.manifest.elements, self.trainer_bytes)
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
+
+    @property
+    def trainer_bytes(self) -> float:
+        """As ``InnerSteps.trainer_bytes``, from step to step: here a copy to compare digests."""
+        return 4.0
 
     # ------------------------------------------------------------ for the methods
 

@@ -137,7 +137,9 @@ class EveryStepLog(EveryStepGather):
         flat: F32 = np.empty(self.manifest.elements, np.float32)
         self._vector.write(flat)
         head = json.dumps([self.steps, self.spec.to_wire(), self.manifest.digest().hex()])
-        return hashlib.sha256(head.encode() + flat.tobytes()).digest()
+        text = hashlib.sha256(head.encode())
+        text.update(flat.data)
+        return text.digest()
 
     # ------------------------------------------------------------ state
 

@@ -77,6 +77,10 @@ class GradientAverage(EveryStep):
         self._hooks = [inner.register_step_pre_hook(before) for inner in self._inners]
         self._hooks += [inner.register_step_post_hook(after) for inner in self._inners]
 
+    @property
+    def trainer_bytes(self) -> float:
+        return 4.0 + self._compressor.trainer_bytes  # its own gradient
+
     def _before_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             raise ConfigError(
@@ -106,7 +110,7 @@ class GradientAverage(EveryStep):
         self._hidden = []
 
     def _average(self) -> None:
-        gradient = self._gradient
+        gradient, self._mean = self._gradient, None  # that of the last step takes memory
         self._vector.write_gradients(gradient)
         usable = self._scale.undo(gradient)
         if not usable:

@@ -42,6 +42,13 @@ class InnerSteps(Trainer):
         """Local steps that the run has behind it, with those of this trainer since the last round:
         the same for all trainers at a round's end, and for one that comes later."""
 
+    @property
+    def trainer_bytes(self) -> float:
+        """Of this trainer's host memory for each parameter, at most, beside its model: what the
+        method keeps, and what it makes for a moment. Copies of a parameter or a chunk at a time
+        come on top, and what other trainers give in a gather."""
+        return 0.0
+
     def _follow(self) -> None:
         """``global_step`` may have jumped."""
         self._schedules.go_to(max(0, self.global_step - self._in_step))
@@ -62,13 +69,13 @@ class InnerSteps(Trainer):
 
     @contextmanager
     def _showing(self, what: str) -> Iterator[None]:
-        """Other parameters may be read into the model, then it has its own again. ``what``: the
-        call that people know."""
+        """Other parameters and buffers may be read into the model, then it has its own again.
+        ``what``: the call that people know."""
         if self._shown:
             raise ConfigError(f"{what} inside {self._shown}")
         self._shown = what
         try:
-            with self._vector.put_back():
+            with self._vector.put_back(), self._vector.buffers.put_back():
                 yield
         finally:
             self._shown = ""

@@ -107,15 +107,15 @@ class LocalSGD(Blocking):
         super()._begin_round()
         if self._rule is not None:
             lr = float(self._inners[-1].param_groups[0]["lr"])
-            self._sync_every = self._rule.sync_every(self.global_step, lr)
+            self._local.wanted = self._rule.sync_every(self.global_step, lr)
 
     @property
     def _round_steps(self) -> int:
-        return self._sync_every
+        return self._local.wanted
 
     def follow(self, scheduler: LRScheduler) -> None:
         super().follow(scheduler)
-        if self._rule is not None and self._steps_in_round == 0 and self.global_step > 0:
+        if self._rule is not None and self._local.taken == 0 and self.global_step > 0:
             # The others have read the rate at the end of a step, before that of the next is set.
             self._schedules.go_to(self.global_step - 1)
             self._begin_round()

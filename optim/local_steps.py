@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import ROUND_DEADLINE_S_MAX
 
-__all__ = ["StepsBySpeed"]
+__all__ = ["LocalSteps", "StepsBySpeed"]
 
 # Rounds whose speeds are remembered: an evaluation or a pause in one or two of them is passed over.
 ROUNDS_KEPT = 5
@@ -51,6 +51,15 @@ class StepsBySpeed:
         """A round, or anew."""
         self._began_s, self._steps = self._clock(), 0
 
+    @property
+    def known(self) -> list[float]:
+        """For ``recall``: of a trainer that comes back, which has compiled nothing yet."""
+        return [self._sync_every, *self._seconds]
+
+    def recall(self, known: Sequence[float]) -> None:
+        self._sync_every = min(max(1, int(known[0])), self._most)
+        self._seconds.extend(known[1:])
+
     def step(self) -> None:
         if self._is_warm:
             self._steps += 1
@@ -82,3 +91,54 @@ class StepsBySpeed:
             )
             self._sync_every = wanted
         return self._sync_every
+
+
+class LocalSteps:
+    """Of a trainer's round: ``taken`` so far, of ``wanted``. ``round_s``: as ``StepsBySpeed`` says;
+    None: ``sync_every`` in each."""
+
+    def __init__(self, sync_every: int, round_s: float | None, clock: Callable[[], float]) -> None:
+        self._sync_every = sync_every
+        self._by_speed = None if round_s is None else StepsBySpeed(round_s, sync_every, clock)
+        self.taken, self.wanted = 0, sync_every
+
+    def begin(self, agreed: Callable[[float], float] = lambda step_s: step_s) -> None:
+        """A round. ``agreed``: on the seconds of a step, by ranks that have clocks of their own."""
+        self.taken, self.wanted = 0, self._sync_every
+        if self._by_speed is not None:
+            self.wanted = self._by_speed.next_sync_every(agreed(self._by_speed.step_s))
+            self._by_speed.begin()
+
+    def step(self, check: Callable[[], None]) -> bool:
+        """Whether it was the last of the round. ``check`` is called after all others: an inner
+        phase may be long, and so a dead daemon is noticed in the middle."""
+        self.taken += 1
+        is_last = self.taken >= self.wanted
+        if not is_last:
+            check()
+        if self._by_speed is not None:
+            self._by_speed.step()
+        return is_last
+
+    def end(self) -> None:
+        """Its steps are done, on an accelerator too, and nothing has been waited for yet."""
+        if self._by_speed is not None:
+            self._by_speed.end()
+
+    @property
+    def place(self) -> list[int]:
+        """For ``return_to``."""
+        return [self.taken, self.wanted]
+
+    def return_to(self, place: Sequence[int]) -> None:
+        """Into the middle of a round."""
+        self.taken, self.wanted = map(int, place)
+
+    @property
+    def known(self) -> list[float]:
+        """For ``recall``: what has been measured, which holds wherever the run is."""
+        return [] if self._by_speed is None else self._by_speed.known
+
+    def recall(self, known: Sequence[float]) -> None:
+        if self._by_speed is not None and known:
+            self._by_speed.recall(known)

@@ -22,11 +22,12 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.companions import check_ranks, every_rank, whole
 from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.memory import say_of_rounds
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.shared_buffers import SharedBuffers
-from atoll.optim.spec import RunSpec, host_bytes, log_bytes
+from atoll.optim.spec import RunSpec
 from atoll.peer.session import Outcome
 
 __all__ = ["Method", "uses_muon"]
@@ -48,7 +49,8 @@ class Method(InnerSteps):
 
     ``buffers``: of a model that has persistent float buffers (BatchNorm statistics and the like)
     all peers that take part in a round share them after it: float ones become their mean, weighted
-    as the submissions are, integers the maximum. False leaves them alone; the same on all peers.
+    as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
+    had after their last rounds. False leaves them alone; the same on all peers.
     """
 
     peer: TrainerSession
@@ -66,8 +68,11 @@ class Method(InnerSteps):
         super().__init__(vector, inner)
         outline = vector.buffers.outline if buffers else ""
         self.peer, self.spec = peer, replace(spec, buffers=outline)
-        shared = SharedBuffers(peer, vector.buffers, waits=self._waits) if outline else None
-        self._buffers = shared
+        self._buffers = (
+            SharedBuffers(peer, vector.buffers, waits=self._waits, of_all=self.spec.is_asynchronous)
+            if outline
+            else None
+        )
         self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
@@ -78,13 +83,7 @@ class Method(InnerSteps):
         self._is_lost = True  # where the run is has to be found out
         self._begun_at = 0  # its steps when this trainer had none
 
-        print(
-            f"atoll: {self.manifest.elements:,} parameters; the daemon takes at most "
-            f"{host_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of host memory for them "
-            f"({log_bytes(self.spec, self.manifest) / 2**20:.0f} MiB of it the log of the last "
-            "rounds), the device nothing",
-            file=sys.stderr,
-        )
+        say_of_rounds(self.spec, self.manifest, self.trainer_bytes, peer)
         peer.attach(self.spec, self.manifest, self._vector.write)
         peer.pull(self._vector.read)
         self._locate()
@@ -172,6 +171,7 @@ class Method(InnerSteps):
         self._rounds, self._missed = int(state["rounds"]), int(state["missed"])
         self._waited_s = float(state["waited_s"])
         self._clock.correct(*map(int, state["clock"]))
+        self._recall(place)
         if not self._is_where(state):
             self._take_run()
             self._take_buffers()
@@ -212,8 +212,11 @@ class Method(InnerSteps):
         """Where the method is within its rounds: numbers, texts, lists, tensors."""
         return {}
 
+    def _recall(self, place: Mapping[str, Any]) -> None:
+        """What of it holds wherever the run is."""
+
     def _return_to(self, place: Mapping[str, Any]) -> None:
-        """The inverse."""
+        """The inverse, where the run is as it was."""
 
     # ------------------------------------------------------------ for the methods
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -67,6 +69,17 @@ class ModelBuffers:
                 tensor = _tensor(place)
                 tensor.copy_(source[lo : lo + tensor.numel()].view(tensor.shape))
                 lo += tensor.numel()
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Whatever becomes of them meanwhile, their values of now come back afterwards."""
+        places = [*self._floats, *self._integers]
+        kept = [_tensor(place).clone() for place in places]
+        try:
+            yield
+        finally:
+            for place, values in zip(places, kept, strict=True):
+                _tensor(place).copy_(values)
 
 
 def _persistent(model: nn.Module) -> list[tuple[str, Place]]:

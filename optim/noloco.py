@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,16 +36,18 @@ from atoll.collectives.errors import ConfigError, ConnectError, StateError
 from atoll.optim.companions import OF_PARTNERS, check_alone
 from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
 from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.local_steps import LocalSteps
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.sessions import GossipSession, VectorAsked
+from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.spec import RunSpec
 
 __all__ = ["NoLoCo"]
 
 METHOD = "noloco"
 DELTA = "delta"
-STATE_VERSION = 2
+STATE_VERSION = 3
 # Outer steps: whoever is further behind its partner has parameters that are too old to be mixed.
 BEHIND_MAX = 10
 PUBLISHED = 2 * 3  # vectors in a daemon: of two names two numbers, and one that is still being read
@@ -68,9 +70,15 @@ class NoLoCo(InnerSteps):
     never moves the mean of the replicas; but it keeps them as far apart as its steps are coarse:
     int8 by less than 1 % of the weights in a block, bfloat16 by 0.2 % of each. ``partner_wait_s``:
     a partner that has not come to the end of the same step by then is left out; each trainer's own.
+    ``round_s``, each trainer's own too: local steps by its speed (``StepsBySpeed``), so that
+    partners come at the same time; their Δ count alike, whatever steps are behind them.
+
+    ``buffers``: of a model that has persistent float buffers, those of a group are averaged with φ,
+    and a newcomer takes over somebody's. False leaves them alone; the same on all peers.
 
     Replicas differ, by about the inner learning rate: let that decay. ``consensus()`` is what to
-    evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter.
+    evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter, and 4
+    more inside it.
     """
 
     peer: GossipSession
@@ -89,7 +97,11 @@ class NoLoCo(InnerSteps):
         codec: str = "bfloat16",
         partner_wait_s: float = 30.0,
         round_deadline_s: float = 600.0,
+        buffers: bool = True,
+        round_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        vector = ModelVector(model)
         spec = RunSpec(
             method=METHOD,
             sync_every=sync_every,
@@ -100,13 +112,13 @@ class NoLoCo(InnerSteps):
             round_deadline_s=round_deadline_s,
             gossip=gossip,
             group=group,
+            buffers=vector.buffers.outline if buffers else "",
         )
         check_stable(spec.outer_momentum, spec.gossip, spec.group)
         if not 0 <= partner_wait_s <= round_deadline_s:
             raise ConfigError(
                 f"partner_wait_s={partner_wait_s}", fix="0 or more, up to round_deadline_s"
             )
-        vector = ModelVector(model)
         check_alone("NoLoCo", peer, vector.ranks)
         super().__init__(vector, inner)
         self.peer, self.spec = peer, spec
@@ -116,8 +128,10 @@ class NoLoCo(InnerSteps):
             elements, momentum=spec.outer_momentum, lr=spec.outer_lr, gossip=spec.gossip
         )
         self._replicas = Replicas(peer, spec, elements)
+        self._buffers = SharedBuffers(peer, vector.buffers, waits=True) if spec.buffers else None
         self._number = 0  # of the outer step at hand
-        self._steps_in_round = self._outer_steps = self._solo = 0
+        self._local = LocalSteps(sync_every, round_s, clock)
+        self._outer_steps = self._solo = 0
         self._waited_s = self._spread = 0.0
         self._group: tuple[str, ...] = ()
         self._deltas: dict[str, VectorAsked] = {}  # of partners, on their way meanwhile
@@ -132,8 +146,12 @@ class NoLoCo(InnerSteps):
     # ------------------------------------------------------------ for everybody
 
     @property
+    def trainer_bytes(self) -> float:
+        return 12.0  # φ, momentum, scratch
+
+    @property
     def global_step(self) -> int:
-        return (self._number - 1) * self.spec.sync_every + self._steps_in_round
+        return (self._number - 1) * self.spec.sync_every + self._local.taken
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
@@ -144,29 +162,34 @@ class NoLoCo(InnerSteps):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """The mean φ of all replicas in the model, for evaluation or saving; then the local
-        parameters again. Evaluate this one.
+        """The mean φ of all replicas in the model, and of their buffers, for evaluation or saving;
+        then the local ones again. Evaluate this one.
 
         Members that are more than two outer steps behind, or cannot be reached, are left out. It
         may be called by one trainer alone, at any time; the others go on meanwhile.
         """
-        total, count = np.zeros(self.manifest.elements, np.float32), 0
-        for _, phi in self._replicas.each(self._number, self._state.phi):
+        total, names = np.zeros(self.manifest.elements, np.float32), []
+        for name, phi in self._replicas.each(self._number, self._state.phi):
             total += phi
-            count += 1
-        total /= np.float32(count)
+            names.append(name)
+        total /= np.float32(len(names))
         with self._showing("consensus()"):
             self._vector.read(total)
+            if self._buffers is not None:
+                self._buffers.show(names, self._buffers.own())
             yield
 
     def replica_losses(self, loss: Callable[[], float]) -> dict[str, float]:
-        """``loss()`` with the φ of each replica in the model, by name of its peer. Their mean is
-        what the paper reports; where every trainer evaluates its own, in ``outer_parameters()``,
-        the mean over trainers is the same, and cheaper."""
+        """``loss()`` with φ and buffers of each replica in the model, by name of its peer. Their
+        mean is what the paper reports; where every trainer evaluates its own, in
+        ``outer_parameters()``, the mean over trainers is the same, and cheaper."""
         found: dict[str, float] = {}
         with self._showing("replica_losses()"):
+            own = self._buffers.own() if self._buffers is not None else None
             for name, phi in self._replicas.each(self._number, self._state.phi):
                 self._vector.read(phi)
+                if self._buffers is not None and own is not None:
+                    self._buffers.show([name], own)
                 found[name] = float(loss())
         return found
 
@@ -189,7 +212,8 @@ class NoLoCo(InnerSteps):
             "version": STATE_VERSION,
             "steps": self._steps,
             "outer_step": self._number,
-            "steps_in_round": self._steps_in_round,
+            "local_steps": self._local.place,
+            "speeds": self._local.known,
             "model": self._vector.digest(),
             "phi": torch.from_numpy(state.phi.copy()),
             "momentum": torch.from_numpy(state.momentum.copy()),
@@ -210,20 +234,22 @@ class NoLoCo(InnerSteps):
         np.copyto(self._state.phi, state["phi"].numpy())
         np.copyto(self._state.momentum, state["momentum"].numpy())
         in_step = self._vector.digest() == state.get("model")
-        self._begin(number, steps=int(state["steps_in_round"]) if in_step else 0)
+        self._local.recall(state["speeds"])
+        self._begin(number, place=state["local_steps"] if in_step else None)
 
     # ------------------------------------------------------------ an outer step
 
     def _step_done(self) -> None:
-        self._steps_in_round += 1
-        if self._steps_in_round < self.spec.sync_every:
-            self.peer.check()  # an inner phase may be long: a dead daemon is noticed in the middle
+        if not self._local.step(self.peer.check):
             return
         self._check_finite("nothing was handed to other replicas")
         state, delta = self._state, self._state.scratch
         self._vector.write(delta)
+        self._local.end()
         local_change(self.manifest, state.phi, delta)
         self._outer_steps += 1
+        if self._buffers is not None:
+            self._buffers.publish(self._number)  # they are there before others see Δ
         if self.spec.group == 1:
             state.step([delta])
             self._begin(self._number + 1)
@@ -239,6 +265,8 @@ class NoLoCo(InnerSteps):
             (self._phis[name].read() for name in present),
             self._phis[self.peer.peer_name].read,
         )
+        if self._buffers is not None:
+            self._buffers.average(self._number, present)
         self._spread = spread if len(present) > 1 else self._spread
         self._solo += len(present) == 1
         self._begin(max(self._number + 1, newest))
@@ -290,17 +318,22 @@ class NoLoCo(InnerSteps):
         self._deltas[name] = self.peer.ask_vector(name, DELTA, number, elements, codec)
         self._phis[name] = phi
 
-    def _begin(self, number: int, *, founding: bool = False, steps: int = 0) -> None:
+    def _begin(
+        self, number: int, *, founding: bool = False, place: Sequence[int] | None = None
+    ) -> None:
         """The local steps of an outer step, from φ; ``founding``: the first ones of the run, with
-        what all others will begin with; ``steps``: so many have been taken already."""
-        self._number, self._steps_in_round = number, steps
+        what all others will begin with; ``place``: some have been taken already."""
+        self._number = number
+        self._local.begin()
+        if place is not None:
+            self._local.return_to(place)
         self._drop()
         phi, published = self._state.phi, self._state.scratch
         np.copyto(published, phi)
         self.peer.publish(PHI, number, published, self.spec.codec)
         if founding:
             np.copyto(phi, published)
-        if not steps:
+        if not self._local.taken:
             self._vector.read(phi)
             self._vector.zero_gradients()
         me = self.peer.peer_name
@@ -318,6 +351,8 @@ class NoLoCo(InnerSteps):
         number = self._replicas.first(self._state.phi)
         if not number:
             self._vector.write(self._state.phi)
+        elif self._buffers is not None:
+            self._buffers.take(number)
         self._begin(max(1, number), founding=not number)
 
     def _drop(self) -> None:
@@ -333,8 +368,8 @@ class NoLoCo(InnerSteps):
         daemon = 4 * elements + (PUBLISHED + 2 * spec.group) * encoded
         print(
             f"atoll: {elements:,} parameters; this trainer holds its replica in "
-            f"{12 * elements / 2**20:.0f} MiB of host memory, the daemon takes at most "
-            f"{daemon / 2**20:.0f} MiB to hand it out and to get others, the device nothing",
+            f"{self.trainer_bytes * elements / 2**20:.0f} MiB of host memory, the daemon takes at "
+            f"most {daemon / 2**20:.0f} MiB to hand it out and to get others, the device nothing",
             file=sys.stderr,
         )
         if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):

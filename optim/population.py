@@ -30,6 +30,7 @@ from atoll.collectives.errors import (
 from atoll.optim.companions import check_alone
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.memory import say_of_copies
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.purposes import gather_for
 from atoll.optim.selection import Bounds, Member, exploited, explored
@@ -61,7 +62,8 @@ class Population(InnerSteps):
 
     Costs a few hundred bytes of each member per turn. Each member that is copied costs all of them
     an all-reduce of its whole state in float32 (12 bytes for each parameter with Adam), in which
-    the others add zeros; that is one member at most in a turn of up to nine. Members wait for each
+    the others add zeros; that is one member at most in a turn of up to nine. It takes them 24 bytes
+    of host memory for each parameter. Members wait for each
     other at a turn, up to half a minute.
     """
 
@@ -105,6 +107,7 @@ class Population(InnerSteps):
         self._copied = self._missed = 0
         self._last_score = math.nan
         self._is_fresh = start == "best"
+        say_of_copies(self._vector.manifest.elements)
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
         peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
         self._watch()
@@ -118,6 +121,13 @@ class Population(InnerSteps):
     def global_step(self) -> int:
         """``steps``: members train by themselves."""
         return self._steps
+
+    @property
+    def trainer_bytes(self) -> float:
+        """Of this trainer's host memory for each parameter, beside its model: in a turn in which
+        somebody is copied the state as inner optimizers keep it by now, and a sum of as much."""
+        elements = self._snapshot.elements(self._snapshot.describe(self.steps))
+        return 8.0 * elements / self._vector.manifest.elements
 
     def hyperparameters(self) -> dict[str, list[float]]:
         """Name -> its value in each group that has it, or the one in ``values``."""

@@ -4,6 +4,10 @@ Where each round has as many steps, it follows from the number of the round. Two
 be seen in that: which of the rounds were collectives of the trainers' own, and how many steps a
 round had whose length changes. So trainers publish what they have counted, and who comes later, or
 has been away, takes it over. Where nobody has it, every round counts as one of ``sync_every``.
+
+In an asynchronous run a round is of a few peers, as a rule of one, and each of ``outer_delay`` of
+them is ``1 / outer_delay`` of a round of all. So the run's steps are those of a peer of mean speed,
+if ``outer_delay`` is the number of peers as it should be.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ FIRST = 1  # the round that gives a run its parameters, without a step
 
 class RunClock:
     """``number``: of the last round that is counted; ``rounds``: of them those with steps;
-    ``steps``: of them all. ``varies``: rounds may have other lengths than ``sync_every``."""
+    ``steps``: of them all, as one peer takes them. ``varies``: rounds may have other lengths than
+    ``sync_every``."""
 
     def __init__(self, peer: TrainerSession, spec: RunSpec, *, varies: bool = False) -> None:
         self._peer, self._spec, self._varies = peer, spec, varies
@@ -81,7 +86,8 @@ class RunClock:
         if self._varies:
             self.steps = max(0, self.steps + rounds * (steps_each or spec.sync_every))
         else:
-            self.steps = self.rounds * spec.sync_every // spec.fragments
+            in_a_turn = spec.outer_delay if spec.is_asynchronous else spec.fragments
+            self.steps = self.rounds * spec.sync_every // in_a_turn
 
     def _publish(self) -> None:
         if self.number > FIRST:

@@ -5,6 +5,10 @@ of the round, and asks the others for theirs. Who waits for rounds anyway waits 
 seconds at most; who does not, looks at the next round, and keeps what has happened to its own
 meanwhile. Where those of a peer do not come they are left out: then buffers differ a little until
 the next round. A newcomer begins with those of any member.
+
+In an asynchronous run a round has a peer or two. There whoever has had one takes the newest that
+each member has published: what it has trained since is not in them yet, as in a pseudo-gradient.
+Replicas (noloco.py) share them in the groups that exchange parameters.
 """
 
 from __future__ import annotations
@@ -26,13 +30,20 @@ __all__ = ["SharedBuffers"]
 NAME = "buffers"
 CODEC = "float32"
 WAIT_S = 5.0  # for those of all others together: they are a few round trips away
+# In an asynchronous run: rounds for each member until those of one that has published none since
+# are left out. Its trainer has ended, or is so much slower than the others.
+STALE_ROUNDS = 8
+NEWEST = 0  # of no round: whatever there is
 
 
 class SharedBuffers:
-    """Of one trainer; ``waits``: its rounds end for all at about the same time."""
+    """Of one trainer. ``waits``: its rounds end for all at about the same time, or what it needs is
+    there when they end; ``of_all``: of those who are in no round of its own as well."""
 
-    def __init__(self, peer: object, buffers: ModelBuffers, *, waits: bool) -> None:
-        self._buffers, self._waits = buffers, waits
+    def __init__(
+        self, peer: object, buffers: ModelBuffers, *, waits: bool, of_all: bool = False
+    ) -> None:
+        self._buffers, self._waits, self._of_all = buffers, waits, of_all
         self._companions = Companions(peer, NAME)
         self._then: F32 | None = None  # what was published last, if nothing has come of it yet
         self._others: list[tuple[int, VectorAsked]] = []  # and whose were asked for: place, vector
@@ -51,33 +62,64 @@ class SharedBuffers:
         their ids, this one among them with this weight; of ranks, each with its part of it."""
         if self._then is not None:
             self._finish(0.0)
+        self.publish(number, weight)
+        self.average(number, peers)
+
+    def publish(self, number: int, weight: float = 1.0) -> None:
+        """As they are now, for whoever needs them."""
         self._then = self._buffers.vector(self._companions.total(weight))
         then = self._then
 
+        def publish(session: GossipSession) -> F32:
+            try:
+                session.publish(NAME, number, then.copy(), CODEC)
+            except OF_PARTNERS as error:  # NaN: others are better off without, as this trainer is
+                self._say(f"the buffers of this trainer were not published: {error.what}")
+            return np.zeros(0, np.float32)
+
+        self._companions.lead(publish, 0)
+
+    def average(self, number: int, peers: Sequence[str]) -> None:
+        """What was published under this number, with that of these peers."""
+
         def ask(session: GossipSession) -> F32:
-            self._begin(session, number, peers, then)
+            self._ask(session, number, peers)
             return np.zeros(0, np.float32)
 
         self._companions.lead(ask, 0)
         if self._waits:
             self._finish(WAIT_S)
 
-    def _begin(self, session: GossipSession, number: int, peers: Sequence[str], then: F32) -> None:
-        self._others, self._mine = [], 0
-        try:
-            session.publish(NAME, number, then.copy(), CODEC)
-        except OF_PARTNERS as error:  # NaN: others are better off without, as this trainer is
-            self._say(f"the buffers of this trainer were not published: {error.what}")
+    def own(self) -> F32:
+        """For ``show``."""
+        return self._buffers.vector()
+
+    def show(self, names: Sequence[str], own: F32) -> None:
+        """In the model: the mean of what these have published last, of this trainer ``own``; that
+        alone if there is nothing of them."""
+
+        def look(session: GossipSession) -> F32:
+            self._ask(session, NEWEST, names)
+            return self._mean(own, WAIT_S)
+
+        self._read(self._companions.lead(look, own.size))
+
+    def _ask(self, session: GossipSession, number: int, peers: Sequence[str]) -> None:
+        self._others, self._mine = [], -1
+        peers = session.members().names if self._of_all else peers
         for place, name in enumerate(peers):
             if name == session.peer_name:
                 self._mine = place
                 continue
             try:
-                asked = session.ask_vector(name, NAME, number, then.size, CODEC)
+                is_newest = self._of_all or number == NEWEST
+                which = session.newest(name, NAME) if is_newest else number
+                if which and which >= number - STALE_ROUNDS * len(peers):
+                    elements = self._buffers.elements
+                    asked = session.ask_vector(name, NAME, which, elements, CODEC)
+                    self._others.append((place, asked))
             except OF_PARTNERS as error:
                 self._say(f"the buffers of {name} were left out: {error.what}")
-            else:
-                self._others.append((place, asked))
 
     def _finish(self, wait_s: float) -> None:
         """With those that are here after so long."""
@@ -89,7 +131,8 @@ class SharedBuffers:
 
     def _mean(self, then: F32, wait_s: float) -> F32:
         until_s = time.monotonic() + wait_s
-        parts = {self._mine: then} if np.isfinite(then).all() else {}
+        is_one = self._mine >= 0 and bool(np.isfinite(then).all())
+        parts = {self._mine: then} if is_one else {}
         for place, asked in self._others:
             try:
                 asked.wait(max(0.0, until_s - time.monotonic()))

@@ -35,6 +35,7 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
+from atoll.peer.session import Outcome
 
 __all__ = ["StreamingDiLoCo"]
 
@@ -49,12 +50,16 @@ class StreamingDiLoCo(Method):
 
     ``fragments``: which blocks make up a fragment (optim/layers.py), ``blocks_per_fragment`` of
     them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
-    merged; None: as many as it takes not to wait, at most 10, found while training. ``local``: how
+    merged; None: as many as it takes not to wait, at most 10, found while training (in a ``Swarm``,
+    where nothing takes time, none: give a number there to see what a delay does). ``local``: how
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
     ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
-    which cost 24 bytes of the trainer's host memory for each parameter. ``outer_lr``: as for
-    DiLoCo; eager updates need a number. Delay and local are each
-    trainer's own, the other arguments are the run's.
+    which cost 25 bytes of the trainer's host memory for each parameter (with 16 fragments).
+    ``outer_lr``: as for DiLoCo; eager updates need a number. Delay and local are each trainer's
+    own, the other arguments are the run's.
+
+    There is no ``round_s``: fragments are sent at the same steps on all peers, which take turns by
+    it. Give slower peers smaller batches, and ``count()`` them.
     """
 
     def __init__(
@@ -120,6 +125,11 @@ class StreamingDiLoCo(Method):
         super().__init__(vector, inner, peer, spec, buffers)
         self._begin()
 
+    @property
+    def trainer_bytes(self) -> float:
+        """Of eager updates: four vectors, the model's and the run's; and four of a fragment."""
+        return 24.0 + 16.0 / self.spec.fragments if self._eager is not None else 0.0
+
     def _step_done(self) -> None:
         self._turn += 1
         if self._turn in self._sent_at:
@@ -142,8 +152,8 @@ class StreamingDiLoCo(Method):
         if self._eager is not None:
             self._send_eagerly(fragment, self._eager)
             return
-        if fragment in self._merge_at:  # all of them are under way
-            self._merge(fragment)
+        if fragment in self._merge_at and not self._merge(fragment):  # all of them are under way
+            return
         self._submit(fragment)
         self._merge_at[fragment] = self._steps + self._delay
 
@@ -172,13 +182,18 @@ class StreamingDiLoCo(Method):
         else:
             flat[self._eager.part(fragment)] = self._delta
 
-    def _merge(self, fragment: int) -> None:
+    def _merge(self, fragment: int) -> bool:
+        """Whether the trainer goes on where it was; else it has begun anew."""
         del self._merge_at[fragment]
         outcome = self._outcome(fragment)
         if outcome.kind == "reload":
             self._take_run()
         elif outcome.kind == "committed":
             self.peer.pull(lambda flat: self._vector.mix_fragment(fragment, flat, self._local))
+        self._find_delay(fragment, outcome)
+        return outcome.kind != "reload"
+
+    def _find_delay(self, fragment: int, outcome: Outcome) -> None:
         now_s = time.monotonic()
         waited = outcome.waited_s / max(now_s - self._merged_s, 1e-9)
         self._merged_s = now_s

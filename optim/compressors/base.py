@@ -44,6 +44,12 @@ class Compressor(ABC):
         """Make what is kept from step to step, zero at first. ConfigError."""
 
     @property
+    def trainer_bytes(self) -> float:
+        """Of host memory for each parameter, at most, beside the gradient and what other trainers
+        give in a gather; ``GradientAverage.trainer_bytes``."""
+        return 8.0  # what is summed up, and the sum
+
+    @property
     def shared(self) -> list[F32]:
         """What is equal on all peers; newcomers are given it, in place."""
         return []

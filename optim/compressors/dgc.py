@@ -72,6 +72,10 @@ class DGC(Compressor):
         self._peers = 1  # that were in the last step
 
     @property
+    def trainer_bytes(self) -> float:
+        return 20.0 + (4.0 if self.clip else 0.0)  # u and v, the next ones, the mean; clipped
+
+    @property
     def shared(self) -> list[F32]:
         return [self._velocity]
 

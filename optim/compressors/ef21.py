@@ -83,6 +83,11 @@ class Estimates(Compressor):
         self._sizes = [self._memory.codec.encoded_bytes(hi - lo) for lo, hi in self._chunks]
 
     @property
+    def trainer_bytes(self) -> float:
+        # The mean and the estimate; and then its change and a copy, or a sum to begin anew.
+        return 16.0
+
+    @property
     def shared(self) -> list[F32]:
         return [self._running.mean, self._members]
 
@@ -199,6 +204,10 @@ class EF21(Estimates):
         self._average: F32 | None = None
         return feedback.EF21(get_codec(self.codec), elements)
 
+    @property
+    def trainer_bytes(self) -> float:
+        return super().trainer_bytes + (8.0 if self.eta < 1 else 0.0)  # the average, and the next
+
     def _values(self, gradient: F32) -> F32:
         if self.eta == 1 or self._average is None:
             return gradient
@@ -226,6 +235,10 @@ class EControl(Estimates):
     """``eta``: how much of the error is sent with the next step; 0.001 to 0.1 in practice."""
 
     eta: float = 0.01
+
+    @property
+    def trainer_bytes(self) -> float:
+        return super().trainer_bytes + 4.0  # the error
 
     def _feedback(self, elements: int) -> feedback.Feedback:
         return feedback.EControl(get_codec(self.codec), elements, self.eta)

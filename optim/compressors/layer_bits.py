@@ -49,6 +49,10 @@ class LayerBits(Compressor):
         self._chosen: F32 = np.full(len(self._layers.matrices), start, np.float32)
 
     @property
+    def trainer_bytes(self) -> float:
+        return 16.0  # of layers that have one codec: end to end, summed up; and the mean
+
+    @property
     def shared(self) -> list[F32]:
         return [self._chosen]
 

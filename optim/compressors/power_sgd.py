@@ -78,6 +78,19 @@ class PowerSGD(Compressor):
         self._seen = np.zeros(manifest.elements if self.choice else 0, np.float32)
 
     @property
+    def trainer_bytes(self) -> float:
+        """Before ``start`` the errors, then all layers end to end, summed up, and the mean. Later
+        errors, layers with them, the mean, and some five copies of thin matrices."""
+        elements = sum(layer.size for layer in self._layers.matrices)
+        thin = sum(
+            (layer.rows + layer.columns) * self._ranks_of(layer)[-1]
+            for layer in self._layers.matrices
+        )
+        before = 16.0 if self.start else 0.0
+        later = 12.0 + 20.0 * thin / max(1, elements) + (8.0 if self.choice else 0.0)
+        return max(before, later, 8.0)
+
+    @property
     def shared(self) -> list[F32]:
         return [self._q, self._ranks]
 

@@ -47,6 +47,12 @@ class Unbiased(Compressor):
         self._layers = Layers(manifest, self.dense)
         self._sizes = [self.encoding.encoded_bytes(layer.size) for layer in self._layers.matrices]
 
+    @property
+    def trainer_bytes(self) -> float:
+        return (
+            4.0 + 3 * self.encoding.contract.bits_per_element / 8
+        )  # the mean; and what is encoded, packed
+
     def forget(self) -> None:
         """Nothing is kept."""
 

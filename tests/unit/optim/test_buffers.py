@@ -1,4 +1,4 @@
-"""Buffers: as vectors, and shared by the participants of each round."""
+"""Buffers, shared by the participants of each round."""
 
 from __future__ import annotations
 
@@ -6,133 +6,28 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from harness.troubled_swarm import TroubledSession, TroubledSwarm
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
-from atoll.collectives.errors import IncompatibleRunError, RemoteProtocolError
+from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim import (
     CO2,
+    AsyncDiLoCo,
     DiLoCo,
     GradientAverage,
     LocalSGD,
+    NoLoCo,
     Population,
     StreamingDiLoCo,
     Swarm,
 )
-from atoll.optim.buffers import PIECES, join, merged, moved, split
-from atoll.optim.model_buffers import ModelBuffers
+from atoll.optim.gossip import groups
+from atoll.optim.shared_buffers import STALE_ROUNDS
 from atoll.optim.swarm import SwarmSession
 
 H = 3
-INT64 = st.integers(-(2**63), 2**63 - 1)
-
-# ---------------------------------------------------------------- vectors
-
-
-@given(st.lists(INT64, max_size=5))
-def test_any_integers_come_back(whole: list[int]) -> None:
-    pieces = split(np.array(whole, np.int64))
-    assert pieces.dtype == np.float32
-    assert pieces.size == PIECES * len(whole)
-    assert join(pieces).tolist() == whole
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [0.5, 0, 0],
-        [0, -1, 0],
-        [0, 0, 2.0**22],
-        [0, 2.0**22, 0],
-        [2.0**19, 0, 0],
-        [-(2.0**19) - 1, 0, 0],
-        [np.nan, 0, 0],
-        [0, np.inf, 0],
-    ],
-)
-def test_pieces_that_are_none_are_refused(pieces: list[float]) -> None:
-    with pytest.raises(RemoteProtocolError, match="no whole numbers"):
-        join(np.array(pieces, np.float32))
-
-
-def vector(weight: float, floats: list[float], whole: list[int]) -> np.ndarray:
-    head = np.array([weight, *floats], np.float32)
-    return np.concatenate([head, split(np.array(whole, np.int64))])
-
-
-def test_the_weighted_mean_and_the_maximum() -> None:
-    parts = [vector(1, [1, -8], [5, 2**40]), vector(3, [5, 8], [7, -1])]
-    found = merged(parts, 2)
-    assert found[:3].tolist() == [4, 4, 4]
-    assert join(found[3:]).tolist() == [7, 2**40]
-    changed = moved(vector(1, [1.5, -8], [5, 2**41]), parts[0], found, 2)
-    assert changed[1:3].tolist() == [4.5, 4]
-    assert join(changed[3:]).tolist() == [7, 2**41]
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
-def test_a_weight_that_cannot_be(weight: float) -> None:
-    with pytest.raises(RemoteProtocolError, match="cannot be"):
-        merged([vector(1, [0], []), vector(weight, [0], [])], 1)
-
-
-class Odd(nn.Module):
-    """Buffers of all kinds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.register_buffer("coarse", torch.tensor([0.5, 0.25], dtype=torch.bfloat16))
-        self.register_buffer("flag", torch.tensor([True, False]))
-        self.register_buffer("cache", torch.ones(4), persistent=False)
-        self.register_buffer("none", None)
-        self.register_buffer("wave", torch.ones(1, dtype=torch.complex64))
-        self.tied = self.norm
-
-
-def test_a_models_buffers_come_back_in_their_dtypes() -> None:
-    model = Odd()
-    model.norm.running_mean.copy_(torch.tensor([1.0, 2.0, 3.0]))  # type: ignore[union-attr]
-    model.norm.num_batches_tracked.fill_(2**30 + 1)  # type: ignore[union-attr, operator]
-    buffers = ModelBuffers(model)
-    assert buffers.floats == 3 + 3 + 2
-    assert buffers.elements == 1 + 8 + PIECES * (1 + 2)
-    flat = buffers.vector(7.0)
-    assert flat[0] == 7.0
-    other = Odd()
-    ModelBuffers(other).read(flat)
-    for (name, mine), theirs in zip(model.named_buffers(), other.buffers(), strict=True):
-        assert torch.equal(mine, theirs), name
-        assert mine.dtype == theirs.dtype
-    assert ModelBuffers(nn.Sequential(model)).outline != buffers.outline
-    wrapped = torch.nn.Module()
-    wrapped.add_module("module", model)
-    assert ModelBuffers(wrapped).outline == buffers.outline
-
-
-def test_without_floats_that_are_saved_there_is_nothing_to_share() -> None:
-    model = nn.Linear(2, 2)
-    model.register_buffer("steps", torch.zeros(1, dtype=torch.long))
-    model.register_buffer("mask", torch.ones(3), persistent=False)
-    assert ModelBuffers(model).outline == ""
-
-
-def test_a_buffer_that_was_replaced_is_found() -> None:
-    model = nn.BatchNorm1d(2)
-    buffers = ModelBuffers(model)
-    model.running_mean = torch.tensor([3.0, 4.0])
-    flat = buffers.vector()
-    assert 3.0 in flat
-    buffers.read(2 * flat - flat)
-    assert model.running_mean.tolist() == [3.0, 4.0]
-
-
-# ---------------------------------------------------------------- in rounds
 
 
 def net() -> nn.Sequential:
@@ -194,6 +89,49 @@ def test_after_a_round_all_have_the_mean_of_all() -> None:
             else:
                 assert int(is_now[0]) == max(int(one[place]) for one in was)
     assert int(after[0][-1][2]) == 4 * H + 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_peers_that_come_in_turn_have_the_newest_mean_of_all(ends: bool) -> None:
+    """Each after a round of its own; ``ends``: the last worker's loop does so, early."""
+    newest: dict[int, Stats] = {}
+    rounds: list[tuple[list[int], bool]] = []
+
+    def each(session: SwarmSession) -> None:
+        session._local_steps = session.number  # so nobody comes together with another one
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outer = AsyncDiLoCo(model, inner, H, session, outer_delay=3)
+        inner.register_step_pre_hook(lambda *_: before.__setitem__(slice(None), stats(model)))
+        before: Stats = []
+        for number in range((2 if ends and session.number == 2 else 16) * H):
+            outer.count(1 + session.number)
+            step(model, inner, session.number, number)
+            if (number + 1) % H == 0:
+                newest[session.number] = before.copy()
+                mean = [
+                    sum((n + 1) * values[place] for n, values in newest.items())
+                    / sum(n + 1 for n in newest)
+                    for place in range(2)
+                ]
+                is_mean = all(
+                    torch.allclose(one, expected, rtol=1e-5, atol=1e-6)
+                    for one, expected in zip(stats(model), mean, strict=False)
+                )
+                assert int(stats(model)[2]) == max(int(one[2]) for one in newest.values())
+                rounds.append((sorted(newest), is_mean))
+
+    swarm = Swarm(3)
+    swarm.run(each)
+    assert swarm.state.round == len(rounds) + 1
+    assert [who for who, _ in rounds[:3]] == [[0], [0, 1], [0, 1, 2]]
+    alike = [is_mean for _, is_mean in rounds]
+    if not ends:
+        assert len(alike) == 3 * 16
+        assert all(alike)
+    else:  # it is left out once eight rounds of three have passed since
+        assert all(alike[: 6 + 3 * STALE_ROUNDS])
+        assert not any(alike[6 + 3 * STALE_ROUNDS :])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -281,6 +219,87 @@ def test_members_of_a_population_copy_them() -> None:
 
     found = Swarm(2).run(each)
     assert all(map(torch.equal, found[0], found[1]))
+
+
+def test_replicas_average_them_in_their_groups() -> None:
+    before: dict[int, list[Stats]] = {n: [] for n in range(4)}
+    after: dict[int, list[Stats]] = {n: [] for n in range(4)}
+
+    def each(session: SwarmSession) -> dict[str, float]:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outer = NoLoCo(model, inner, H, session, codec="float32")
+        session.barrier()  # all have begun
+        inner.register_step_pre_hook(lambda *_: before[session.number].append(stats(model)))
+        for number in range(4 * H):
+            step(model, inner, session.number, number)
+            after[session.number].append(stats(model))
+        session.barrier()
+        was = stats(model)
+        running = model[1].running_mean
+        assert isinstance(running, torch.Tensor)
+        found = outer.replica_losses(lambda: float(running.sum()))
+        assert all(map(torch.equal, stats(model), was))
+        with outer.consensus():
+            shown = stats(model)
+        assert all(map(torch.equal, stats(model), was))
+        # What others have published is as it was before they shared it.
+        last = [before[n][-1] for n in range(4)]
+        last[session.number] = was
+        for place in range(2):
+            mean = sum(one[place] for one in last) / 4
+            torch.testing.assert_close(shown[place], mean, rtol=1e-5, atol=1e-6)
+        assert list(found) == [f"worker-{n}" for n in range(4)]
+        for n, value in enumerate(found.values()):
+            assert value == pytest.approx(float(last[n][0].sum()), abs=1e-5)
+        session.barrier()
+        return outer.metrics()
+
+    assert [metrics["solo"] for metrics in Swarm(4).run(each)] == [0] * 4
+    for number in range(1, 5):
+        for group in groups(4, 2, number):
+            for place in range(3):
+                was = [before[n][number * H - 1][place] for n in group]
+                one, other = (after[n][number * H - 1][place] for n in group)
+                assert torch.equal(one, other)
+                if one.is_floating_point():
+                    torch.testing.assert_close(one, (was[0] + was[1]) / 2, rtol=1e-5, atol=1e-6)
+                else:
+                    assert one == max(was)
+
+
+def test_a_new_replica_begins_with_those_of_another() -> None:
+    def each(session: SwarmSession) -> Stats:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        if session.number == 2:
+            for _ in range(40):
+                session.newest("worker-0", "phi")  # lets the others go on
+        outer = NoLoCo(model, inner, H, session)
+        begun = stats(model)
+        for number in range(19 * H if session.number < 2 else H):
+            step(model, inner, session.number, number)
+        assert outer.metrics()["outer_step"] > 1
+        return begun
+
+    *_, late = Swarm(3).run(each)
+    assert int(late[2]) >= H
+    assert float(late[0].abs().max()) > 0.1
+
+
+def test_replicas_leave_them_alone_if_that_is_wanted() -> None:
+    def each(session: SwarmSession) -> Stats:
+        model = net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        outer = NoLoCo(model, inner, H, session, buffers=False)
+        session.barrier()
+        for number in range(H):
+            step(model, inner, session.number, number)
+        assert outer.metrics()["solo"] == 0
+        return stats(model)
+
+    first, second = Swarm(2).run(each)
+    assert not torch.equal(first[0], second[0])
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness.method_costs import COSTS, measure
+import torch
+from harness.method_costs import COSTS, Memory, Row, measure, measure_memory
+from torch import nn
 
 from atoll import optim
-from atoll.optim import CO2, NoLoCo, StreamingDiLoCo
+from atoll.optim import (
+    CO2,
+    DGC,
+    EF21,
+    AsyncDiLoCo,
+    GradientAverage,
+    LayerBits,
+    LGreCo,
+    NoLoCo,
+    Population,
+    PowerSGD,
+    StreamingDiLoCo,
+    Swarm,
+)
+from atoll.optim.compressors import Compressor
+
+SLACK = 0.5  # bytes of a parameter: copies of one of 48 layers, objects
 
 TEXT = (Path(__file__).parents[3] / "docs" / "choosing.md").read_text("utf-8")
 
@@ -45,12 +66,68 @@ def test_what_a_row_says_is_what_the_codecs_and_the_run_say(name: str) -> None:
         assert daemon == f"{found.daemon_bytes:.0f}"
 
 
-def test_memory_of_trainers_is_what_the_methods_say() -> None:
-    for kind, name in ((CO2, "CO2"), (StreamingDiLoCo, "StreamingDiLoCo(eager=True)")):
-        says = re.search(r"cost[s]?\s+(\d+)\s+bytes", " ".join((kind.__doc__ or "").split()), re.I)
-        assert says is not None
-        assert WRITTEN[name][4] == says[1]
-    assert f"Costs {WRITTEN['NoLoCo'][4]} bytes" in " ".join((NoLoCo.__doc__ or "").split())
+@pytest.mark.parametrize("name", COSTS)
+def test_a_trainers_memory_is_what_is_written_and_what_is_allocated(name: str) -> None:
+    found = measure_memory(COSTS[name])
+    assert WRITTEN[name][4] == found.written
+    check(found)
+
+
+def check(found: Memory) -> None:
+    """It is a bound, and not a wide one."""
+    assert found.measured <= found.said + SLACK
+    assert found.measured >= 0.75 * found.said - SLACK
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        DGC(clip=1.0, nesterov=True, dense=("blocks.0.",)),
+        EF21(eta=0.5),
+        LayerBits(choice=LGreCo()),
+        PowerSGD(rank=8, start=0),
+        PowerSGD(rank=4, start=1000),
+        PowerSGD(rank=4, start=0, choice=LGreCo()),
+    ],
+    ids=str,
+)
+def test_compressors_with_other_numbers_say_what_they_take(compressor: Compressor) -> None:
+    def make(model: nn.Module, inner: Any, session: Any, _: int, **more: Any) -> GradientAverage:
+        return GradientAverage(model, inner, session, compressor=copy.copy(compressor), **more)
+
+    check(measure_memory(Row(make)))
+
+
+def test_it_is_printed_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    def start(name: str, session: Any) -> str:
+        model = nn.Linear(1024, 1024, bias=False)  # 1 MiB for each byte of a parameter
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        COSTS[name].make(model, inner, session, 1)
+        return capsys.readouterr().err
+
+    names = ("CO2", "AsyncDiLoCo", "GradientAverage", "NoLoCo", "DeMo", "Population")
+    said = {name: Swarm(1).run(partial(start, name))[0] for name in names}
+    assert "this trainer 16 MiB beside its model" in said["CO2"]
+    assert "this trainer 4 MiB beside its model" in said["AsyncDiLoCo"]
+    assert "takes 12 MiB of host memory beside them" in said["GradientAverage"]
+    assert "its replica in 12 MiB" in said["NoLoCo"]
+    assert "takes 4 MiB of host memory beside them" in said["DeMo"]
+    assert "take 8 MiB of host memory each, and as much for each number" in said["Population"]
+
+
+def test_what_classes_say_of_memory() -> None:
+    kinds: dict[str, Any] = {
+        "CO2": CO2,
+        "StreamingDiLoCo(eager=True)": StreamingDiLoCo,
+        "AsyncDiLoCo": AsyncDiLoCo,
+        "NoLoCo": NoLoCo,
+        "Population": Population,
+    }
+    for name, kind in kinds.items():
+        says = " ".join((kind.__doc__ or "").split())
+        found = re.findall(r"(\d+) bytes of (?:the trainer's )?host memory for each", says)
+        found += re.findall(r"(\d+) bytes of the trainer's host memory", says)
+        assert WRITTEN[name][4] in found, name
 
 
 def test_every_method_is_in_every_table() -> None:

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 from atoll.optim import (
     CO2,
     QSR,
+    AsyncDiLoCo,
     DeMo,
     DiLoCo,
     GradientAverage,
@@ -185,6 +186,45 @@ def test_demo_is_its_own_optimizer() -> None:
     for seen in found:
         assert all(rate == rates[step] for step, rate in seen.items())
     assert min(found[2]) > 2
+
+
+def test_where_peers_come_in_turn_the_run_advances_as_each_of_them() -> None:
+    """Four rounds of one peer each are one round of all; and a joiner is told so."""
+    peers, last, rates = 4, 48, expected()
+    swarm = Swarm(peers)
+
+    def each(session: SwarmSession) -> list[int]:
+        session._local_steps = session.number  # so nobody comes together with another one
+        model = nn.Linear(40, 4)
+        inner = torch.optim.SGD(model.parameters(), lr=PEAK)
+        scheduler = schedule(inner)
+        outer = AsyncDiLoCo(model, inner, H, session, outer_delay=peers)
+        outer.follow(scheduler)
+        behind = []
+        for taken in range(1, last + 1):
+            model(torch.randn(4, 40)).square().mean().backward()
+            inner.step()
+            scheduler.step()
+            assert scheduler.get_last_lr()[0] == rates[outer.global_step]
+            behind.append(taken - outer.global_step)
+            if session.number == 1 and taken == 5 * H:
+                outer.close()
+                there = session._local_steps
+                session = swarm.sessions[1] = SwarmSession(swarm, 1)
+                session._local_steps = there
+                was = outer.global_step
+                inner = torch.optim.SGD((model := nn.Linear(40, 4)).parameters(), lr=PEAK)
+                scheduler = schedule(inner)
+                outer = AsyncDiLoCo(model, inner, H, session, outer_delay=peers)
+                outer.follow(scheduler)
+                assert outer.global_step == was
+                assert scheduler.get_last_lr()[0] == rates[was]
+        return behind
+
+    for behind in swarm.run(each):
+        assert min(behind) >= 0
+        assert max(behind) < H
+    assert swarm.state.round == 1 + peers * last // H
 
 
 def test_without_anybody_who_knows_every_round_counts() -> None:

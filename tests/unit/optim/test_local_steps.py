@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim import QSR, AsyncDiLoCo, DiLoCo, LocalSGD, SparseLoCo, Swarm
+from atoll.optim import CO2, QSR, AsyncDiLoCo, DiLoCo, LocalSGD, NoLoCo, SparseLoCo, Swarm
 from atoll.optim.local_steps import StepsBySpeed
+from atoll.optim.swarm import SwarmSession
 
 
 class Clock:
@@ -185,6 +187,75 @@ def test_every_blocking_method_takes_it(method: Any) -> None:
     fast, slow = Swarm(2, [1.0, 0.5]).run(train)
     assert fast == [4, 10, 16, 22, 28]
     assert slow == [4, 7, 10, 13, 16]
+
+
+@pytest.mark.parametrize("method", [CO2, NoLoCo])
+def test_methods_that_do_not_wait_for_all_take_it_too(method: Any) -> None:
+    """Of two trainers one is twice as fast; the first round has ``sync_every`` of both."""
+
+    def train(session: Any) -> list[int]:
+        model, inner = linear()
+        ends, clock = [], Clock()
+        with method(model, inner, 4, session, round_s=6.0, clock=clock) as outer:
+            session.barrier()
+            begun = rounds_of(outer)
+            for taken in range(1, 4 + 5 * (3 if session.number else 6)):
+                clock.now_s += 2.0 if session.number else 1.0
+                step(model, inner)
+                if rounds_of(outer) > begun:
+                    begun = rounds_of(outer)
+                    ends.append(taken)
+        return ends
+
+    def rounds_of(outer: Any) -> int:
+        return outer._number if isinstance(outer, NoLoCo) else outer.peer.sent
+
+    class Sends(SwarmSession):
+        sent = 0
+
+        def submit(self, *arguments: Any) -> None:
+            self.sent += 1
+            super().submit(*arguments)
+
+    swarm = Swarm(2)
+    swarm.sessions = [Sends(swarm, number) for number in range(2)]
+    fast, slow = swarm.run(train)
+    assert fast == [4, 10, 16, 22, 28]
+    assert slow == [4, 7, 10, 13, 16]
+
+
+@pytest.mark.parametrize("method", [DiLoCo, CO2, NoLoCo])
+def test_who_comes_back_knows_its_speed(method: Any) -> None:
+    """Where the run is as it was, and where it has gone on meanwhile."""
+
+    def lengths(outer: Any, model: nn.Module, inner: Any, clock: Clock, steps: int) -> list[int]:
+        found = []
+        for _ in range(steps):
+            clock.now_s += 2.0
+            step(model, inner)
+            found.append(outer._local.wanted)
+        return found
+
+    def train(session: Any, later: int) -> list[int]:
+        model, inner = linear()
+        clock = Clock()
+        outer = method(model, inner, 4, session, round_s=24.0, clock=clock)
+        assert lengths(outer, model, inner, clock, 6) == [4, 4, 4, 12, 12, 12]
+        saved = [x.state_dict() for x in (model, inner, outer)]
+        saved = [copy.deepcopy(state) for state in saved]
+        lengths(outer, model, inner, clock, later)
+        outer.close()
+        model, inner = linear()
+        clock = Clock()
+        outer = method(model, inner, 4, session, round_s=24.0, clock=clock)
+        for thing, state in zip((model, inner, outer), saved, strict=True):
+            thing.load_state_dict(state)
+        clock.now_s += 100.0
+        # What has passed before its first step is no time of steps.
+        return lengths(outer, model, inner, clock, 24)
+
+    for later in (0, 20):
+        assert Swarm(1).run(lambda session, later=later: train(session, later)) == [[12] * 24]
 
 
 def test_a_schedule_of_steps_decides_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from atoll.collectives.errors import ConfigError
 from atoll.optim import DiLoCo, StreamingDiLoCo, Swarm
 from atoll.optim.swarm import SwarmSession
+from atoll.peer.session import Outcome
 
 WORKERS, H, LR = 2, 6, 0.05
 
@@ -251,6 +253,33 @@ def test_all_see_the_same_run_with_four_bits() -> None:
 
     first, *others = Swarm(3).run(each)
     assert all(torch.equal(first, other) for other in others)
+
+
+class Reloads(SwarmSession):
+    """Says that the fragment which is under way is next, and that the run was reloaded since."""
+
+    def __init__(self, swarm: Swarm) -> None:
+        super().__init__(swarm, 0)
+        self.asked: list[str] = []
+
+    def next_fragment(self) -> int:
+        return 0
+
+    def submit(self, *arguments: Any) -> None:
+        self.asked.append("submit")
+        super().submit(*arguments)
+
+    def wait(self, fragment: int = 0) -> Outcome:
+        self.asked.append("wait")
+        return replace(super().wait(fragment), kind="reload")
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_after_a_reload_nothing_is_submitted_that_has_no_steps(eager: bool) -> None:
+    swarm = Swarm(1)
+    swarm.sessions[0] = session = Reloads(swarm)
+    swarm.run(lambda session: train(session, 2, delay=H - 1, eager=eager))
+    assert session.asked == ["submit", "wait"]
 
 
 @pytest.mark.parametrize(
