@@ -44,11 +44,12 @@ static void find_levels(void)
     levels[levels_count++] = &kernels_base;
 #if defined(HAVE_X86_LEVELS)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2"))
+    if (__builtin_cpu_supports("avx2")) {
         levels[levels_count++] = &kernels_avx2;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        levels[levels_count++] = fastest_with_avx512();
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+            levels[levels_count++] = fastest_with_avx512();
+    }
 #endif
     active = levels[levels_count - 1];
 }

@@ -13,7 +13,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,9 +41,11 @@ from atoll.peer.transfer.serving import Pace, Queue
 __all__ = ["RESULTS_MAX", "SERVES_MAX", "Donor", "Results"]
 
 SERVES_MAX = 4  # learners at a time: more would only share the same uplink
-# Members that want the result of a round at a time, most of them waiting for their turn: those that
-# do not contribute all ask the first peer that has it. In larger views some ask another one.
+# Members that wait for the result of a round at a time: those that do not contribute all ask the
+# first peer that has it. In larger views some ask another one, and so does who has waited too long:
+# less than it waits for an answer (fetcher.py).
 RESULTS_MAX = 64
+RESULT_WAIT_S = 2.0
 # Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): as many as a piece
 # may need, but no more leaves than so many, of 64 bytes with what is above them: 8 MB.
 TREES_MAX = RUN_MAX
@@ -82,7 +84,7 @@ class Donor:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queues: dict[bytes, Queue] = {}  # of learners that are being served
-        self._results_asked = 0
+        self._waiting: dict[bytes, ft.FetchResult] = {}  # who wants a result, until its turn
         self._result_turns = asyncio.Semaphore(SERVES_MAX)
         self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
         self._threads = ThreadPoolExecutor(2 * SERVES_MAX, "serve")
@@ -254,39 +256,59 @@ class Donor:
     # ------------------------------------------------------------ results of attempts
 
     def _on_fetch_result(self, source: bytes, message: ft.FetchResult) -> None:
-        number, attempt = message.round, message.attempt
-        found = self._results(number, attempt) if self._results_asked < RESULTS_MAX else None
-        if found is not None:
-            result, layout, count = found
-            chunks = parse_chunks(message.chunks, count) or range(count)
-            self._results_asked += 1
-            self._spawn(self._serve_result(source, message, result, layout, chunks))
-        self._host.send(source, ft.ResultHead(number, attempt, found is not None))
+        before = self._waiting.get(source)
+        if before == message:
+            return  # the order was repeated
+        is_room = before is not None or len(self._waiting) < RESULTS_MAX
+        found = self._results(message.round, message.attempt) if is_room else None
+        if found is None:
+            self._say_result(source, message, found=False)
+            return
+        parse_chunks(message.chunks, found[2])  # RemoteProtocolError, before anybody waits for it
+        self._waiting[source] = message  # in the place of an older one, which is over
+        self._spawn(self._await_turn(source, message))
 
-    async def _serve_result(
-        self,
-        source: bytes,
-        message: ft.FetchResult,
-        result: U8,
-        layout: EncodedLayout,
-        chunks: Sequence[int],
-    ) -> None:
+    async def _await_turn(self, source: bytes, message: ft.FetchResult) -> None:
+        try:
+            async with asyncio.timeout(RESULT_WAIT_S):
+                await self._result_turns.acquire()
+        except TimeoutError:
+            if self._waiting.get(source) is message:
+                del self._waiting[source]
+                self._say_result(source, message, found=False)
+            return
+        try:
+            if self._waiting.get(source) is message:
+                del self._waiting[source]
+                await self._serve_result(source, message)
+        finally:
+            self._result_turns.release()
+
+    async def _serve_result(self, source: bytes, message: ft.FetchResult) -> None:
+        number, attempt = message.round, message.attempt
+        found = self._results(number, attempt)  # it may be over by now
+        is_linked = self._say_result(source, message, found=found is not None)
+        if found is None or not is_linked:
+            return
+        result, layout, count = found
         kind = int(TransferKind.RESULT_COPY)
-        header = DataHeader(kind, 0, 0, 0, bytes(8), 0, message.round, message.attempt, 0)
+        header = DataHeader(kind, 0, 0, 0, bytes(8), 0, number, attempt, 0)
 
         def push(outlet: FrameOutlet) -> None:
-            for chunk in chunks:
+            for chunk in parse_chunks(message.chunks, count) or range(count):
+                if self._results(number, attempt) is None:
+                    return  # committed or given up: nobody wants the rest
                 lo, hi = layout.slice(chunk)
                 outlet.send(kind, chunk, result[lo:hi].data)
 
         try:
-            async with self._result_turns:
-                outlet = FrameOutlet(await self._streams.to(source), header)
-                await self._loop.run_in_executor(self._threads, push, outlet)
+            outlet = FrameOutlet(await self._streams.to(source), header)
+            await self._loop.run_in_executor(self._threads, push, outlet)
         except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
             self._ended_early(source, reason_of(error))
-        finally:
-            self._results_asked -= 1
+
+    def _say_result(self, source: bytes, message: ft.FetchResult, *, found: bool) -> bool:
+        return self._host.send(source, ft.ResultHead(message.round, message.attempt, found))
 
     def _ended_early(self, source: bytes, why: str) -> None:
         """Once for a learner and a reason: it asks again, and so will this happen again."""

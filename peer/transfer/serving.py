@@ -18,8 +18,9 @@ BUSY_BYTES = 64 << 10
 PACE_TIMEOUT_S = 60.0  # a piece that may not be sent for so long is refused: others may have time
 PACE_STEP_S = 0.02  # how often bytes are counted while waiting
 # Reductions that send nothing for so long leave the link to pieces: they may be of a peer that
-# is alone, or wait for the vote of the very peer that the pieces are for.
-IDLE_S = 0.25
+# is alone, or wait for the vote of the very peer that the pieces are for. Twice the time after
+# which what a slow link has taken of a frame is counted (datastream.py).
+IDLE_S = 0.5
 
 
 class Queue:
@@ -84,19 +85,22 @@ class Pace:
         """Until so many bytes may be sent. StateError after PACE_TIMEOUT_S, or at the end."""
         deadline_s = self._clock() + PACE_TIMEOUT_S
         with self._changed:
-            while self._busy and not self._closed and not self._may(nbytes):
+            while self._busy and not self._closed and not self._takes(nbytes):
                 if self._clock() > deadline_s:
                     raise StateError("this donor needs its link for a round")
                 self._changed.wait(PACE_STEP_S)
             if self._closed:
                 raise StateError("this donor is closing")
-            self._pieces_bytes += nbytes
 
-    def _may(self, nbytes: int) -> bool:
+    def _takes(self, nbytes: int) -> bool:
+        """Whether there is room for so many; then they count, but where nothing else is sent."""
         reduced_bytes = self._sent_bytes() - self._since_bytes
         now_s = self._clock()
         if reduced_bytes > self._reduced_bytes:
             self._reduced_bytes, self._moved_s = reduced_bytes, now_s
         if now_s - self._moved_s >= IDLE_S:
             return True
-        return self._pieces_bytes + nbytes <= max(BUSY_BYTES, BUSY_SHARE * reduced_bytes)
+        if self._pieces_bytes + nbytes > max(BUSY_BYTES, BUSY_SHARE * reduced_bytes):
+            return False
+        self._pieces_bytes += nbytes
+        return True

@@ -20,8 +20,8 @@ __all__ = ["DONORS_MAX", "Supply", "digest_of"]
 DONORS_MAX = 16  # each costs a stream with a thread and a chunk of memory; three fill most links
 POLL_S = 1.0  # how old knowledge about donors may be
 SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commit within moments
-# So many are asked at that pace, and of more each as much less often: many that are behind at once
-# would keep everybody busy with answers. Three voices are enough to go on.
+# So many are asked at that pace, and of more each as much less often, but the coordinator, without
+# whose voice nothing is agreed: many that are behind would keep everybody busy with answers.
 SOON_DONORS = 4
 DIAL_S = 2.0  # between two attempts to reach a donor
 GATHER_S = 3.0  # members that have no link by then are not waited for in an attestation
@@ -191,7 +191,8 @@ class Supply:
 
     def ask(self, first: int, now_s: float, *, soon: bool) -> None:
         """Dial and poll whoever it is time for; ``first``: the oldest round whose digest counts."""
-        pause_s = SOON_S * max(1.0, len(self._donors) / SOON_DONORS) if soon else POLL_S
+        asked = sum(peer in self.linked and peer not in self.excluded for peer in self._donors)
+        soon_s = SOON_S * max(1.0, asked / SOON_DONORS)
         for peer, donor in self._donors.items():
             if peer in self.excluded:
                 continue
@@ -199,7 +200,9 @@ class Supply:
                 if now_s >= donor.dialled_s + DIAL_S and donor.member.address:
                     donor.dialled_s = now_s
                     self._out.append(ln.Dial(donor.member))
-            elif now_s >= donor.polled_s + pause_s:
+                continue
+            pause_s = (SOON_S if peer == self._coordinator else soon_s) if soon else POLL_S
+            if now_s >= donor.polled_s + pause_s:
                 donor.polled_s = now_s
                 donor.open_s = min(donor.open_s, now_s)
                 self._out.append(ln.Tell(peer, ft.AskState(first)))

@@ -50,7 +50,7 @@ def test_who_is_behind_asks_no_more_questions_of_more_donors(donors: int) -> Non
     laggard = Laggard(donors)
     laggard.wait(10.0)
     a_second = laggard.asked / 10.0
-    assert a_second <= 1.05 * SOON_DONORS / SOON_S
+    assert a_second <= 1.05 * (SOON_DONORS + 1) / SOON_S  # and the coordinator, as often as ever
     assert a_second >= 0.85 * min(donors, SOON_DONORS) / SOON_S, (
         "they apply a commit within moments"
     )

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from unittest.mock import AsyncMock
 import numpy as np
 import pytest
 
-from atoll.collectives import RoundResult, get_codec, grid_for
+from atoll.collectives import ChunkGrid, RoundResult, get_codec, grid_for
 from atoll.collectives.errors import ConnectError
 from atoll.peer import daemon as daemon_module
 from atoll.peer.daemon import Daemon
@@ -23,10 +24,11 @@ from atoll.peer.identity import Home
 from atoll.peer.options import DaemonOptions
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.streams import Lane, Streams
+from atoll.peer.transfer import donor as donor_module
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer.copies import Copies
 from atoll.peer.transfer.donor import RESULTS_MAX, SERVES_MAX, Donor
-from atoll.peer.transfer.fetcher import Fetcher
+from atoll.peer.transfer.fetcher import HEAD_TIMEOUT_S, Fetcher
 
 PEER = b"p" * 32
 BEGIN = Begin(b"L" * 32, 1, 2, 1, STEP, (PEER,), (1.0,))
@@ -119,35 +121,121 @@ def test_a_donor_without_memory_refuses_what_it_was_asked_for() -> None:
     asyncio.run(scenario())
 
 
+RESULT = RoundResult(get_codec("int8"), ChunkGrid(10_240, 4096))  # three chunks
+ASKED = ft.FetchResult(b"L" * 32, 1, 2, 1)
+
+
+class Slow:
+    """In the place of all data streams: a chunk goes when ``going`` lets it."""
+
+    def __init__(self) -> None:
+        self.going = threading.Semaphore(0)
+        self.chunks: list[int] = []
+        self.begun = 0
+
+    def sendall(self, *parts: memoryview, aside: bool, urgency: int) -> int:
+        self.begun += 1
+        assert self.going.acquire(timeout=PATIENCE_S)
+        self.chunks.append(sum(map(len, parts)))
+        return 0
+
+    def has_delivered(self, end: int) -> bool:
+        return True
+
+
+class Holder:
+    """A donor with a result, for as long as it ``holds`` it; nothing may go wrong in its loop."""
+
+    def __init__(self) -> None:
+        self.wire, self.slow, self.holds = Wire(), Slow(), True
+        self.wire.to = AsyncMock(return_value=self.slow)  # type: ignore[method-assign]
+        self.failures: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self.failures.append(context))
+        self.donor = Donor(self.wire, self.wire, self.find, RoundLog(), self.failures.append)  # type: ignore[arg-type]
+
+    def find(self, number: int, attempt: int) -> Any:
+        return (RESULT.array, RESULT.layout, RESULT.grid.count) if self.holds else None
+
+    def ask(self, number: int, message: ft.FetchResult = ASKED) -> None:
+        self.donor.on_message(bytes([number]) * 32, message)
+
+    @property
+    def heads(self) -> list[bool]:
+        return [head.found for head in self.wire.sent if isinstance(head, ft.ResultHead)]
+
+    async def ends(self) -> None:
+        await eventually(lambda: not self.donor._tasks)
+        assert not self.failures
+        self.donor.close()
+
+
 def test_many_who_want_a_result_get_it_one_after_the_other() -> None:
     """Members that do not contribute all ask the first peer that holds it."""
-    result = RoundResult(get_codec("int8"), grid_for(10_000))
-    pushes: list[int] = []
-    going, most = threading.Semaphore(0), threading.Barrier(SERVES_MAX + 1, timeout=PATIENCE_S)
-
-    class Slow:
-        def sendall(self, *parts: memoryview, aside: bool, urgency: int) -> int:
-            if len(pushes) < SERVES_MAX:
-                most.wait()  # so many are served at the same time ...
-            assert going.acquire(timeout=PATIENCE_S)
-            pushes.append(sum(map(len, parts)))
-            return 0
 
     async def scenario() -> None:
-        wire = Wire()
-        wire.to = AsyncMock(return_value=Slow())  # type: ignore[method-assign]
-        held = (result.array, result.layout, 1)
-        donor = Donor(wire, wire, lambda *_: held, RoundLog(), print)  # type: ignore[arg-type]
+        holder = Holder()
         for number in range(RESULTS_MAX + 1):
-            donor.on_message(bytes([number]) * 32, ft.FetchResult(b"L" * 32, 1, 2, 1))
-        heads = [head for head in wire.sent if isinstance(head, ft.ResultHead)]
-        assert [head.found for head in heads] == [True] * RESULTS_MAX + [False]
-        await asyncio.to_thread(most.wait)
-        assert wire.to.await_count == SERVES_MAX, "... and no more"
-        going.release(RESULTS_MAX)
-        await eventually(lambda: len(pushes) == RESULTS_MAX)
-        await eventually(lambda: not donor._tasks)
-        donor.close()
+            holder.ask(number)
+        assert holder.heads == [False], "one too many"
+        await eventually(lambda: holder.slow.begun == SERVES_MAX)
+        await asyncio.sleep(0)
+        assert holder.heads == [False] + [True] * SERVES_MAX, "the others wait for their turn"
+        holder.slow.going.release(3 * RESULTS_MAX)
+        await eventually(lambda: len(holder.slow.chunks) == 3 * RESULTS_MAX)
+        await holder.ends()
+        assert holder.heads.count(True) == RESULTS_MAX
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_long_is_told_to_ask_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it gives up by itself."""
+    assert HEAD_TIMEOUT_S > donor_module.RESULT_WAIT_S
+    monkeypatch.setattr(donor_module, "RESULT_WAIT_S", 0.05)
+
+    async def scenario() -> None:
+        holder = Holder()
+        for number in range(SERVES_MAX + 3):
+            holder.ask(number)
+        await eventually(lambda: holder.heads.count(False) == 3)
+        holder.slow.going.release(3 * SERVES_MAX)
+        await holder.ends()
+        assert len(holder.slow.chunks) == 3 * SERVES_MAX
+
+    asyncio.run(scenario())
+
+
+def test_who_asks_again_gets_it_once() -> None:
+    async def scenario() -> None:
+        holder = Holder()
+        for number in range(SERVES_MAX):
+            holder.ask(number)
+        await eventually(lambda: holder.slow.begun == SERVES_MAX)
+        for _ in range(3):
+            holder.ask(99)
+        holder.ask(99, replace(ASKED, round=3))  # it has gone on: this is in place of the other
+        holder.slow.going.release(3 * (SERVES_MAX + 1))
+        await holder.ends()
+        assert len(holder.slow.chunks) == 3 * (SERVES_MAX + 1)
+        assert [h.round for h in holder.wire.sent if isinstance(h, ft.ResultHead)][-1] == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_result_that_is_over_is_not_sent_to_the_end() -> None:
+    """It was committed, or given up: who waited for it has gone on, or catches up."""
+
+    async def scenario() -> None:
+        holder = Holder()
+        for number in range(SERVES_MAX + 2):
+            holder.ask(number)
+        await eventually(lambda: holder.slow.begun == SERVES_MAX)
+        holder.holds = False
+        holder.slow.going.release(SERVES_MAX)  # chunks that are on their way
+        await holder.ends()
+        assert len(holder.slow.chunks) == SERVES_MAX
+        assert holder.heads == [True] * SERVES_MAX + [False] * 2
 
     asyncio.run(scenario())
 
