@@ -84,7 +84,8 @@ class Donor:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queues: dict[bytes, Queue] = {}  # of learners that are being served
-        self._waiting: dict[bytes, ft.FetchResult] = {}  # who wants a result, until its turn
+        # Who wants the result of which round, until its turn.
+        self._waiting: dict[tuple[bytes, int], ft.FetchResult] = {}
         self._result_turns = asyncio.Semaphore(SERVES_MAX)
         self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
         self._threads = ThreadPoolExecutor(2 * SERVES_MAX, "serve")
@@ -256,7 +257,8 @@ class Donor:
     # ------------------------------------------------------------ results of attempts
 
     def _on_fetch_result(self, source: bytes, message: ft.FetchResult) -> None:
-        before = self._waiting.get(source)
+        key = (source, message.round)  # several rounds may be in flight
+        before = self._waiting.get(key)
         if before == message:
             return  # the order was repeated
         is_room = before is not None or len(self._waiting) < RESULTS_MAX
@@ -265,21 +267,22 @@ class Donor:
             self._say_result(source, message, found=False)
             return
         parse_chunks(message.chunks, found[2])  # RemoteProtocolError, before anybody waits for it
-        self._waiting[source] = message  # in the place of an older one, which is over
+        self._waiting[key] = message  # in the place of an older attempt, which is over
         self._spawn(self._await_turn(source, message))
 
     async def _await_turn(self, source: bytes, message: ft.FetchResult) -> None:
+        key = (source, message.round)
         try:
             async with asyncio.timeout(RESULT_WAIT_S):
                 await self._result_turns.acquire()
         except TimeoutError:
-            if self._waiting.get(source) is message:
-                del self._waiting[source]
+            if self._waiting.get(key) is message:
+                del self._waiting[key]
                 self._say_result(source, message, found=False)
             return
         try:
-            if self._waiting.get(source) is message:
-                del self._waiting[source]
+            if self._waiting.get(key) is message:
+                del self._waiting[key]
                 await self._serve_result(source, message)
         finally:
             self._result_turns.release()

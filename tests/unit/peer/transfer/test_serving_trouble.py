@@ -214,11 +214,13 @@ def test_who_asks_again_gets_it_once() -> None:
         await eventually(lambda: holder.slow.begun == SERVES_MAX)
         for _ in range(3):
             holder.ask(99)
-        holder.ask(99, replace(ASKED, round=3))  # it has gone on: this is in place of the other
-        holder.slow.going.release(3 * (SERVES_MAX + 1))
+        holder.ask(99, replace(ASKED, attempt=2))  # a retry: this is in place of the other
+        holder.ask(99, replace(ASKED, round=3))  # in flight beside it
+        holder.slow.going.release(3 * (SERVES_MAX + 2))
         await holder.ends()
-        assert len(holder.slow.chunks) == 3 * (SERVES_MAX + 1)
-        assert [h.round for h in holder.wire.sent if isinstance(h, ft.ResultHead)][-1] == 3
+        assert len(holder.slow.chunks) == 3 * (SERVES_MAX + 2)
+        heads = [head for head in holder.wire.sent if isinstance(head, ft.ResultHead)]
+        assert [(head.round, head.attempt) for head in heads[SERVES_MAX:]] == [(2, 2), (3, 1)]
 
     asyncio.run(scenario())
 
