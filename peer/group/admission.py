@@ -21,7 +21,16 @@ from atoll.peer.group.follower import Follower
 from atoll.peer.group.messages import ARCHIVES_TOLD_MAX, Heartbeat, Learn
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.timing import Timing
-from atoll.peer.group.views import ARCHIVE, MEMBERS_MAX, WITNESS, Member, View, short, successors
+from atoll.peer.group.views import (
+    ARCHIVE,
+    MEMBERS_MAX,
+    WITNESS,
+    Member,
+    View,
+    is_quorum,
+    short,
+    successors,
+)
 
 __all__ = ["BACKOFF_MAX_S", "DROPPED_MAX", "LEARNERS_MAX", "Admission"]
 
@@ -119,6 +128,13 @@ class Admission:
         self._not_before_s = {p: t for p, t in before._not_before_s.items() if p not in entered}
         self._stalls = {p: n for p, n in before._stalls.items() if p not in entered}
         self.heir = before.heir if not before.heir or before.heir in entered else None
+        lives = {member.peer for member in before.view.members if member in self.view.members}
+        self.leaving = before.leaving & lives  # or a crowd would go one by one, a view for each
+
+    def can_finish(self, staying: set[bytes]) -> bool:
+        """Whether a round that is open can be committed. If not, leaving aborts it: a view without
+        the leavers waits for the round, and they would go before it is decided, with the quorum."""
+        return self.me in staying and is_quorum(self.view, staying)
 
     # ------------------------------------------------------------ learners
 

@@ -170,13 +170,13 @@ class Coordinator:
             return
         self._quorum_lost_noted = False
         self._comparison.step(self._own, self.roster, alive)
-        if self.halted or self._own.unsynced or self.me in self.admission.leaving:
+        staying = alive - self.admission.leaving
+        if self.halted or self._own.unsynced or not self.admission.can_finish(staying):
             ended = [closing.attempt for closing in self.closings.values()]
-            for attempt in [*self.attempts.values(), *ended]:  # our leave aborts them
+            for attempt in [*self.attempts.values(), *ended]:
                 self._tell_over(attempt.begin)
             self.attempts.clear()
             self.closings.clear()
-        staying = alive - self.admission.leaving
         for number in sorted({*self.attempts, *self.closings}):
             if self._step_round(number, staying, now_s):
                 return  # a commit reaches ourselves first: then we are called again

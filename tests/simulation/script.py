@@ -125,7 +125,7 @@ def _draw(
     elif kind in ("split", "bridge", "isolate", "swizzle"):
         who = some(1, max(1, len(names) - 1))
     elif kind == "mass_leave":
-        who = some(1, max(1, len(names) // 2))
+        who = some(1, max(1, len(names) - 2))  # most of them: those who stay are no quorum
     elif kind in ("join", "mass_join"):
         count = 1 if kind == "join" else dice.randint(2, 5)
         who = "".join(spare.pop(0) for _ in range(min(count, len(spare))))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import atoll.peer.group
-from simulation.mutants import CHEAP, CHEAP_SEEDS, MUTANTS, caught, first_failure
+from simulation.mutants import CHEAP_SEEDS, caught, first_failure
+from simulation.planted import CHEAP, MUTANTS
 
 GROUP = Path(next(iter(atoll.peer.group.__path__)))
 

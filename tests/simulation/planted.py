@@ -1,0 +1,274 @@
+"""The protocol faults of the mutation gate (mutants.py), each a change of a few words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CHEAP", "MUTANTS", "Mutant"]
+
+UNIT = "unit/peer/group/test_"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    module: str  # of atoll.peer.group
+    before: str
+    after: str
+    test: str = ""  # file::name below tests/, if seeds are not to be relied on
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant(
+        "commit before quorum",
+        "attempts",
+        "        synced = [p for p in self.view.replicas if p in alive and p not in unsynced]\n",
+        "        return root\n        synced: list[bytes] = []\n",
+    ),
+    Mutant(
+        "commit with one copy",
+        "attempts",
+        "< min(2, len(able)):",
+        "< 1:",
+        test="simulation/test_directed.py::test_a_round_is_not_committed_with_one_copy",
+    ),
+    Mutant(
+        "a crowd that leaves waits for the round",
+        "coordinator",
+        "or not self.admission.can_finish(staying):",
+        "or self.me in self.admission.leaving:",
+        test=UNIT + "leaving_together.py::test_most_of_seven_leave_and_the_rest_go_on",
+    ),
+    Mutant(
+        "a new view forgets who leaves",
+        "admission",
+        "self.leaving = before.leaving & lives",
+        "pass",
+        test=UNIT + "leaving_together.py::test_a_crowd_goes_with_two_views",
+    ),
+    Mutant(
+        "minimum base",
+        "election",
+        "= max((report.round, report.chain) for",
+        "= min((report.round, report.chain) for",
+    ),
+    Mutant(
+        "base of the oldest attempt",
+        "election",
+        "last = max((run.attempt for run in found), default=0)",
+        "last = min((run.attempt for run in found), default=0)",
+        test=UNIT + "election.py::test_base_is_the_highest_that_may_have_been_committed",
+    ),
+    Mutant(
+        "base without READY",
+        "election",
+        "        for run in report.runs:\n",
+        "        for run in ():\n",
+    ),
+    Mutant(
+        "either of two results",
+        "election",
+        "if is_quorum(view, peers | silent)]",
+        "if False]",
+        test=UNIT + "election.py::test_a_base_is_what_can_have_been_committed",
+    ),
+    Mutant(
+        "called back to found",
+        "genesis",
+        "if mine is None and self._put_off is not None:",
+        "if False:",
+        test=UNIT + "genesis.py::test_nobody_is_called_back_to_found_a_run_that_lives",
+    ),
+    Mutant("ignore accepted value", "election", "if voted and not fork:", "if False:"),
+    Mutant("half quorum", "views", "return 2 * present > len", "return 2 * present >= len"),
+    Mutant("third quorum", "views", "return 2 * present > len", "return 3 * present >= len"),
+    Mutant(
+        "double count",
+        "follower",
+        "elif self.submissions.pop(run.fragment, None) is not None:",
+        "elif self.submissions.get(run.fragment) is not None:",
+    ),
+    Mutant(
+        "replicas vote for what others hold",
+        "follower",
+        "if holds or late or (known",
+        "if late or (known",
+        test="simulation/test_directed.py::test_a_replica_does_not_vote_for_what_others_hold",
+    ),
+    Mutant("no freeze on promise", "election", "        self.frozen = True\n", ""),
+    Mutant("promise to a lower ballot", "election", "if ballot < self.promised:", "if False:"),
+    Mutant(
+        "accept below the promise", "election", "if accept.ballot < self.promised:", "if False:"
+    ),
+    Mutant(
+        "ACCEPTED unicast",
+        "election",
+        "for peer in self.view.peers:\n            self._emit(Send(peer, signed))",
+        "for peer in (accept.ballot.peer,):\n            self._emit(Send(peer, signed))",
+        test="simulation/test_directed.py::test_a_view_known_only_to_its_dead_proposer_survives",
+    ),
+    Mutant(
+        "coordinator outside S",
+        "attempts",
+        "wanting = outside + (",
+        "wanting = [p for p in outside if p != self.me] + (",
+    ),
+    Mutant(
+        "sticky off",
+        "succession",
+        "return not gone and heard_s < node.timing.failure_s / 2",
+        "return False",
+        test="simulation/test_directed.py::test_one_deaf_member_does_not_end_a_view",
+    ),
+    Mutant(
+        "no CheckQuorum",
+        "coordinator",
+        "if not is_quorum(self.view, alive):\n            self._without",
+        "if False:\n            self._without",
+        test="simulation/test_directed.py::test_a_coordinator_without_a_quorum_begins_nothing",
+    ),
+    Mutant("weights forgotten", "coordinator", "tuple(known[peer] for", "tuple(1.0 for"),
+    Mutant(
+        "attempt numbers stay",
+        "coordinator",
+        "        self._attempts += 1\n",
+        "        self._attempts = 1\n",
+    ),
+    Mutant(
+        "apply whatever is held",
+        "follower",
+        "whole = len(path) == round_number - self.round and reached == chain",
+        "whole = len(path) == round_number - self.round",
+    ),
+    Mutant(
+        "READY taken back",
+        "orders",
+        "if own.is_replica and own.round + 1 not in own.held:",
+        "if own.is_replica:",
+        test="simulation/test_directed.py::test_a_doubted_member_keeps_what_it_is_ready_for",
+    ),
+    Mutant(
+        "enters without the state",
+        "admission",
+        "return position == own.previous and beat.digest_round == beat.round > 0",
+        "return True",
+        test="simulation/test_directed.py::test_a_joiner_far_behind_does_not_enter",
+    ),
+    Mutant(
+        "two incarnations",
+        "viewchange",
+        "named = mine is not None and mine.inc == node.me.inc",
+        "named = mine is not None",
+        test=UNIT + "membership_restarts.py::test_a_view_of_an_earlier_life_is_not_entered",
+    ),
+    Mutant(
+        "begins after proposing",
+        "coordinator",
+        "lone_ok=False)\n            return",
+        "lone_ok=False)",
+    ),
+    Mutant(
+        "any result will do",
+        "attempts",
+        "or len(roots) > 1:",
+        "or False:",
+        test=UNIT + "membership_rounds.py::test_one_wrong_result_excludes_its_holder",
+    ),
+    Mutant(
+        "digests are not compared",
+        "comparison",
+        "digests = roster.digests(own.round)",
+        "digests: dict[bytes, bytes] = {}",
+    ),
+    Mutant(
+        "kept chunks of any origin",
+        "keeping",
+        "origin = before.get(chunk, 0)",
+        "origin = 0",
+        test=UNIT + "keeping.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
+    ),
+    Mutant(
+        "a fork keeps its lineage", "views", "lineage=lineage, ancestors=ancestors", "ancestors=()"
+    ),
+    Mutant(
+        "who is behind wins",
+        "lineages",
+        "if (meet.round, meet.lineage) <= (",
+        "if (meet.round, meet.lineage) >= (",
+        test=UNIT + "policies.py::test_the_slower_fork_gives_way",
+    ),
+    Mutant(
+        "any policy forks",
+        "views",
+        'return policy == "any" or (policy == "auto" and len(self.members) == 2)',
+        "return bool(policy)",
+    ),
+    Mutant(
+        "auto forks as any",
+        "views",
+        '(policy == "auto" and len(self.members) == 2)',
+        'policy == "auto"',
+    ),
+    Mutant(
+        "rolls back unasked",
+        "election",
+        'if back is None or self.view.rules.on_lost == "halt":',
+        "if back is None:",
+    ),
+    Mutant(
+        "goes back in secret",
+        "election",
+        "            rollback=lost,\n",
+        "            rollback=False,\n",
+    ),
+    Mutant(
+        "gives way when it should halt",
+        "lineages",
+        "            return  # see ``rival``\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "goes on beside a rival",
+        "lineages",
+        'if view.rules.on_fork == "halt":  # members too',
+        "if False:  # members too",
+    ),
+    Mutant(
+        "a witness waits for what is lost",
+        "admission",
+        "if own.is_replica or own.round == 0:",
+        "if True:",
+        test="simulation/test_directed.py::test_a_witness_that_leads_does_not_wait_for_ever",
+    ),
+    Mutant(
+        "operations keep chunks",
+        "coordinator",
+        "            if kind not in OPERATIONS:\n                past",
+        "            if True:\n                past",
+        test=UNIT + "calls.py::test_a_death_in_a_reduction_leaves_nothing_of_the_dead",
+    ),
+    Mutant(
+        "any object will do",
+        "roster",
+        "            and self.has_given(peer)\n",
+        "",
+        test=UNIT + "calls.py::test_an_old_object_is_not_taken_for_a_new_one",
+    ),
+    Mutant(
+        "left out in silence",
+        "leftout",
+        "            self._untold = begin.round\n",
+        "            self._untold = 0\n",
+        test=UNIT + "calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",
+    ),
+)
+
+# Those that few seeds find: the suite plants them every time.
+CHEAP = (
+    "double count",
+    "minimum base",
+    "third quorum",
+    "half quorum",
+    "any policy forks",
+    "rolls back unasked",
+)
