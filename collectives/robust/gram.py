@@ -1,0 +1,85 @@
+"""Distances between whole vectors that lie in pieces on several machines.
+
+The *Gram matrix* of n vectors holds their inner products, float64[n, n]. Each owner of a part of
+the coordinates computes it of that part, and the sum over the owners is that of the whole:
+n (n + 1) / 2 numbers from each owner give everyone all distances and norms. Whoever knows it also
+knows the Gram matrix of any linear combinations of the vectors, so a rule that selects, mixes or
+scales whole vectors (mixing.py) is a function from the Gram matrix to its coefficients.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.robust.coordinate import COLUMNS, Rows
+
+__all__ = [
+    "Matrix",
+    "add_gram",
+    "combined",
+    "distances",
+    "medoid",
+    "packed_gram",
+    "recentred",
+    "unpacked_gram",
+]
+
+Matrix: TypeAlias = NDArray[np.float64]
+
+_LITTLE: Final = np.dtype("<f8")
+
+
+def add_gram(rows: Rows, total: Matrix) -> None:
+    """Add the Gram matrix of float[n, c] to float64[n, n]. In double precision from the products
+    on: distances between vectors that are almost equal are small differences of these sums."""
+    for lo in range(0, rows.shape[1], COLUMNS):
+        block: Matrix = rows[:, lo : lo + COLUMNS].astype(np.float64)
+        total += block @ block.T
+
+
+def packed_gram(gram: Matrix) -> bytes:
+    """The upper triangle, row by row, as little-endian float64."""
+    upper = gram[np.triu_indices(len(gram))]
+    return upper.astype(_LITTLE).tobytes()
+
+
+def unpacked_gram(data: bytes | memoryview, count: int) -> Matrix:
+    """ValueError unless it is of ``count`` vectors, finite, and no square is negative."""
+    upper = np.frombuffer(data, _LITTLE).astype(np.float64)
+    if upper.size != count * (count + 1) // 2:
+        raise ValueError(f"{upper.size} inner products of {count} vectors")
+    gram: Matrix = np.zeros((count, count))
+    gram[np.triu_indices(count)] = upper
+    gram += np.triu(gram, 1).T
+    if not np.isfinite(upper).all() or (gram.diagonal() < 0).any():
+        raise ValueError("inner products that no vectors have")
+    return gram
+
+
+def combined(gram: Matrix, matrix: Matrix) -> Matrix:
+    """The Gram matrix of ``matrix @ vectors``."""
+    return matrix @ gram @ matrix.T
+
+
+def distances(gram: Matrix) -> Matrix:
+    """Squared distances, float64[n, n]; never negative, zero on the diagonal."""
+    squares = gram.diagonal()
+    found: Matrix = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def medoid(squared: Matrix) -> int:
+    """The vector with the least sum of distances to all others; the first of several."""
+    return int(np.argmin(np.sqrt(squared).sum(axis=1)))
+
+
+def recentred(gram: Matrix, origin: int) -> Matrix:
+    """The Gram matrix of the differences from one of the vectors: without a large common part, sums
+    of its entries lose no digits."""
+    row = gram[origin]
+    moved: Matrix = gram - row[:, None] - row[None, :] + gram[origin, origin]
+    return moved
