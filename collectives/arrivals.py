@@ -46,13 +46,19 @@ class _Pieces:
 
 
 class Arrivals:
-    """``parts`` is their layout, of which ``buffers`` hold a chunk each. Calls never overlap: the
-    engine holds its lock."""
+    """``parts`` is their layout, of which ``buffers`` hold a chunk each; ``told_bytes``: see Parts.
+    Calls never overlap: the engine holds its lock."""
 
     def __init__(
-        self, result: RoundResult, parts: EncodedLayout, buffers: BufferPool[np.uint8]
+        self,
+        result: RoundResult,
+        parts: EncodedLayout,
+        buffers: BufferPool[np.uint8],
+        told_bytes: int = 0,
     ) -> None:
         self._result, self._parts, self._buffers = result, parts, buffers
+        self._told_bytes = told_bytes
+        self._told_buffers = BufferPool(told_bytes, np.uint8)
         self._result_buffers = BufferPool(result.layout.chunk_bytes, np.uint8)
         self._piece_buffers = BufferPool(PIECE_BYTES, np.uint8)
         self._places: dict[Frame, _Place] = {}
@@ -71,7 +77,9 @@ class Arrivals:
         return frame in self._places
 
     def size(self, frame: Frame) -> int:
-        """Bytes of its whole chunk."""
+        """Bytes of its whole chunk, or of what owners tell each other."""
+        if frame.kind == Kind.GRAM:
+            return self._told_bytes
         layout = self._result.layout if frame.kind == Kind.RESULT else self._parts
         return layout.size(frame.chunk)
 
@@ -120,7 +128,7 @@ class Arrivals:
         pieces = self._pieces.get(key)
         if pieces is None:
             in_place = frame.kind == Kind.RESULT
-            target = self._result.view(frame.chunk) if in_place else self._buffers.take()
+            target = self._result.view(frame.chunk) if in_place else self._pool(frame).take()
             pieces = _Pieces(Arrived(target, in_place), self.size(frame))
             self._pieces[key] = pieces
         if frame.offset in pieces.lacking:
@@ -152,4 +160,6 @@ class Arrivals:
             self.give_back(frame, place.arrived)
 
     def _pool(self, frame: Frame) -> BufferPool[np.uint8]:
+        if frame.kind == Kind.GRAM:
+            return self._told_buffers
         return self._result_buffers if frame.kind == Kind.RESULT else self._buffers

@@ -21,12 +21,12 @@ Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at mos
     c per stream (sending; receiving too where a source has several)
     lead * c per source and root, twice that at worst (received and not yet added)
     lead * 1 MiB per root that it adds for, twice that at worst (sums)
+    1 MiB per participant, once, where a robust rule aggregates (stacks.py; lead: exchange.py)
     ENCODERS_MAX * 1 MiB (own contributions being encoded)
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,19 +35,18 @@ from atoll.collectives.arrivals import Arrivals, Arrived
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
+from atoll.collectives.folding import UNHASHED, FoldCalls, Folding
 from atoll.collectives.lanes import POLL_S, Lane, Lanes, Receipt, Sending
 from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Admission, Frame, Idle, Kind, Schedule, Send
-from atoll.collectives.senders import Outlet, SendCalls, Senders, reason_of
+from atoll.collectives.senders import Outlet, SendCalls, Senders
 from atoll.collectives.slots import parts_for
 from atoll.collectives.trees import TreeSchedule
 
 __all__ = ["UNHASHED", "Reduction"]
-
-UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not hashed
 
 
 class Reduction:
@@ -89,7 +88,7 @@ class Reduction:
     ) -> None:
         self._kept = kept or {}
         plan.check_use(me, result.grid.count, self._kept)
-        self._plan, self._me, self._hashed, self._result = plan, me, hashed, result
+        self._plan, self._me, self._result = plan, me, result
         self._codec, self._grid = part_codec or result.codec.part_codec, result.grid
         self._layout = encoded_layout(self._grid, self._codec)  # of parts
         self._on_done, self._on_failed = on_done, on_failed
@@ -107,13 +106,15 @@ class Reduction:
         self._failed: set[int] = set()
         self._paced: set[int] = set()  # destinations that wait for a contribution to another
         self._reading = 0  # results that are being sent
-        self._writing: set[int] = set()  # chunks of the result that are being summed or encoded
         self._progress_bytes = 0
-        self._waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self._own_sent: list[int] = []  # chunks whose own part has just been sent
         is_root = self._schedule.is_root
         self._sums = parts_for(plan, result, self._codec, is_root, source, own)
-        self._arrivals = Arrivals(result, self._layout, self._sums.encoded)
+        self._folding = Folding(
+            me, self._schedule, self._sums, result, self._changed, hashed=hashed
+        )
+        told_bytes = self._sums.told_bytes
+        self._arrivals = Arrivals(result, self._layout, self._sums.encoded, told_bytes)
         self._lanes = Lanes(self._schedule, self._sums.encoded)
         self._senders = Senders(self._sums.encoded)
 
@@ -156,7 +157,7 @@ class Reduction:
     def uses_result(self) -> bool:
         """Whether a thread reads or fills ``result``; once false after ``abort``, never again."""
         with self._changed:
-            return bool(self._reading or self._writing) or self._arrivals.writes_result
+            return bool(self._reading or self._folding.writing) or self._arrivals.writes_result
 
     @property
     def destinations(self) -> frozenset[int]:
@@ -213,20 +214,25 @@ class Reduction:
         src, kind, chunk = frame.src, frame.kind, frame.chunk
         with self._changed:
             wanted = self._schedule.admit(src, kind, chunk) is not Admission.DROP
-            wanted &= not self._aborted and (kind == Kind.CONTRIB or chunk not in self._writing)
+            writing = self._folding.writing
+            wanted &= not self._aborted and (kind != Kind.RESULT or chunk not in writing)
             self._progress_bytes += self._arrivals.length(frame)
             arrived = self._arrivals.filled(frame, wanted=wanted)
             if arrived is None:
                 return
             if kind == Kind.CONTRIB:
-                self._waiting[src, chunk] = arrived.data
+                self._folding.waiting[src, chunk] = arrived.data
                 self._schedule.arrived(src, chunk)
             elif arrived.in_place:
-                self._writing.add(chunk)  # until it is known to be right
+                writing.add(chunk)  # until it is known to be right
         if kind == Kind.CONTRIB:
-            self._fold(chunk)
+            self._folding.fold(chunk, self._fold_calls)
             return
-        self._check_result(src, chunk, arrived)
+        if kind == Kind.GRAM:
+            data = arrived.data[: self._sums.told_bytes]
+            self._folding.told(src, data, self._fold_calls)
+        else:
+            self._check_result(src, chunk, arrived)
         self._arrivals.give_back(frame, arrived)
 
     def broken_off(self, frame: Frame) -> None:
@@ -237,7 +243,7 @@ class Reduction:
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
         if fits := self._result.fits(chunk, data, self._kept[chunk]):
-            self._finish(chunk, data)
+            self._folding.finish(chunk, self._fold_calls, data)
         return fits
 
     def _check_result(self, src: int, chunk: int, arrived: Arrived) -> None:
@@ -245,86 +251,22 @@ class Reduction:
         data = arrived.data[: self._result.layout.size(chunk)]
         try:
             self._result.codec.check(data, self._grid.size(chunk))
-            self._finish(chunk, None if arrived.in_place else data)
+            self._folding.finish(chunk, self._fold_calls, None if arrived.in_place else data)
         except CodecError as error:
             self._fail(src, f"its result of chunk {chunk}: {error.what}")
         finally:
             with self._changed:
-                self._writing.discard(chunk)
+                self._folding.writing.discard(chunk)
 
-    # ---- reducing
-
-    def _fold(self, chunk: int) -> None:
-        """Add to the sum of a chunk what is here and has its turn; the root finishes it."""
-        complete = False
-        while not complete:
-            with self._changed:
-                src = None if self._aborted else self._schedule.next_fold(chunk)
-                if src is None:
-                    return
-                buffer = self._waiting.pop((src, chunk), None)
-                if self._sums.in_place(chunk):
-                    self._writing.add(chunk)
-            wrong = ""
-            try:
-                self._add(chunk, src, buffer)
-            except Exception as error:  # of codec or source: what it was must not end a reader
-                wrong = f"its contribution to chunk {chunk}: {reason_of(error)}"
-            with self._changed:
-                self._writing.discard(chunk)
-                complete = not wrong and self._schedule.folded(chunk)
-                if complete:
-                    self._wake()
-            if wrong:
-                self._fail(src, wrong)
-                return
-        if self._schedule.is_root(chunk):
-            self._complete(chunk)
-
-    def _complete(self, chunk: int) -> None:
-        """Its sum is the whole: to the result with it."""
-        with self._changed:
-            if self._aborted:
-                return
-            self._writing.add(chunk)
-        try:
-            self._sums.encode(chunk, self._result.view(chunk))
-            self._finish(chunk)
-        except CodecError as error:
-            self._fail(self._me, f"the mean of chunk {chunk}: {error.what}")
-        finally:
-            with self._changed:
-                self._writing.discard(chunk)
-
-    def _add(self, chunk: int, src: int, buffer: U8 | None) -> None:
-        """In a whole of own parts alone the own one takes the same way through the codec."""
-        if buffer is not None:
-            whole = self._schedule.is_own_part(src, chunk)
-            self._sums.add(chunk, src if whole else None, buffer)
-        else:
-            self._sums.add_own(chunk, src, coded=self._schedule.is_star(chunk))
+    @property
+    def _fold_calls(self) -> FoldCalls:
+        return FoldCalls(lambda: self._aborted, self._wake, self._fail, self._on_done)
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
             with self._changed:
                 self._progress_bytes += self._layout.size(chunk)
-            self._fold(chunk)  # nothing, once it is aborted
-
-    def _finish(self, chunk: int, kept: U8 | None = None) -> None:
-        """A chunk is right, and lies in the result or elsewhere (``kept``)."""
-        data = self._result.view(chunk) if kept is None else kept
-        digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
-        with self._changed:
-            if self._aborted or self._result.digests[chunk]:  # a kept one may come from two holders
-                return
-            if kept is not None:  # under the lock: nothing else says that somebody writes
-                self._result.view(chunk)[:] = kept
-            self._result.digests[chunk] = digest
-            self._schedule.final(chunk)
-            digests = list(self._result.digests) if self._schedule.done else []
-            self._wake()
-        if digests:
-            self._on_done(digests)
+            self._folding.fold(chunk, self._fold_calls)  # nothing, once it is aborted
 
     # ---- sending
 
@@ -349,12 +291,16 @@ class Reduction:
     def _load(self, send: Send, buffer: U8) -> U8:
         if send.kind is Kind.RESULT:
             return self._result.view(send.chunk)
+        if send.kind is Kind.GRAM:
+            told = self._sums.to_tell()
+            assert told is not None  # the schedule hands it out only then
+            return told
         payload = self._sums.part(send.chunk, buffer, own=send.added_here)
         if send.added_here:
             copy = self._sums.copied(payload, buffer)
             with self._changed:
                 if copy is not None:
-                    self._waiting[self._me, send.chunk] = copy
+                    self._folding.waiting[self._me, send.chunk] = copy
                 self._schedule.arrived(self._me, send.chunk)
                 self._own_sent.append(send.chunk)
         return payload
@@ -381,7 +327,7 @@ class Reduction:
                 self._turns[dest].notify_all()
             own, self._own_sent = self._own_sent, []
         for chunk in own:  # now, because it would have kept the send waiting
-            self._fold(chunk)
+            self._folding.fold(chunk, self._fold_calls)
         if why:
             self._fail(self._me if payload is None else dest, why)
 

@@ -133,7 +133,7 @@ class PairSchedule:
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
         check_frame(self._plan, self._me, src, kind, chunk)
-        if kind == Kind.RESULT:
+        if kind != Kind.CONTRIB:
             what = f"a result of chunk {chunk}, which everyone adds up for itself"
             raise refused(self._plan.name(src), what)
         if src not in self._sources:
@@ -179,6 +179,12 @@ class PairSchedule:
         self._final_count += 1
         while self._base < len(self._chunks) and self._final[self._chunks[self._base]]:
             self._base += 1
+
+    def known(self) -> None:
+        """There is no other owner."""
+
+    def heard(self, owner: int) -> None:
+        raise LocalProtocolError("in a pairwise exchange owners tell each other nothing")
 
     # ------------------------------------------------------------ whom it waits for
 

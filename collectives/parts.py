@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,13 +16,22 @@ import numpy as np
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
 
-__all__ = ["ENCODERS_MAX", "Parts"]
+__all__ = ["ENCODERS_MAX", "PartError", "Parts"]
 
 # Chunks that are filled and encoded at the same time. Each takes a float32 chunk, and this many
 # cores encode more than 100 Gbit/s of float32, so more would take memory and bring nothing.
 ENCODERS_MAX: Final = 4
+
+
+class PartError(Exception):
+    """What a participant has sent cannot be used: with the participant and the reason."""
+
+    def __init__(self, participant: int, why: str) -> None:
+        super().__init__(why)
+        self.participant, self.why = participant, why
 
 
 class Parts(ABC):
@@ -64,9 +73,28 @@ class Parts(ABC):
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
         """Add the own part as it is, or ``coded``: as others decode it. CodecError."""
 
+    def whole(self, chunk: int) -> Sequence[int]:
+        """All parts of a chunk are added: which chunks can be encoded now, each said once.
+        PartError."""
+        return (chunk,)
+
+    @property
+    def told_bytes(self) -> int:
+        """The length of what owners tell each other (exchange.py); 0: nothing."""
+        return 0
+
+    def to_tell(self) -> U8 | None:
+        """The own part of that, once it is known."""
+        return None
+
+    def told(self, owner: int, data: U8) -> Sequence[int]:
+        """Another owner's: which chunks can be encoded now. PartError."""
+        raise LocalProtocolError("these parts need nothing from other owners")
+
     @abstractmethod
     def encode(self, chunk: int, out: U8) -> None:
-        """All parts are added: encode what they give into ``out`` and forget it. CodecError."""
+        """All parts are added: encode what they give into ``out`` and forget it. CodecError,
+        PartError."""
 
     def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
         """What to send of a chunk: the sum, if there is one here, else, or if it must be ``own``,

@@ -15,6 +15,7 @@ from typing import Final
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import factors_of
 from atoll.collectives.errors import ConfigError, LocalProtocolError
+from atoll.collectives.robust import RobustRule
 from atoll.collectives.routes import Routes, star
 
 __all__ = [
@@ -43,6 +44,7 @@ class ReducePlan:
 
     A participant is named by its index in ``participants``. One with weight 0 adds nothing to the
     mean, but it may own chunks and it receives the result. A chunk that NOBODY owns is not reduced.
+    With a ``rule`` that bears nobody (f=0) it is the mean, as without.
     In a pairwise exchange EVERYONE owns all others; it has no shape, and two participants at most.
     """
 
@@ -51,6 +53,8 @@ class ReducePlan:
     owners: tuple[int, ...]
     shape: Routes | None = None  # None: the butterfly
     fold: str = "mean"
+    rule: RobustRule | None = None  # instead of the mean; those of positive weight count alike
+    key: int = 0  # of what the rule draws at random: the same for all, and another in each round
 
     def __post_init__(self) -> None:
         count = len(self.participants)
@@ -69,8 +73,15 @@ class ReducePlan:
             raise ConfigError("a pairwise exchange is of 2 peers at most, and nobody owns chunks")
         if not all(0 <= owner < count for owner in owners - {EVERYONE}):
             raise ConfigError(f"an owner of a chunk is not one of the {count} participants")
+        if self.rule is not None:
+            self._check_rule(self.rule)
         if len(self.routes.up) != count:
             raise ConfigError(f"routes of {len(self.routes.up)} for {count} participants")
+
+    def _check_rule(self, rule: RobustRule) -> None:
+        if self.shape is not None or self.is_pairwise or self.fold != "mean":
+            raise ConfigError("a robust rule needs a butterfly, and takes the place of the mean")
+        rule.check(sum(weight > 0 for weight in self.weights))
 
     @property
     def routes(self) -> Routes:

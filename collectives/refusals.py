@@ -24,7 +24,7 @@ def check_frame(plan: ReducePlan, me: int, src: int, kind: int, chunk: int) -> N
         raise RemoteProtocolError(f"a data frame from {src}, who takes no part in this attempt")
     if not 0 <= chunk < len(plan.owners):
         raise refused(plan.name(src), f"chunk {chunk} of {len(plan.owners)}")
-    if kind not in (Kind.CONTRIB, Kind.RESULT):
+    if kind not in tuple(Kind):
         raise refused(plan.name(src), f"a data frame of unknown kind {kind}")
     if plan.owners[chunk] == NOBODY:
         kept = f"chunk {chunk}, which is kept from an earlier attempt"

@@ -18,6 +18,7 @@ class Kind(IntEnum):
 
     CONTRIB = 1
     RESULT = 2
+    GRAM = 9  # what owners tell each other, where the rule needs it: see exchange.py
 
 
 class Send(NamedTuple):
@@ -86,7 +87,8 @@ class Schedule(Protocol):
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
         """Judge a frame: whether its bytes are wanted. Several streams may bring the same one; what
-        is complete is judged again. ACCEPT lets ``arrived`` (CONTRIB) or ``final`` (RESULT) follow.
+        is complete is judged again. ACCEPT lets ``arrived`` (CONTRIB), ``final`` (RESULT) or
+        ``heard`` (GRAM) follow.
 
         RemoteProtocolError if ``src`` may not send this frame, now or ever.
         """
@@ -107,6 +109,12 @@ class Schedule(Protocol):
 
     def final(self, chunk: int) -> None:
         """The encoded bytes of ``chunk`` are complete and checked."""
+
+    def known(self) -> None:
+        """What this owner has to tell the others is known."""
+
+    def heard(self, owner: int) -> None:
+        """What that owner had to tell is here."""
 
     def missing(self) -> frozenset[int]:
         """The participants that this one waits for."""

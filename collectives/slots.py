@@ -11,6 +11,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.parts import Parts
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.result import RoundResult
+from atoll.collectives.stacks import Stacks
 from atoll.collectives.sums import Sums
 
 __all__ = ["Slots", "parts_for"]
@@ -76,6 +77,8 @@ def parts_for(
     """What the codec of the result asks for. ConfigError if this plan cannot give it: parts have to
     come to a chunk's owner as they are."""
     whole = result.codec
+    if plan.rule is not None:
+        return Stacks(plan, result, codec, is_root, source, own)
     if not isinstance(whole, Gathered):
         return Sums(result, codec, plan.factors(), is_root, source, own, plan.fold)
     if plan.shape is not None or plan.is_pairwise or plan.fold != "mean":

@@ -15,6 +15,7 @@ from atoll.collectives.codecs import F32, Decoder
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.plan import butterfly_plan
 from atoll.collectives.result import RoundResult
+from atoll.collectives.robust import RobustRule
 from atoll.collectives.slots import parts_for
 
 __all__ = ["reduce_together"]
@@ -26,17 +27,20 @@ def reduce_together(
     weights: Sequence[float],
     sources: Sequence[Callable[[int, F32], None]],
     fold: str = "mean",
+    rule: RobustRule | None = None,
+    key: int = 0,
 ) -> RoundResult:
-    """The encoded weighted mean, or another one of ``plan.FOLDS``; ``codec`` is that of the result.
+    """The encoded weighted mean, or another one of ``plan.FOLDS``, or what a robust ``rule`` makes
+    of them (with ``key``: see ReducePlan); ``codec`` is that of the result.
 
     ``sources[i](chunk, out)`` fills in the part of participant i, which has ``weights[i]``; one of
-    weight 0 is not asked. ConfigError for weights that give no mean, CodecError for values that are
-    not finite.
+    weight 0 is not asked. ConfigError for weights that give no mean and for fewer participants than
+    the rule needs, CodecError for values that are not finite, PartError for those that are absurd.
     """
     if len(sources) != len(weights):
         raise ConfigError(f"{len(sources)} parts and {len(weights)} weights")
     names = [number.to_bytes(4, "big") for number in range(len(weights))]
-    plan = replace(butterfly_plan(names, weights, grid), fold=fold)
+    plan = replace(butterfly_plan(names, weights, grid), fold=fold, rule=rule, key=key)
     result = RoundResult(codec, grid)
     adding = 0
 
@@ -48,5 +52,6 @@ def reduce_together(
     for chunk in range(grid.count):
         for adding in counted:
             parts.add_own(chunk, adding, coded=True)
-        parts.encode(chunk, result.view(chunk))
+        for whole in parts.whole(chunk):
+            parts.encode(whole, result.view(whole))
     return result

@@ -56,6 +56,7 @@ from collections.abc import Collection
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.collectives.exchange import Exchange
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.refusals import check_frame, refused
 from atoll.collectives.routes import ROOT
@@ -96,6 +97,8 @@ def lead_chunks(plan: ReducePlan, part_bytes: int, sum_bytes: int) -> int:
         sum(len(children[r][p]) * part_bytes + sum_bytes for r in shards if children[r][p])
         for p in range(len(plan.participants))
     )
+    if plan.rule is not None and plan.rule.needs_gram:
+        return max(1, *shards.values())  # no result before all parts are here: see exchange.py
     wanted = max(LEAD_CHUNKS_MIN, max(shards.values(), default=0) // LEAD_PART)
     return max(1, min(wanted, LEAD_BYTES_MAX // max(1, open_bytes)))
 
@@ -135,6 +138,7 @@ class TreeSchedule:
         self._own: list[dict[int, int]] = [{} for _ in everyone]  # root -> parts sent, as a leaf
         self._to_come = [0 for _ in everyone]  # results and partial sums that are still to be sent
         self._broken: set[int] = set()
+        self._exchange = Exchange(plan, me)
         self._expect_sends()
         # receiving and adding
         self._arrived: set[tuple[int, int]] = set()  # (source, chunk), not yet added
@@ -163,6 +167,8 @@ class TreeSchedule:
         return any(self._contributes(root, p) for p in below)
 
     def _expect_sends(self) -> None:
+        for dest in self._exchange.destinations:
+            self._to_come[dest] += 1
         for root, chunks in enumerate(self._chunks_of):
             if not chunks:
                 continue
@@ -208,6 +214,10 @@ class TreeSchedule:
     # ------------------------------------------------------------ sending
 
     def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
+        told = self._exchange.next_send(dest)
+        if told is not None:
+            self._to_come[dest] -= 1
+            return told
         if self._results[dest]:
             self._to_come[dest] -= 1
             return Send(Kind.RESULT, self._results[dest].popleft())
@@ -256,6 +266,8 @@ class TreeSchedule:
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
         check_frame(self._plan, self._me, src, kind, chunk)
         root = self._plan.owners[chunk]
+        if kind == Kind.GRAM:
+            return self._exchange.admit(src, chunk)
         if kind == Kind.CONTRIB:
             return self._judge_part(root, src, chunk)
         if self._down[root] != src:
@@ -318,6 +330,12 @@ class TreeSchedule:
         while self._base[root] < len(chunks) and self._final[chunks[self._base[root]]]:
             self._base[root] += 1
 
+    def known(self) -> None:
+        self._exchange.known()
+
+    def heard(self, owner: int) -> None:
+        self._exchange.heard(owner)
+
     # ------------------------------------------------------------ whom it waits for
 
     def missing(self) -> frozenset[int]:
@@ -336,6 +354,7 @@ class TreeSchedule:
                 waited = self._sources[root][self._added.get(chunk, 0) :]
                 late |= {p for p in waited if (p, chunk) not in self._arrived}
         late.discard(self._me)
+        behind |= self._exchange.waiting
         return frozenset((late or behind) - {self._me, ROOT})
 
     def _refusal(self, src: int, what: str) -> RemoteProtocolError:

@@ -80,6 +80,7 @@ DECISIONS = (
     OPTIM_PURE - {"atoll.optim.text"}
     | COMPRESSORS
     | {name for name in MODULES if name.startswith("atoll.peer.group")}
+    | {name for name in MODULES if name.startswith("atoll.collectives.robust")}
     | {
         f"atoll.collectives.{name}"
         for name in (
@@ -88,6 +89,7 @@ DECISIONS = (
             "costs",
             "counter_rng",
             "errors",
+            "exchange",
             "network",
             "pair_costs",
             "pairs",

@@ -26,7 +26,7 @@ __all__ = ["Router"]
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
 WINDOW_TIMEOUT_S = 60.0
-OF_REDUCTIONS = (Kind.CONTRIB, Kind.RESULT)
+OF_REDUCTIONS = tuple(Kind)
 OF_ATTEMPTS = (*OF_REDUCTIONS, KEPT)
 
 

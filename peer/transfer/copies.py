@@ -37,7 +37,7 @@ HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and 
 
 
 class TransferKind(IntEnum):
-    """Frame kinds beside those of attempts (1, 2 and 6; see router.py) and of probes (7)."""
+    """Frame kinds beside those of attempts (1, 2, 6 and 9; see router.py) and of probes (7)."""
 
     RESULT_COPY = 3
     STATE = 4

@@ -25,6 +25,7 @@ from atoll.collectives import (
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.native import KERNELS, NUMPY_REASON
+from atoll.collectives.robust import get_rule
 from atoll.collectives.routes import Routes
 from atoll.collectives.schedule import Frame
 
@@ -74,12 +75,19 @@ class Group:
         result_codec: Codec | None = None,
         planned: Callable[..., ReducePlan] = butterfly_plan,
         fold: str = "mean",
+        rule: str = "",
     ) -> None:
         self.everyone = range(len(vectors))
         self.vectors, self.codec, self.grid = vectors, codec, grid
         self.kept = kept or {}
         ids = [bytes([p]) * 32 for p in self.everyone]
-        self.plan = replace(planned(ids, weights, grid, self.kept), shape=shape, fold=fold)
+        self.plan = replace(
+            planned(ids, weights, grid, self.kept),
+            shape=shape,
+            fold=fold,
+            rule=get_rule(rule) if rule else None,
+            key=7,
+        )
         self.result_codec = result_codec or codec
         self.rounds = rounds or [RoundResult(self.result_codec, grid, zeros) for _ in self.everyone]
         self.sources_called = [[0] * grid.count for _ in self.everyone]

@@ -1,0 +1,163 @@
+"""Parts are kept beside each other until all are there; then a robust rule makes one of them.
+
+Where the rule needs distances between whole vectors (robust/gram.py), the chunks of a shard wait
+for each other: ``whole`` gives none of them until the inner products over all shards are known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.parts import PartError, Parts
+from atoll.collectives.plan import NOBODY, ReducePlan
+from atoll.collectives.result import RoundResult
+from atoll.collectives.robust.gram import Matrix, add_gram, packed_gram, unpacked_gram
+
+__all__ = ["ABSURD", "GRAM_PEERS_MAX", "Stacks"]
+
+# A part of a chunk that is so many times as long as the median of all is no honest mistake of
+# scale: units, a lost decimal point and an exploded learning rate stay far below.
+ABSURD: Final = 1e6
+GRAM_PEERS_MAX: Final = 256  # their inner products take 256 KiB, a quarter of the largest chunk
+
+
+class Stacks(Parts):
+    """``codec`` is that of parts. A stack of a chunk holds the parts as they came, encoded, so that
+    it takes no more memory than the frames did."""
+
+    def __init__(
+        self,
+        plan: ReducePlan,
+        result: RoundResult,
+        codec: Codec,
+        is_root: Callable[[int], bool],
+        source: Callable[[int, F32], None],
+        own: Callable[[int], F32] | None = None,
+    ) -> None:
+        super().__init__(result, codec, source, own)
+        assert plan.rule is not None
+        assert isinstance(result.codec, Codec)
+        self._rule, self._key, self._whole = plan.rule, plan.key, result.codec
+        self._counted = [p for p, weight in enumerate(plan.weights) if weight > 0]
+        self._place = {participant: row for row, participant in enumerate(self._counted)}
+        self._stacks: dict[int, dict[int, U8]] = {}
+        self._lock = threading.Lock()  # guards the rows, and all below
+        self._rows: F32 = np.empty((0, 0), np.float32)
+        self._shards: dict[int, list[int]] = {}  # owner -> chunks that are aggregated here
+        for chunk, owner in enumerate(plan.owners):
+            if owner != NOBODY and is_root(chunk):
+                self._shards.setdefault(owner, []).append(chunk)
+        self._grams: dict[int, Matrix] = {}  # by chunk: summed in their order, whoever came first
+        self._heard: dict[int, Matrix] = {}  # by owner
+        self._owner_of, self._owners = plan.owners, sorted({*plan.owners} - {NOBODY})
+        self._told: U8 | None = None
+        self._matrix: Matrix | None = None
+        if self._rule.needs_gram and len(self._counted) > GRAM_PEERS_MAX:
+            raise ConfigError(
+                f"{self._rule.text} compares whole vectors, of {GRAM_PEERS_MAX} peers at most",
+                fix="use a rule that works by coordinate: trimmed, median or meamed",
+            )
+        if not self._rule.needs_gram:
+            self._matrix = self._rule.matrix(None, len(self._counted), self._key)
+
+    def in_place(self, chunk: int) -> bool:
+        return False
+
+    def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
+        assert participant is not None  # a plan with a rule is a butterfly: no partial sums
+        self._codec.check(buffer[: self._layout.size(chunk)], self._grid.size(chunk))
+        self._stacks.setdefault(chunk, {})[participant] = buffer  # one thread for each chunk
+
+    def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
+        buffer = self.encoded.take()
+        part = self._encode_own(chunk, buffer)
+        if not np.may_share_memory(part, buffer):
+            np.copyto(buffer[: part.size], part)
+        self.add(chunk, me, buffer)
+
+    # ------------------------------------------------------------ what owners tell each other
+
+    @property
+    def told_bytes(self) -> int:
+        count = len(self._counted)
+        return 4 * count * (count + 1) if self._rule.needs_gram else 0
+
+    def whole(self, chunk: int) -> Sequence[int]:
+        if not self._rule.needs_gram:
+            return (chunk,)
+        gram: Matrix = np.zeros((len(self._counted), len(self._counted)))
+        with self._lock:
+            rows = self._decoded(chunk)
+            self._check_lengths(chunk, rows)
+            add_gram(rows, gram)
+            self._grams[chunk] = gram
+            owner = self._owner_of[chunk]
+            shard = self._shards[owner]
+            if not self._grams.keys() >= {*shard}:
+                return ()
+            packed = packed_gram(sum((self._grams[c] for c in shard), np.zeros_like(gram)))
+            self._heard[owner] = unpacked_gram(packed, len(gram))
+            self._told = np.frombuffer(packed, np.uint8)
+            return self._released()
+
+    def to_tell(self) -> U8 | None:
+        return self._told
+
+    def told(self, owner: int, data: U8) -> Sequence[int]:
+        try:
+            heard = unpacked_gram(data.tobytes(), len(self._counted))
+        except ValueError as error:
+            raise PartError(owner, f"its {error}") from error
+        with self._lock:
+            self._heard.setdefault(owner, heard)
+            return self._released()
+
+    def _released(self) -> Sequence[int]:
+        """All chunks that are aggregated here, once, when every owner has been heard."""
+        if self._matrix is not None or len(self._heard) < len(self._owners):
+            return ()
+        count = len(self._counted)
+        total = sum((self._heard[owner] for owner in self._owners), np.zeros((count, count)))
+        matrix = self._rule.matrix(total, count, self._key)
+        self._matrix = np.eye(count) if matrix is None else matrix
+        return tuple(sorted(self._grams))
+
+    # ------------------------------------------------------------ the result
+
+    def encode(self, chunk: int, out: U8) -> None:
+        with self._lock:
+            rows = self._decoded(chunk)
+            if not self._rule.needs_gram:
+                self._check_lengths(chunk, rows)
+            values = self._rule.aggregate(rows, self._matrix)
+            for buffer in self._stacks.pop(chunk).values():
+                self.encoded.give(buffer)
+        self._whole.encode(values, out)
+
+    def _decoded(self, chunk: int) -> F32:
+        """float32[n, c], in memory that is used again for the next chunk."""
+        size, stack = self._grid.size(chunk), self._stacks[chunk]
+        if not self._rows.size:
+            self._rows = np.empty((len(self._counted), self._grid.size(0)), np.float32)
+        for participant, row in self._place.items():
+            part = stack[participant][: self._layout.size(chunk)]
+            self._codec.decode(part, self._rows[row, :size])
+        return self._rows[:, :size]
+
+    def _check_lengths(self, chunk: int, rows: F32) -> None:
+        with np.errstate(over="ignore"):
+            lengths = np.array([float(np.linalg.norm(row)) for row in rows])
+        limit = ABSURD * float(np.median(lengths))
+        for participant, length in zip(self._counted, lengths, strict=True):
+            if length > limit > 0:
+                times = length / limit * ABSURD
+                text = (
+                    f"its contribution to chunk {chunk}: {times:.1g} times as long as the others'"
+                )
+                raise PartError(participant, text)
