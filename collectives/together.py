@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, Decoder
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import CodecError, ConfigError
+from atoll.collectives.parts import PartError
 from atoll.collectives.plan import butterfly_plan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust import RobustRule
@@ -35,7 +36,8 @@ def reduce_together(
 
     ``sources[i](chunk, out)`` fills in the part of participant i, which has ``weights[i]``; one of
     weight 0 is not asked. ConfigError for weights that give no mean and for fewer participants than
-    the rule needs, CodecError for values that are not finite, PartError for those that are absurd.
+    the rule needs, CodecError for values that are not finite; with a rule PartError for them, and
+    for those that are absurd.
     """
     if len(sources) != len(weights):
         raise ConfigError(f"{len(sources)} parts and {len(weights)} weights")
@@ -51,7 +53,14 @@ def reduce_together(
     counted = [number for number, weight in enumerate(plan.weights) if weight > 0]
     for chunk in range(grid.count):
         for adding in counted:
-            parts.add_own(chunk, adding, coded=True)
+            try:
+                parts.add_own(chunk, adding, coded=True)
+            except CodecError as error:
+                if rule is None:
+                    raise
+                raise PartError(
+                    adding, f"its contribution to chunk {chunk}: {error.what}"
+                ) from None
         for whole in parts.whole(chunk):
             parts.encode(whole, result.view(whole))
     return result

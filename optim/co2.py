@@ -87,6 +87,7 @@ class CO2(Method):
         clip: float | None = None,
         penalty: Penalty | Literal["gap_aware"] | None = "gap_aware",
         codec: str = "int8",
+        aggregate: str = "mean",
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -103,6 +104,7 @@ class CO2(Method):
             outer_clip=clip or 0.0,
             submits="deltas",
             codec=codec,
+            aggregate=aggregate,
             round_deadline_s=round_deadline_s,
         )
         vector = ModelVector(model)

@@ -114,6 +114,7 @@ class DiLoCo(Blocking):
         outer_lr: OuterRate = 0.7,
         outer_momentum: float | None = None,
         codec: str = "int8",
+        aggregate: str = "mean",
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -128,6 +129,7 @@ class DiLoCo(Blocking):
             outer_lr_by_peers=by_peers,
             outer_momentum=outer_momentum,
             codec=codec,
+            aggregate=aggregate,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

@@ -80,6 +80,7 @@ class LocalSGD(Blocking):
         peer: TrainerSession,
         *,
         codec: str = "int8",
+        aggregate: str = "mean",
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -99,6 +100,7 @@ class LocalSGD(Blocking):
             outer_lr=1.0,
             outer_momentum=0.0,
             codec=codec,
+            aggregate=aggregate,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

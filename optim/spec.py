@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
+from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
     CodecError,
     ConfigError,
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.collectives.robust import RobustRule, get_rule
 from atoll.optim.fragments import FRAGMENTS_MAX, fragment_grid
 from atoll.optim.manifest import Manifest
 
@@ -51,6 +53,7 @@ __all__ = [
     "log_bytes",
     "log_cap_bytes",
     "parse_blob",
+    "rule_key",
 ]
 
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
@@ -63,7 +66,7 @@ METHODS = STEPPED + CARRIED
 ASYNCHRONOUS = ("async_diloco",)
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
-# them (collectives/codecs/gathered.py).
+# them (collectives/codecs/gathered.py); anything else is a robust rule (collectives/robust/).
 MEAN = "mean"
 AGGREGATES = (MEAN, *RULES)
 SUBMITS = ("parameters", "deltas")
@@ -177,7 +180,11 @@ class RunSpec:
         )
         self._check(0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
         self._check(0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
-        self._check(self.aggregate in AGGREGATES, "aggregate", f"one of {', '.join(AGGREGATES)}")
+        self._check(
+            self.rule is None or (self.method in STEPPED and not self.is_asynchronous),
+            "aggregate",
+            f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
+        )
         self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
 
@@ -191,7 +198,7 @@ class RunSpec:
             lacking = "a key for each chunk, which rounds do not have yet"
         elif contract.errors.gauss > CODEC_ERROR_MAX and not self.error_feedback:
             lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
-        elif contract.errors.gauss > CODEC_ERROR_MAX and self.aggregate == MEAN:
+        elif contract.errors.gauss > CODEC_ERROR_MAX and self.aggregate not in RULES:
             lacking = f'aggregate="{RULES[-1]}": of an encoded mean, what it leaves out is lost'
         if lacking:
             raise ConfigError(
@@ -216,9 +223,21 @@ class RunSpec:
         """How the result of a round is encoded; ``weights`` are those of its participants, in the
         order of peer ids. Parts are encoded with the ``part_codec`` of it."""
         codec = get_codec(self.codec)
-        if self.aggregate == MEAN:
+        if self.aggregate not in RULES:
             return codec
         return gathered_codec(codec, tuple(weights), self.aggregate)
+
+    @property
+    def rule(self) -> RobustRule | None:
+        """What takes the place of the mean; None where parts are averaged, or gathered. ConfigError
+        if it is neither of these."""
+        if self.aggregate in AGGREGATES:
+            return None
+        try:
+            return get_rule(self.aggregate)
+        except ConfigError as error:
+            text = f"aggregate is none of {', '.join(AGGREGATES)}, and no rule: {error.what}"
+            raise ConfigError(text, fix=error.fix) from error
 
     @property
     def is_asynchronous(self) -> bool:
@@ -228,8 +247,8 @@ class RunSpec:
 
     @property
     def needs_butterfly(self) -> bool:
-        """Whether every part has to come to a chunk's owner as it was encoded: it gets a slot, or
-        what it has left out is kept. In other shapes some are added up on their way."""
+        """Whether every part has to come to a chunk's owner as it was encoded: it gets a slot, a
+        rule compares it, or what it has left out is kept. Else some are added up on their way."""
         return self.aggregate != MEAN or self.error_feedback > 0
 
     def to_wire(self) -> dict[str, str | int | float]:
@@ -299,6 +318,11 @@ def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
         raise RemoteProtocolError(f"run blob cannot be read: {error}") from error
 
 
+def rule_key(lineage: bytes, round_number: int) -> int:
+    """Of what a robust rule draws at random in a round: the same for all its peers."""
+    return derive_key(b"atoll robust rule", lineage, round_number)
+
+
 def check_same(
     mine: tuple[RunSpec, Manifest], run: tuple[RunSpec, Manifest], run_name: str
 ) -> None:
@@ -359,6 +383,6 @@ def log_cap_bytes(manifest: Manifest) -> int:
 
 def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
     """At most, whoever takes part."""
-    codec = get_codec(spec.codec if spec.aggregate == MEAN else "float32")
+    codec = get_codec(spec.codec if spec.aggregate not in RULES else "float32")
     ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
     return max(codec.encoded_bytes(fragment_grid(manifest.grid, *r).total) for r in ranges)

@@ -77,6 +77,7 @@ class StreamingDiLoCo(Method):
         outer_lr: OuterRate = 0.4,
         outer_momentum: float = 0.9,
         codec: str = "fp4_e3m0",
+        aggregate: str = "mean",
         round_deadline_s: float = 600.0,
         buffers: bool = True,
     ) -> None:
@@ -99,6 +100,7 @@ class StreamingDiLoCo(Method):
             outer_momentum=outer_momentum,
             submits="deltas" if eager else "parameters",
             codec=codec,
+            aggregate=aggregate,
             round_deadline_s=round_deadline_s,
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),

@@ -11,14 +11,18 @@ from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.compensated import Compensated
 from atoll.collectives.feedback import ErrorFeedback
+from atoll.collectives.parts import PartError
+from atoll.collectives.result import RoundResult
 from atoll.collectives.together import reduce_together
 from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep
-from atoll.optim.spec import RunSpec
+from atoll.optim.spec import RunSpec, rule_key
 
 __all__ = ["Submitted", "SwarmState"]
+
+Source = Callable[[int, F32], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,7 @@ class SwarmState:
         self.round = 1  # the first one gives a run its parameters
         self._step = OuterStep(spec, self.grid.chunk_elements)
         self._feedback: dict[int, ErrorFeedback] = {}  # of each worker
+        self.excluded: list[tuple[int, int, str]] = []  # round, worker, why
         initial(self.theta)
 
     def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
@@ -50,10 +55,9 @@ class SwarmState:
         self.round += 1
         first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
         grid = fragment_grid(self.grid, first, end)
-        weights = [one.weight for one in submitted]
-        codec = self.spec.result_codec(weights)
         sources = [self._source(one, grid, fragment) for one in submitted]
-        result = reduce_together(codec, grid, weights, sources)
+        result, weights = self._reduced(submitted, grid, sources)
+        codec = result.codec
         for index, source in enumerate(sources):
             if isinstance(source, Compensated) and weights[index] > 0:
                 source.commit(result, index, range(grid.count))
@@ -71,7 +75,23 @@ class SwarmState:
             )
         return encoded_layout(grid, codec.part_codec).total_bytes, result.array.nbytes
 
-    def _source(self, one: Submitted, grid: ChunkGrid, fragment: int) -> Callable[[int, F32], None]:
+    def _reduced(
+        self, submitted: Sequence[Submitted], grid: ChunkGrid, sources: Sequence[Source]
+    ) -> tuple[RoundResult, list[float]]:
+        """With the weights that count: with a robust rule, as among peers, nobody whose part cannot
+        be used. ConfigError if too few are left."""
+        weights = [one.weight for one in submitted]
+        key = rule_key(b"swarm", self.round)
+        while True:
+            codec = self.spec.result_codec(weights)
+            try:
+                rule = self.spec.rule
+                return reduce_together(codec, grid, weights, sources, rule=rule, key=key), weights
+            except PartError as error:
+                weights[error.participant] = 0.0
+                self.excluded.append((self.round, submitted[error.participant].worker, error.why))
+
+    def _source(self, one: Submitted, grid: ChunkGrid, fragment: int) -> Source:
         """As a daemon computes its part (peer/rounds/residual.py)."""
         delta = delta_source(self.spec, self.manifest, self.theta, one.values, fragment)
         if not self.spec.error_feedback:

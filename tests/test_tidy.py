@@ -58,6 +58,7 @@ OPTIM_PURE_MAY = {
     "atoll.collectives.chunks",
     "atoll.collectives.codecs",
     "atoll.collectives.counter_rng",
+    "atoll.collectives.robust",
     "atoll.collectives.errors",
     "atoll.collectives.native",
 } | OPTIM_PURE
@@ -68,7 +69,8 @@ COMPRESSORS_MAY = {f"atoll.collectives.{n}" for n in ("counter_rng", "codecs.sca
 COMPRESSORS_MAY |= COMPRESSORS | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY |= {
-    f"atoll.collectives.{name}" for name in ("compensated", "counter_rng", "feedback", "together")
+    f"atoll.collectives.{name}"
+    for name in ("compensated", "counter_rng", "feedback", "parts", "result", "together")
 }
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE

@@ -25,10 +25,11 @@ from atoll.collectives import (
 )
 from atoll.collectives.codecs import F32, Decoder, Gathered
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.optim.spec import parse_blob
+from atoll.collectives.robust import RobustRule
+from atoll.optim.spec import parse_blob, rule_key
 from atoll.peer.group.kept import Kept, parse_kept
 from atoll.peer.group.messages import Begin
-from atoll.peer.rounds.entries import INIT, EntryHead, entry_root
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, entry_root
 from atoll.peer.rounds.keptcopy import KeptCopy
 from atoll.peer.rounds.resent import SentPayload
 from atoll.peer.rounds.state import ReplicatedState
@@ -83,8 +84,13 @@ class Job:
     @property
     def finals(self) -> bytes:
         """The digests of the chunks that a retry may keep. Where every participant has a slot in a
-        chunk, those of an attempt with others would not fit: it begins anew."""
-        return b"" if isinstance(self.result.codec, Gathered) else self.result.packed_digests
+        chunk, those of an attempt with others would not fit, and a rule that compares whole vectors
+        has compared others': it begins anew."""
+        rule = self.reduction.rule if self.reduction is not None else None
+        whole = rule is not None and rule.needs_gram
+        return (
+            b"" if whole or isinstance(self.result.codec, Gathered) else self.result.packed_digests
+        )
 
     def root_of(self, digests: list[bytes]) -> bytes:
         begin = self.begin
@@ -196,8 +202,11 @@ class Jobs:
         job.reduction = job.copying = None
 
 
-def plan_of(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:
-    """Of an attempt; all chunks but the ``kept`` ones are reduced. ConfigError if it makes none."""
+def plan_of(
+    begin: Begin, grid: ChunkGrid, kept: Collection[int], rule: RobustRule | None = None
+) -> ReducePlan:
+    """Of an attempt; all chunks but the ``kept`` ones are reduced. ``rule``: what takes the place
+    of the mean in steps. ConfigError if it makes none, as where the rule needs more peers."""
     layout = begin.layout
     if layout is not None and layout.is_pairwise:
         plan = pairwise_plan(begin.participants, begin.weights, grid, kept)
@@ -205,7 +214,11 @@ def plan_of(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:
         shares = layout.shares if layout is not None else (1,) * len(begin.participants)
         shape = layout.routes() if layout is not None else None
         plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
-    return replace(plan, fold=begin.operation.op) if begin.operation is not None else plan
+    if begin.operation is not None:
+        return replace(plan, fold=begin.operation.op)
+    if rule is not None and begin.kind == STEP:
+        return replace(plan, rule=rule, key=rule_key(begin.lineage, begin.round))
+    return plan
 
 
 def _attempt_of(begin: Begin) -> tuple[bytes, int, int]:

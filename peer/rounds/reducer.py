@@ -200,7 +200,9 @@ class Reducer:
             self._failed(begin, (), "this peer's submission is gone")
             return
         kept = {item.chunk: item.digest for item in job.kept}
-        plan, self.layout = plan_of(begin, job.result.grid, kept), begin.layout
+        state = self._replica.state
+        rule = state.spec.rule if state is not None else None
+        plan, self.layout = plan_of(begin, job.result.grid, kept, rule), begin.layout
         reduction = job.reduction = Reduction(
             plan=plan,
             me=plan.participants.index(self._me),

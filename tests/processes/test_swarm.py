@@ -26,6 +26,8 @@ METHODS: dict[str, Make] = {
     "diloco int8": lambda m, i, s: DiLoCo(m, i, SYNC_EVERY, s, codec="int8"),
     "diloco int4": lambda m, i, s: DiLoCo(m, i, SYNC_EVERY, s, codec="int4"),
     "diloco by peers": lambda m, i, s: DiLoCo(m, i, SYNC_EVERY, s, outer_lr="by_peers"),
+    "trimmed": lambda m, i, s: DiLoCo(m, i, SYNC_EVERY, s, aggregate="trimmed(f=1)"),
+    "nnm and median": lambda m, i, s: DiLoCo(m, i, SYNC_EVERY, s, aggregate="nnm+median(f=1)"),
     "local sgd": lambda m, i, s: LocalSGD(m, i, SYNC_EVERY, s, codec="bfloat16"),
     "streaming": lambda m, i, s: StreamingDiLoCo(
         m, i, SYNC_EVERY, s, blocks_per_fragment=1, delay=1, codec="fp4_e3m0"
