@@ -23,6 +23,7 @@ __all__ = [
     "KERNELS",
     "KERNEL_CODECS",
     "NUMPY_REASON",
+    "ROWS_MAX",
     "Floats",
     "Kernels",
     "Rule",
@@ -49,8 +50,9 @@ KERNEL_CODECS: Final = (
     "topk",
 )
 
+ROWS_MAX: Final = 256  # of `mix` and `order`; their columns stay in the first-level cache
 # INTERFACE of the sources that belong to this file (native/module.c).
-_INTERFACE: Final = 2
+_INTERFACE: Final = 3
 _VARIABLE: Final = "ATOLL_KERNELS"
 
 
@@ -104,6 +106,26 @@ class Kernels(Protocol):
 
         ``out_theta`` may be ``theta`` itself, and ``out_momentum`` may be ``momentum``.
         """
+
+    def mix(self, rows: F32, count: int, coefficients: F32, out: F32, /) -> None:
+        """``out = coefficients @ rows``: ``count`` rows, one after the other in one flat array, as
+        are the coefficients, ``count`` for each row of ``out``. Every product and sum is rounded,
+        in the order of the rows; where a coefficient is zero there is no product."""
+
+    def order(
+        self,
+        rows: F32,
+        count: int,
+        network: U8,
+        first: int,
+        keep: int,
+        around: bool,
+        out: F32,
+        /,
+    ) -> None:
+        """Of each column of ``count`` rows, sorted by a network (pairs of rows, flat), the mean of
+        ``keep`` values from the ``first`` on, or, ``around`` the median, of those that are closest
+        to it. The values are finite, and there are at most ROWS_MAX rows."""
 
     def level(self) -> str:
         """The instruction set in use: "base" is that of every processor of the kind."""

@@ -40,7 +40,7 @@ typedef struct {
     void (*decode_add)(const uint8_t *data, size_t count, float factor, float *into);
 } codec_kernels;
 
-enum { CODECS = 11, RULES = 3 };
+enum { CODECS = 11, RULES = 3, ROWS_MAX = 256 };
 
 /* An outer step. Inputs and outputs: theta with theta and momentum with momentum may be the same
  * memory; otherwise nothing overlaps. */
@@ -63,6 +63,11 @@ typedef struct {
     /* Weighted values (float32, at any address) into a sum: += or, for the first, =. 0 if a value
      * or a sum is NaN or infinite; `into` then holds anything. */
     int (*weigh)(const uint8_t *data, size_t count, float factor, float *into, int first);
+    /* What robust rules do with n rows of `count` values, n at most ROWS_MAX: see body_rows.h. */
+    void (*mix)(const float *rows, size_t n, size_t count, const float *coefficients, size_t k,
+                float *out);
+    void (*order)(const float *rows, size_t n, size_t count, const uint8_t *network, size_t pairs,
+                  size_t first, size_t keep, int around, float *out);
 } kernels;
 
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */

@@ -309,6 +309,81 @@ static PyObject *py_outer_step(PyObject *module, PyObject *const *given, Py_ssiz
     return finish(&all, Py_None);
 }
 
+/* ---------------------------------------------------------------- robust rules */
+
+/* A number of rows, or -1 with ValueError. */
+static Py_ssize_t to_rows(PyObject *object)
+{
+    Py_ssize_t rows = PyLong_AsSsize_t(object);
+    if (rows == -1 && PyErr_Occurred())
+        return -1;
+    if (rows >= 1 && rows <= ROWS_MAX)
+        return rows;
+    PyErr_Format(PyExc_ValueError, "%zd rows; 1 to %d are possible", rows, ROWS_MAX);
+    return -1;
+}
+
+static PyObject *py_mix(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *rows, *coefficients;
+    float *out;
+    Py_ssize_t n;
+    if (!has_arguments(count, 4) || (n = to_rows(given[1])) < 0 ||
+        (rows = take_buffer(&all, given[0], "rows", "f", READ)) == NULL ||
+        (coefficients = take_buffer(&all, given[2], "coefficients", "f", READ)) == NULL ||
+        (out = take_buffer(&all, given[3], "out", "f", WRITE)) == NULL)
+        return finish(&all, NULL);
+    size_t columns = buffer_count(&all, 0) / (size_t)n, k = buffer_count(&all, 1) / (size_t)n;
+    if (!buffer_has(&all, 0, columns * (size_t)n, "rows") ||
+        !buffer_has(&all, 1, k * (size_t)n, "coefficients") ||
+        !buffer_has(&all, 2, columns * k, "out") || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    set->mix(rows, (size_t)n, columns, coefficients, k, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
+static PyObject *py_order(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *rows;
+    const uint8_t *network;
+    float *out;
+    Py_ssize_t n, first = -1, keep = -1;
+    int around;
+    if (!has_arguments(count, 7) || (n = to_rows(given[1])) < 0 ||
+        (around = PyObject_IsTrue(given[5])) < 0 ||
+        ((first = PyLong_AsSsize_t(given[3])) == -1 && PyErr_Occurred()) ||
+        ((keep = PyLong_AsSsize_t(given[4])) == -1 && PyErr_Occurred()) ||
+        (rows = take_buffer(&all, given[0], "rows", "f", READ)) == NULL ||
+        (network = take_buffer(&all, given[2], "network", "B", READ)) == NULL ||
+        (out = take_buffer(&all, given[6], "out", "f", WRITE)) == NULL)
+        return finish(&all, NULL);
+    size_t columns = buffer_count(&all, 2), pairs = buffer_count(&all, 1) / 2;
+    if (!buffer_has(&all, 0, columns * (size_t)n, "rows") ||
+        !buffer_has(&all, 1, 2 * pairs, "network") || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    for (size_t i = 0; i < 2 * pairs; i++)
+        if (network[i] >= n) {
+            PyErr_SetString(PyExc_ValueError, "the network names a row that is not there");
+            return finish(&all, NULL);
+        }
+    if (first < 0 || first > n || keep < 1 || keep > n - first) {
+        PyErr_SetString(PyExc_ValueError, "there are not so many rows to keep");
+        return finish(&all, NULL);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    set->order(rows, (size_t)n, columns, network, pairs, (size_t)first, (size_t)keep, around, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
 /* ---------------------------------------------------------------- the module */
 
 #define FAST(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
@@ -320,6 +395,8 @@ static PyMethodDef methods[] = {
     FAST(decode_add),
     FAST(weigh),
     FAST(outer_step),
+    FAST(mix),
+    FAST(order),
     {"levels", py_levels, METH_NOARGS, NULL},
     {"level", py_level, METH_NOARGS, NULL},
     {"use", py_use, METH_O, NULL},
@@ -328,7 +405,7 @@ static PyMethodDef methods[] = {
 
 /* Changed with every change of what a function takes, gives or computes, here and in native.py: so a
  * library from older sources is not used. */
-enum { INTERFACE = 2 };
+enum { INTERFACE = 3 };
 
 static int start(PyObject *module)
 {

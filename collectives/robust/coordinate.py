@@ -14,7 +14,18 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["COLUMNS", "Rows", "around_median", "mean", "median", "sorted_rows", "trimmed_mean"]
+from atoll.collectives.native import KERNELS, ROWS_MAX
+
+__all__ = [
+    "COLUMNS",
+    "Rows",
+    "around_median",
+    "mean",
+    "median",
+    "mixed_rows",
+    "sorted_rows",
+    "trimmed_mean",
+]
 
 Rows: TypeAlias = NDArray[np.floating[Any]]
 
@@ -64,8 +75,8 @@ def mean(rows: Rows) -> Rows:
 
 def median(rows: Rows) -> Rows:
     """Coordinate-wise median (CWMed); of an even number of rows the mean of the middle two."""
-    ordered = sorted_rows(rows)
-    return _middle(ordered)
+    count = len(rows)
+    return _ordered_mean(rows, (count - 1) // 2, 2 - count % 2)
 
 
 def _middle(ordered: Rows) -> Rows:
@@ -73,20 +84,38 @@ def _middle(ordered: Rows) -> Rows:
     if len(ordered) % 2:
         odd: Rows = ordered[half]
         return odd
-    # Halved first: the sum of two could be beyond the largest number.
-    even: Rows = ordered[half - 1] * 0.5 + ordered[half] * 0.5
-    return even
+    return mean(ordered[half - 1 : half + 1])
 
 
 def trimmed_mean(rows: Rows, f: int) -> Rows:
     """Mean without the f smallest and the f largest (CWTM, Yin et al. 2018, definition 2)."""
-    ordered = sorted_rows(rows)
-    return mean(ordered[f : len(ordered) - f])
+    return _ordered_mean(rows, f, len(rows) - 2 * f)
+
+
+def _ordered_mean(rows: Rows, first: int, keep: int) -> Rows:
+    if KERNELS is not None and _fits_kernels(rows):
+        return _by_kernel(rows, first, keep, around=False)
+    return mean(sorted_rows(rows)[first : first + keep])
+
+
+def _fits_kernels(rows: Rows) -> bool:
+    return rows.dtype == np.float32 and rows.flags.c_contiguous and len(rows) <= ROWS_MAX
+
+
+def _by_kernel(rows: Rows, first: int, keep: int, *, around: bool) -> Rows:
+    assert KERNELS is not None
+    network = np.array(_network(len(rows)), np.uint8).reshape(-1)
+    out: NDArray[np.float32] = np.empty(rows.shape[1], np.float32)
+    flat = rows.reshape(-1).view(np.float32)
+    KERNELS.order(flat, len(rows), network, first, keep, around, out)
+    return out
 
 
 def around_median(rows: Rows, count: int) -> Rows:
     """Mean of the ``count`` values that are closest to the median (Meamed, Xie et al. 2018; also
     the last step of Bulyan). Of two that are as far away the smaller one counts."""
+    if KERNELS is not None and _fits_kernels(rows):
+        return _by_kernel(rows, 0, count, around=True)
     ordered = sorted_rows(rows)
     middle = _middle(ordered)
     start: NDArray[np.intp] = np.zeros(rows.shape[1], np.intp)
@@ -98,3 +127,22 @@ def around_median(rows: Rows, count: int) -> Rows:
         start += moves
     picked = start[None] + np.arange(count)[:, None]
     return mean(np.take_along_axis(ordered, picked, 0))
+
+
+def mixed_rows(rows: Rows, matrix: NDArray[np.float64] | None) -> Rows:
+    """``matrix @ rows``, every sum in the order of the rows; what counts nothing is not touched."""
+    if matrix is None:
+        return rows
+    coefficients = matrix.astype(rows.dtype)
+    out: Rows = np.zeros((len(matrix), rows.shape[1]), rows.dtype)
+    if KERNELS is not None and _fits_kernels(rows):
+        narrow = [a.reshape(-1).view(np.float32) for a in (rows, coefficients, out)]
+        KERNELS.mix(narrow[0], len(rows), narrow[1], narrow[2])
+        return out
+    spare = np.empty_like(rows[0])
+    for target, row_coefficients in zip(out, coefficients, strict=True):
+        for row, coefficient in zip(rows, row_coefficients, strict=True):
+            if coefficient:
+                np.multiply(row, coefficient, out=spare)
+                target += spare
+    return out

@@ -25,7 +25,14 @@ import numpy as np
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import centres, mixing
-from atoll.collectives.robust.coordinate import COLUMNS, Rows, around_median, median, trimmed_mean
+from atoll.collectives.robust.coordinate import (
+    COLUMNS,
+    Rows,
+    around_median,
+    median,
+    mixed_rows,
+    trimmed_mean,
+)
 from atoll.collectives.robust.coordinate import mean as plain_mean
 from atoll.collectives.robust.gram import Matrix, combined
 
@@ -164,9 +171,9 @@ class RobustRule:
         """The aggregate of n vectors, or of the same coordinates of each, float[n, c] in the order
         of peer ids: float[c] of the same dtype. ``matrix`` is what ``matrix()`` gave."""
         out: Rows = np.empty_like(rows[0])
-        for lo in range(0, rows.shape[1], COLUMNS):
-            block = rows[:, lo : lo + COLUMNS]
-            out[lo : lo + COLUMNS] = self._aggregate(_mix(block, matrix))
+        for lo in range(0, rows.shape[1], COLUMNS):  # in pieces that stay in the cache
+            block = np.ascontiguousarray(rows[:, lo : lo + COLUMNS])
+            out[lo : lo + COLUMNS] = self._aggregate(mixed_rows(block, matrix))
         out += 0.0  # of zeros with different signs, which was least depends on the order
         return out
 
@@ -183,20 +190,6 @@ class RobustRule:
             return trimmed_mean(rows, f)
         count = len(rows) - 2 * f if name == "bulyan" else len(rows) - f
         return around_median(rows, count)
-
-
-def _mix(rows: Rows, matrix: Matrix | None) -> Rows:
-    """``matrix @ rows``, every sum in the order of the rows; what counts nothing is not touched."""
-    if matrix is None:
-        return rows
-    out = np.zeros((len(matrix), rows.shape[1]), rows.dtype)
-    spare = np.empty_like(rows[0])
-    for target, coefficients in zip(out, matrix.astype(rows.dtype), strict=True):
-        for row, coefficient in zip(rows, coefficients, strict=True):
-            if coefficient:
-                np.multiply(row, coefficient, out=spare)
-                target += spare
-    return out
 
 
 @lru_cache(64)

@@ -80,6 +80,7 @@ COMMANDS = {
         " --step-s 0.2",
         "--rounds 6",
     ),
+    "robust": Command("robust_rounds.py --peers 16 --elements 10e6", "--times 5"),
     "join": Command("join.py --mib 1024 --mbit 200 --slow 20 --inner 60", "--rounds 5"),
 }
 
@@ -188,6 +189,31 @@ ROWS = (
     # that of issue 5
     Row("DiLoCo, 50 Mbit/s, 80 ms: trainers compute", "utilization", "diloco/computes", "< 80 %"),
     Row("... StreamingDiLoCo", "utilization", "streaming_diloco/computes", ">= 95 %"),
+    # that of issue 6
+    Row(
+        "trimmed(f=3), 16 peers, longer than the mean by",
+        "robust",
+        "int8/trimmed(f=3)/over_mean",
+        "<= 50 %",
+    ),
+    Row(
+        "meamed(f=3), 16 peers, longer than the mean by",
+        "robust",
+        "int8/meamed(f=3)/over_mean",
+        "<= 50 %",
+    ),
+    Row(
+        "nnm+trimmed(f=3), 16 peers, longer than the mean by",
+        "robust",
+        "int8/nnm+trimmed(f=3)/over_mean",
+        "<= 50 %",
+    ),
+    Row(
+        "bulyan(f=3), 16 peers, longer than the mean by",
+        "robust",
+        "int8/bulyan(f=3)/over_mean",
+        "<= 50 %",
+    ),
     # without a bar: what users of a session get
     Row("session, float32, 2 trainers, x Gloo", "session", "2/sealed/float32/over_gloo", ""),
     Row("session, float32, 4 trainers, x Gloo", "session", "4/sealed/float32/over_gloo", ""),

@@ -22,6 +22,7 @@ from atoll.collectives import (
 from atoll.collectives.choice import Choice
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.robust import get_rule
 from atoll.peer.rounds.datastream import DataStream, PlainStream
 from atoll.peer.rounds.sealedstream import SealedStream
 
@@ -118,8 +119,10 @@ def all_reducer(
     elements: int,
     choice: Choice | None = None,
     chunk_elements: int = 0,
+    rule: str = "",
 ) -> Callable[[F32], None]:
-    """What reduces float32[elements] with all others, each time that it is called."""
+    """What reduces float32[elements] with all others, each time that it is called: to the mean, or
+    by a robust rule."""
     codec = get_codec(codec_name)
     grid = ChunkGrid(elements, chunk_elements) if chunk_elements else grid_for(elements)
     ids = [bytes([p]) * 32 for p in mesh.everyone]
@@ -127,6 +130,7 @@ def all_reducer(
     if choice is not None:
         grid = ChunkGrid(elements, choice.chunk_elements)
         plan = replace(plan, owners=choice.owners(), shape=choice.routes())
+    plan = replace(plan, rule=get_rule(rule) if rule else None)
     result = RoundResult(codec, grid)
 
     def once(values: F32) -> None:
