@@ -77,8 +77,8 @@ def test_what_is_not_an_invite_is_a_config_error_without_the_token(text: str) ->
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(ConfigError, match="version 2; this program reads version 1"):
-        Invite.parse("atoll://h:1/demo#ai" + TOKEN[2:])
+    with pytest.raises(ConfigError, match="version 3; this program reads 1 and 2"):
+        Invite.parse("atoll://h:1/demo#am" + TOKEN[2:])
 
 
 def test_repr_hides_the_secret() -> None:
