@@ -63,7 +63,8 @@ def describe(admission: dict[str, Any]) -> list[str]:
         text = f"{token['used']} of {token['uses']} used, {_until(token)}"
         lines.append(f"  token {token['id']}  {text}")
     for peer in admission["peers"]:
-        by = f"token {peer['token'][:16]}" if peer["token"] else f"pass, {_until(peer)}"
+        by = f"token {peer['token'][:16]}" if peer["token"] else "pass"
+        by += "" if peer["token"] and not peer["revoked"] else f", {_until(peer)}"
         lines.append(f"  peer {peer['peer']} is {peer['id']}  {peer['role']}, {by}")
     return lines
 
