@@ -155,6 +155,29 @@ def test_a_revoked_member_is_out_everywhere_and_the_run_goes_on(guarded: Guarded
     assert "refused: the authority has revoked this peer" in run.peers["d"].text
 
 
+def test_a_revoked_member_that_does_not_go_is_out_all_the_same(guarded: Guarded) -> None:
+    run = guarded.run
+    run.odd["d"] = "stays"
+    guarded.join("bcd")
+    for name in "abcd":
+        run.train(name)
+    for name in "abcd":
+        run.peers[name].reaches(2)
+    guarded.revoke(run.peers["d"].status()["id"])
+    for name in "abc":
+        run.sees(name, 3)
+    number = max(run.peers[name].status()["round"] for name in "abc")
+    for name in "abc":
+        run.peers[name].reaches(number + 5)
+    stays = run.peers["d"]
+    until(lambda: "refused: the authority" in stays.status()["last_error"], "it is refused", stays)
+    assert [line["stays"] for line in stays.lines] == [
+        "the authority has revoked this peer (list 1)"
+    ]
+    assert stays.status()["round"] <= number
+    assert {len(run.peers[name].status()["members"]) for name in "abc"} == {3}
+
+
 def test_a_revoked_coordinator_is_replaced(guarded: Guarded) -> None:
     run = guarded.run
     guarded.join("bc")
