@@ -73,8 +73,9 @@ class OpenGuard(Door):
 class Guard(OpenGuard):
     """Of a run with an authority, whose public key is all that it knows of it.
 
-    ``outside``: this peer is in no view; ``told``: note a line of a kind in the log; ``stop``: this
-    peer may not go on. AdmissionError if its own pass is no good.
+    ``founds``: there is nobody else to judge; ``outside``: this peer is in no view; ``drop`` ends
+    the link to a peer and all its data streams; ``note`` takes the kind and the text of a line in
+    the log; ``stop``: this peer may not go on. AdmissionError if its own pass is no good.
     """
 
     def __init__(
@@ -133,6 +134,9 @@ class Guard(OpenGuard):
             self._keep(*self.ledger.record(found), source=peer)
 
     def linked(self, peer: bytes) -> None:
+        shown = self._present.get(peer)
+        if shown is not None and (why := self.ledger.revoked(shown)):
+            self._end_soon(peer, why)  # between its hello and now
         if self.ledger.revocations.number:
             self._send(peer, Revoked(self.ledger.revocations.encode()))
         told = [found.encode() for found in self.ledger.records()]

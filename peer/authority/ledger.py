@@ -44,7 +44,7 @@ class Ledger:
         return len(self._known)
 
     def records(self) -> list[Credential]:
-        """The first that were let in first, as far as this member heard of them."""
+        """Of each grant together, the first that this member heard of first."""
         return [found for peers in self._records.values() for found in peers.values()]
 
     def judge(self, peer: bytes, data: bytes, role: str, now_s: float | None) -> Credential:
