@@ -121,6 +121,9 @@ def test_a_newcomer_calls_members_whose_passes_have_expired_since(tmp_path: Path
             other = made.make("c")
             with pytest.raises(PassExpiredError):
                 await other.host.dial(old.address)
+            other.outside = True  # who is called judges all the same
+            with pytest.raises(PassExpiredError, match="refused: "):
+                await old.host.dial(await other.listen())
 
     asyncio.run(scenario())
 
