@@ -1,7 +1,8 @@
 """A daemon's part in admission: shows its own pass, judges those of others, tells what it learns.
 
-Lives in the event loop. Whoever gets a link is told all records first, before anything else is said
-on it; what is new later goes to everybody at once. Both are kept in the home.
+Lives in the event loop. On a new link both sides say first how much they know, and then tell what
+the other does not, before anything else; what is new later goes to everybody at once. It is kept in
+the home.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from atoll.peer.authority.messages import (
     RECORDS_PER_MESSAGE_MAX,
     AdmissionFile,
     Admitted,
+    Known,
     Revoked,
 )
 from atoll.peer.authority.standing import standing
@@ -55,7 +57,7 @@ class OpenGuard(Door):
         return False
 
     def is_out(self, peer: bytes) -> bool:
-        """Whether ``peer`` is revoked."""
+        """Whether ``peer`` may not be a member any more, though its process may live."""
         return False
 
     def revoke(self, data: bytes) -> str:
@@ -100,6 +102,7 @@ class Guard(OpenGuard):
         self._outside, self._note, self._stop, self._spawn = outside, note, stop, spawn
         self._path = home.path / "admission"
         self._present: dict[bytes, Credential] = {}  # what those with a link have shown
+        self._out: set[bytes] = set()  # whose links were ended, since they last came in
         self._named: set[bytes] = set()  # who has sent forgeries on its present link
         self._unsaved = self._saves = False
         _load(self._path, ledger)
@@ -130,6 +133,7 @@ class Guard(OpenGuard):
             linked = set(self._links())
             self._present = {p: shown for p, shown in self._present.items() if p in linked}
         self._present[peer] = found
+        self._out.discard(peer)
         if now_s is not None:
             self._keep(*self.ledger.record(found), source=peer)
 
@@ -137,8 +141,14 @@ class Guard(OpenGuard):
         shown = self._present.get(peer)
         if shown is not None and (why := self.ledger.revoked(shown)):
             self._end_soon(peer, why)  # between its hello and now
-        if self.ledger.revocations.number:
+        self._send(peer, Known(self.ledger.revocations.number, self.ledger.digest))
+
+    def _tell_all(self, peer: bytes, known: Known) -> None:
+        """What ``peer`` does not know yet; what it knows and we do not, it tells us."""
+        if known.number < self.ledger.revocations.number:
             self._send(peer, Revoked(self.ledger.revocations.encode()))
+        if known.digest == self.ledger.digest:
+            return
         told = [found.encode() for found in self.ledger.records()]
         for start in range(0, len(told), RECORDS_PER_MESSAGE_MAX):
             self._send(peer, Admitted(tuple(told[start : start + RECORDS_PER_MESSAGE_MAX])))
@@ -147,18 +157,22 @@ class Guard(OpenGuard):
         self._named.discard(peer)
 
     def is_out(self, peer: bytes) -> bool:
-        return self.ledger.is_out(peer)
+        return peer in self._out or self.ledger.is_out(peer)
 
     # ------------------------------------------------------------ what others say
 
     def on_message(self, peer: bytes, message: object) -> bool:
+        if peer in self._out:
+            return True  # what was on its way
         if isinstance(message, Join | Hail):
             shown = self._present.get(peer)
             if shown is None or not shown.grant.permits(message.member.role):
                 raise RemoteProtocolError(f"its pass is not for the role {message.member.role}")
             return False
         try:
-            if isinstance(message, Revoked):
+            if isinstance(message, Known):
+                self._tell_all(peer, message)
+            elif isinstance(message, Revoked):
                 self._adopt(message.signed, peer)
             elif isinstance(message, Admitted):
                 for data in message.credentials:
@@ -222,6 +236,7 @@ class Guard(OpenGuard):
 
     def _end_soon(self, peer: bytes, why: str) -> None:
         # Not at once: we may have been called by that very link.
+        self._out.add(peer)
         self._note("revoked", f"{short(peer)} is out: {why}")
         asyncio.get_running_loop().call_soon(self._drop, peer, why)
 
@@ -250,7 +265,7 @@ class Guard(OpenGuard):
     # ------------------------------------------------------------ for people
 
     def status(self) -> dict[str, Any]:
-        return standing(self.ledger, self._own)
+        return standing(self.ledger, self._own, time.time())
 
 
 def _load(path: Path, ledger: Ledger) -> None:

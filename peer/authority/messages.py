@@ -1,6 +1,6 @@
 """What members tell each other about passes, to everybody that they have a link to. Sans-I/O.
 
-Both are signed by others than who says them, so it does not matter of whom one hears them.
+What is told is signed by others than who tells it, so it does not matter of whom one hears it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from atoll.peer.authority.ledger import RECORDS_MAX
 from atoll.peer.authority.revocations import REVOCATIONS_BYTES_MAX
 from atoll.peer.net.wire import Within, message
 
-__all__ = ["RECORDS_PER_MESSAGE_MAX", "AdmissionFile", "Admitted", "Revoked"]
+__all__ = ["RECORDS_PER_MESSAGE_MAX", "AdmissionFile", "Admitted", "Known", "Revoked"]
 
 # Verifying one takes 0.3 ms: 20 ms of the event loop, and 21 KiB.
 RECORDS_PER_MESSAGE_MAX = 64
 
 _Credential = Annotated[bytes, Within(1, CREDENTIAL_BYTES_MAX)]
+
+
+@message
+class Known:
+    """What the sender knows, on a new link: who knows more tells it."""
+
+    number: Annotated[int, Within(0, (1 << 64) - 1)]  # of its revocation list
+    digest: Annotated[bytes, Within(32, 32)]  # of its records
 
 
 @message

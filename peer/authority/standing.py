@@ -13,8 +13,8 @@ __all__ = ["describe", "standing"]
 SHOWN_MAX = 100  # peers, and tokens: an answer to a command has room for many more
 
 
-def standing(ledger: Ledger, own: Credential) -> dict[str, Any]:
-    """Plain types: this travels over the local socket."""
+def standing(ledger: Ledger, own: Credential, now_s: float) -> dict[str, Any]:
+    """Plain types: this travels over the local socket. ``now_s``: seconds since 1970."""
     records = ledger.records()
     peers = [
         {
@@ -23,6 +23,7 @@ def standing(ledger: Ledger, own: Credential) -> dict[str, Any]:
             "token": found.grant.subject.hex() if found.grant.is_token else "",
             "role": found.grant.role,
             "not_after_unix_s": found.grant.not_after_s,
+            "expired": found.grant.expired(now_s),
             "revoked": bool(ledger.revoked(found)),
         }
         for found in records[:SHOWN_MAX]
@@ -42,6 +43,7 @@ def standing(ledger: Ledger, own: Credential) -> dict[str, Any]:
                 "uses": found.grant.uses,
                 "used": ledger.used(found),
                 "not_after_unix_s": found.grant.not_after_s,
+                "expired": found.grant.expired(now_s),
                 "revoked": found.grant.subject in ledger.revocations.ids,
             }
             for found in list(tokens.values())[:SHOWN_MAX]
@@ -72,5 +74,9 @@ def describe(admission: dict[str, Any]) -> list[str]:
 def _until(granted: dict[str, Any]) -> str:
     if granted["revoked"]:
         return "REVOKED"
-    until_s = granted["not_after_unix_s"]
-    return f"expires {date_of(until_s)}" if until_s else "never expires"
+    if not granted["not_after_unix_s"]:
+        return "never expires"
+    until = date_of(granted["not_after_unix_s"])
+    return (
+        f"expired {until}: good for those who are in" if granted["expired"] else f"expires {until}"
+    )

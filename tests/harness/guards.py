@@ -40,6 +40,7 @@ class Site:
         self.address = ""
         self.outside = False
         self.notes: list[tuple[str, str]] = []
+        self.heard: list[tuple[bytes, object]] = []
         self.stopped: list[AtollError] = []
         self.downs: list[tuple[bytes, str]] = []
         self.streams: list[DataStream] = []
@@ -92,7 +93,7 @@ class Site:
 
     def _hear(self, peer: bytes, message: object) -> None:
         self.guard.on_message(peer, message)
-        self._changed()
+        self._record(self.heard, (peer, message))
 
     def _record(self, record: list[Any], item: object) -> None:
         record.append(item)

@@ -24,7 +24,7 @@ from atoll.collectives.errors import (
 )
 from atoll.peer.authority import guard as guard_module
 from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.messages import Admitted, Revoked
+from atoll.peer.authority.messages import Admitted, Known, Revoked
 from atoll.peer.authority.revocations import Revocations
 from atoll.peer.group.messages import Join
 from atoll.peer.group.views import REPLICA, WITNESS, Member
@@ -243,6 +243,34 @@ def test_who_gets_a_link_later_learns_it_then(tmp_path: Path) -> None:
             assert a.guard.is_out(peer_of("e"))
             assert "nothing new: list 2" in a.guard.revoke(revoking("d"))
             assert b.ledger.revocations.number == 2
+
+    asyncio.run(scenario())
+
+
+def test_who_knows_the_same_is_told_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with sites(tmp_path) as made:
+            a, b, c = await made.members("abc")
+            everybody = {a.id, b.id, c.id}
+            await made.until(lambda: a.knows() == b.knows() == c.knows() == everybody)
+            a.heard.clear()
+            await c.host.dial(a.address)
+            await made.until(lambda: a.heard)
+            assert c.host.send(a.id, Admitted((passed("d").encode(),)))  # after all else
+            await made.until(lambda: peer_of("d") in a.knows())
+            assert [type(message) for _, message in a.heard] == [Known, Admitted]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_on_its_way_from_a_revoked_peer_is_dropped(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with sites(tmp_path) as made:
+            a, b = await made.members("ab")
+            join = Join(Member(b.id, 1, REPLICA, ""))
+            assert not a.guard.on_message(b.id, join)
+            a.guard.revoke(revoking("b"))
+            assert a.guard.on_message(b.id, join)
 
     asyncio.run(scenario())
 
