@@ -8,7 +8,14 @@ The tree lives in the lowest room because every room raises from it::
     |   |-- IdentityInUseError  E12  the same identity runs elsewhere with a newer incarnation
     |   `-- DataError           E13  the training text is missing or empty
     |-- ConnectError            E20  a peer could not be reached (the stage is named)
-    |   |-- AdmissionError      E21  not admitted: token or run differ
+    |   |-- AdmissionError      E21  not admitted: secret or run differ
+    |   |   |-- PassMissingError  E23  the run has an authority, and this peer shows no pass of it
+    |   |   |-- PassForgedError   E24  a pass that the authority or its holder has not signed
+    |   |   |-- PassExpiredError  E25  its time is over, and this peer was not in before
+    |   |   |-- PassUsedUpError   E26  as many peers as it may let in have come with it
+    |   |   |-- PassRevokedError  E27  the authority has revoked the peer, or its token
+    |   |   |-- PassRoleError     E28  it does not permit this role
+    |   |   `-- PassRunError      E29  it is for another run
     |   `-- VersionError        E22  no common protocol version
     |-- ProtocolError           E30
     |   |-- LocalProtocolError  E31  this program broke the protocol: a defect, please report it
@@ -54,6 +61,13 @@ __all__ = [
     "LocalProtocolError",
     "NoDaemonError",
     "NoQuorumError",
+    "PassExpiredError",
+    "PassForgedError",
+    "PassMissingError",
+    "PassRevokedError",
+    "PassRoleError",
+    "PassRunError",
+    "PassUsedUpError",
     "ProtocolError",
     "RemoteProtocolError",
     "RoundError",
@@ -106,6 +120,34 @@ class ConnectError(AtollError):
 class AdmissionError(ConnectError):
     code = "E21"
     exit_code = 11
+
+
+class PassMissingError(AdmissionError):
+    code = "E23"
+
+
+class PassForgedError(AdmissionError):
+    code = "E24"
+
+
+class PassExpiredError(AdmissionError):
+    code = "E25"
+
+
+class PassUsedUpError(AdmissionError):
+    code = "E26"
+
+
+class PassRevokedError(AdmissionError):
+    code = "E27"
+
+
+class PassRoleError(AdmissionError):
+    code = "E28"
+
+
+class PassRunError(AdmissionError):
+    code = "E29"
 
 
 class VersionError(ConnectError):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, ConfigError
+from atoll.peer.cli_authority import add_authority_verbs
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
 from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli_lab import add_lab_verb
@@ -70,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     handover.add_argument("peer", nargs="?", default="", metavar="PEER", help="its short id")
     handover.set_defaults(command=_hand_over)
 
-    for verb in (*daemons, status, leave, invite, handover):
+    told = add_authority_verbs(verbs)
+    for verb in (*daemons, status, leave, invite, handover, *told):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
 
     secret = verbs.add_parser("secret", help="make a run secret for `atoll up --secret-file`")

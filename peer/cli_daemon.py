@@ -7,7 +7,6 @@ import asyncio
 import errno
 import faulthandler
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -16,6 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
+from atoll.peer.cli_admission import (
+    Entry,
+    add_admission_options,
+    entry_of_join,
+    entry_of_up,
+)
 from atoll.peer.cli_checkpoint import EVERY_DEFAULT, add_checkpoint_options
 from atoll.peer.cli_streams import add_stream_options, stream_options
 from atoll.peer.group.views import (
@@ -31,7 +36,6 @@ from atoll.peer.group.views import (
 )
 from atoll.peer.identity import Home, RunRecord, default_home
 from atoll.peer.net.invite import (
-    SECRET_BYTES,
     Invite,
     check_run_name,
     format_address,
@@ -71,6 +75,7 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
     for verb in (up, join):
         verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
     _add_founding_options(up)
+    add_admission_options(up)
     return up, join, follow
 
 
@@ -114,23 +119,25 @@ def _up(parsed: argparse.Namespace) -> int:
                 f"this home belongs to run {record.run}, not {run}",
                 fix=f"use `atoll up --run {record.run}`, or another --home",
             )
-        secret = _secret(parsed.secret_file, record)
+        entry = entry_of_up(parsed, run, home, record)
+        secret = entry.secret
         # The last known address is our own former one, by which a record says "this run exists".
         known = record.known if record is not None else ()
         others = known[:-1]
         if parsed.resume:
-            loaded = _load(parsed.resume, run, secret if record or parsed.secret_file else None)
-            saves = RunRecord(run, secret, known)
-            return _start(home, parsed, run, secret, others, saves, resume=loaded, found=True)
+            given = record or parsed.secret_file or parsed.invite
+            loaded = _load(parsed.resume, run, secret if given else None)
+            saves = entry.record(run, known)
+            return _start(home, parsed, run, entry, others, saves, resume=loaded, found=True)
         if parsed.force_new_lineage or not known:
             _refuse_to_overlook(parsed, run)
             how: dict[str, Any] = {"found": not listed, "founders": listed}
-            return _start(home, parsed, run, secret, listed, RunRecord(run, secret), **how)
+            return _start(home, parsed, run, entry, listed, entry.record(run), **how)
         last = _last_checkpoint(parsed.checkpoint, run, secret)
         if last is not None:
             # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
-            return _start(home, parsed, run, secret, others, resume=last, regenesis=True)
-        return _start(home, parsed, run, secret, others, rejoins=True)
+            return _start(home, parsed, run, entry, others, resume=last, regenesis=True)
+        return _start(home, parsed, run, entry, others, rejoins=True)
 
 
 def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -156,7 +163,7 @@ def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
         raise ConfigError(f"--expect {parsed.expect}, but --peers has {len(listed)}", fix=fix)
     if parsed.expect < 2:
         raise ConfigError("founding together takes two", fix="leave --expect and --peers out")
-    if not parsed.secret_file:
+    if not (parsed.secret_file or parsed.invite):
         fix = "make one with `atoll secret > FILE`, copy it to all, and give --secret-file FILE"
         raise ConfigError("the founders need one secret in common", fix=fix)
     return listed
@@ -175,22 +182,6 @@ def _refuse_to_overlook(parsed: argparse.Namespace, run: str) -> None:
             f"run {run} would begin anew, but {folder} has checkpoints of it: {found[0].name}",
             fix=f"go on from there: --resume {folder}; or begin anew: --force-new-lineage",
         )
-
-
-def _secret(path: str | None, record: RunRecord | None) -> bytes:
-    if path is None:
-        return record.secret if record is not None else secrets.token_bytes(SECRET_BYTES)
-    try:
-        secret = bytes.fromhex(Path(path).read_text("ascii").strip())
-    except ValueError as error:
-        raise ConfigError(f"{path} does not hold a secret", fix="make one: atoll secret") from error
-    if len(secret) != SECRET_BYTES:
-        what = f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}"
-        raise ConfigError(what, fix="make one: atoll secret")
-    if record is not None and record.secret != secret:
-        fix = "leave --secret-file out, or use another --home"
-        raise ConfigError(f"{path} is not the secret that this home has for its run", fix=fix)
-    return secret
 
 
 def _load(path: str, run: str, secret: bytes | None) -> Loaded:
@@ -220,16 +211,10 @@ def _join(parsed: argparse.Namespace) -> int:
     invite = Invite.parse(parsed.address)
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
-        if record is not None and (record.run, record.secret) != (invite.run, invite.secret):
-            what = "another run" if record.run != invite.run else "an older run of the same name"
-            raise ConfigError(
-                f"this home belongs to {what}: {record.run}",
-                fix="use another --home, or remove this one's run.json to move it to the new run",
-            )
+        entry = entry_of_join(invite, home, record)
         contacts = (invite.address, *(record.known if record else ()))
-        return _start(
-            home, parsed, invite.run, invite.secret, contacts, fingerprint=invite.fingerprint
-        )
+        pinned = invite.fingerprint or None
+        return _start(home, parsed, invite.run, entry, contacts, fingerprint=pinned)
 
 
 # ---------------------------------------------------------------- the daemon
@@ -239,7 +224,7 @@ def _start(
     home: Home,
     parsed: argparse.Namespace,
     run: str,
-    secret: bytes,
+    entry: Entry,
     contacts: tuple[str, ...],
     saves: RunRecord | None = None,
     *,
@@ -263,7 +248,7 @@ def _start(
     listen_host, listen_port = _listen_address(parsed.listen)
     options = DaemonOptions(
         run=run,
-        secret=secret,
+        **entry._asdict(),
         listen_host=listen_host,
         listen_port=listen_port,
         advertise=parsed.advertise or _advertised_host(listen_host, contacts),
@@ -296,6 +281,7 @@ async def _serve(
     home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool
 ) -> int:
     from atoll.peer.daemon import Daemon
+    from atoll.peer.startup import invite_of
 
     daemon = Daemon(home, options, _log)
     interrupts = 0
@@ -316,8 +302,12 @@ async def _serve(
         where = f" --home {home_argument}" if home_argument else ""
         _log(f"peer {short(home.peer_id)} of run {options.run} at {daemon.address}")
         _log(f"  home {home.path}")
-        _log("  on other machines:")
-        _log(f"    atoll join {daemon.invite}")
+        if options.authority:
+            at = f"--run {options.run} --at {daemon.address}"
+            _log(f"  invites come from the authority: atoll authority invite DIR {at}")
+        else:
+            _log("  on other machines:")
+            _log(f"    atoll join {invite_of(daemon)}")
         _log(f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave")
 
     try:

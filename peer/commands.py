@@ -10,6 +10,7 @@ from atoll.peer.group.events import HandOver
 from atoll.peer.group.views import is_quorum, short
 from atoll.peer.local import Handler
 from atoll.peer.snapshot import snapshot
+from atoll.peer.startup import invite_of
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon
@@ -28,6 +29,7 @@ class Commands:
             "waiting": self._waiting,
             "invite": self._invite,
             "handover": self._hand_over,
+            "revoke": self._revoke,
         }
 
     async def _status(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +55,14 @@ class Commands:
         return node.view is None or is_quorum(node.view, linked)
 
     async def _invite(self, client: bytes, arguments: dict[str, Any]) -> str:
-        return self._daemon.invite
+        return invite_of(self._daemon)
+
+    async def _revoke(self, client: bytes, arguments: dict[str, Any]) -> str:
+        """The authority has made a list of those who are out: all members are to know it."""
+        signed = arguments.get("signed")
+        if not isinstance(signed, bytes):
+            raise ConfigError("no revocation list was given")
+        return self._daemon.guard.revoke(signed)
 
     async def _hand_over(self, client: bytes, arguments: dict[str, Any]) -> str:
         """Let another member coordinate; at the next boundary between two rounds."""

@@ -19,12 +19,11 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.commands import Commands
-from atoll.peer.gossip.desk import VectorDesk
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
 from atoll.peer.group.views import ARCHIVE, Member, View, short
-from atoll.peer.identity import Home, RunRecord
+from atoll.peer.identity import Home
 from atoll.peer.journal import Journal
 from atoll.peer.keys import HomeSigner
 from atoll.peer.local import LocalDoor
@@ -32,7 +31,7 @@ from atoll.peer.measuring.planner import Planner
 from atoll.peer.measuring.surveyor import Surveyor
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.hello import COPIED_HOME_FIX
-from atoll.peer.net.invite import Invite, fingerprint_of, format_address, parse_address
+from atoll.peer.net.invite import format_address
 from atoll.peer.net.links import LinkHost
 from atoll.peer.options import DaemonOptions, first_event
 from atoll.peer.resuming import Inquiry
@@ -41,9 +40,11 @@ from atoll.peer.startup import (
     check_joined_later,
     checkpointer_of,
     first_contact,
+    guard_of,
     prepare_process,
     say_who_is_missing,
     unless_ended,
+    vector_desk_of,
 )
 from atoll.peer.trainer import TrainerDesk
 from atoll.peer.upkeep import LinkKeeper
@@ -70,6 +71,7 @@ class Daemon:
         self._saving = asyncio.Lock()
         self._inc = home.next_incarnation(time.time_ns())
         self.address = ""
+        self.guard = guard_of(self, self._spawn)
         self.host = LinkHost(
             peer_id=home.peer_id,
             tls=run_tls(home, options.secret),
@@ -84,6 +86,7 @@ class Daemon:
             on_conflict=self._on_conflict,
             ciphers=options.ciphers,
             congestion=options.congestion,
+            door=self.guard,
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.runner = RoundRunner(
@@ -114,7 +117,7 @@ class Daemon:
         )
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
-        self.vectors = self._make_vector_desk()
+        self.vectors = vector_desk_of(self)
         handlers = self.desk.handlers() | self.vectors.handlers() | Commands(self).handlers()
         self.door = LocalDoor(home.socket_path, handlers, self.vectors.gone)
         self.desk.door, self.journal.publish = self.door, self.door.publish
@@ -123,25 +126,15 @@ class Daemon:
         self.was_in = False  # in some view of this life
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
         self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
-        if self.checkpointer is not None and self._archive:
-            # It may fall behind, so it stands still while it is copied.
-            self.runner.catch_up.may_finish = self.checkpointer.idle
-
-    def _make_vector_desk(self) -> VectorDesk:
-        return VectorDesk(
-            node=self.node,
-            desk=self.desk,
-            host=self.host,
-            streams=self.runner.streams,
-            copies=self.runner.router.copies,
-            log=lambda line: self.note("transfer", line),
-        )
 
     # ------------------------------------------------------------ life
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
+        if self.checkpointer is not None and self._archive:
+            # It may fall behind, so it stands still while it is copied.
+            self.runner.catch_up.may_finish = self.checkpointer.idle
         try:
             prepare_process(self.note)
             await self._listen()
@@ -228,12 +221,6 @@ class Daemon:
         await self.host.close()
         self.door.close()
 
-    @property
-    def invite(self) -> str:
-        host, port = parse_address(self.address)
-        fingerprint = fingerprint_of(self.home.peer_id)
-        return str(Invite(host, port, self.options.run, fingerprint, self.options.secret))
-
     # ------------------------------------------------------------ events in, effects out
 
     def feed(self, event: ev.Event) -> None:
@@ -282,6 +269,8 @@ class Daemon:
 
     def _on_message(self, peer: bytes, message: object) -> None:
         doors = (self.runner, self.surveyor, self.planner, self.vectors)
+        if self.guard.on_message(peer, message):
+            return
         if self.inquiry is not None:
             self.inquiry.on_message(peer, message)
         elif isinstance(message, ms.MEMBERSHIP):
@@ -292,6 +281,7 @@ class Daemon:
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)
         self.keeper.answered(address, peer)
+        self.guard.linked(peer)
         if self.inquiry is not None:
             self.inquiry.on_up(peer, address)
             return
@@ -299,6 +289,7 @@ class Daemon:
 
     def _on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"link to {short(peer)} ended: {why}")
+        self.guard.unlinked(peer)
         self.runner.link_down(peer)
         self.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
@@ -330,14 +321,15 @@ class Daemon:
             return
         self._known = known
         async with self._saving:  # one at a time: the last one that is asked for stays
-            record = RunRecord(self.options.run, self.options.secret, self._known)
             try:
-                await asyncio.to_thread(self.home.save_run, record)
+                await asyncio.to_thread(self.home.save_run, self.options.record(self._known))
             except OSError as error:  # a full disk must not end the training
                 self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
 
     async def _probe(self, peer: bytes, address: str) -> None:
-        self.feed(ev.Probed(peer, await self.keeper.probe(peer, address)))
+        out = self.guard.is_out(peer)  # its process may live, its membership does not
+        answer = "refused" if out else await self.keeper.probe(peer, address)
+        self.feed(ev.Probed(peer, answer))
 
     async def _renew(self) -> None:
         before = self._inc

@@ -6,7 +6,8 @@
       lock             pid of the holder, for the error message only
       identity.key     32 bytes, the Ed25519 seed; mode 0600; the public key is the peer id
       incarnation      the highest incarnation ever used, decimal
-      run.json         run name, run secret, known addresses; mode 0600
+      run.json         run name, run secret, known addresses, authority and pass; mode 0600
+      admission        in a run with an authority: who was let in, who is revoked
       run/             unix sockets
       tls/             this peer's leaf certificate and key for the run
 
@@ -29,17 +30,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
 from atoll.peer.net.invite import SECRET_BYTES, check_run_name
+from atoll.peer.signatures import KEY_BYTES
 
 __all__ = [
     "KNOWN_ADDRESSES_MAX",
     "Home",
     "RunRecord",
     "default_home",
+    "load_key",
     "socket_path",
     "write_atomic",
 ]
 
-PEER_ID_BYTES = 32
+PEER_ID_BYTES = KEY_BYTES
 # Addresses to try after a restart; more would only make a start with everybody gone slower.
 KNOWN_ADDRESSES_MAX = 64
 # sockaddr_un.sun_path has 108 bytes on Linux and 104 on macOS, with the closing zero.
@@ -59,6 +62,8 @@ class RunRecord:
     run: str
     secret: bytes = field(repr=False)
     known: tuple[str, ...] = ()
+    authority: bytes = b""  # its public key, and
+    credential: bytes = b""  # what it gave this peer, in a run that has one
 
 
 class Home:
@@ -155,6 +160,9 @@ class Home:
             "secret": record.secret.hex(),
             "known": list(record.known[:KNOWN_ADDRESSES_MAX]),
         }
+        if record.authority:
+            document["authority"] = record.authority.hex()
+            document["credential"] = record.credential.hex()
         write_atomic(self.path / "run.json", json.dumps(document, indent=1).encode())
 
     def socket_path(self, name: str) -> Path:
@@ -251,21 +259,26 @@ def _lock(home: Path) -> int:
     return fd
 
 
+def load_key(path: Path) -> Ed25519PrivateKey:
+    """The key in a file. FileNotFoundError; ConfigError if others can read it, or it is none."""
+    _refuse_wide_mode(path)
+    with path.open("rb") as file:
+        seed = file.read(PEER_ID_BYTES + 1)
+    if len(seed) != PEER_ID_BYTES:
+        raise ConfigError(
+            f"{path} is not an Ed25519 key: not exactly {PEER_ID_BYTES} bytes",
+            fix="restore it from a backup, or remove it to get a new one, as somebody new",
+        )
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
 def _load_or_make_key(path: Path) -> Ed25519PrivateKey:
     try:
-        _refuse_wide_mode(path)
-        with path.open("rb") as file:
-            seed = file.read(PEER_ID_BYTES + 1)
+        return load_key(path)
     except FileNotFoundError:
         key = Ed25519PrivateKey.generate()
         write_atomic(path, key.private_bytes_raw())
         return key
-    if len(seed) != PEER_ID_BYTES:
-        raise ConfigError(
-            f"{path} is not an identity key: not exactly {PEER_ID_BYTES} bytes",
-            fix="restore it from a backup, or remove it to become a new peer",
-        )
-    return Ed25519PrivateKey.from_private_bytes(seed)
 
 
 def _refuse_wide_mode(path: Path) -> None:
@@ -283,7 +296,16 @@ def _record(document: dict[str, object]) -> RunRecord:
         raise TypeError("a field has the wrong type")
     if not all(isinstance(address, str) for address in known):
         raise TypeError("an address is not a string")
-    record = RunRecord(check_run_name(run), bytes.fromhex(secret), tuple(known))
-    if len(record.secret) != SECRET_BYTES:
-        raise ValueError("the secret has the wrong length")
+    authority, credential = document.get("authority", ""), document.get("credential", "")
+    if not (isinstance(authority, str) and isinstance(credential, str)):
+        raise TypeError("a field has the wrong type")
+    record = RunRecord(
+        check_run_name(run),
+        bytes.fromhex(secret),
+        tuple(known),
+        bytes.fromhex(authority),
+        bytes.fromhex(credential),
+    )
+    if len(record.secret) != SECRET_BYTES or len(record.authority) not in (0, KEY_BYTES):
+        raise ValueError("the secret or the authority has the wrong length")
     return record

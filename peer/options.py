@@ -11,6 +11,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.group.events import Found
 from atoll.peer.group.messages import Cradle
 from atoll.peer.group.views import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
+from atoll.peer.identity import RunRecord
 from atoll.peer.net.congestion import AUTO
 from atoll.peer.net.streamkeys import CIPHERS, CIPHERS_PLAIN
 
@@ -39,11 +40,22 @@ class DaemonOptions:
     every: int = 10  # rounds between two checkpoints of this peer
     plain_streams: bool = False  # data without encryption, where the other side wants that too
     congestion: str = AUTO  # the control of what data streams send
+    authority: bytes = b""  # public key of who decides about admission; none: the secret does
+    credential: bytes = b""  # what it has given this peer
 
     @property
     def ciphers(self) -> tuple[str, ...]:
         """Of the data streams, the preferred one first."""
         return CIPHERS_PLAIN if self.plain_streams else CIPHERS
+
+    @property
+    def founds(self) -> bool:
+        """Nobody else can judge whether this peer may come in."""
+        return self.found or bool(self.founders)
+
+    def record(self, known: tuple[str, ...]) -> RunRecord:
+        """What the home is to remember of this run."""
+        return RunRecord(self.run, self.secret, known, self.authority, self.credential)
 
 
 def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from atoll.peer.authority.standing import describe
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, short
 
@@ -26,6 +27,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
     return {
         "run": daemon.options.run,
         "peer": short(node.me.peer),
+        "id": node.me.peer.hex(),
         "address": daemon.address,
         "phase": node.phase.value,
         "incarnation": node.me.inc,
@@ -40,6 +42,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "digests": {str(number): digest for number, digest in runner.digests.items()},
         "synced": not own.unsynced,
         "role": role,
+        "admission": daemon.guard.status(),
         "checkpoint": _checkpoint(daemon),
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
         "members": [_member(daemon, member) for member in view.members] if view else [],
@@ -252,6 +255,7 @@ def render(status: dict[str, Any]) -> str:
         lines.append(f"state digest {status['digest'][:32]}   {status['parameters']:,} parameters")
     if status["checkpoint"]:
         lines.append(f"checkpoint {status['checkpoint']}")
+    lines += describe(status["admission"])
     lines.append(f"now: {status['waiting']}")
     lines.append(f"last error: {status['last_error'] or 'none'}")
     return "\n".join(lines)

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atoll.collectives.errors import ConnectError
+from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.native import say_once
 from atoll.peer import allocator, descriptors
+from atoll.peer.authority.guard import Guard, OpenGuard
+from atoll.peer.authority.ledger import Ledger
 from atoll.peer.checkpoints.checkpointer import Checkpointer
+from atoll.peer.gossip.desk import VectorDesk
 from atoll.peer.group.phases import Phase
 from atoll.peer.identity import Home
+from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
 from atoll.peer.options import DaemonOptions
 from atoll.peer.snapshot import missing_founders
 
@@ -24,9 +28,12 @@ __all__ = [
     "check_joined_later",
     "checkpointer_of",
     "first_contact",
+    "guard_of",
+    "invite_of",
     "prepare_process",
     "say_who_is_missing",
     "unless_ended",
+    "vector_desk_of",
 ]
 
 T = TypeVar("T")
@@ -59,6 +66,49 @@ def checkpointer_of(
         home=home,
         incarnation=incarnation,
         note=note,
+    )
+
+
+def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
+    """AdmissionError if the run has an authority and this peer's pass of it is no good."""
+    options = daemon.options
+    if not options.authority:
+        return OpenGuard()
+    return Guard(
+        daemon.home,
+        Ledger(options.authority, options.run),
+        options.credential,
+        options.role,
+        founds=options.founds,
+        send=lambda peer, message: daemon.host.send(peer, message),
+        links=lambda: daemon.host.link_peers(),
+        drop=lambda peer, why: daemon.host.drop(peer, why, expelled=True),
+        outside=lambda: daemon.node.view is None,
+        note=daemon.note,
+        stop=daemon.stop,
+        spawn=spawn,
+    )
+
+
+def invite_of(daemon: Daemon) -> str:
+    """ConfigError in a run whose authority makes the invites."""
+    options, address = daemon.options, daemon.address
+    if options.authority:
+        again = f"atoll authority invite DIR --run {options.run} --at {address}"
+        what = f"the authority of run {options.run} invites, and nobody else can"
+        raise ConfigError(what, fix=f"ask it for what this prints there: {again}")
+    fingerprint = fingerprint_of(daemon.home.peer_id)
+    return str(Invite(*parse_address(address), options.run, fingerprint, options.secret))
+
+
+def vector_desk_of(daemon: Daemon) -> VectorDesk:
+    return VectorDesk(
+        node=daemon.node,
+        desk=daemon.desk,
+        host=daemon.host,
+        streams=daemon.runner.streams,
+        copies=daemon.runner.router.copies,
+        log=lambda line: daemon.note("transfer", line),
     )
 
 

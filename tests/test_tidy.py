@@ -108,6 +108,11 @@ DECISIONS = (
     | {
         f"atoll.peer.{name}"
         for name in (
+            "authority.grants",
+            "authority.ledger",
+            "authority.messages",
+            "authority.revocations",
+            "authority.standing",
             "checkpoints.manifest",
             "checkpoints.tensorfile",
             "demo.figures",
@@ -132,6 +137,7 @@ DECISIONS = (
             "rounds.entries",
             "rounds.merkle",
             "rounds.sealing",
+            "signatures",
             "transfer.assembly",
             "transfer.catchup",
             "transfer.fetching",

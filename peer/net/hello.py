@@ -14,6 +14,13 @@ from atoll.collectives.errors import (
     AtollError,
     ConnectError,
     IdentityInUseError,
+    PassExpiredError,
+    PassForgedError,
+    PassMissingError,
+    PassRevokedError,
+    PassRoleError,
+    PassRunError,
+    PassUsedUpError,
     VersionError,
 )
 from atoll.peer.net.streamkeys import CIPHERS_MAX, CipherName
@@ -28,9 +35,11 @@ __all__ = [
     "PROBE",
     "PROTOCOL_MAX",
     "PROTOCOL_MIN",
+    "Door",
     "Hello",
     "Refused",
     "check",
+    "fix_of",
     "refusal_error",
     "refusal_of",
 ]
@@ -51,12 +60,15 @@ COPIED_HOME_FIX = "give one of the two daemons another --home; never copy a home
 _NAME_CHARACTERS_MAX = 64
 _ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
 _WHAT_CHARACTERS_MAX = 1000
+# Of what an authority has given a peer: twice what the largest takes (authority/grants.py).
+_CREDENTIAL_BYTES_MAX = 1 << 10
 
 
 @message
 class Hello:
     """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere;
-    ``ciphers`` what its data streams can do besides TLS, nothing in the first version."""
+    ``ciphers`` what its data streams can do besides TLS, nothing in the first version;
+    ``credential`` and ``role`` what it was granted and wants to be, in a run with an authority."""
 
     protocol_min: int
     protocol_max: int
@@ -65,6 +77,8 @@ class Hello:
     inc: int
     address: str
     ciphers: Annotated[tuple[CipherName, ...], Within(0, CIPHERS_MAX)] = ()
+    credential: Annotated[bytes, Within(0, _CREDENTIAL_BYTES_MAX)] = b""
+    role: Annotated[str, Within(0, _NAME_CHARACTERS_MAX)] = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.protocol_min <= self.protocol_max:
@@ -87,6 +101,16 @@ class Refused:
     def __post_init__(self) -> None:
         if len(self.what) > _WHAT_CHARACTERS_MAX or len(self.code) > _NAME_CHARACTERS_MAX:
             raise ValueError("the reason is too long")
+
+
+class Door:
+    """What a peer must show besides its knowledge of the run secret. This door asks for nothing."""
+
+    credential = b""
+    role = ""
+
+    def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
+        """AdmissionError if the peer may not have a control link. ``called``: we dialled it."""
 
 
 def check(mine: Hello, theirs: Hello) -> None:
@@ -117,10 +141,23 @@ def refusal_error(refused: Refused, who: str) -> AtollError:
     return ConnectError(f"{who} refused: {refused.what}")
 
 
+def fix_of(error: AtollError) -> str:
+    """What a person can do about a refusal of this kind."""
+    return _FIXES.get(type(error), "")
+
+
+_ASK = "ask whoever runs the authority for an invite of your own"
 _FIXES: dict[type[AtollError], str] = {
     AdmissionError: "use the invite of the run that you mean",
     VersionError: "install the same atoll version on both machines",
     IdentityInUseError: COPIED_HOME_FIX,
+    PassMissingError: f"{_ASK}, and give it with --pass",
+    PassForgedError: "copy the whole invite again; it works in one home only if it names a peer",
+    PassExpiredError: f"{_ASK}; the clock of this machine or of that peer may be wrong, too",
+    PassUsedUpError: _ASK,
+    PassRevokedError: _ASK,
+    PassRoleError: "start this peer in the role that the invite is for: --witness, `atoll follow`",
+    PassRunError: "use the invite of the run that you mean",
 }
 
 

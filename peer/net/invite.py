@@ -4,6 +4,13 @@
 
     version u8 = 1 | fingerprint 8 bytes | run secret 32 bytes | crc32 of all before, big-endian
 
+In a run with an authority it is made there, for the authority's grant (peer/authority/grants.py)::
+
+    version u8 = 2 | run secret 32 | authority's public key 32 | seed 32 | grant | crc32
+
+The seed is the private key of a token, and zeros with a pass, which is for one peer. Whoever
+answers at the address has to show a pass too, so no fingerprint is needed.
+
 The fingerprint is the start of SHA-256 of the inviting peer's id: it proves that the dialled
 machine is the one that printed the line. The checksum tells a typing mistake from a refusal.
 Whoever holds the secret may join, so no error, log line or ``repr`` here ever contains the token.
@@ -20,10 +27,12 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.signatures import KEY_BYTES
 
 __all__ = [
     "FINGERPRINT_BYTES",
     "SECRET_BYTES",
+    "SEED_BYTES",
     "Invite",
     "check_run_name",
     "fingerprint_of",
@@ -35,12 +44,17 @@ SECRET_BYTES = 32
 # 64 bits: found by chance never, by search only at a cost that the secret makes pointless.
 FINGERPRINT_BYTES = 8
 VERSION = 1
+VERSION_AUTHORITY = 2
+SEED_BYTES = 32
 
 _SCHEME = "atoll://"
+_CRC_BYTES = 4
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BODY_BYTES = 1 + FINGERPRINT_BYTES + SECRET_BYTES
+_GRANT_AT = 1 + SECRET_BYTES + KEY_BYTES + SEED_BYTES
+_BODY_BYTES_MAX = 1 << 10  # twice what the longest grant takes
 _HOST_CHARACTERS_MAX = 253  # RFC 1035: the longest name that DNS can hold
-_FIX = "copy the whole `atoll join` line that `atoll up` printed, with the part after #"
+_FIX = "copy the whole `atoll join` line that was printed, with the part after #"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,9 @@ class Invite:
     run: str
     fingerprint: bytes
     secret: bytes = field(repr=False)
+    authority: bytes = b""  # with it: no fingerprint, but a grant and its seed
+    grant: bytes = b""
+    seed: bytes = field(default=b"", repr=False)
 
     @property
     def address(self) -> str:
@@ -59,8 +76,13 @@ class Invite:
         return format_address(self.host, self.port)
 
     def __str__(self) -> str:
-        body = bytes([VERSION]) + self.fingerprint + self.secret
-        token = base64.b32encode(body + zlib.crc32(body).to_bytes(4, "big"))
+        if self.authority:
+            body = (
+                bytes([VERSION_AUTHORITY]) + self.secret + self.authority + self.seed + self.grant
+            )
+        else:
+            body = bytes([VERSION]) + self.fingerprint + self.secret
+        token = base64.b32encode(body + zlib.crc32(body).to_bytes(_CRC_BYTES, "big"))
         return f"{_SCHEME}{self.address}/{self.run}#{token.decode().rstrip('=').lower()}"
 
     @classmethod
@@ -74,8 +96,13 @@ class Invite:
         if not (hash_sign and slash):
             raise ConfigError("this invite is not atoll://HOST:PORT/RUN#TOKEN", fix=_FIX)
         host, port = parse_address(address)
-        fingerprint, secret = _parse_token(token)
-        return cls(host, port, check_run_name(run), fingerprint, secret)
+        body = _parse_token(token)
+        check_run_name(run)
+        if body[0] == VERSION:
+            return cls(host, port, run, body[1 : 1 + FINGERPRINT_BYTES], body[-SECRET_BYTES:])
+        secret, rest = body[1 : 1 + SECRET_BYTES], body[1 + SECRET_BYTES : _GRANT_AT]
+        authority, seed = rest[:KEY_BYTES], rest[KEY_BYTES:]
+        return cls(host, port, run, b"", secret, authority, body[_GRANT_AT:], seed)
 
 
 def fingerprint_of(peer_id: bytes) -> bytes:
@@ -120,18 +147,24 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
-def _parse_token(token: str) -> tuple[bytes, bytes]:
+def _parse_token(token: str) -> bytes:
+    """Its body: version and all fields, of a length that the version permits."""
     try:
         raw = base64.b32decode(token.upper() + "=" * (-len(token) % 8))
     except (binascii.Error, ValueError):
         # `from None`: the cause's message could quote the token.
         raise ConfigError("the part of this invite after # is damaged", fix=_FIX) from None
-    body, checksum = raw[:_BODY_BYTES], raw[_BODY_BYTES:]
-    if raw and raw[0] != VERSION:
+    if raw and raw[0] not in (VERSION, VERSION_AUTHORITY):
         raise ConfigError(
-            f"this invite has version {raw[0]}; this program reads version {VERSION}",
+            f"this invite has version {raw[0]}; this program reads {VERSION} and"
+            f" {VERSION_AUTHORITY}",
             fix="install the same atoll version on both machines",
         )
-    if checksum != zlib.crc32(body).to_bytes(4, "big") or len(body) != _BODY_BYTES:
+    body, checksum = raw[:-_CRC_BYTES], raw[-_CRC_BYTES:]
+    if raw[:1] == bytes([VERSION]):
+        whole = len(body) == _BODY_BYTES
+    else:
+        whole = _GRANT_AT < len(body) <= _BODY_BYTES_MAX
+    if not whole or checksum != zlib.crc32(body).to_bytes(_CRC_BYTES, "big"):
         raise ConfigError("the part of this invite after # is damaged or cut short", fix=_FIX)
-    return body[1 : 1 + FINGERPRINT_BYTES], body[1 + FINGERPRINT_BYTES :]
+    return body

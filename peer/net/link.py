@@ -11,14 +11,16 @@ import contextlib
 import enum
 import socket
 import ssl
+import traceback
 from collections.abc import Callable
+from pathlib import PurePath
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.net.hello import Hello
 from atoll.peer.net.tls import GOODBYE_TIMEOUT_S, READ_BYTES, TlsSocket, reason_of, tcp_info
 from atoll.peer.net.wire import FrameReader
 
-__all__ = ["CONTROL_QUEUE_BYTES_MAX", "ControlLink"]
+__all__ = ["CONTROL_QUEUE_BYTES_MAX", "ControlLink", "defect_summary"]
 
 # Eight of the largest messages. A peer that lets this much pile up does not read any more.
 CONTROL_QUEUE_BYTES_MAX = 8 << 20
@@ -26,6 +28,8 @@ CONTROL_QUEUE_BYTES_MAX = 8 << 20
 NO_PROGRESS_TIMEOUT_S = 10.0
 # How long the side that does not close a superseded link waits for the side that does.
 DRAIN_TIMEOUT_S = 5.0
+# Of a defect's traceback, in the log: where it arose and who called that.
+DEFECT_CALLS = 4
 
 
 class _State(enum.Enum):
@@ -196,3 +200,11 @@ class ControlLink:
             self._loop.add_writer(self._sock, self._flush)
             why = f"no byte could be sent for {NO_PROGRESS_TIMEOUT_S:.0f} s"
             self._stall_timer = self._loop.call_later(NO_PROGRESS_TIMEOUT_S, self.end, why)
+
+
+def defect_summary(error: Exception) -> str:
+    """The error and the calls that led to it, in one line of the log."""
+    calls = traceback.extract_tb(error.__traceback__)[-DEFECT_CALLS:]
+    where = ", ".join(f"{PurePath(call.filename).name}:{call.lineno} {call.name}" for call in calls)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} (in {where})"

@@ -12,10 +12,8 @@ side reads on until then. So no message is lost and nobody is reported down.
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Literal
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
@@ -31,13 +29,14 @@ from atoll.peer.net.hello import (
     PROBE,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
+    Door,
     Hello,
     Refused,
     check,
     refusal_error,
     refusal_of,
 )
-from atoll.peer.net.link import ControlLink
+from atoll.peer.net.link import ControlLink, defect_summary
 from atoll.peer.net.listener import Listener
 from atoll.peer.net.streamhost import StreamHost
 from atoll.peer.net.streamkeys import CIPHER_NONE, CIPHERS
@@ -49,8 +48,6 @@ __all__ = ["LinkHost"]
 
 # Peers that a run may have (reliability_and_security.md 3.2).
 LINKS_MAX = 4096
-# Of a defect's traceback, in the log: where it arose and who called that.
-DEFECT_CALLS = 4
 
 
 class LinkHost:
@@ -66,7 +63,8 @@ class LinkHost:
     - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
 
     ``inc`` and ``advertise`` are asked at each hello. ``ciphers``: of data streams, the preferred
-    one first; none means that they go through TLS. ``congestion``: see StreamHost.
+    one first; none means that they go through TLS. ``congestion``: see StreamHost. ``door``: what
+    it takes to get a control link, beside the run secret; this side shows it too.
     """
 
     def __init__(
@@ -85,6 +83,7 @@ class LinkHost:
         on_conflict: Callable[[int], None] | None = None,
         ciphers: tuple[str, ...] = CIPHERS,
         congestion: str = AUTO,
+        door: Door | None = None,
     ) -> None:
         self.peer_id = peer_id
         self.sent_bytes = 0  # control frames as plaintext, of all links so far
@@ -93,6 +92,7 @@ class LinkHost:
         self._inc, self._advertise = inc, advertise
         self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
         self._on_conflict, self._log = on_conflict, log
+        self._door = door or Door()
         self._links: dict[bytes, ControlLink] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
@@ -138,8 +138,11 @@ class LinkHost:
         self.sent_bytes += len(data)
         return True
 
-    def drop(self, peer_id: bytes, why: str) -> None:
-        """End the control link to ``peer_id``, if any; ``on_down`` follows."""
+    def drop(self, peer_id: bytes, why: str, *, expelled: bool = False) -> None:
+        """End the control link to ``peer_id``, if any; ``on_down`` follows. Data streams that the
+        peer has opened outlive a link, but not that it is ``expelled``."""
+        if expelled:
+            self._streams.expel(peer_id)
         link = self._links.pop(peer_id, None)
         if link is not None:
             self._streams.forget(peer_id)
@@ -242,6 +245,8 @@ class LinkHost:
                 if isinstance(answer, Hello):
                     check(mine, answer)
                     self._check_not_me(address, peer_id, mine.inc, answer.inc)
+                    if kind == CONTROL:
+                        self._door.admit(peer_id, answer, called=True)
                 elif answer.code == IdentityInUseError.code and mine.inc < self._inc():
                     raise ConnectError(f"{address} has heard of our new incarnation meanwhile")
                 if self._closing:
@@ -275,6 +280,8 @@ class LinkHost:
         mine = self._hello(theirs.kind)
         try:
             check(mine, theirs)
+            if theirs.kind == CONTROL and peer_id != self.peer_id:
+                self._door.admit(peer_id, theirs, called=False)
         except ConnectError as error:
             return refusal_of(error)
         if theirs.kind == PROBE:
@@ -318,7 +325,8 @@ class LinkHost:
 
     def _hello(self, kind: str) -> Hello:
         inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
-        return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers)
+        shown = self._door.credential, self._door.role
+        return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(
         self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
@@ -373,7 +381,7 @@ class LinkHost:
         except RemoteProtocolError:
             raise
         except Exception as error:  # ours; the daemon goes on without the message that met it
-            name, what = type(msg).__name__, _summary(error)
+            name, what = type(msg).__name__, defect_summary(error)
             self._log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
             link.end(f"its {name} met a defect of this program: {type(error).__name__}")
 
@@ -389,11 +397,3 @@ class LinkHost:
 
     def _is_member_ip(self, ip: str) -> bool:
         return any(link.remote_ip == ip for link in self._links.values())
-
-
-def _summary(error: Exception) -> str:
-    """The error and the calls that led to it, in one line of the log."""
-    calls = traceback.extract_tb(error.__traceback__)[-DEFECT_CALLS:]
-    where = ", ".join(f"{PurePath(call.filename).name}:{call.lineno} {call.name}" for call in calls)
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text} (in {where})"

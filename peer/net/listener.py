@@ -12,10 +12,16 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
-from atoll.collectives.errors import AtollError, ConfigError, RemoteProtocolError
+from atoll.collectives.errors import (
+    ERRORS_BY_CODE,
+    AdmissionError,
+    AtollError,
+    ConfigError,
+    RemoteProtocolError,
+)
 from atoll.peer.descriptors import is_scarce
 from atoll.peer.net.certs import peer_id_of
-from atoll.peer.net.gate import Gate
+from atoll.peer.net.gate import Gate, counted_as, plain_ip
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.streamkeys import STREAM_FIRST_BYTE
@@ -38,6 +44,7 @@ class _Caller:
     def __init__(self, sock: socket.socket, where: str) -> None:
         self.where = where
         self.held: socket.socket | TlsChannel | None = sock
+        self.welcome: bool | None = None  # False: nobody of the run, or one that may not come in
 
     def close(self) -> None:
         """Nothing, if it was taken."""
@@ -98,14 +105,15 @@ class Listener:
             self._note(f"cannot accept connections: {reason_of(error)}")
             self._pause()
             return
-        ip, where = _plain_ip(str(name[0])), format_address(str(name[0]), int(name[1]))
+        ip, where = plain_ip(str(name[0])), format_address(str(name[0]), int(name[1]))
         if is_scarce(sock):
             sock.close()
             self._note(f"turned away {where}: too many descriptors are in use")
             return
         loop = asyncio.get_running_loop()
         exempt = ipaddress.ip_address(ip).is_loopback or self._is_member_ip(ip)
-        if reason := self._gate.enter(ip, loop.time(), exempt=exempt):
+        counted = counted_as(ip)
+        if reason := self._gate.enter(counted, loop.time(), exempt=exempt):
             sock.close()
             self._note(f"turned away {where}: {reason}")
             return
@@ -113,7 +121,7 @@ class Listener:
         caller = _Caller(sock, where)
         task = loop.create_task(self._admit(caller), name=f"admit {where}")
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._admitted, caller, ip))
+        task.add_done_callback(functools.partial(self._admitted, caller, counted))
 
     def _pause(self) -> None:
         assert self._socket is not None
@@ -127,11 +135,14 @@ class Listener:
             async with asyncio.timeout(ADMISSION_TIMEOUT_S):
                 await self._hear(caller)
         except ssl.SSLError as error:
+            caller.welcome = False
             self._note(f"turned away {caller.where}: {reason_of(error)} (another run or token?)")
         except OSError as error:
             self._note(f"turned away {caller.where}: {reason_of(error)}")
             return
         except AtollError as error:
+            if isinstance(error, RemoteProtocolError):
+                caller.welcome = False
             self._note(f"turned away {caller.where}: {error.what}")
             return
         if isinstance(caller.held, TlsChannel):
@@ -149,7 +160,7 @@ class Listener:
             await self._hear_hello(caller, channel)
         elif head[0] == STREAM_FIRST_BYTE:
             await self._accept_stream(sock)
-            caller.held = None
+            caller.held, caller.welcome = None, True
         else:
             raise RemoteProtocolError(f"nothing of ours: the first byte is 0x{head[0]:02x}")
 
@@ -161,14 +172,20 @@ class Listener:
         if not isinstance(hello, Hello):
             raise RemoteProtocolError("it refused a connection that it had opened itself")
         refused = await self._greet(channel, peer_id, hello)
+        kind = ERRORS_BY_CODE.get(refused.code, AtollError) if refused is not None else None
+        caller.welcome = kind is None or not issubclass(kind, AdmissionError)
         if refused is not None:
             self._note(f"refused {caller.where}: {refused.what}")
             await channel.send(refused)
 
-    def _admitted(self, caller: _Caller, ip: str, task: asyncio.Task[None]) -> None:
+    def _admitted(self, caller: _Caller, address: str, task: asyncio.Task[None]) -> None:
         # Here and not in a `finally` of the task: one cancelled before its first step runs none.
         self._tasks.discard(task)
-        self._gate.leave(ip)
+        self._gate.leave(address)
+        if caller.welcome:
+            self._gate.succeeded(address)
+        elif caller.welcome is False:
+            self._gate.failed(address, task.get_loop().time())
         caller.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": f"defect in {task.get_name()}", "exception": error}
@@ -205,10 +222,3 @@ def _bound(host: str, port: int) -> socket.socket:
             fix="choose another address with --listen HOST:PORT",
         ) from error
     return sock
-
-
-def _plain_ip(ip: str) -> str:
-    """An IPv4 address that arrived on a dual socket, as IPv4, so that it counts as one address."""
-    address = ipaddress.ip_address(ip.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(mapped or address)

@@ -121,6 +121,12 @@ class StreamHost:
             if question.peer == peer:
                 question.end("its control link ended")
 
+    def expel(self, peer: bytes) -> None:
+        """End what ``peer`` has opened: it may not send any more."""
+        for stream, by in list(self._open.items()):
+            if by == peer:
+                stream.close()
+
     # ------------------------------------------------------------ to others
 
     async def open(self, peer: bytes, address: str) -> DataStream:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
+from atoll.peer.net.gate import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
@@ -88,7 +89,7 @@ class TlsChannel:
             sock.setblocking(False)
             # Here, where whoever made the socket expects errors: a connection that is reset later
             # does not know its other end any more.
-            self._remote_ip = str(sock.getpeername()[0])
+            self._remote_ip = plain_ip(str(sock.getpeername()[0]))
             tune(sock)
             self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         except BaseException:

@@ -8,6 +8,7 @@
 ``fragments:N:M:D``   its trainer lives in it and hands over N fragments, each for rounds of its
                       own, once the view has M members; if D is not 0, the daemon dies from round D
                       on as soon as it reduces two rounds at a time
+``stays``             it goes on after the authority of its run has revoked it
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from atoll.collectives.errors import AtollError, PassRevokedError
 from atoll.optim.fragments import chunk_range
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
@@ -90,6 +92,14 @@ class VotesTwice(Liar):
         self._lied.add(peer)
         proposal = replace(message.proposal, base_chain=bytes(32))
         return replace(message, proposal=proposal)
+
+
+class Stays(daemon.Daemon):
+    def stop(self, error: AtollError | None = None) -> None:
+        if isinstance(error, PassRevokedError):
+            say(stays=error.what)
+        else:
+            super().stop(error)
 
 
 class Fragmented(daemon.Daemon):
@@ -160,6 +170,8 @@ def main() -> int:
     elif oddity == "votes-twice":
         VotesTwice.members = int(values[0])
         kind = VotesTwice
+    elif oddity == "stays":
+        kind = Stays
     else:
         Fragmented.fragments, Fragmented.members, Fragmented.dies_in = map(int, values)
         kind = Fragmented

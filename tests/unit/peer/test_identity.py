@@ -79,7 +79,7 @@ def test_a_home_that_others_can_enter_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_key_is_never_replaced(tmp_path: Path, content: bytes) -> None:
     Home.open(tmp_path / "h").close()
     (tmp_path / "h" / "identity.key").write_bytes(content)
-    with pytest.raises(ConfigError, match="not an identity key"):
+    with pytest.raises(ConfigError, match="not an Ed25519 key"):
         Home.open(tmp_path / "h")
     assert (tmp_path / "h" / "identity.key").read_bytes() == content
 

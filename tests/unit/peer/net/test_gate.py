@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from atoll.peer.net.gate import PENDING_MAX, PENDING_PER_ADDRESS_MAX, STARTS_PER_ADDRESS_MAX, Gate
+import pytest
+
+from atoll.peer.net.gate import (
+    FAILURES_FREE,
+    PAUSED_MAX,
+    PENDING_MAX,
+    PENDING_PER_ADDRESS_MAX,
+    STARTS_PER_ADDRESS_MAX,
+    Gate,
+    counted_as,
+    plain_ip,
+)
 
 
 def test_one_address_gets_a_few_places_and_gives_them_back() -> None:
@@ -44,3 +55,47 @@ def test_it_remembers_nobody_for_long() -> None:
             gate.leave(address)
     assert len(gate._starts) <= 50
     assert len(gate._pending) == 0
+
+
+def test_an_address_whose_connections_come_to_nothing_waits_longer_and_longer() -> None:
+    gate = Gate()
+    for _ in range(FAILURES_FREE - 1):
+        gate.failed("a", 0.0)
+    assert gate.enter("a", 0.0, exempt=False) is None
+    gate.failed("a", 0.0)
+    pauses_s = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    now_s = 0.0
+    for pause_s in pauses_s:
+        assert "came to nothing" in str(gate.enter("a", now_s + pause_s - 0.01, exempt=False))
+        assert gate.enter("a", now_s, exempt=True) is None  # a member's, by now
+        now_s += pause_s
+        assert gate.enter("a", now_s, exempt=False) is None
+        assert gate.enter("b", now_s, exempt=False) is None
+        gate.leave("a")
+        gate.leave("a")
+        gate.leave("b")
+        gate.failed("a", now_s)
+    gate.succeeded("a")
+    assert gate.enter("a", now_s, exempt=False) is None
+
+
+def test_it_remembers_only_so_many_failures() -> None:
+    gate = Gate()
+    for number in range(2 * PAUSED_MAX):
+        gate.failed(str(number), 0.0)
+    assert len(gate._failures) == PAUSED_MAX
+    assert str(2 * PAUSED_MAX - 1) in gate._failures
+
+
+@pytest.mark.parametrize(
+    ("ip", "plain", "counted"),
+    [
+        ("203.0.113.7", "203.0.113.7", "203.0.113.7"),
+        ("::ffff:203.0.113.7", "203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::1", "fe80::/64"),
+    ],
+)
+def test_what_counts_as_one_address(ip: str, plain: str, counted: str) -> None:
+    assert plain_ip(ip) == plain
+    assert counted_as(plain) == counted

@@ -18,6 +18,7 @@ from atoll.peer.net.hello import (
     Hello,
     Refused,
     check,
+    fix_of,
     refusal_error,
     refusal_of,
 )
@@ -76,6 +77,23 @@ def test_who_is_refused_as_an_older_life_knows_that_its_home_was_copied() -> Non
     assert error.exit_code == 2
     assert "incarnation 2, yours is 1" in error.what
     assert "never copy a home" in error.fix
+
+
+@pytest.mark.parametrize("kind", AdmissionError.__subclasses__())
+def test_what_is_wrong_with_a_pass_reaches_the_dialler(kind: type[AdmissionError]) -> None:
+    told = decode(encode(refusal_of(kind("what it is"))))
+    assert isinstance(told, Refused)
+    error = refusal_error(told, "a:1")
+    assert type(error) is kind
+    assert error.what == "a:1 refused: what it is"
+    assert error.fix == fix_of(error) != ""
+    assert error.exit_code == AdmissionError.exit_code
+
+
+def test_a_hello_without_a_pass_is_as_it_was() -> None:
+    assert (hello().credential, hello().role) == (b"", "")
+    with pytest.raises(RemoteProtocolError, match=r"Hello\.credential is 1025"):
+        decode(encode(Hello(1, 1, "demo", CONTROL, 1, "a:1", (), bytes(1025))))
 
 
 def test_an_unknown_refusal_is_a_connect_error() -> None:

@@ -28,6 +28,21 @@ def test_an_invite_comes_back_as_it_was(
     assert Invite.parse(f"  {invite}\n") == invite
 
 
+@given(
+    secret=st.binary(min_size=32, max_size=32),
+    authority=st.binary(min_size=32, max_size=32),
+    grant=st.binary(min_size=1, max_size=300),
+    seed=st.binary(min_size=32, max_size=32),
+)
+def test_an_authority_s_invite_comes_back_as_it_was(
+    secret: bytes, authority: bytes, grant: bytes, seed: bytes
+) -> None:
+    invite = Invite("203.0.113.7", 29600, "demo", b"", secret, authority, grant, seed)
+    assert Invite.parse(str(invite)) == invite
+    with pytest.raises(ConfigError, match="damaged or cut short"):
+        Invite.parse(str(invite)[:-8])
+
+
 def test_the_text_is_stable() -> None:
     assert str(INVITE) == f"atoll://203.0.113.7:29600/demo#{TOKEN}"
     assert str(Invite("::1", 1, "r", bytes(8), bytes(32))).startswith("atoll://[::1]:1/r#aeaaaa")
@@ -77,8 +92,8 @@ def test_what_is_not_an_invite_is_a_config_error_without_the_token(text: str) ->
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(ConfigError, match="version 2; this program reads version 1"):
-        Invite.parse("atoll://h:1/demo#ai" + TOKEN[2:])
+    with pytest.raises(ConfigError, match="version 3; this program reads 1 and 2"):
+        Invite.parse("atoll://h:1/demo#am" + TOKEN[2:])
 
 
 def test_repr_hides_the_secret() -> None:

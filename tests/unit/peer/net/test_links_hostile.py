@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from atoll.collectives.errors import AdmissionError
 from atoll.peer.net import gate, listener, tls
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import CONTROL, HELLO_BYTES_MAX, Hello
@@ -104,6 +105,28 @@ def test_a_flood_of_garbage_leaves_nothing_behind(net: Net) -> None:
         assert a.host._listener._gate._pending.total() == 0
         assert len(a.logs) < 20  # a flood does not fill the log
         await still_works(a, b)
+
+    net.run(scenario())
+
+
+def test_connections_that_come_to_nothing_count_until_one_does_not(net: Net) -> None:
+    """Loopback is exempt from what follows, which the gate's own tests show."""
+
+    async def scenario() -> None:
+        a, b = net.node("a"), net.node("b")
+        await a.listen()
+        failures = a.host._listener._gate._failures
+        stranger = net.node("c", secret=bytes(32))
+        wrong_run = net.node("d", run="other")
+        for node in (stranger, wrong_run):
+            with pytest.raises(AdmissionError):
+                await node.host.dial(a.address)
+        await throw(a.address, GARBAGE["not tls"])
+        await admissions_ended(a)
+        assert failures["127.0.0.1"].in_a_row == 4  # the stranger looked at the certificate again
+        await b.host.dial(a.address)
+        await admissions_ended(a)
+        assert not failures
 
     net.run(scenario())
 

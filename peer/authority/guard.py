@@ -1,0 +1,286 @@
+"""A daemon's part in admission: shows its own pass, judges those of others, tells what it learns.
+
+Lives in the event loop. On a new link both sides say first how much they know, and then tell what
+the other does not, before anything else; what is new later goes to everybody at once. It is kept in
+the home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.collectives.errors import (
+    AdmissionError,
+    AtollError,
+    ConfigError,
+    PassForgedError,
+    PassRevokedError,
+    PassUsedUpError,
+    RemoteProtocolError,
+)
+from atoll.peer.authority.grants import Credential
+from atoll.peer.authority.ledger import RECORDS_MAX, Ledger
+from atoll.peer.authority.messages import (
+    RECORDS_PER_MESSAGE_MAX,
+    AdmissionFile,
+    Admitted,
+    Known,
+    Revoked,
+)
+from atoll.peer.authority.standing import standing
+from atoll.peer.group.messages import Hail, Join
+from atoll.peer.group.views import short
+from atoll.peer.identity import Home, write_atomic
+from atoll.peer.net.hello import Door, Hello, fix_of
+from atoll.peer.net.wire import decode, encode
+
+__all__ = ["Guard", "OpenGuard"]
+
+SAVE_PAUSE_S = 5.0  # after a write that failed
+
+
+class OpenGuard(Door):
+    """Of a run without an authority: whoever knows its secret may come in."""
+
+    def linked(self, peer: bytes) -> None:
+        """There is a link to ``peer`` now."""
+
+    def unlinked(self, peer: bytes) -> None:
+        """There is none any more."""
+
+    def on_message(self, peer: bytes, message: object) -> bool:
+        """Take a message that is about admission; false for anything else."""
+        return False
+
+    def is_out(self, peer: bytes) -> bool:
+        """Whether ``peer`` may not be a member any more, though its process may live."""
+        return False
+
+    def revoke(self, data: bytes) -> str:
+        """Take a revocation list from a person at this machine; returns what became of it."""
+        raise ConfigError(
+            "this run has no authority, so nobody can be revoked",
+            fix="found it anew with `atoll up --authority PUBKEY`: see docs/admission.md",
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Plain types, for `atoll status`."""
+        return {"mode": "secret"}
+
+
+class Guard(OpenGuard):
+    """Of a run with an authority, whose public key is all that it knows of it.
+
+    ``founds``: there is nobody else to judge; ``outside``: this peer is in no view; ``drop`` ends
+    the link to a peer and all its data streams; ``note`` takes the kind and the text of a line in
+    the log; ``stop``: this peer may not go on. AdmissionError if its own pass is no good.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        ledger: Ledger,
+        credential: bytes,
+        role: str,
+        *,
+        founds: bool,
+        send: Callable[[bytes, object], bool],
+        links: Callable[[], Sequence[bytes]],
+        drop: Callable[[bytes, str], None],
+        outside: Callable[[], bool],
+        note: Callable[[str, str], None],
+        stop: Callable[[AtollError], None],
+        spawn: Callable[[Any], None],
+    ) -> None:
+        self.ledger, self.credential, self.role = ledger, credential, role
+        self._me = home.peer_id
+        self._send, self._links, self._drop = send, links, drop
+        self._outside, self._note, self._stop, self._spawn = outside, note, stop, spawn
+        self._path = home.path / "admission"
+        self._present: dict[bytes, Credential] = {}  # what those with a link have shown
+        self._out: set[bytes] = set()  # whose links were ended, since they last came in
+        self._named: set[bytes] = set()  # who has sent forgeries on its present link
+        self._unsaved = self._saves = False
+        _load(self._path, ledger)
+        self._own = self._check_own(founds)
+
+    def _check_own(self, founds: bool) -> Credential:
+        """Members judge whether it is still good to come in with; a founder has only itself."""
+        now_s = time.time()
+        try:
+            own = self.ledger.judge(self._me, self.credential, self.role, now_s if founds else None)
+        except AdmissionError as error:
+            raise type(error)(f"not admitted: {error.what}", fix=fix_of(error)) from error
+        if not own.grant.expired(now_s) and self.ledger.record(own)[0] is not None:
+            self._save()
+        return own
+
+    # ------------------------------------------------------------ links
+
+    def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
+        """AdmissionError if the peer may not come in.
+
+        Outside a view this peer does not judge whether those that it calls came in in time: their
+        fellow members have, and will tell.
+        """
+        now_s = None if called and self._outside() else time.time()
+        found = self.ledger.judge(peer, theirs.credential, theirs.role, now_s)
+        if len(self._present) >= RECORDS_MAX:
+            linked = set(self._links())
+            self._present = {p: shown for p, shown in self._present.items() if p in linked}
+        self._present[peer] = found
+        self._out.discard(peer)
+        if now_s is not None:
+            self._keep(*self.ledger.record(found), source=peer)
+
+    def linked(self, peer: bytes) -> None:
+        shown = self._present.get(peer)
+        if shown is not None and (why := self.ledger.revoked(shown)):
+            self._end_soon(peer, why)  # between its hello and now
+        self._send(peer, Known(self.ledger.revocations.number, self.ledger.digest))
+
+    def _tell_all(self, peer: bytes, known: Known) -> None:
+        """What ``peer`` does not know yet; what it knows and we do not, it tells us."""
+        if known.number < self.ledger.revocations.number:
+            self._send(peer, Revoked(self.ledger.revocations.encode()))
+        if known.digest == self.ledger.digest:
+            return
+        told = [found.encode() for found in self.ledger.records()]
+        for start in range(0, len(told), RECORDS_PER_MESSAGE_MAX):
+            self._send(peer, Admitted(tuple(told[start : start + RECORDS_PER_MESSAGE_MAX])))
+
+    def unlinked(self, peer: bytes) -> None:
+        self._named.discard(peer)
+
+    def is_out(self, peer: bytes) -> bool:
+        return peer in self._out or self.ledger.is_out(peer)
+
+    # ------------------------------------------------------------ what others say
+
+    def on_message(self, peer: bytes, message: object) -> bool:
+        if peer in self._out:
+            return True  # what was on its way
+        if isinstance(message, Join | Hail):
+            shown = self._present.get(peer)
+            if shown is None or not shown.grant.permits(message.member.role):
+                raise RemoteProtocolError(f"its pass is not for the role {message.member.role}")
+            return False
+        try:
+            if isinstance(message, Known):
+                self._tell_all(peer, message)
+            elif isinstance(message, Revoked):
+                self._adopt(message.signed, peer)
+            elif isinstance(message, Admitted):
+                for data in message.credentials:
+                    self._keep(*self.ledger.learn(data), source=peer)
+            else:
+                return False
+        except AdmissionError as error:  # the sender should have noticed; nothing else is wrong
+            if peer not in self._named:
+                self._named.add(peer)
+                self._note("forged", f"{short(peer)} sent something forged: {error.what}")
+        return True
+
+    def revoke(self, data: bytes) -> str:
+        try:
+            new = self._adopt(data, None)
+        except PassForgedError as error:
+            raise PassForgedError(error.what, fix=fix_of(error)) from error
+        latest = self.ledger.revocations
+        if not new:
+            return f"nothing new: list {latest.number} is known already"
+        return f"list {latest.number} with {len(latest.ids)} revoked is told to all"
+
+    def _adopt(self, data: bytes, source: bytes | None) -> bool:
+        if not self.ledger.revoke(data):
+            return False
+        latest = self.ledger.revocations
+        by = f"from {short(source)}" if source else "given here"
+        self._note("revoked", f"list {latest.number}, {len(latest.ids)} revoked, {by}")
+        self._save()
+        self._tell(Revoked(data), source)  # the revoked too: so that they know why
+        if why := self.ledger.revoked(self._own):
+            self._stop(PassRevokedError(why, fix="ask whoever runs the authority"))
+        for peer, shown in self._present.items():
+            if peer in self._links() and (why := self.ledger.revoked(shown)):
+                self._end_soon(peer, why)
+        return True
+
+    def _keep(
+        self, found: Credential | None, displaced: Credential | None, *, source: bytes
+    ) -> None:
+        """A record is new: let everybody know, and let go whom it displaces."""
+        if found is None:
+            return
+        grant = found.grant
+        text = f"{short(found.peer)} came with {grant.describe()}, number {self.ledger.used(found)}"
+        self._note("admitted", f"{text} of {grant.peers_max}; its id is {found.peer.hex()}")
+        self._save()
+        self._tell(Admitted((found.encode(),)), source if source != found.peer else None)
+        if displaced is None:
+            return
+        why = f"more than {grant.peers_max} came with its token at once, and others stay"
+        if displaced.peer == self._me:
+            self._stop(PassUsedUpError(f"this peer goes: {why}", fix="ask for a token of its own"))
+        elif self._present.get(displaced.peer) == displaced:
+            self._end_soon(displaced.peer, why)
+
+    def _tell(self, message: object, source: bytes | None) -> None:
+        for peer in self._links():
+            if peer != source:
+                self._send(peer, message)
+
+    def _end_soon(self, peer: bytes, why: str) -> None:
+        # Not at once: we may have been called by that very link.
+        self._out.add(peer)
+        self._note("revoked", f"{short(peer)} is out: {why}")
+        asyncio.get_running_loop().call_soon(self._drop, peer, why)
+
+    # ------------------------------------------------------------ the home
+
+    def _save(self) -> None:
+        self._unsaved = True
+        if not self._saves:
+            self._saves = True
+            self._spawn(self._write())
+
+    async def _write(self) -> None:
+        while self._unsaved:
+            self._unsaved = False
+            told = tuple(found.encode() for found in self.ledger.records())
+            revoked = self.ledger.revocations
+            data = encode(AdmissionFile(revoked.encode() if revoked.number else b"", told))
+            try:
+                await asyncio.to_thread(write_atomic, self._path, data)
+            except OSError as error:  # a full disk must not end the training
+                self._note("disk", f"cannot save who was admitted in {self._path}: {error}")
+                self._unsaved = True
+                await asyncio.sleep(SAVE_PAUSE_S)
+        self._saves = False
+
+    # ------------------------------------------------------------ for people
+
+    def status(self) -> dict[str, Any]:
+        return standing(self.ledger, self._own, time.time())
+
+
+def _load(path: Path, ledger: Ledger) -> None:
+    """What an earlier life of this peer knew. ConfigError if the file is damaged."""
+    try:
+        document = decode(path.read_bytes(), allowed=(AdmissionFile,))
+        assert isinstance(document, AdmissionFile)
+        if document.revocations:
+            ledger.revoke(document.revocations)
+        for data in document.credentials:
+            ledger.learn(data)
+    except FileNotFoundError:
+        return
+    except (RemoteProtocolError, AdmissionError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.what}",
+            fix=f"remove it (rm {path}): the other members tell this peer again",
+        ) from error

@@ -1,0 +1,152 @@
+"""What a member knows about passes: who came with which, and who is revoked. Sans-I/O.
+
+*Judging.* A peer that shows a credential is let in if it is genuine, of this run, permits the role,
+is not revoked, and either was recorded before or is neither expired nor used up. So expiry is about
+coming in: whoever is recorded may come back later, as long as its home has the same identity.
+
+*Records* only grow. A token of N uses has at most N: if members that could not talk to each other
+have let in more, the N peers with the smallest hash stay, whatever the order in which anybody hears
+of them. So all members come to the same N, and nobody can fill a member's memory with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from atoll.collectives.errors import (
+    AdmissionError,
+    PassExpiredError,
+    PassForgedError,
+    PassMissingError,
+    PassRevokedError,
+    PassRoleError,
+    PassUsedUpError,
+)
+from atoll.peer.authority.grants import Credential, date_of
+from atoll.peer.authority.revocations import Revocations
+
+__all__ = ["RECORDS_MAX", "Ledger"]
+
+# Peers that a run may have (reliability_and_security.md 3.2); 1.6 MiB, in memory and in the home.
+RECORDS_MAX = 4096
+
+
+class Ledger:
+    """One run's, as one member knows it."""
+
+    def __init__(self, authority: bytes, run: str) -> None:
+        self.authority, self.run = authority, run
+        self.revocations = Revocations()
+        self._records: dict[bytes, dict[bytes, Credential]] = {}  # digest of the grant -> peer
+        self._known: set[bytes] = set()  # encoded credentials, to verify each once
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def records(self) -> list[Credential]:
+        """Of each grant together, the first that this member heard of first."""
+        return [found for peers in self._records.values() for found in peers.values()]
+
+    @property
+    def digest(self) -> bytes:
+        """Equal where the records are. Takes 2 ms for the most that there can be."""
+        pairs = sorted(grant + peer for grant, peers in self._records.items() for peer in peers)
+        return hashlib.sha256(b"".join(pairs)).digest()
+
+    def judge(self, peer: bytes, data: bytes, role: str, now_s: float | None) -> Credential:
+        """The credential of a peer that may come in; else an AdmissionError that says why not.
+
+        ``now_s``: seconds since 1970; None if others judge whether the peer is in already, because
+        it is them that this peer wants to come to.
+        """
+        if not data:
+            raise PassMissingError(
+                f"run {self.run} has an authority ({self.authority.hex()[:16]}), and"
+                " there is no pass of it"
+            )
+        found = Credential.parse(data, self.authority, self.run)
+        if found.peer != peer:
+            raise PassForgedError("this pass was given to another peer")
+        if why := self.revoked(found):
+            raise PassRevokedError(why)
+        if not found.grant.permits(role):
+            raise PassRoleError(
+                f"this pass is for the role {found.grant.role}, not for {role[:16]!r}"
+            )
+        if now_s is not None and not self.has(found):
+            self._check_new(found, now_s)
+        return found
+
+    def _check_new(self, found: Credential, now_s: float) -> None:
+        grant = found.grant
+        if grant.expired(now_s):
+            kind, since = "token" if grant.is_token else "pass", date_of(grant.not_after_s)
+            what = f"this {kind} expired {since}, and its holder was not in the run before"
+            raise PassExpiredError(what)
+        used = self.used(found)
+        if used >= grant.peers_max:
+            raise PassUsedUpError(f"this token was for {grant.peers_max}, and {used} came with it")
+        if len(self) >= RECORDS_MAX:
+            raise AdmissionError(f"{RECORDS_MAX} admissions are recorded, which is all that fit")
+
+    def revoked(self, found: Credential) -> str:
+        """Why this credential is no good any more; "" if it is."""
+        number, ids = self.revocations.number, self.revocations.ids
+        if found.peer in ids:
+            return f"the authority has revoked this peer (list {number})"
+        if found.grant.subject in ids:
+            return f"the authority has revoked the token that this peer came with (list {number})"
+        return ""
+
+    def is_out(self, peer: bytes) -> bool:
+        """Whether a peer is revoked, with all that it ever showed."""
+        if peer in self.revocations.ids:
+            return True
+        shown = [peers[peer] for peers in self._records.values() if peer in peers]
+        return bool(shown) and all(self.revoked(found) for found in shown)
+
+    def has(self, found: Credential) -> bool:
+        """Whether its peer was let in with this grant."""
+        return found.peer in self._records.get(found.grant.digest, ())
+
+    def used(self, found: Credential) -> int:
+        """How many peers are recorded with the same grant."""
+        return len(self._records.get(found.grant.digest, ()))
+
+    def learn(self, data: bytes) -> tuple[Credential | None, Credential | None]:
+        """Record what another member says; returns what is new, and whom it displaces.
+
+        PassForgedError or PassRunError for what no honest member would say.
+        """
+        if data in self._known:
+            return None, None
+        return self.record(Credential.parse(data, self.authority, self.run))
+
+    def record(self, found: Credential) -> tuple[Credential | None, Credential | None]:
+        """The same for a credential that is known to be genuine."""
+        digest, room = found.grant.digest, found.grant.peers_max
+        peers = self._records.get(digest, {})
+        if found.peer in peers or (len(peers) < room and len(self) >= RECORDS_MAX):
+            return None, None
+        displaced = None
+        if len(peers) >= room:
+            displaced = max(peers.values(), key=_rank)
+            if _rank(found) > _rank(displaced):
+                return None, None
+            self._known.discard(displaced.encode())
+            del peers[displaced.peer]
+        self._records.setdefault(digest, peers)[found.peer] = found
+        self._known.add(found.encode())
+        return found, displaced
+
+    def revoke(self, data: bytes) -> bool:
+        """Take a revocation list; whether it is newer than ours. PassForgedError."""
+        latest = Revocations.parse(data, self.authority)
+        if latest.number <= self.revocations.number:
+            return False
+        self.revocations = latest
+        return True
+
+
+def _rank(found: Credential) -> bytes:
+    return hashlib.sha256(found.grant.digest + found.peer).digest()

@@ -1,0 +1,116 @@
+"""With what a daemon comes into its run: the secret, and in a run with an authority its pass."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingError, PassRunError
+from atoll.peer.authority.grants import Credential, Grant
+from atoll.peer.authority.key import parse_id
+from atoll.peer.identity import Home, RunRecord
+from atoll.peer.net.invite import SECRET_BYTES, Invite
+
+__all__ = ["Entry", "add_admission_options", "entry_of_join", "entry_of_up"]
+
+INVITE_BYTES_MAX = 4096  # of a file that holds one
+
+
+class Entry(NamedTuple):
+    """``authority`` and ``credential`` are empty in a run that has none."""
+
+    secret: bytes
+    authority: bytes = b""
+    credential: bytes = b""
+
+    def record(self, run: str, known: tuple[str, ...] = ()) -> RunRecord:
+        return RunRecord(run, self.secret, known, self.authority, self.credential)
+
+
+def add_admission_options(up: Any) -> None:
+    admission = up.add_argument_group("a run with an authority, see docs/admission.md")
+    admission.add_argument(
+        "--authority", metavar="PUBKEY", help="what `atoll authority new` printed"
+    )
+    admission.add_argument(
+        "--pass",
+        dest="invite",
+        metavar="INVITE",
+        help="what the authority gave this peer, or a file that holds it",
+    )
+
+
+def entry_of_up(
+    parsed: argparse.Namespace, run: str, home: Home, record: RunRecord | None
+) -> Entry:
+    """What is asked for; where nothing is, what the home remembers. AdmissionError, ConfigError."""
+    if parsed.authority is None and parsed.invite is None:
+        secret = _secret(parsed.secret_file, record)
+        return Entry(secret, record.authority, record.credential) if record else Entry(secret)
+    if parsed.secret_file:
+        fix = "leave --secret-file out: the secret is in the pass"
+        raise ConfigError("--secret-file is for runs without an authority", fix=fix)
+    authority = parse_id(parsed.authority) if parsed.authority else b""
+    if record is not None and authority not in (b"", record.authority):
+        has = f"the authority {record.authority.hex()}" if record.authority else "no authority"
+        raise ConfigError(f"the run of this home has {has}", fix="use another --home")
+    if parsed.invite is None:
+        if record is None:
+            fix = "ask the authority for an invite, and give it with --pass"
+            raise PassMissingError(f"run {run} has an authority, and no --pass is given", fix=fix)
+        return Entry(record.secret, record.authority, record.credential)
+    invite = Invite.parse(_text_of(parsed.invite))
+    if not invite.authority:
+        fix = "give what `atoll authority invite` printed"
+        raise PassMissingError("the invite of --pass is not an authority's", fix=fix)
+    if invite.authority != (authority or (record.authority if record else b"")):
+        fix = "give --authority as `atoll authority new` printed it"
+        raise PassForgedError("--pass is not of the authority that this peer is to trust", fix=fix)
+    if invite.run != run:
+        fix = f"use --run {invite.run}, or an invite for {run}"
+        raise PassRunError(f"this pass is for run {invite.run}, not for {run}", fix=fix)
+    return entry_of_join(invite, home, record)
+
+
+def entry_of_join(invite: Invite, home: Home, record: RunRecord | None) -> Entry:
+    """ConfigError if the home is another run's; PassForgedError if the grant is no good."""
+    if record is not None and (record.run, record.secret) != (invite.run, invite.secret):
+        what = "another run" if record.run != invite.run else "an older run of the same name"
+        raise ConfigError(
+            f"this home belongs to {what}: {record.run}",
+            fix="use another --home, or remove this one's run.json to move it to the new run",
+        )
+    if not invite.authority:
+        return Entry(invite.secret)
+    grant = Grant.parse(invite.grant, invite.authority)
+    if grant.run != invite.run:
+        fix = "copy the whole invite again"
+        raise PassRunError(f"this pass is for run {grant.run}, not for {invite.run}", fix=fix)
+    credential = Credential.bind(grant, invite.authority, home.private_key, invite.seed)
+    return Entry(invite.secret, invite.authority, credential.encode())
+
+
+def _text_of(invite: str) -> str:
+    if invite.startswith("atoll://"):
+        return invite
+    with Path(invite).open(encoding="utf-8", errors="replace") as file:
+        text = file.read(INVITE_BYTES_MAX)
+    return next((word for word in text.split() if word.startswith("atoll://")), text)
+
+
+def _secret(path: str | None, record: RunRecord | None) -> bytes:
+    if path is None:
+        return record.secret if record is not None else secrets.token_bytes(SECRET_BYTES)
+    try:
+        secret = bytes.fromhex(Path(path).read_text("ascii").strip())
+    except ValueError as error:
+        raise ConfigError(f"{path} does not hold a secret", fix="make one: atoll secret") from error
+    if len(secret) != SECRET_BYTES:
+        what = f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}"
+        raise ConfigError(what, fix="make one: atoll secret")
+    if record is not None and record.secret != secret:
+        fix = "leave --secret-file out, or use another --home"
+        raise ConfigError(f"{path} is not the secret that this home has for its run", fix=fix)
+    return secret
