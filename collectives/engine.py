@@ -41,7 +41,6 @@ from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
-from atoll.collectives.robust import RobustRule
 from atoll.collectives.schedule import Admission, Frame, Idle, Kind, Schedule, Send
 from atoll.collectives.senders import Outlet, SendCalls, Senders
 from atoll.collectives.slots import parts_for
@@ -159,10 +158,6 @@ class Reduction:
         """Whether a thread reads or fills ``result``; once false after ``abort``, never again."""
         with self._changed:
             return bool(self._reading or self._folding.writing) or self._arrivals.writes_result
-
-    @property
-    def rule(self) -> RobustRule | None:
-        return self._plan.rule
 
     @property
     def destinations(self) -> frozenset[int]:

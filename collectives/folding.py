@@ -101,6 +101,9 @@ class Folding:
         except PartError as error:
             calls.failed(error.participant, error.why)
             return
+        except Exception as error:  # of the rule: what it was must not end a reader, or blame it
+            calls.failed(self._me, f"the rule: {reason_of(error)}")
+            return
         if self._parts.to_tell() is not None:
             with self._changed:
                 self._schedule.known()
@@ -121,6 +124,8 @@ class Folding:
             calls.failed(self._me, f"the mean of chunk {chunk}: {error.what}")
         except PartError as error:
             calls.failed(error.participant, error.why)
+        except Exception as error:  # as above
+            calls.failed(self._me, f"the result of chunk {chunk}: {reason_of(error)}")
         finally:
             with self._changed:
                 self.writing.discard(chunk)

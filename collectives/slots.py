@@ -77,7 +77,7 @@ def parts_for(
     """What the codec of the result asks for. ConfigError if this plan cannot give it: parts have to
     come to a chunk's owner as they are."""
     whole = result.codec
-    if plan.rule is not None:
+    if plan.rule is not None and not plan.rule.is_mean:
         return Stacks(plan, result, codec, is_root, source, own)
     if not isinstance(whole, Gathered):
         return Sums(result, codec, plan.factors(), is_root, source, own, plan.fold)

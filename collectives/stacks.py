@@ -13,18 +13,18 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.codecs import F32, U8, Codec
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.parts import PartError, Parts
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust.gram import Matrix, add_gram, packed_gram, unpacked_gram
 
-__all__ = ["ABSURD", "GRAM_PEERS_MAX", "Stacks"]
+__all__ = ["ABSURD", "Stacks"]
 
-# A part of a chunk that is so many times as long as the median of all is no honest mistake of
-# scale: units, a lost decimal point and an exploded learning rate stay far below.
+# A vector that is so many times as long as the median of all is no honest mistake of scale: units,
+# a lost decimal point and an exploded learning rate stay far below. Of whole vectors only: in a
+# chunk that one peer alone has trained, such as an expert's, it may well be.
 ABSURD: Final = 1e6
-GRAM_PEERS_MAX: Final = 256  # their inner products take 256 KiB, a quarter of the largest chunk
 
 
 class Stacks(Parts):
@@ -58,13 +58,13 @@ class Stacks(Parts):
         self._owner_of, self._owners = plan.owners, sorted({*plan.owners} - {NOBODY})
         self._told: U8 | None = None
         self._matrix: Matrix | None = None
-        if self._rule.needs_gram and len(self._counted) > GRAM_PEERS_MAX:
-            raise ConfigError(
-                f"{self._rule.text} compares whole vectors, of {GRAM_PEERS_MAX} peers at most",
-                fix="use a rule that works by coordinate: trimmed, median or meamed",
-            )
         if not self._rule.needs_gram:
             self._matrix = self._rule.matrix(None, len(self._counted), self._key)
+
+    @property
+    def allocated_bytes(self) -> int:
+        grams = sum(gram.nbytes for gram in [*self._grams.values(), *self._heard.values()])
+        return super().allocated_bytes + self._rows.nbytes + grams
 
     def in_place(self, chunk: int) -> bool:
         return False
@@ -93,9 +93,7 @@ class Stacks(Parts):
             return (chunk,)
         gram: Matrix = np.zeros((len(self._counted), len(self._counted)))
         with self._lock:
-            rows = self._decoded(chunk)
-            self._check_lengths(chunk, rows)
-            add_gram(rows, gram)
+            add_gram(self._decoded(chunk), gram)
             self._grams[chunk] = gram
             owner = self._owner_of[chunk]
             shard = self._shards[owner]
@@ -124,18 +122,18 @@ class Stacks(Parts):
             return ()
         count = len(self._counted)
         total = sum((self._heard[owner] for owner in self._owners), np.zeros((count, count)))
+        self._check_lengths(total)
         matrix = self._rule.matrix(total, count, self._key)
         self._matrix = np.eye(count) if matrix is None else matrix
+        if not np.isfinite(self._matrix).all():
+            raise LocalProtocolError(f"{self._rule.text} gives coefficients that are not finite")
         return tuple(sorted(self._grams))
 
     # ------------------------------------------------------------ the result
 
     def encode(self, chunk: int, out: U8) -> None:
         with self._lock:
-            rows = self._decoded(chunk)
-            if not self._rule.needs_gram:
-                self._check_lengths(chunk, rows)
-            values = self._rule.aggregate(rows, self._matrix)
+            values = self._rule.aggregate(self._decoded(chunk), self._matrix)
             for buffer in self._stacks.pop(chunk).values():
                 self.encoded.give(buffer)
         self._whole.encode(values, out)
@@ -150,14 +148,11 @@ class Stacks(Parts):
             self._codec.decode(part, self._rows[row, :size])
         return self._rows[:, :size]
 
-    def _check_lengths(self, chunk: int, rows: F32) -> None:
-        with np.errstate(over="ignore"):
-            lengths = np.array([float(np.linalg.norm(row)) for row in rows])
+    def _check_lengths(self, gram: Matrix) -> None:
+        lengths = np.sqrt(gram.diagonal())
         limit = ABSURD * float(np.median(lengths))
         for participant, length in zip(self._counted, lengths, strict=True):
             if length > limit > 0:
                 times = length / limit * ABSURD
-                text = (
-                    f"its contribution to chunk {chunk}: {times:.1g} times as long as the others'"
-                )
+                text = f"its contribution is {times:.1g} times as long as the others'"
                 raise PartError(participant, text)

@@ -98,7 +98,7 @@ def lead_chunks(plan: ReducePlan, part_bytes: int, sum_bytes: int) -> int:
         for p in range(len(plan.participants))
     )
     if plan.rule is not None and plan.rule.needs_gram:
-        return max(1, *shards.values())  # no result before all parts are here: see exchange.py
+        return max(shards.values(), default=1)  # no result before all parts: exchange.py
     wanted = max(LEAD_CHUNKS_MIN, max(shards.values(), default=0) // LEAD_PART)
     return max(1, min(wanted, LEAD_BYTES_MAX // max(1, open_bytes)))
 
@@ -354,8 +354,8 @@ class TreeSchedule:
                 waited = self._sources[root][self._added.get(chunk, 0) :]
                 late |= {p for p in waited if (p, chunk) not in self._arrived}
         late.discard(self._me)
-        behind |= self._exchange.waiting
-        return frozenset((late or behind) - {self._me, ROOT})
+        # Before all owners have been heard there are no results, so everybody would be behind.
+        return frozenset((late or self._exchange.waiting or behind) - {self._me, ROOT})
 
     def _refusal(self, src: int, what: str) -> RemoteProtocolError:
         return refused(self._plan.name(src), what)

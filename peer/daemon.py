@@ -274,7 +274,7 @@ class Daemon:
         if self.inquiry is not None:
             self.inquiry.on_message(peer, message)
         elif isinstance(message, ms.MEMBERSHIP):
-            self.feed(ev.Received(peer, message))
+            self.feed(ev.Received(peer, self.runner.believed(message)))
         elif not any(door.on_message(peer, message) for door in doors):
             raise RemoteProtocolError(f"nobody expects a {type(message).__name__} here")
 

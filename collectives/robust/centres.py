@@ -23,8 +23,8 @@ FLAG_SMOOTHING: Final = 1e-7  # of the weights of vectors that lie in the subspa
 
 
 def geometric_median(gram: Matrix) -> Matrix:
-    """The point with the least sum of distances, by Weiszfeld's iteration from the medoid, whose
-    distances are smoothed (Pillutla et al. 2022, algorithm 2)."""
+    """The point with the least sum of distances, by Weiszfeld's iteration from the mean, with
+    distances smoothed (Pillutla et al. 2022, algorithm 2)."""
     spread, inner = _spread(gram)
     if spread == 0.0:
         return _only(len(gram), medoid(distances(gram)))

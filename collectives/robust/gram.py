@@ -30,6 +30,9 @@ __all__ = [
 Matrix: TypeAlias = NDArray[np.float64]
 
 _LITTLE: Final = np.dtype("<f8")
+# Of 2^40 numbers next to the largest float32, which no shard has: sums over owners stay finite.
+PRODUCT_MAX: Final = 1e90
+ROUNDING: Final = 1e-9  # of sums of 2^40 products in float64, generously
 
 
 def add_gram(rows: Rows, total: Matrix) -> None:
@@ -47,16 +50,30 @@ def packed_gram(gram: Matrix) -> bytes:
 
 
 def unpacked_gram(data: bytes | memoryview, count: int) -> Matrix:
-    """ValueError unless it is of ``count`` vectors, finite, and no square is negative."""
+    """ValueError unless it can be the Gram matrix of ``count`` vectors of float32: finite, not too
+    large to be added up, and positive semidefinite but for rounding. Rules rely on that; whether it
+    is the one of what was sent, only who has the vectors can tell."""
     upper = np.frombuffer(data, _LITTLE).astype(np.float64)
     if upper.size != count * (count + 1) // 2:
         raise ValueError(f"{upper.size} inner products of {count} vectors")
     gram: Matrix = np.zeros((count, count))
     gram[np.triu_indices(count)] = upper
     gram += np.triu(gram, 1).T
-    if not np.isfinite(upper).all() or (gram.diagonal() < 0).any():
+    if not (np.abs(upper) <= PRODUCT_MAX).all() or not _is_positive(gram):
         raise ValueError("inner products that no vectors have")
     return gram
+
+
+def _is_positive(gram: Matrix) -> bool:
+    squares = gram.diagonal()
+    if (squares < 0).any():
+        return False
+    lengths = np.sqrt(squares)  # with it, numbers of very different size are judged alike
+    if (np.abs(gram) > ROUNDING * np.outer(lengths, lengths) + np.outer(lengths, lengths)).any():
+        return False
+    scale = np.zeros_like(lengths)
+    np.divide(1.0, lengths, out=scale, where=lengths > 0)
+    return bool(np.linalg.eigvalsh(gram * np.outer(scale, scale))[0] >= -ROUNDING * len(gram))
 
 
 def combined(gram: Matrix, matrix: Matrix) -> Matrix:

@@ -2,7 +2,8 @@
 
 Every function takes the Gram matrix of n vectors (gram.py), float64[n, n], and returns
 float64[k, n]: the rows of ``matrix @ vectors`` are what goes on. Vectors are in the order of peer
-ids, and of equal candidates the first counts, so that everyone chooses alike.
+ids, and of equal candidates the first counts. Owners that choose on different processors may differ
+in the last bit of a distance, and so between candidates that are all but equal.
 """
 
 from __future__ import annotations

@@ -36,13 +36,15 @@ from atoll.collectives.robust.coordinate import (
 from atoll.collectives.robust.coordinate import mean as plain_mean
 from atoll.collectives.robust.gram import Matrix, combined
 
-__all__ = ["FAULTY_MAX", "RULE_CHARACTERS_MAX", "RobustRule", "get_rule"]
+__all__ = ["FAULTY_MAX", "GRAM_PEERS_MAX", "RULE_CHARACTERS_MAX", "RobustRule", "get_rule"]
 
 RULE_CHARACTERS_MAX: Final = 128
 # The Gram matrix of more would not fit a frame, and MDA takes 2**f steps.
 FAULTY_MAX: Final = 64
 MDA_FAULTY_MAX: Final = 12
 NUMBER_MAX: Final = 1_024  # of m, s and r: there are no more members
+GRAM_PEERS_MAX: Final = 256  # their inner products take 256 KiB, a quarter of the largest chunk
+PAIRS_PEERS_MAX: Final = 32  # of flag: it looks for eigenvectors of as many columns as pairs
 _FIX: Final = "for example trimmed(f=1), nnm+trimmed(f=2), multi_krum(f=1), gm(f=1)"
 _PART: Final = re.compile(r"([a-z_]+)(?:\(([^()]*)\))?")
 
@@ -101,18 +103,16 @@ class RobustRule:
 
     @cached_property
     def least(self) -> int:
-        """The smallest number of vectors that it can aggregate."""
-        count = 1
-        while self._wrong_with(count):
-            count += 1
-        return count
+        """The smallest number of vectors that it can aggregate; 0 if no run has as many peers."""
+        most = GRAM_PEERS_MAX if self.needs_gram else NUMBER_MAX
+        return next((count for count in range(1, most + 1) if not self._wrong_with(count)), 0)
 
     def check(self, count: int) -> None:
         """ConfigError if it cannot bear ``f`` faulty ones among so many vectors."""
         wrong = self._wrong_with(count)
         if wrong:
             raise ConfigError(
-                f"{self.text} needs at least {self.least} peers, not {count}: {wrong}",
+                f"{self.text} needs at least {self.least} peers, and here are {count}: {wrong}",
                 fix="let more peers take part, or choose a smaller f or another rule",
             )
 
@@ -128,8 +128,12 @@ class RobustRule:
         slope, least, _ = _AGGREGATORS[last.name]
         if count < slope * self.f + least:
             return f"{last.name} needs {slope} f + {least} = {slope * self.f + least} of them"
-        if last.number("m", 1) > count:
-            return f"{last.name} cannot keep m={last.number('m', 1):g} of them"
+        if last.number("m", 1) > count - self.f:
+            return f"{last.name} must not keep m={last.number('m', 1):g} of them, f are faulty"
+        if last.number("pairs", 0) and count > PAIRS_PEERS_MAX:
+            return f"with pairs {last.name} is for at most {PAIRS_PEERS_MAX}"
+        if self.needs_gram and count > GRAM_PEERS_MAX:
+            return f"whole vectors of at most {GRAM_PEERS_MAX} are compared: take trimmed or median"
         return ""
 
     def matrix(self, gram: Matrix | None, count: int, key: int) -> Matrix | None:
@@ -212,9 +216,12 @@ def get_rule(text: str) -> RobustRule:
     faulty_max = MDA_FAULTY_MAX if last.name == "mda" else FAULTY_MAX
     if f > faulty_max:
         raise ConfigError(f"{text!r}: f is at most {faulty_max}", fix=_FIX)
-    if f > 0 and last.name == "mean" and not before:
-        raise ConfigError("a plain mean bears no faulty peer", fix=_FIX)
-    return RobustRule(text, parts, f)
+    if f > 0 and last.name == "mean":
+        raise ConfigError("a mean bears no faulty peer, of whatever it is", fix=_FIX)
+    rule = RobustRule(text, parts, f)
+    if not rule.least:
+        raise ConfigError(f"{text!r} needs more peers than it can have", fix=_FIX)
+    return rule
 
 
 def _part(text: str) -> Part:

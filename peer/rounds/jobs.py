@@ -34,7 +34,7 @@ from atoll.peer.rounds.keptcopy import KeptCopy
 from atoll.peer.rounds.resent import SentPayload
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["Job", "Jobs", "plan_of"]
+__all__ = ["Job", "Jobs", "plan_of", "rule_of"]
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class Job:
     tries: int = 1  # attempts at the round that began here, with this one
     sent: SentPayload = field(default_factory=SentPayload)
     again_bytes: int = 0  # payload that the round has cost twice here so far: see resent.py
+    rule: RobustRule | None = None  # that bears somebody
 
     @property
     def is_read(self) -> bool:
@@ -84,13 +85,11 @@ class Job:
     @property
     def finals(self) -> bytes:
         """The digests of the chunks that a retry may keep. Where every participant has a slot in a
-        chunk, those of an attempt with others would not fit, and a rule that compares whole vectors
-        has compared others': it begins anew."""
-        rule = self.reduction.rule if self.reduction is not None else None
-        whole = rule is not None and rule.needs_gram
-        return (
-            b"" if whole or isinstance(self.result.codec, Gathered) else self.result.packed_digests
-        )
+        chunk, those of an attempt with others would not fit: it begins anew. So it does with a
+        robust rule, of which nobody is believed to have a chunk that others have not."""
+        if self.rule is not None or isinstance(self.result.codec, Gathered):
+            return b""
+        return self.result.packed_digests
 
     def root_of(self, digests: list[bytes]) -> bytes:
         begin = self.begin
@@ -167,6 +166,11 @@ class Jobs:
         kept = _kept_of(begin, members, grid.count)
         if kept and isinstance(codec, Gathered):
             raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks with other slots")
+        rule = rule_of(begin, state)
+        if kept and rule is not None:
+            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks under a rule")
+        if rule is not None:  # of a result that is copied, too
+            rule.check(sum(weight > 0 for weight in begin.weights))
         before = self._by_round.get(begin.round)
         begun_s = time.monotonic() if before is None else before.begun_s
         if before is None or (before.result.codec, before.result.grid) != (codec, grid):
@@ -177,7 +181,7 @@ class Jobs:
             result = before.result
         if before is not None:
             self._forget(before)
-        job = self._by_round[begin.round] = Job(begin, kept, result, begun_s)
+        job = self._by_round[begin.round] = Job(begin, kept, result, begun_s, rule=rule)
         return job
 
     def begun_again(self, before: Job, job: Job) -> None:
@@ -206,7 +210,7 @@ def plan_of(
     begin: Begin, grid: ChunkGrid, kept: Collection[int], rule: RobustRule | None = None
 ) -> ReducePlan:
     """Of an attempt; all chunks but the ``kept`` ones are reduced. ``rule``: what takes the place
-    of the mean in steps. ConfigError if it makes none, as where the rule needs more peers."""
+    of the mean. ConfigError if it makes none, as where the rule needs more peers."""
     layout = begin.layout
     if layout is not None and layout.is_pairwise:
         plan = pairwise_plan(begin.participants, begin.weights, grid, kept)
@@ -216,9 +220,15 @@ def plan_of(
         plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
     if begin.operation is not None:
         return replace(plan, fold=begin.operation.op)
-    if rule is not None and begin.kind == STEP:
+    if rule is not None:
         return replace(plan, rule=rule, key=rule_key(begin.lineage, begin.round))
     return plan
+
+
+def rule_of(begin: Begin, state: ReplicatedState | None) -> RobustRule | None:
+    """What takes the place of the mean in this round, if that bears anybody."""
+    rule = state.spec.rule if state is not None and begin.kind == STEP else None
+    return None if rule is None or rule.is_mean else rule
 
 
 def _attempt_of(begin: Begin) -> tuple[bytes, int, int]:

@@ -200,9 +200,7 @@ class Reducer:
             self._failed(begin, (), "this peer's submission is gone")
             return
         kept = {item.chunk: item.digest for item in job.kept}
-        state = self._replica.state
-        rule = state.spec.rule if state is not None else None
-        plan, self.layout = plan_of(begin, job.result.grid, kept, rule), begin.layout
+        plan, self.layout = plan_of(begin, job.result.grid, kept, job.rule), begin.layout
         reduction = job.reduction = Reduction(
             plan=plan,
             me=plan.participants.index(self._me),

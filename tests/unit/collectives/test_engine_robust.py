@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, RemoteProtocolError
 from atoll.collectives.parts import PartError
 from atoll.collectives.plan import shared_plan
-from atoll.collectives.robust import get_rule
+from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.gram import add_gram
 from atoll.collectives.routes import ring
 from atoll.collectives.schedule import Frame
@@ -113,12 +115,13 @@ def test_some_may_own_nothing(make_group: MakeGroup) -> None:
         run(make_group(codec, weights=[1.0] * 5, rule=rule, planned=planned, total=256 * 12))
 
 
+@pytest.mark.parametrize("weights", [[1.0] * 3, [1.0] * 7, [1.0, 2.0, 3.0], [1.0, 0.0, 3.0, 0.5]])
 @pytest.mark.parametrize("rule", ["trimmed(f=0)", "nnm+trimmed(f=0)", "multi_krum(f=0)"])
 def test_with_nobody_to_bear_it_is_bit_for_bit_the_plain_mean(
-    make_group: MakeGroup, rule: str
+    make_group: MakeGroup, rule: str, weights: list[float]
 ) -> None:
     for name in ("float32", "int8"):
-        groups = [make_group(get_codec(name), weights=[1.0] * 4, rule=text) for text in (rule, "")]
+        groups = [make_group(get_codec(name), weights=weights, rule=text) for text in (rule, "")]
         for group in groups:
             group.start()
             group.wait_done()
@@ -153,17 +156,94 @@ def test_several_streams_bring_what_owners_tell_each_other_in_pieces(
     check(group)
 
 
-@pytest.mark.parametrize("rule", ["trimmed(f=1)", "nnm+trimmed(f=1)"])
+@pytest.mark.parametrize("rule", ["krum(f=1)", "nnm+trimmed(f=1)"])
 def test_absurd_lengths_are_named_by_every_owner(make_group: MakeGroup, rule: str) -> None:
     vectors = [np.random.default_rng(p).normal(size=5000).astype(np.float32) for p in range(5)]
     vectors[3] *= np.float32(1e9)
     group = make_group(get_codec("float32"), weights=[1.0] * 5, vectors=vectors, rule=rule)
     group.start()
-    assert group.any_failed.wait(WAIT_S)
+    until(lambda: all(group.failed))
     group.close()
-    said = [entry for found in group.failed for entry in found]
-    assert {participant for participant, _ in said} == {3}
-    assert all("times as long as the others'" in why for _, why in said)
+    for found in group.failed:
+        assert [participant for participant, _ in found] == [3]
+        assert "times as long as the others'" in found[0][1]
+
+
+def test_of_one_chunk_alone_no_length_is_absurd(make_group: MakeGroup) -> None:
+    """An expert that only one of them has trained."""
+    vectors = [np.random.default_rng(p).normal(size=5000).astype(np.float32) for p in range(5)]
+    for vector in vectors[:4]:
+        vector[:256] *= np.float32(1e-12)
+    for rule in ("trimmed(f=1)", "nnm+trimmed(f=1)"):
+        run(make_group(get_codec("float32"), weights=[1.0] * 5, vectors=vectors, rule=rule))
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_who_does_not_tell_is_the_one_that_is_missing(make_group: MakeGroup) -> None:
+    group = make_group(get_codec("float32"), weights=[1.0] * 5, rule="krum(f=1)", total=256 * 20)
+
+    class Silent:
+        def __init__(self, outlet: Any) -> None:
+            self.outlet = outlet
+
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
+            return None if kind == Kind.GRAM else self.outlet.send(kind, chunk, payload, offset)
+
+    class Direct:
+        def __init__(self, src: int, dest: int) -> None:
+            self.src, self.dest = src, dest
+
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
+            frame = Frame(self.src, kind, chunk)
+            buffer = group.reductions[self.dest].reserve(frame, len(payload), WAIT_S)
+            if buffer is not None:
+                buffer[:] = payload
+                group.reductions[self.dest].received(frame)
+
+    for src, reduction in enumerate(group.reductions):
+        outlets = {dest: Direct(src, dest) for dest in reduction.destinations}
+        reduction.start({d: Silent(o) if src == 4 else o for d, o in outlets.items()})
+    others = [reduction for me, reduction in enumerate(group.reductions) if me != 4]
+    until(lambda: all(reduction.missing() == {4} for reduction in others))
+    group.close()
+
+
+@pytest.mark.parametrize("rule", ["gm(f=1)", "mda(f=1)", "caf(f=1)", "nnm+trimmed(f=1)"])
+@pytest.mark.parametrize("number", [1.7e308, 1e80, 1e-300])
+def test_who_tells_what_cannot_be_is_named_and_nobody_else(
+    make_group: MakeGroup, rule: str, number: float
+) -> None:
+    group = make_group(get_codec("float32"), weights=[1.0] * 5, rule=rule, total=256 * 20)
+    upper = np.zeros(15)
+    upper[1] = number  # of the first two; their squares are zero
+    frame = Frame(1, Kind.GRAM, group.plan.owners.index(1))
+    buffer = group.reductions[0].reserve(frame, 120, WAIT_S)
+    buffer[:] = upper.tobytes()
+    group.reductions[0].received(frame)
+    assert [participant for participant, _ in group.failed[0]] == [1]
+
+
+@pytest.mark.parametrize("where", ["matrix", "aggregate"])
+def test_a_rule_that_raises_ends_no_thread_and_blames_no_other(
+    make_group: MakeGroup, where: str
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    group = make_group(get_codec("float32"), weights=[1.0] * 5, rule="krum(f=1)", total=256 * 20)
+    with patch.object(RobustRule, where, broken):
+        group.start()
+        until(lambda: all(group.failed))
+        group.close()
+    for me, found in enumerate(group.failed):
+        assert [participant for participant, _ in found] == [me]
+        assert "a defect" in found[0][1]
 
 
 def test_a_part_that_is_not_finite_is_named(make_group: MakeGroup) -> None:
@@ -267,7 +347,7 @@ def test_in_one_process_absurd_lengths_are_refused() -> None:
         return lambda chunk, out: out.fill(value)
 
     sources = [source(value) for value in (1, 1e9, 1)]
-    codec, rule = get_codec("float32"), get_rule("trimmed(f=1)")
+    codec, rule = get_codec("float32"), get_rule("gm(f=1)")
     with pytest.raises(PartError, match="times as long") as raised:
         reduce_together(codec, grid_for(1000), [1.0] * 3, sources, rule=rule)
     assert raised.value.participant == 1

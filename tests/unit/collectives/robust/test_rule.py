@@ -20,13 +20,12 @@ LEAST = {
     "meamed(f=3)": 7,
     "krum(f=2)": 7,
     "multi_krum(f=1)": 5,
-    "multi_krum(f=1,m=6)": 6,
+    "multi_krum(f=1,m=6)": 7,
     "bulyan(f=2)": 11,
     "mda(f=1)": 3,
     "gm(f=4)": 9,
     "nnm+trimmed(f=2)": 5,
     "bucketing(s=2)+median(f=1)": 5,
-    "nnm+mean(f=1)": 3,
     "trimmed(f=0)": 1,
 }
 
@@ -37,7 +36,9 @@ def test_how_many_peers_a_rule_needs(text: str) -> None:
     assert rule.least == LEAST[text]
     rule.check(rule.least)
     if rule.least > 1:
-        with pytest.raises(ConfigError, match=f"needs at least {rule.least} peers"):
+        with pytest.raises(
+            ConfigError, match=f"needs at least {rule.least} peers, and here are {rule.least - 1}"
+        ):
             rule.check(rule.least - 1)
 
 
@@ -60,6 +61,11 @@ def test_how_many_peers_a_rule_needs(text: str) -> None:
         "nnm(f=1)+trimmed(f=1)",
         "best(f=1)",
         "mean(f=1)",
+        "nnm+mean(f=1)",
+        "bucketing(s=2)+mean(f=1)",
+        "bucketing(s=1024)+bucketing(s=1024)+median(f=1)",
+        "flag(f=20,pairs=1)",
+        "multi_krum(f=1,m=1000)",
         "bucketing(s=0)+gm(f=1)",
         "centered_clip(f=1,tau=0)",
         "mda(f=40)",
@@ -133,6 +139,33 @@ def test_inner_products_of_parts_add_up_to_those_of_the_whole() -> None:
         parts += unpacked_gram(packed_gram(part), 6)
     np.testing.assert_allclose(parts, whole, rtol=1e-12)
     np.testing.assert_allclose(whole, rows.astype(np.float64) @ rows.T.astype(np.float64))
+
+
+@pytest.mark.parametrize(
+    "upper",
+    [
+        [1.7e308, 0, 0, 1, 0, 1],  # sums of several such are infinite
+        [1, 2, 0, 1, 0, 1],  # Cauchy and Schwarz
+        [1, -0.9, -0.9, 1, -0.9, 1],  # three vectors cannot all be against each other
+        [0, 1e-300, 0, 1, 0, 1],
+        [-1e-9, 0, 0, 1, 0, 1],
+    ],
+)
+def test_finite_numbers_may_be_no_inner_products_either(upper: list[float]) -> None:
+    with pytest.raises(ValueError, match="inner products"):
+        unpacked_gram(np.array(upper, "<f8").tobytes(), 3)
+
+
+def test_inner_products_of_vectors_of_any_size_pass() -> None:
+    dice = np.random.default_rng(9)
+    for scale in (1e-30, 1e-3, 1.0, 1e18):
+        for columns in (1, 2, 50, 4000):  # so few that they depend on each other, and many
+            rows = (dice.normal(size=(8, columns)) * scale).astype(np.float32)
+            rows[1], rows[2] = rows[0], 0
+            rows[3] *= np.float32(1e10)
+            gram = np.zeros((8, 8))
+            add_gram(rows, gram)
+            np.testing.assert_array_equal(unpacked_gram(packed_gram(gram), 8), gram)
 
 
 @pytest.mark.parametrize(
