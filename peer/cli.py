@@ -6,9 +6,14 @@ connection, admission, daemon; 20 to 26 protocol, specification, round, state; 1
 
 from __future__ import annotations
 
+import os
+
+# Before numpy is loaded. The small matrices of robust rules take it a hundred times as long with
+# many threads on a busy machine, and cores are for trainers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import argparse
 import json
-import os
 import secrets
 import sys
 import time

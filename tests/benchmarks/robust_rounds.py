@@ -13,10 +13,13 @@ smaller part of the time.
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in daemons (peer/cli.py)
+
 import argparse
 import gc
 import multiprocessing
-import os
 import resource
 import socket
 import statistics
@@ -91,7 +94,6 @@ def main() -> None:
     parser.add_argument("--streams", default="sealed")
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     chosen = parser.parse_args()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     fork = multiprocessing.get_context("fork")
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(chosen.peers)]
     addresses = [("127.0.0.1", listener.getsockname()[1]) for listener in listeners]

@@ -1,0 +1,94 @@
+"""Rounds with a robust rule over real TLS links: what is refused, and what nobody is believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
+
+from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.peer.group import events as ev
+from atoll.peer.group.kept import Kept, pack_kept
+from atoll.peer.group.messages import Begin, Finals, Origin
+
+ELEMENTS = 60_000
+CHAIN = b"c" * 32
+
+
+def refusals(site: Site) -> list[str]:
+    return [event.why for event in site.fed if isinstance(event, ev.ReduceFailed)]
+
+
+@pytest.mark.parametrize("rule", ["trimmed(f=1)", "nnm+trimmed(f=1)"])
+def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, aggregate=rule)
+        state = sites[0].state
+        truth = SwarmState(state.spec, state.manifest, lambda flat: np.copyto(flat, state.theta))
+        for number, weights in ((2, (1.0, 5.0, 1.0, 2.0)), (3, (1.0, 1.0, 0.0, 1.0))):
+            given = [
+                Submitted(n, site.inputs.copy(), weight)
+                for n, (site, weight) in enumerate(zip(sites, weights, strict=True))
+            ]
+            begin = replace(begin_of(sites, 1, number), weights=weights)
+            truth.commit(given)
+            for site in sites:
+                site.runner.carry_out(ev.Reduce(begin))
+            await eventually(lambda b=begin: all(site.reduced(1, b.round) for site in sites))
+            for site in sites:
+                site.runner.carry_out(ev.Apply(begin, CHAIN))
+            await eventually(lambda b=begin: all(site.applied(b.round) for site in sites))
+            for site in sites:
+                assert site.state.theta.tobytes() == truth.theta.tobytes()
+
+    scenario(tmp_path, "abcd", play)
+
+
+def test_too_few_neither_reduce_nor_copy(tmp_path: Path) -> None:
+    """A result that one peer made alone is not taken, whoever says that it is the round's."""
+
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, aggregate="trimmed(f=1)")
+        begin = replace(begin_of(sites, 1), weights=(1.0, 1.0, 0.0))
+        sites[0].runner.carry_out(ev.Reduce(begin))
+        await eventually(lambda: refusals(sites[0]))
+        assert "needs at least 3 peers, and here are 2" in refusals(sites[0])[0]
+        alone = replace(begin, attempt=2, participants=begin.participants[:1], weights=(1.0,))
+        sites[1].runner.carry_out(ev.Fetch(alone, begin.participants[0]))
+        await eventually(lambda: any("here are 1" in line for line in sites[1].logs))
+        assert sites[1].runner.reducer.jobs.get(begin.round) is None
+
+    scenario(tmp_path, "abc", play)
+
+
+def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, aggregate="trimmed(f=1)")
+        begin = begin_of(sites, 1)
+        made_up = Finals(LINEAGE, begin.view, begin.round, 1, b"x" * 32)
+        for site in sites:
+            assert site.runner.believed(made_up) == replace(made_up, digests=b"")
+            assert site.runner.believed(begin) is begin
+            site.runner.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        assert all(job.finals == b"" for site in sites for job in site.runner.reducer.jobs.all)
+        past = (Origin(begin.participants, begin.weights),)
+        kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
+        again: Begin = replace(begin, attempt=2, past=past, kept=kept)
+        sites[0].runner.carry_out(ev.Reduce(again))
+        await eventually(lambda: refusals(sites[0]))
+        assert "keeps chunks under a rule" in refusals(sites[0])[0]
+
+    scenario(tmp_path, "abc", play)
+
+
+def test_without_a_rule_that_bears_somebody_chunks_are_kept(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, aggregate="trimmed(f=0)")
+        said = Finals(LINEAGE, 1, 2, 1, b"x" * 32)
+        assert sites[0].runner.believed(said) is said
+
+    scenario(tmp_path, "ab", play)
