@@ -55,7 +55,7 @@ demo: $(STAMP)
 # run beside each other; what measures a network is alone. With ARGS it is one run of what they say.
 ALONE := tests/netlab
 DAEMONS := tests/processes
-SHARED := tests/unit tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
+SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
 test: $(STAMP)
 ifeq ($(ARGS),)
