@@ -4,9 +4,9 @@
     make bench-robust ARGS=--quick
 
 What is finished is kept in a file (``--out``), so the same command goes on where it was stopped,
-killed or ran out of ``--minutes``. The whole of it takes less than an hour of CPU. ``--quick``: two
-rules and six attacks for a few rounds, under two minutes of one core; exit code 1 if the best rule is
-ruined, or if the attacks do not hurt the mean.
+killed or ran out of ``--minutes``. The whole of it takes less than an hour of CPU; ``--list`` says
+what is left. ``--quick``: two rules and six attacks for a few rounds, under two minutes of one
+core; exit code 1 if the best rule is ruined, or if the attacks do not hurt the mean.
 """
 
 from __future__ import annotations
