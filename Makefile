@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate replay shrink \
-        mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick clean
+        mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
+        bench-robust clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -28,6 +29,8 @@ help:
 	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
 	@echo "make bench-convergence   held-out loss against bytes sent, of every method; two hours, and it"
 	@echo "             goes on where it was stopped; make bench-convergence-quick: under five minutes"
+	@echo "make bench-robust   what attacks cost a run with each robust rule; an hour, and it goes on;"
+	@echo "             ARGS=--quick: a few of them, about two minutes"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
@@ -55,7 +58,7 @@ demo: $(STAMP)
 # run beside each other; what measures a network is alone. With ARGS it is one run of what they say.
 ALONE := tests/netlab
 DAEMONS := tests/processes
-SHARED := tests/unit tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
+SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
 test: $(STAMP)
 ifeq ($(ARGS),)
@@ -96,6 +99,11 @@ bench-convergence: $(STAMP)
 
 bench-convergence-quick: $(STAMP)
 	$(CONVERGENCE) --quick $(ARGS)
+
+# An hour of one core; ARGS=--list says what is left, ARGS="--rules mean gm --attacks alie" runs a part,
+# ARGS="--minutes 30" stops after a while. Results and tables: docs/robust.
+bench-robust: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.robust $(ARGS)
 
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation

@@ -88,9 +88,15 @@ class Swarm:
 
     def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         if self._state is None:
-            self._state = SwarmState(spec, manifest, initial)
+            self._state = self.new_state(spec, manifest, initial)
             self.round += 1
         check_same((spec, manifest), (self._state.spec, self._state.manifest), "swarm")
+
+    def new_state(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]
+    ) -> SwarmState:
+        """The run's, when the first worker attaches. A test bench has one whose workers lie."""
+        return SwarmState(spec, manifest, initial)
 
     def check_collectives(self) -> None:
         """ConfigError if the run has none."""

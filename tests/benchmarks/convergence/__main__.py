@@ -13,7 +13,6 @@ in under five minutes; exit code 1 if one diverges or has learnt too little.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
@@ -26,11 +25,9 @@ from benchmarks.convergence.quick import faults
 from benchmarks.convergence.report import write_report
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
-from benchmarks.convergence.runner import Runner
+from benchmarks.convergence.runner import Runner, one_row
 from benchmarks.convergence.sizes import SIZES, default_size
 from benchmarks.convergence.training import run_row
-
-from atoll.optim.text import load_text
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "docs" / "convergence"  # the table of the smallest model; others lie below it
@@ -41,7 +38,8 @@ USUAL = Plan()
 def main() -> int:
     chosen = parsed()
     if chosen.one:
-        return one_row(chosen.one, chosen.cache)
+        row = Row.of(chosen.one)
+        return one_row(lambda *given: run_row(row, *given), chosen.cache)
     plan = quick_plan() if chosen.quick else plan_of(chosen)
     out = chosen.out or usual_folder(plan, chosen.quick)
     if chosen.quick:
@@ -125,23 +123,6 @@ def usual_folder(plan: Plan, quick: bool) -> Path:
 def command_of(cache: Path) -> Callable[[Row], list[str]]:
     options = ["-m", "benchmarks.convergence", "--cache", str(cache), "--one"]
     return lambda row: [sys.executable, *options, row.name]
-
-
-def one_row(name: str, cache: Path) -> int:
-    """In the process of a row: its result on the standard output."""
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # another row has the other core
-    torch.set_float32_matmul_precision("high")  # tensor cores, where there are any
-    parent = os.getppid()
-
-    def each_step() -> None:
-        if os.getppid() != parent:
-            sys.exit("the benchmark has ended")
-
-    text = load_text(log=lambda line: print(line, file=sys.stderr))
-    result = run_row(Row.of(name), text, cache / "warm", each_step)
-    print(result.to_json(), flush=True)
-    return 0
 
 
 def show_list(plan: Plan, results: Results, pattern: str) -> None:

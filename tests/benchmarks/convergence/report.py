@@ -13,7 +13,7 @@ from benchmarks.convergence.plot import Level, Mark, plot
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.table import document, groups, heading_of, plot_name
 
-__all__ = ["write_report"]
+__all__ = ["replace_file", "write_report"]
 
 AXES = (
     "bytes sent per peer in the method's own steps (encoded payload, logarithmic)",
@@ -25,9 +25,11 @@ HIGHEST = 1.25  # of the ceiling's loss; what is worse lies on the upper edge: b
 def write_report(folder: Path, plan: Plan, results: Results) -> None:
     """``README.md`` and the plots; each file is replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "README.md", document(plan, results))
+    replace_file(folder / "README.md", document(plan, results))
     for start, steps, lines in groups(summaries(plan, results)):
-        _replace(folder / plot_name(start, steps), picture(plan, heading_of(start, steps), lines))
+        replace_file(
+            folder / plot_name(start, steps), picture(plan, heading_of(start, steps), lines)
+        )
 
 
 def picture(plan: Plan, title: str, lines: Sequence[Summary]) -> str:
@@ -58,7 +60,8 @@ def shape_of(plan: Plan, sync_every: int) -> int:
     return plan.sync_every.index(sync_every) if sync_every in plan.sync_every[:2] else 2
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """As a whole: nobody finds half of it."""
     part = path.with_suffix(".part")
     part.write_text(text, "utf-8")
     os.replace(part, path)

@@ -6,16 +6,21 @@ is begun anew next time. What it prints goes into a log, which is shown if it fa
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
 
-__all__ = ["Runner"]
+from atoll.optim.text import Text, load_text
+
+__all__ = ["Runner", "one_row"]
 
 POLL_S = 0.2  # rows take minutes
 LOG_LINES = 15  # of a process that failed
@@ -90,3 +95,20 @@ class Runner:
             result = Result.from_json(said)
             self._results.add(result)
             self._done(result)
+
+
+def one_row(run: Callable[[Text, Path, Callable[[], None]], Result], cache: Path) -> int:
+    """In the process of a row: what ``run`` gives of the text, on the standard output. It is also
+    given the folder of warm starts, and what it has to call often."""
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # another row has the other core
+    torch.set_float32_matmul_precision("high")  # tensor cores, where there are any
+    parent = os.getppid()
+
+    def each_step() -> None:
+        if os.getppid() != parent:
+            sys.exit("the benchmark has ended")
+
+    text = load_text(log=lambda line: print(line, file=sys.stderr))
+    print(run(text, cache / "warm", each_step).to_json(), flush=True)
+    return 0

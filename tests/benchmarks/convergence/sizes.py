@@ -63,6 +63,7 @@ SIZES = {
         Size("0.8M-128", 128, 4, 4, 128, 8, (2e-3, 4e-3, 8e-3)),
         Size("quick", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), final_windows=512),
         Size("tiny", 16, 1, 2, 16, 2, (4e-3, 8e-3), final_windows=64),  # of the tests
+        Size("68k", 64, 1, 2, 32, 8, (8e-3, 1.6e-2, 3.2e-2), final_windows=2048),  # of robust rules
         Size("30M", 512, 10, 8, 256, 16, (5e-4, 1e-3, 2e-3)),
         Size("100M", 768, 14, 12, 512, 16, (2.5e-4, 5e-4, 1e-3)),
     )

@@ -35,7 +35,7 @@ from atoll.optim import ByteTransformer, Swarm, TextBatches
 from atoll.optim.swarm import SwarmSession
 from atoll.optim.text import Text
 
-__all__ = ["Divergence", "ring_bytes", "run_row", "speeds", "train_plainly"]
+__all__ = ["Divergence", "Run", "ring_bytes", "run_row", "speeds", "train_plainly"]
 
 SCORE_WINDOWS, SCORE_SEED = 64, 2**31  # of methods that ask how well a worker does
 EVALUATIONS = 4  # evenly over the steps of a row with those of the warm start; H divides them
@@ -49,22 +49,7 @@ def run_row(
     row: Row, text: Text, cache: Path, each_step: Callable[[], None] = lambda: None
 ) -> Result:
     """``cache``: the folder of warm starts. ``each_step`` is called often and may raise."""
-    wall_s, cpu_s = time.monotonic(), time.process_time()
-    run = _Run(row, text, cache, each_step)
-    failed = ""
-    try:
-        run.train()
-    except Divergence as error:
-        failed = str(error)
-    return Result(
-        row=row,
-        points=tuple(run.curve.points()),
-        elements=run.elements,
-        wall_s=round(time.monotonic() - wall_s, 1),
-        cpu_s=round(time.process_time() - cpu_s, 1),
-        made_with=made_with(text),
-        failed=failed,
-    )
+    return Run(row, text, cache, each_step).result()
 
 
 def ring_bytes(elements: int, workers: int, steps: int) -> float:
@@ -129,26 +114,52 @@ class _Curve:
         ]
 
 
-class _Run:
+class Run:
+    """Other benchmarks change what a row's method is, its swarm, and what its workers read."""
+
     def __init__(self, row: Row, text: Text, cache: Path, each_step: Callable[[], None]) -> None:
         self.row, self.line = row, row.line
-        self.entry: Entry = METHODS[row.line.method]
+        self.entry = self.entry_of(row.line.method)
         self.size: Size = SIZES[row.line.size]
         self._text, self._cache, self._each_step = text, cache, each_step
         self.elements = sum(p.numel() for p in self.size.model(row.seed).parameters())
         heldout = HeldOut(text, self.size.context)
         self.curve = _Curve(heldout, self.line.steps, self.size.final_windows)
         quarters = range(1, EVALUATIONS + 1)
-        self._evaluated = {self.line.steps * quarter // EVALUATIONS for quarter in quarters}
+        self.evaluated = {self.line.steps * quarter // EVALUATIONS for quarter in quarters}
         self._warm: dict[str, Any] | None = None
 
+    def entry_of(self, method: str) -> Entry:
+        return METHODS[method]
+
+    def swarm(self) -> Swarm:
+        return Swarm(self.line.workers, speeds(self.entry.slowest, self.line.workers))
+
+    def result(self) -> Result:
+        wall_s, cpu_s = time.monotonic(), time.process_time()
+        failed = ""
+        try:
+            self.train()
+        except Divergence as error:
+            failed = str(error)
+        return Result(
+            row=self.row,
+            points=tuple(self.curve.points()),
+            elements=self.elements,
+            wall_s=round(time.monotonic() - wall_s, 1),
+            cpu_s=round(time.process_time() - cpu_s, 1),
+            made_with=made_with(self._text),
+            failed=failed,
+        )
+
     def train(self) -> None:
+        """Divergence."""
         if self.line.start == WARM:
             self._warm = self._warm_start()
         if self.entry.make is None:
             self._plain(self.line.workers if self.entry.name == CEILING else 1)
             return
-        swarm = Swarm(self.line.workers, speeds(self.entry.slowest, self.line.workers))
+        swarm = self.swarm()
         try:
             swarm.run(lambda session: self._work(session, swarm))
         except CodecError as error:
@@ -161,7 +172,7 @@ class _Run:
         def train() -> dict[str, Any]:
             model, inner = self._fresh()
             rates = [rate_at(step, self.line.steps, lr) for step in range(self.line.first_step)]
-            everybody = [self._batches(worker, 0) for worker in range(self.line.workers)]
+            everybody = [self.batches(worker, 0) for worker in range(self.line.workers)]
             for rate in rates:
                 self._each_step()
                 train_plainly(model, inner, everybody, [rate])
@@ -185,7 +196,7 @@ class _Run:
             inner.load_state_dict(deepcopy(self._warm["inner"]))  # which it would else share
         return model, inner
 
-    def _batches(self, worker: int, first_step: int) -> TextBatches:
+    def batches(self, worker: int, first_step: int) -> TextBatches:
         seed = 1000 * self.row.seed + worker
         size = self.size
         batches = TextBatches(self._text, context=size.context, batch=size.batch, seed=seed)
@@ -212,12 +223,12 @@ class _Run:
         """One model, whose batch is that of all workers; bytes as of a ring."""
         model, inner = self._fresh()
         first = self.line.first_step
-        batches = [self._batches(worker, first) for worker in range(workers)]
+        batches = [self.batches(worker, first) for worker in range(workers)]
         self.curve.read(first, model, 0, 1, 0.0)
         for step in range(first, self.line.steps):
             self._each_step()
             train_plainly(model, inner, batches, [self._rate(step)])
-            if step + 1 in self._evaluated:
+            if step + 1 in self.evaluated:
                 sent = ring_bytes(self.elements, workers, step + 1 - first)
                 self.curve.read(step + 1, model, 0, 1, sent)
 
@@ -237,7 +248,7 @@ class _Run:
         assert self.entry.make is not None
         outer = self.entry.make(model, inner, session, case)
         stepped = inner if self.entry.uses_inner else outer
-        batches = self._batches(session.number, first)
+        batches = self.batches(session.number, first)
         where = where_is(model)
 
         def read(step: int) -> None:
@@ -251,6 +262,6 @@ class _Run:
             set_rate(stepped, self._rate(step))
             bytes_BT, next_BT = (part.to(where) for part in batches.next())
             self.entry.step(stepped, lambda x=bytes_BT, y=next_BT: model.loss(x, y))  # type: ignore[misc]
-            if step + 1 in self._evaluated:
+            if step + 1 in self.evaluated:
                 read(step + 1)
         outer.close()
