@@ -125,7 +125,7 @@ def test_a_rule_that_needs_more_peers_than_are_left_stops() -> None:
 
 
 def test_an_absurd_length_is_left_out_as_well() -> None:
-    swarm = trained("trimmed(f=3)", SignFlip(1e9))
+    swarm = trained("nnm+trimmed(f=3)", SignFlip(1e9))
     assert {worker for _, worker, _ in swarm.state.excluded} == {*ATTACKERS}
     assert "times as long as the others'" in swarm.state.excluded[0][2]
 

@@ -81,7 +81,7 @@ def setting_of(row: Row) -> Setting:
 
 def test_a_rule_whose_precondition_does_not_hold_is_not_run_and_named() -> None:
     assert {*RULES} - {*PLAN.possible} == {"bucketing(s=2)+trimmed"}
-    assert "needs at least 13 peers, not 10" in PLAN.why_not("bucketing(s=2)+trimmed")
+    assert "needs at least 13 peers, and here are 10" in PLAN.why_not("bucketing(s=2)+trimmed")
     assert replace(PLAN, workers=14).possible == RULES
 
 
@@ -194,7 +194,7 @@ def test_the_document_shows_every_attack_and_rule(tmp_path: Path) -> None:
     assert "- `mean:3x:nan`: NaN\n" in text
     for name in ATTACKS:
         assert text.count(f"\n| {name} |") == 3
-    assert "13 peers, not 10" in text
+    assert "13 peers, and here are 10" in text
 
 
 def test_a_document_without_rows_says_how_to_get_some(tmp_path: Path) -> None:
