@@ -95,15 +95,15 @@ class Folding:
         self._release(lambda: self._parts.told(owner, data), calls)
 
     def _release(self, ask: Callable[[], Sequence[int]], calls: FoldCalls) -> None:
-        """Finish the chunks that can be encoded now."""
+        """Finish the chunks that can be encoded now. What there is to tell is told in any case, or
+        the others would wait for us and never see what is wrong."""
+        chunks: Sequence[int] = ()
         try:
             chunks = ask()
         except PartError as error:
             calls.failed(error.participant, error.why)
-            return
         except Exception as error:  # of the rule: what it was must not end a reader, or blame it
             calls.failed(self._me, f"the rule: {reason_of(error)}")
-            return
         if self._parts.to_tell() is not None:
             with self._changed:
                 self._schedule.known()

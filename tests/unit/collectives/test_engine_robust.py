@@ -169,6 +169,47 @@ def test_absurd_lengths_are_named_by_every_owner(make_group: MakeGroup, rule: st
         assert "times as long as the others'" in found[0][1]
 
 
+def test_an_owner_that_sees_it_last_tells_the_others_all_the_same(make_group: MakeGroup) -> None:
+    """Or they would wait for its inner products, and name it instead. Its last part comes from
+    somebody that owns nothing, after all others have told."""
+
+    def planned(ids: Any, weights: Any, grid: Any, kept: Any) -> Any:
+        return shared_plan(ids, weights, grid, kept, (1, 0, 1, 1, 1))
+
+    vectors = [np.random.default_rng(p).normal(size=5000).astype(np.float32) for p in range(5)]
+    vectors[3] *= np.float32(1e9)
+    more = {"vectors": vectors, "rule": "krum(f=1)", "planned": planned}
+    group = make_group(get_codec("float32"), weights=[1.0] * 5, chunk_elements=256, **more)
+    told, last = threading.Semaphore(0), group.plan.owners.index(2) - 1
+
+    class Direct:
+        def __init__(self, src: int, dest: int) -> None:
+            self.src, self.dest = src, dest
+
+        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
+            if (kind, self.src, self.dest, chunk) == (Kind.CONTRIB, 1, 0, last):
+                for _ in range(3):
+                    assert told.acquire(timeout=WAIT_S)
+                waited.append(chunk)
+            frame = Frame(self.src, kind, chunk)
+            buffer = group.reductions[self.dest].reserve(frame, len(payload), WAIT_S)
+            if buffer is not None:
+                buffer[:] = payload
+                group.reductions[self.dest].received(frame)
+            if (kind, self.dest) == (Kind.GRAM, 0):
+                told.release()
+
+    waited: list[int] = []
+    for src, reduction in enumerate(group.reductions):
+        reduction.start({dest: Direct(src, dest) for dest in reduction.destinations})
+    owners = [group.failed[me] for me in (0, 2, 3, 4)]
+    until(lambda: all(owners))
+    group.close()
+    assert waited
+    for found in owners:
+        assert [participant for participant, _ in found] == [3]
+
+
 def test_of_one_chunk_alone_no_length_is_absurd(make_group: MakeGroup) -> None:
     """An expert that only one of them has trained."""
     vectors = [np.random.default_rng(p).normal(size=5000).astype(np.float32) for p in range(5)]

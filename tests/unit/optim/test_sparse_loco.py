@@ -226,5 +226,5 @@ def test_the_method_and_its_numbers_are_compared() -> None:
         Swarm(1).run(partial(each, decay=0.0))
     with pytest.raises(ConfigError, match="aggregate"):
         Swarm(1).run(partial(each, aggregate="mean"))
-    with pytest.raises(ConfigError, match="aggregate is 'median'"):
+    with pytest.raises(ConfigError, match="aggregate is none of"):
         Swarm(1).run(partial(each, aggregate="median"))
