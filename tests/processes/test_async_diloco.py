@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from harness.callers import callers
 from harness.processes import Fleet, Process, fleet, until
@@ -71,6 +72,7 @@ def test_fast_peers_go_on_while_a_slow_one_computes(tmp_path: Path) -> None:
         settled(run, "abc")
 
 
+@pytest.mark.slow
 def test_all_coordinate_well_whoever_is_slow(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")

@@ -189,6 +189,7 @@ def test_a_revoked_member_is_out_everywhere_and_the_run_goes_on(guarded: Guarded
     assert "refused: the authority has revoked this peer" in run.peers["d"].text
 
 
+@pytest.mark.slow
 def test_a_revoked_member_that_does_not_go_is_out_all_the_same(guarded: Guarded) -> None:
     run = guarded.run
     run.odd["d"] = "stays"

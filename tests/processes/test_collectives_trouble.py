@@ -98,6 +98,7 @@ def test_a_joiner_takes_part_from_the_next_call_on(tmp_path: Path) -> None:
                         continue
                     assert np.unique(done.value).tolist() == [len(done.peers)]
                     calls += 1
+                session.close()  # or the other would wait for it, half a minute
                 return calls
 
             going = [trainers.start(n, lambda n=n: call_on(trainers.sessions[n])) for n in "ab"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
 from harness.netns import Net
 from harness.processes import Fleet, fleet, until
 
@@ -50,6 +51,7 @@ def test_with_policy_any_both_sides_of_a_partition_go_on_and_one_wins(tmp_path: 
         assert any(run.peers[name].said("fork") for name in "abcd")
 
 
+@pytest.mark.slow  # the seeds have it too
 def test_two_that_resume_one_checkpoint_apart_become_one_run(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         folder = tmp_path / "kept"

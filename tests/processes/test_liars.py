@@ -71,7 +71,9 @@ def together(run: Fleet, rule: str, lie: float) -> dict[str, torch.Tensor]:
         return trainers.each_own({n: lambda s, n=n: train(s, rule, moves[n], start) for n in NAMES})
 
 
-@pytest.mark.parametrize("rule", ["trimmed(f=1)", "nnm+trimmed(f=1)", "gm(f=1)"])
+@pytest.mark.parametrize(
+    "rule", ["trimmed(f=1)", "nnm+trimmed(f=1)", pytest.param("gm(f=1)", marks=pytest.mark.slow)]
+)
 def test_a_lie_moves_nobody_beyond_what_honest_peers_do(tmp_path: Path, rule: str) -> None:
     with fleet(tmp_path) as run:
         run.form(NAMES)

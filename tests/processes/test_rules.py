@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness.netns import Net
 from harness.processes import Fleet, fleet, until
 
@@ -20,6 +21,7 @@ def history(run: Fleet, name: str, kind: str) -> list[str]:
     return [e["text"] for e in run.peers[name].status()["history"] if e["kind"] == kind]
 
 
+@pytest.mark.slow  # the seeds have it too
 def test_where_the_rules_say_so_both_sides_of_a_fork_halt(tmp_path: Path) -> None:
     with fleet(tmp_path, Net("ab")) as run:
         assert run.net is not None
@@ -56,6 +58,7 @@ def test_where_the_rules_say_so_both_sides_of_a_fork_halt(tmp_path: Path) -> Non
         assert history(run, "b", "fork")
 
 
+@pytest.mark.slow  # the seeds have it too
 def test_a_committed_round_whose_last_holder_dies_is_given_up_where_the_rules_say_so(
     tmp_path: Path,
 ) -> None:
