@@ -104,11 +104,15 @@ def _fits_kernels(rows: Rows) -> bool:
 
 def _by_kernel(rows: Rows, first: int, keep: int, *, around: bool) -> Rows:
     assert KERNELS is not None
-    network = np.array(_network(len(rows)), np.uint8).reshape(-1)
     out: NDArray[np.float32] = np.empty(rows.shape[1], np.float32)
     flat = rows.reshape(-1).view(np.float32)
-    KERNELS.order(flat, len(rows), network, first, keep, around, out)
+    KERNELS.order(flat, len(rows), _flat_network(len(rows)), first, keep, around, out)
     return out
+
+
+@lru_cache(64)
+def _flat_network(count: int) -> NDArray[np.uint8]:
+    return np.array(_network(count), np.uint8).reshape(-1)
 
 
 def around_median(rows: Rows, count: int) -> Rows:

@@ -69,11 +69,12 @@ def _is_positive(gram: Matrix) -> bool:
     if (squares < 0).any():
         return False
     lengths = np.sqrt(squares)  # with it, numbers of very different size are judged alike
-    if (np.abs(gram) > ROUNDING * np.outer(lengths, lengths) + np.outer(lengths, lengths)).any():
+    if (np.abs(gram) > (1 + ROUNDING) * np.outer(lengths, lengths)).any():  # Cauchy-Schwarz
         return False
     scale = np.zeros_like(lengths)
     np.divide(1.0, lengths, out=scale, where=lengths > 0)
-    return bool(np.linalg.eigvalsh(gram * np.outer(scale, scale))[0] >= -ROUNDING * len(gram))
+    cosines = gram * scale[:, None] * scale[None, :]
+    return bool(np.linalg.eigvalsh(cosines)[0] >= -ROUNDING * len(gram))
 
 
 def combined(gram: Matrix, matrix: Matrix) -> Matrix:

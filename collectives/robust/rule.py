@@ -60,8 +60,6 @@ class Part:
         return self.numbers.get(name, default)
 
 
-Coordinates = Callable[[Rows, int], Rows]
-
 # name -> (of how many vectors at least: a f + b, the numbers it may have)
 _AGGREGATORS: Final[Mapping[str, tuple[int, int, tuple[str, ...]]]] = {
     "mean": (2, 1, ()),
@@ -186,7 +184,7 @@ class RobustRule:
         if len(rows) == 1:
             only: Rows = rows[0]
             return only
-        if f == 0 or name == "mean":
+        if f == 0:
             return plain_mean(rows)
         if name == "median":
             return median(rows)

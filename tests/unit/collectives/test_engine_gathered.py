@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness.lanes import start_lanes
 from harness.roundtrip import decoded, encoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from atoll.collectives import lanes as lanes_module
 from atoll.collectives.codecs import F32, RULES, gathered_codec, get_codec
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.routes import ring
-from atoll.collectives.schedule import Frame
 from atoll.collectives.sums import Sums
 
 MakeGroup = Callable[..., Any]
@@ -119,24 +119,7 @@ def test_several_streams_share_the_pieces_of_large_results(
     for module in (arrivals, lanes_module):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = group_of(make_group, [1.0] * 5, total=256 * 20)
-
-    class Lane:
-        def __init__(self, src: int, dest: int, number: int) -> None:
-            self.src, self.dest, self.number = src, dest, number
-
-        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
-            frame = Frame(self.src, kind, chunk, self.number, offset)
-            buffer = group.reductions[self.dest].reserve(frame, len(payload), WAIT_S)
-            if buffer is not None:
-                buffer[:] = payload
-                group.reductions[self.dest].received(frame)
-            return lambda: True
-
-    for reduction in group.reductions:
-        reduction.start({}, dict.fromkeys(reduction.destinations, 2))
-    for number in (1, 2):
-        for src, reduction in enumerate(group.reductions):
-            reduction.start({dest: Lane(src, dest, number) for dest in reduction.destinations})
+    start_lanes(group, 2)
     group.wait_done()
     check(group)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from harness.lanes import WAIT_S, Lane, start_lanes, until
 
 from atoll.collectives import Kind, arrivals
 from atoll.collectives import lanes as lanes_module
@@ -20,51 +20,12 @@ from atoll.collectives.routes import Routes, ring, star, tree
 from atoll.collectives.schedule import Frame
 
 MakeGroup = Callable[..., Any]
-WAIT_S = 30.0
 LANES = 3
 SHAPES: dict[str, Callable[[int], Routes]] = {
     "butterfly": star,
     "ring": lambda count: ring(range(count)),
     "tree": lambda count: tree(count, 2),
 }
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(1e-3)
-
-
-class Lane:
-    """One of several streams from ``src`` to ``dest``; ``breaks``: with this frame, half of which
-    has arrived, and ``lost``: what of it the other side notices."""
-
-    def __init__(
-        self, group: Any, src: int, dest: int, number: int, breaks_at: int = 0, slow_s: float = 0.0
-    ) -> None:
-        self.group, self.src, self.dest, self.number = group, src, dest, number
-        self.breaks_at, self.slow_s = breaks_at, slow_s
-        self.sent = self.sent_bytes = 0
-        self.notices = True
-
-    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
-        reduction = self.group.reductions[self.dest]
-        frame = Frame(self.src, kind, chunk, self.number, offset)
-        buffer = reduction.reserve(frame, len(payload), WAIT_S)
-        self.sent += 1
-        self.sent_bytes += len(payload)
-        time.sleep(self.slow_s)
-        half = len(payload) // 2 if self.sent == self.breaks_at else len(payload)
-        if buffer is not None:
-            buffer[:half] = payload[:half]
-        if half != len(payload):
-            if self.notices:
-                reduction.broken_off(frame)
-            raise ConnectError("the cable was pulled")
-        if buffer is not None:
-            reduction.received(frame)
-        return lambda: True
 
 
 class Swallowing(Lane):
@@ -93,18 +54,6 @@ def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return int(request.param)
 
 
-def start(group: Any, make: Callable[[int, int, int], Lane]) -> list[Lane]:
-    lanes = []
-    for reduction in group.reductions:
-        reduction.start({}, dict.fromkeys(reduction.destinations, LANES))
-    for number in range(1, LANES + 1):
-        for src, reduction in enumerate(group.reductions):
-            found = {dest: make(src, dest, number) for dest in reduction.destinations}
-            lanes += found.values()
-            reduction.start(found)
-    return lanes
-
-
 def check_equal_and_right(group: Any) -> None:
     first = group.results[0].tobytes()
     assert all(result.tobytes() == first for result in group.results)
@@ -129,7 +78,9 @@ def test_they_share_the_frames_and_each_is_sent_once(
 ) -> None:
     monkeypatch.setattr(lanes_module, "LATE_S_MIN", WAIT_S)  # on a busy machine threads are late
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
-    lanes = start(group, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4))
+    lanes = start_lanes(
+        group, LANES, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4)
+    )
     group.wait_done()
     check_equal_and_right(group)
     assert all(reduction.join(WAIT_S) for reduction in group.reductions)
@@ -157,7 +108,7 @@ def test_what_a_broken_one_has_not_sent_another_sends(
         lane.notices = notices
         return lane
 
-    start(group, make)
+    start_lanes(group, LANES, make)
     group.wait_done()
     check_equal_and_right(group)
 
@@ -181,7 +132,7 @@ def test_what_one_has_taken_and_lost_another_sends(
         lane.go_on = go_on if hangs else None
         return lane
 
-    lanes = start(group, make)
+    lanes = start_lanes(group, LANES, make)
     group.wait_done()
     go_on.set()
     assert any(isinstance(lane, Swallowing) and lane.sent > delivered for lane in lanes)
@@ -202,7 +153,7 @@ def test_a_round_is_done_before_anything_is_acknowledged(
             return arrived.is_set
 
     arrived = threading.Event()
-    lanes = start(group, lambda src, dest, number: Unsure(group, src, dest, number))
+    lanes = start_lanes(group, LANES, lambda src, dest, number: Unsure(group, src, dest, number))
     group.wait_done()
     check_equal_and_right(group)
     assert not any(reduction.join(0.0) for reduction in group.reductions)
@@ -216,7 +167,9 @@ def test_a_round_is_done_before_anything_is_acknowledged(
 
 def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup, piece_bytes: int) -> None:
     group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 60)
-    start(group, lambda src, dest, number: Lane(group, src, dest, number, breaks_at=number))
+    start_lanes(
+        group, LANES, lambda src, dest, number: Lane(group, src, dest, number, breaks_at=number)
+    )
     assert group.any_failed.wait(WAIT_S)
     for me in group.everyone:
         assert all(other == 1 - me for other, _ in group.failed[me])
@@ -233,7 +186,11 @@ def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup, piece_by
             assert go_on.wait(WAIT_S)
             super().send(kind, chunk, payload, offset)
 
-    start(group, lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n))
+    start_lanes(
+        group,
+        LANES,
+        lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n),
+    )
     group.wait_done()
     assert not go_on.is_set()
     check_equal_and_right(group)
@@ -256,7 +213,7 @@ def test_one_that_was_slow_does_not_write_where_its_copy_is_read(
                 held.acquire(timeout=0.3)
             super().send(kind, chunk, payload, offset)
 
-    start(group, lambda src, dest, n: (Slow if n == 2 else Lane)(group, src, dest, n))
+    start_lanes(group, LANES, lambda src, dest, n: (Slow if n == 2 else Lane)(group, src, dest, n))
     group.wait_done()
     check_equal_and_right(group)
 
@@ -304,7 +261,7 @@ def test_one_stream_cannot_bring_a_frame_twice_at_once(make_group: MakeGroup) ->
 
 def test_memory_is_that_of_the_streams(make_group: MakeGroup, piece_bytes: int) -> None:
     group = make_group(get_codec("float32"), weights=[1.0] * 3, total=256 * 400)
-    start(group, lambda src, dest, number: Lane(group, src, dest, number))
+    start_lanes(group, LANES)
     group.wait_done()
     for reduction in group.reductions:
         assert reduction.buffer_bytes < group.results[0].nbytes

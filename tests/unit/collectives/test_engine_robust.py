@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from harness.lanes import WAIT_S, start_lanes, until
 from harness.roundtrip import decoded, encoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +27,6 @@ from atoll.collectives.schedule import Frame
 from atoll.collectives.together import reduce_together
 
 MakeGroup = Callable[..., Any]
-WAIT_S = 30.0
 RULES = [
     "trimmed(f=1)",
     "median(f=1)",
@@ -70,6 +69,37 @@ def check(group: Any) -> None:
         assert group.failed[me] == []
         assert group.results[me].tobytes() == want
         assert group.done[me] == [group.rounds[0].digests]
+
+
+def nothing(src: int, dest: int, kind: int, chunk: int) -> None:
+    pass
+
+
+class Direct:
+    """A stream that delivers each frame at once, or loses it."""
+
+    def __init__(
+        self, group: Any, src: int, dest: int, sends: Any, before: Any, after: Any
+    ) -> None:
+        self.group, self.src, self.dest = group, src, dest
+        self.sends, self.before, self.after = sends, before, after
+
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
+        if self.sends(self.src, kind):
+            self.before(self.src, self.dest, kind, chunk)
+            self.group.deliver(self.src, self.dest, kind, chunk, bytes(payload))
+            self.after(self.src, self.dest, kind, chunk)
+
+
+def start_direct(
+    group: Any,
+    sends: Callable[[int, int], bool] = lambda src, kind: True,
+    before: Callable[[int, int, int, int], None] = nothing,
+    after: Callable[[int, int, int, int], None] = nothing,
+) -> None:
+    for src, reduction in enumerate(group.reductions):
+        more = sends, before, after
+        reduction.start({d: Direct(group, src, d, *more) for d in reduction.destinations})
 
 
 def run(group: Any, streams: str = "memory") -> None:
@@ -134,24 +164,7 @@ def test_several_streams_bring_what_owners_tell_each_other_in_pieces(
     for module in (arrivals, lanes_module):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = make_group(get_codec("int8"), weights=[1.0] * 5, total=256 * 20, rule="krum(f=1)")
-
-    class Lane:
-        def __init__(self, src: int, dest: int, number: int) -> None:
-            self.src, self.dest, self.number = src, dest, number
-
-        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
-            frame = Frame(self.src, kind, chunk, self.number, offset)
-            buffer = group.reductions[self.dest].reserve(frame, len(payload), WAIT_S)
-            if buffer is not None:
-                buffer[:] = payload
-                group.reductions[self.dest].received(frame)
-            return lambda: True
-
-    for reduction in group.reductions:
-        reduction.start({}, dict.fromkeys(reduction.destinations, 2))
-    for number in (1, 2):
-        for src, reduction in enumerate(group.reductions):
-            reduction.start({dest: Lane(src, dest, number) for dest in reduction.destinations})
+    start_lanes(group, 2)
     group.wait_done()
     check(group)
 
@@ -180,32 +193,24 @@ def test_an_owner_that_sees_it_last_tells_the_others_all_the_same(make_group: Ma
     vectors[3] *= np.float32(1e9)
     more = {"vectors": vectors, "rule": "krum(f=1)", "planned": planned}
     group = make_group(get_codec("float32"), weights=[1.0] * 5, chunk_elements=256, **more)
-    told, last = threading.Semaphore(0), group.plan.owners.index(2) - 1
+    told: set[int] = set()
+    last = group.plan.owners.index(2) - 1
 
-    class Direct:
-        def __init__(self, src: int, dest: int) -> None:
-            self.src, self.dest = src, dest
+    def hold(src: int, dest: int, kind: int, chunk: int) -> None:
+        if (kind, src, dest, chunk) == (Kind.CONTRIB, 1, 0, last):
+            until(lambda: told == {2, 3, 4})
+            held.append(chunk)
 
-        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
-            if (kind, self.src, self.dest, chunk) == (Kind.CONTRIB, 1, 0, last):
-                for _ in range(3):
-                    assert told.acquire(timeout=WAIT_S)
-                waited.append(chunk)
-            frame = Frame(self.src, kind, chunk)
-            buffer = group.reductions[self.dest].reserve(frame, len(payload), WAIT_S)
-            if buffer is not None:
-                buffer[:] = payload
-                group.reductions[self.dest].received(frame)
-            if (kind, self.dest) == (Kind.GRAM, 0):
-                told.release()
+    def note(src: int, dest: int, kind: int, chunk: int) -> None:
+        if (kind, dest) == (Kind.GRAM, 0):
+            told.add(src)
 
-    waited: list[int] = []
-    for src, reduction in enumerate(group.reductions):
-        reduction.start({dest: Direct(src, dest) for dest in reduction.destinations})
+    held: list[int] = []
+    start_direct(group, before=hold, after=note)
     owners = [group.failed[me] for me in (0, 2, 3, 4)]
     until(lambda: all(owners))
     group.close()
-    assert waited
+    assert held == [last]
     for found in owners:
         assert [participant for participant, _ in found] == [3]
 
@@ -219,37 +224,10 @@ def test_of_one_chunk_alone_no_length_is_absurd(make_group: MakeGroup) -> None:
         run(make_group(get_codec("float32"), weights=[1.0] * 5, vectors=vectors, rule=rule))
 
 
-def until(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_who_does_not_tell_is_the_one_that_is_missing(make_group: MakeGroup) -> None:
     group = make_group(get_codec("float32"), weights=[1.0] * 5, rule="krum(f=1)", total=256 * 20)
 
-    class Silent:
-        def __init__(self, outlet: Any) -> None:
-            self.outlet = outlet
-
-        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
-            return None if kind == Kind.GRAM else self.outlet.send(kind, chunk, payload, offset)
-
-    class Direct:
-        def __init__(self, src: int, dest: int) -> None:
-            self.src, self.dest = src, dest
-
-        def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Any:
-            frame = Frame(self.src, kind, chunk)
-            buffer = group.reductions[self.dest].reserve(frame, len(payload), WAIT_S)
-            if buffer is not None:
-                buffer[:] = payload
-                group.reductions[self.dest].received(frame)
-
-    for src, reduction in enumerate(group.reductions):
-        outlets = {dest: Direct(src, dest) for dest in reduction.destinations}
-        reduction.start({d: Silent(o) if src == 4 else o for d, o in outlets.items()})
+    start_direct(group, sends=lambda src, kind: (src, kind) != (4, Kind.GRAM))
     others = [reduction for me, reduction in enumerate(group.reductions) if me != 4]
     until(lambda: all(reduction.missing() == {4} for reduction in others))
     group.close()

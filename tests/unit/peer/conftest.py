@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from atoll.peer import cli_daemon
 from atoll.peer.identity import Home
 from atoll.peer.net.certs import RunTls, run_tls
 from atoll.peer.net.links import LinkHost
 from atoll.peer.net.streamkeys import CIPHERS
+from atoll.peer.options import DaemonOptions
 from atoll.peer.rounds.datastream import DataStream
 
 RUN, SECRET = "demo", bytes(range(32))
@@ -137,3 +139,16 @@ def net(tmp_path: Path) -> Iterator[Net]:
     made = Net(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]:
+    """The daemons that would have been started, each with "it goes back into its run"."""
+    found: list[tuple[DaemonOptions, bool]] = []
+
+    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool) -> int:
+        found.append((options, rejoins))
+        return 0
+
+    monkeypatch.setattr(cli_daemon, "_serve", serve)
+    return found

@@ -17,19 +17,6 @@ A, B, C = "10.0.0.1:29600", "10.0.0.2:29600", "10.0.0.3:29600"
 SECRET = bytes(range(32))
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]:
-    """The daemons that would have been started, each with "it goes back into its run"."""
-    found: list[tuple[DaemonOptions, bool]] = []
-
-    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool) -> int:
-        found.append((options, rejoins))
-        return 0
-
-    monkeypatch.setattr(cli_daemon, "_serve", serve)
-    return found
-
-
 def start(home: Path, *arguments: str) -> int:
     return cli.main([*arguments, "--home", str(home), "--listen", "127.0.0.1:0"])
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness.passes import peer_of
 
 from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingError, PassRunError
-from atoll.peer import cli, cli_daemon
+from atoll.peer import cli
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.key import Authority, expiry, parse_id
 from atoll.peer.authority.revocations import Revocations
@@ -21,19 +20,6 @@ from atoll.peer.net.invite import Invite
 from atoll.peer.options import DaemonOptions
 
 AT = "203.0.113.7:29600"
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]:
-    """The daemons that would have been started, each with "it goes back into its run"."""
-    found: list[tuple[DaemonOptions, bool]] = []
-
-    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool) -> int:
-        found.append((options, rejoins))
-        return 0
-
-    monkeypatch.setattr(cli_daemon, "_serve", serve)
-    return found
 
 
 @pytest.fixture
