@@ -72,7 +72,7 @@ def check(group: Any) -> None:
 
 
 def nothing(src: int, dest: int, kind: int, chunk: int) -> None:
-    pass
+    """No hook of a test before or after a frame."""
 
 
 class Direct:
