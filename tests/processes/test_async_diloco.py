@@ -57,6 +57,7 @@ def settled(run: Fleet, names: str) -> None:
     assert run.agree(names) >= 1
 
 
+@pytest.mark.slow
 def test_fast_peers_go_on_while_a_slow_one_computes(tmp_path: Path) -> None:
     """Whose work counts all the same, though many rounds have gone by since it began."""
     with fleet(tmp_path) as run:
@@ -103,6 +104,7 @@ def test_a_trainer_that_is_stopped_or_killed_is_not_waited_for(tmp_path: Path) -
         settled(run, "abc")
 
 
+@pytest.mark.slow
 def test_a_joiner_in_the_middle_of_a_window_ends_with_the_same_bits(tmp_path: Path) -> None:
     """Of three rounds; and so does a daemon that is killed, whichever round it is in."""
     with fleet(tmp_path) as run:

@@ -243,6 +243,7 @@ def test_a_revoked_token_takes_along_who_came_with_it(guarded: Guarded) -> None:
     refused(run.join("e", invite), PassRevokedError)
 
 
+@pytest.mark.slow
 def test_a_restart_remembers_who_is_in_and_who_is_out(tmp_path: Path) -> None:
     """A month later, when the token that they came with has long expired."""
     try:

@@ -22,6 +22,7 @@ def start(run: Fleet, name: str, seed: int, peers: int, folder: Path) -> Process
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_gradients_are_averaged_while_one_comes_and_one_dies(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     text = "all work and no play makes jack a dull boy\n" * 500

@@ -17,6 +17,7 @@ def one_lineage(run: Fleet, names: str) -> str:
     return lineages.pop()
 
 
+@pytest.mark.slow
 def test_with_policy_any_both_sides_of_a_partition_go_on_and_one_wins(tmp_path: Path) -> None:
     with fleet(tmp_path, Net("abcd")) as run:
         assert run.net is not None
@@ -89,6 +90,7 @@ def resumes(run: Fleet, name: str, folder: Path, port: int) -> None:
     run.start(name, "up", "--run", "demo", "--resume", str(folder), port=port)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_resumed_is_joined_by_the_line_that_resumed_it(tmp_path: Path) -> None:
     """As a supervisor gives it: again, after each death of the daemon."""
     with fleet(tmp_path) as run:
@@ -115,6 +117,7 @@ def test_a_run_that_was_resumed_is_joined_by_the_line_that_resumed_it(tmp_path: 
         assert run.agree("ab") >= 1
 
 
+@pytest.mark.slow
 def test_who_lives_without_a_quorum_does_not_keep_a_run_from_being_resumed(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         folder = tmp_path / "kept"

@@ -165,6 +165,7 @@ def test_a_member_whose_address_cannot_be_looked_up_may_die(tmp_path: Path) -> N
         assert run.agree("ab") >= 1
 
 
+@pytest.mark.slow
 def test_three_hundred_aborted_attempts_leave_the_daemon_flat(tmp_path: Path) -> None:
     """One trainer's submissions cannot be used: every round is begun twice."""
     with fleet(tmp_path) as run:

@@ -23,7 +23,15 @@ def ended(*pair: Peer) -> Peer | None:
     return next((peer for peer in pair if peer.popen.poll() is not None), None)
 
 
-@pytest.mark.parametrize(("names", "name"), [("ab", "a"), ("ab", "b"), ("abc", "a"), ("abc", "b")])
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        ("ab", "b"),
+        ("abc", "a"),
+        pytest.param("ab", "a", marks=pytest.mark.slow),
+        pytest.param("abc", "b", marks=pytest.mark.slow),
+    ],
+)
 def test_of_two_daemons_with_one_identity_the_older_ends(
     tmp_path: Path, names: str, name: str
 ) -> None:

@@ -132,6 +132,7 @@ class Going:
             self.futures[name].result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_one_is_killed_and_the_others_find_new_partners(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         run.form("abcd")
