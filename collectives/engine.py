@@ -54,6 +54,8 @@ class Reduction:
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
+    ``coded(chunk)``, if given, shows the own part as it was encoded before; then ``keep(participant,
+    chunk, part)`` gets a copy of every part that others send.
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.
@@ -85,6 +87,8 @@ class Reduction:
         own: Callable[[int], F32] | None = None,
         hashed: bool = True,
         part_codec: Codec | None = None,
+        coded: Callable[[int], U8] | None = None,
+        keep: Callable[[int, int, U8], None] | None = None,
     ) -> None:
         self._kept = kept or {}
         plan.check_use(me, result.grid.count, self._kept)
@@ -110,6 +114,7 @@ class Reduction:
         self._own_sent: list[int] = []  # chunks whose own part has just been sent
         is_root = self._schedule.is_root
         self._sums = parts_for(plan, result, self._codec, is_root, source, own)
+        self._sums.coded, self._sums.keep = coded, keep
         self._folding = Folding(
             me, self._schedule, self._sums, result, self._changed, hashed=hashed
         )
@@ -117,6 +122,11 @@ class Reduction:
         self._arrivals = Arrivals(result, self._layout, self._sums.encoded, told_bytes)
         self._lanes = Lanes(self._schedule, self._sums.encoded)
         self._senders = Senders(self._sums.encoded)
+
+    @property
+    def inner_products(self) -> Mapping[int, bytes]:
+        """As each owner has told them, by participant; none where the rule needs none."""
+        return self._sums.all_told
 
     # ---- the life of a reduction
 

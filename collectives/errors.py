@@ -15,11 +15,13 @@ The tree lives in the lowest room because every room raises from it::
     |   |   |-- PassUsedUpError   E26  as many peers as it may let in have come with it
     |   |   |-- PassRevokedError  E27  the authority has revoked the peer, or its token
     |   |   |-- PassRoleError     E28  it does not permit this role
-    |   |   `-- PassRunError      E29  it is for another run
+    |   |   |-- PassRunError      E29  it is for another run
+    |   |   `-- BannedError       E34  the members have evidence against this peer
     |   `-- VersionError        E22  no common protocol version
     |-- ProtocolError           E30
     |   |-- LocalProtocolError  E31  this program broke the protocol: a defect, please report it
-    |   `-- RemoteProtocolError E32  the other side sent something that is not allowed
+    |   |-- RemoteProtocolError E32  the other side sent something that is not allowed
+    |   `-- EvidenceError       E33  evidence against a peer that proves nothing, or cannot be read
     |-- IncompatibleRunError    E40  specification or model differ from the run's
     |-- RoundError              E50  a round did not come to its end
     |   |-- RoundTimeoutError   E51  no commit within the run's round deadline
@@ -46,6 +48,7 @@ __all__ = [
     "ERRORS_BY_CODE",
     "AdmissionError",
     "AtollError",
+    "BannedError",
     "CheckpointError",
     "CodecError",
     "CollectiveMismatchError",
@@ -55,6 +58,7 @@ __all__ = [
     "DaemonLostError",
     "DataError",
     "DivergedError",
+    "EvidenceError",
     "HomeInUseError",
     "IdentityInUseError",
     "IncompatibleRunError",
@@ -150,6 +154,10 @@ class PassRunError(AdmissionError):
     code = "E29"
 
 
+class BannedError(AdmissionError):
+    code = "E34"
+
+
 class VersionError(ConnectError):
     code = "E22"
     exit_code = 12
@@ -168,6 +176,11 @@ class LocalProtocolError(ProtocolError):
 class RemoteProtocolError(ProtocolError):
     code = "E32"
     exit_code = 22
+
+
+class EvidenceError(ProtocolError):
+    code = "E33"
+    exit_code = 27
 
 
 class IncompatibleRunError(AtollError):

@@ -84,6 +84,8 @@ class Folding:
         """In a whole of own parts alone the own one takes the same way through the codec."""
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
+            if whole:
+                self._parts.came(chunk, src, buffer)
             self._parts.add(chunk, src if whole else None, buffer)
         else:
             self._parts.add_own(chunk, src, coded=self._schedule.is_star(chunk))

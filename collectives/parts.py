@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -39,8 +39,12 @@ class Parts(ABC):
     bytes could not be decoded: then the reduction fails anyway.
 
     ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
-    What they raise goes on to the caller.
+    What they raise goes on to the caller. ``coded(chunk)``, once it is set, shows the own part as it
+    was encoded before; ``keep(participant, chunk, part)`` then gets a copy of each part that comes.
     """
+
+    coded: Callable[[int], U8] | None = None
+    keep: Callable[[int, int, U8], None] | None = None
 
     def __init__(
         self,
@@ -87,6 +91,11 @@ class Parts(ABC):
         """The own part of that, once it is known."""
         return None
 
+    @property
+    def all_told(self) -> Mapping[int, bytes]:
+        """What owners have told, with the own part, by participant."""
+        return {}
+
     def told(self, owner: int, data: U8) -> Sequence[int]:
         """Another owner's: which chunks can be encoded now. PartError."""
         raise LocalProtocolError("these parts need nothing from other owners")
@@ -110,7 +119,14 @@ class Parts(ABC):
         copy[: payload.size] = payload
         return copy
 
+    def came(self, chunk: int, participant: int, buffer: U8) -> None:
+        """A participant's part is here, and is about to be added."""
+        if self.keep is not None:
+            self.keep(participant, chunk, buffer[: self._layout.size(chunk)].copy())
+
     def _encode_own(self, chunk: int, buffer: U8) -> U8:
+        if self.coded is not None:
+            return self.coded(chunk)
         if self._own is not None and self._codec.contract.kind == "exact":
             where = self._own(chunk).view(np.uint8)
             self._codec.check(where, self._grid.size(chunk))

@@ -7,7 +7,7 @@ for each other: ``whole`` gives none of them until the inner products over all s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -57,6 +57,7 @@ class Stacks(Parts):
         self._heard: dict[int, Matrix] = {}  # by owner
         self._owner_of, self._owners = plan.owners, sorted({*plan.owners} - {NOBODY})
         self._told: U8 | None = None
+        self._all_told: dict[int, bytes] = {}
         self._matrix: Matrix | None = None
         if not self._rule.needs_gram:
             self._matrix = self._rule.matrix(None, len(self._counted), self._key)
@@ -102,10 +103,15 @@ class Stacks(Parts):
             packed = packed_gram(sum((self._grams[c] for c in shard), np.zeros_like(gram)))
             self._heard[owner] = unpacked_gram(packed, len(gram))
             self._told = np.frombuffer(packed, np.uint8)
+            self._all_told[owner] = packed
             return self._released()
 
     def to_tell(self) -> U8 | None:
         return self._told
+
+    @property
+    def all_told(self) -> Mapping[int, bytes]:
+        return self._all_told
 
     def told(self, owner: int, data: U8) -> Sequence[int]:
         try:
@@ -114,6 +120,7 @@ class Stacks(Parts):
             raise PartError(owner, f"its {error}") from error
         with self._lock:
             self._heard.setdefault(owner, heard)
+            self._all_told.setdefault(owner, data.tobytes())
             return self._released()
 
     def _released(self) -> Sequence[int]:

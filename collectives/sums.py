@@ -59,7 +59,9 @@ class Sums(Parts):
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
         if coded and self._codec.contract.kind != "exact":
             encoded = self.encoded.take()
-            self._encode_own(chunk, encoded)
+            part = self._encode_own(chunk, encoded)
+            if not np.may_share_memory(part, encoded):
+                np.copyto(encoded[: part.size], part)
             self.add(chunk, me, encoded)
             return
         if self._own is not None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
+from atoll.collectives.audit import check_codec
 from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
@@ -120,6 +121,7 @@ class RunSpec:
     fragments: int = 1  # parts of the vector, each with rounds of its own
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
     aggregate: str = MEAN
+    audit: bool = False  # whether what owners of shards make of the parts is verified, and by all
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
     check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
     buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
@@ -187,6 +189,8 @@ class RunSpec:
         )
         self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
+        if self.audit:
+            self._check_audit()
 
     def _check_codec(self) -> None:
         try:
@@ -205,6 +209,17 @@ class RunSpec:
                 f"codec {self.codec!r} needs {lacking}",
                 fix="use int8, or int4 where bytes count for more",
             )
+
+    def _check_audit(self) -> None:
+        """ConfigError where a result cannot be verified."""
+        averages = self.method in STEPPED and not self.is_asynchronous
+        self._check(
+            averages and self.aggregate not in RULES,
+            "audit",
+            "False: only rounds of all peers that are averaged, or aggregated by a robust rule, can"
+            " be audited",
+        )
+        check_codec(self.codec)
 
     def _check_type(self, name: str, kind: str) -> None:
         value = getattr(self, name)
@@ -249,7 +264,12 @@ class RunSpec:
     def needs_butterfly(self) -> bool:
         """Whether every part has to come to a chunk's owner as it was encoded: it gets a slot, a
         rule compares it, or what it has left out is kept. Else some are added up on their way."""
-        return self.aggregate != MEAN or self.error_feedback > 0
+        return self.aggregate != MEAN or self.error_feedback > 0 or self.audit
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether nothing of a broken attempt is kept: nobody is believed to have made it well."""
+        return self.audit or (self.rule is not None and not self.rule.is_mean)
 
     def to_wire(self) -> dict[str, str | int | float]:
         return asdict(self)

@@ -25,6 +25,7 @@ from atoll.peer.cli_authority import add_authority_verbs
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
 from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli_lab import add_lab_verb
+from atoll.peer.cli_verify import add_verify_verb
 from atoll.peer.identity import Home, default_home
 from atoll.peer.net.invite import SECRET_BYTES
 
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     secret.set_defaults(command=_secret)
 
     add_checkpoint_verbs(verbs)
+    add_verify_verb(verbs)
     add_lab_verb(verbs)
 
     demo = verbs.add_parser("demo", help="three peers on this machine train, one is killed")

@@ -37,6 +37,7 @@ from atoll.peer.options import DaemonOptions, first_event
 from atoll.peer.resuming import Inquiry
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.startup import (
+    audits_of,
     check_joined_later,
     checkpointer_of,
     first_contact,
@@ -89,9 +90,11 @@ class Daemon:
             door=self.guard,
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
+        self.audits = audits_of(self)
         self.runner = RoundRunner(
             me=home.peer_id,
             host=self.host,
+            audits=self.audits,
             feed=self.feed,
             tell_trainer=lambda effect: self.desk.tell(effect),
             log=lambda line: self.note("transfer", line),
@@ -217,6 +220,7 @@ class Daemon:
         if self.checkpointer is not None:
             await self.checkpointer.close()
         self.vectors.close()
+        self.audits.close()
         self.runner.close()
         await self.host.close()
         self.door.close()
@@ -268,7 +272,7 @@ class Daemon:
         }
 
     def _on_message(self, peer: bytes, message: object) -> None:
-        doors = (self.runner, self.surveyor, self.planner, self.vectors)
+        doors = (self.runner, self.audits, self.surveyor, self.planner, self.vectors)
         if self.guard.on_message(peer, message):
             return
         if self.inquiry is not None:
@@ -303,6 +307,7 @@ class Daemon:
     def _on_installed(self, view: View) -> None:
         self.was_in = True
         self.journal.installed(view)
+        self.guard.keeper.reconsider()
         self.runner.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from atoll.peer.audit.door import describe_bans
 from atoll.peer.authority.standing import describe
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, short
@@ -256,6 +257,7 @@ def render(status: dict[str, Any]) -> str:
     if status["checkpoint"]:
         lines.append(f"checkpoint {status['checkpoint']}")
     lines += describe(status["admission"])
+    lines += describe_bans(status["admission"])
     lines.append(f"now: {status['waiting']}")
     lines.append(f"last error: {status['last_error'] or 'none'}")
     return "\n".join(lines)

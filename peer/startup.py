@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.native import say_once
 from atoll.peer import allocator, descriptors
+from atoll.peer.audit.banning import BanKeeper
+from atoll.peer.audit.door import BanGuard
+from atoll.peer.audit.host import AuditHost
 from atoll.peer.authority.guard import Guard, OpenGuard
 from atoll.peer.authority.ledger import Ledger
 from atoll.peer.checkpoints.checkpointer import Checkpointer
 from atoll.peer.gossip.desk import VectorDesk
 from atoll.peer.group.phases import Phase
 from atoll.peer.identity import Home
+from atoll.peer.keys import HomeSigner
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
 from atoll.peer.options import DaemonOptions
 from atoll.peer.snapshot import missing_founders
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JOIN_TIMEOUT_S",
+    "audits_of",
     "check_joined",
     "check_joined_later",
     "checkpointer_of",
@@ -69,8 +74,35 @@ def checkpointer_of(
     )
 
 
-def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
+def audits_of(daemon: Daemon) -> AuditHost:
+    """Its evidence goes to the guard, which tells the others."""
+    return AuditHost(
+        daemon.home.peer_id,
+        HomeSigner(daemon.home),
+        send=daemon.host.send,
+        convict=daemon.guard.keeper.convict,
+        log=lambda line: daemon.note("audit", line),
+    )
+
+
+def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> BanGuard:
     """AdmissionError if the run has an authority and this peer's pass of it is no good."""
+    keeper = BanKeeper(
+        daemon.home.peer_id,
+        daemon.home.path / "evidence",
+        send=lambda peer, message: daemon.host.send(peer, message),
+        links=lambda: daemon.host.link_peers(),
+        members=lambda: daemon.node.view.peers if daemon.node.view is not None else (),
+        drop=lambda peer, why: daemon.host.drop(peer, why, expelled=True),
+        note=daemon.note,
+        stop=daemon.stop,
+        spawn=spawn,
+        on_ban=lambda peers: daemon.audits.banned(peers),
+    )
+    return BanGuard(_authority_guard(daemon, spawn), keeper)
+
+
+def _authority_guard(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
     options = daemon.options
     if not options.authority:
         return OpenGuard()

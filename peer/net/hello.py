@@ -12,6 +12,7 @@ from typing import Annotated
 from atoll.collectives.errors import (
     AdmissionError,
     AtollError,
+    BannedError,
     ConnectError,
     IdentityInUseError,
     PassExpiredError,
@@ -158,6 +159,7 @@ _FIXES: dict[type[AtollError], str] = {
     PassRevokedError: _ASK,
     PassRoleError: "start this peer in the role that the invite is for: --witness, `atoll follow`",
     PassRunError: "use the invite of the run that you mean",
+    BannedError: "see docs/errors.md; `atoll status` of a member shows the evidence",
 }
 
 

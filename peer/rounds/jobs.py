@@ -27,8 +27,11 @@ from atoll.collectives.codecs import F32, Decoder, Gathered
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
 from atoll.optim.spec import parse_blob, rule_key
+from atoll.peer.audit.host import Attempt
+from atoll.peer.audit.terms import Terms
 from atoll.peer.group.kept import Kept, parse_kept
 from atoll.peer.group.messages import Begin
+from atoll.peer.rounds.auditterms import terms_of
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, entry_root
 from atoll.peer.rounds.keptcopy import KeptCopy
 from atoll.peer.rounds.resent import SentPayload
@@ -58,6 +61,8 @@ class Job:
     sent: SentPayload = field(default_factory=SentPayload)
     again_bytes: int = 0  # payload that the round has cost twice here so far: see resent.py
     rule: RobustRule | None = None  # that bears somebody
+    terms: Terms | None = None  # of an audited attempt ...
+    audit: Attempt | None = None  # ... and how it stands
 
     @property
     def is_read(self) -> bool:
@@ -76,6 +81,8 @@ class Job:
     def end(self) -> None:
         """No thread writes to the result any more; what is final stays so."""
         self.ended = True
+        if self.audit is not None:
+            self.audit.end()
         if self.reduction is not None:
             self.reduction.abort()
         for task in (self.fetching, self.watching):
@@ -86,8 +93,8 @@ class Job:
     def finals(self) -> bytes:
         """The digests of the chunks that a retry may keep. Where every participant has a slot in a
         chunk, those of an attempt with others would not fit: it begins anew. So it does with a
-        robust rule, of which nobody is believed to have a chunk that others have not."""
-        if self.rule is not None or isinstance(self.result.codec, Gathered):
+        robust rule or an audit, of which nobody is believed to have a chunk that others have not."""
+        if self.rule or self.terms or isinstance(self.result.codec, Gathered):
             return b""
         return self.result.packed_digests
 
@@ -167,8 +174,10 @@ class Jobs:
         if kept and isinstance(codec, Gathered):
             raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks with other slots")
         rule = rule_of(begin, state)
-        if kept and rule is not None:
-            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks under a rule")
+        terms = terms_of(begin, state.spec, grid) if state is not None else None
+        if kept and (rule is not None or terms is not None):
+            why = "under a rule" if terms is None else "of an attempt that was not verified"
+            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks {why}")
         if rule is not None:  # of a result that is copied, too
             rule.check(sum(weight > 0 for weight in begin.weights))
         before = self._by_round.get(begin.round)
@@ -181,7 +190,8 @@ class Jobs:
             result = before.result
         if before is not None:
             self._forget(before)
-        job = self._by_round[begin.round] = Job(begin, kept, result, begun_s, rule=rule)
+        job = Job(begin, kept, result, begun_s, rule=rule, terms=terms)
+        self._by_round[begin.round] = job
         return job
 
     def begun_again(self, before: Job, job: Job) -> None:

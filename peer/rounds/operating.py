@@ -7,7 +7,7 @@ import numpy as np
 from atoll.peer.group import events as ev
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.jobs import Job
-from atoll.peer.rounds.reducer import Replica
+from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
 __all__ = ["commit_operation"]

@@ -10,20 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives import EncodedLayout, Reduction, RoundResult
+from atoll.collectives import EncodedLayout, ReducePlan, Reduction, RoundResult
 from atoll.collectives.errors import AtollError
+from atoll.peer.audit.host import AuditHost
 from atoll.peer.group import events as ev
 from atoll.peer.group.layouts import Layout
 from atoll.peer.group.messages import Begin
-from atoll.peer.group.views import View, short
+from atoll.peer.group.views import short
 from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.entries import INIT, STEP
+from atoll.peer.rounds.audited import AuditedAttempts
+from atoll.peer.rounds.entries import INIT
 from atoll.peer.rounds.jobs import Job, Jobs, plan_of
 from atoll.peer.rounds.keptcopy import (
     FetchKept,
@@ -34,34 +35,16 @@ from atoll.peer.rounds.keptcopy import (
     pack_chunks,
 )
 from atoll.peer.rounds.resent import CountingOutlet
-from atoll.peer.rounds.residual import Residual
-from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.replica import Replica, contribution
 from atoll.peer.rounds.router import Router
-from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.rounds.streams import FrameOutlet, Streams, reason_of
 from atoll.peer.transfer.fetcher import Fetcher
 
-__all__ = ["Reducer", "Replica"]
+__all__ = ["Reducer"]
 
-F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 # Twice this at most without a chunk of 1 MiB: it comes at less than 1 Mbit/s, or not at all.
 KEPT_STALL_S = 5.0
-
-
-@dataclass(slots=True)
-class Replica:
-    """What this peer holds: the state, the last rounds, its trainer's input, what codecs have left
-    out of that, and the view."""
-
-    log: RoundLog
-    state: ReplicatedState | None = None
-    # The region whose submission the membership machine has accepted last. It is not cleared:
-    # whether an attempt may read it is the machine's decision.
-    inputs: F32 | None = None
-    outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
-    view: View | None = None
-    residual: Residual = field(default_factory=Residual)
 
 
 class Reducer:
@@ -75,6 +58,7 @@ class Reducer:
         replica: Replica,
         router: Router,
         streams: Streams,
+        audits: AuditHost,
         busy: Callable[[bool], None],
         feed: Callable[[ev.Event], None],
         log: Callable[[str], None],
@@ -100,6 +84,16 @@ class Reducer:
         self.layout: Layout | None = None  # of the last attempt
         self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
         self._tasks: set[asyncio.Task[None]] = set()
+        self._audited = AuditedAttempts(
+            me,
+            audits,
+            is_wanted=self._is_wanted,
+            failed=self._failed,
+            reduced=self._reduced,
+            start=lambda job, plan, how: self._run(job, self._reduction(job, plan, **how)),
+            threadsafe=self._threadsafe,
+            spawn=self._spawn,
+        )
 
     # ------------------------------------------------------------ at once
 
@@ -194,30 +188,50 @@ class Reducer:
 
     def _start(self, job: Job) -> None:
         begin = job.begin
-        own = self._own(job)
-        source = _copying(own) if own is not None else self._source(job)
+        own, source = contribution(self._replica, job)
         if source is None:
             self._failed(begin, (), "this peer's submission is gone")
             return
-        kept = {item.chunk: item.digest for item in job.kept}
-        plan, self.layout = plan_of(begin, job.result.grid, kept, job.rule), begin.layout
-        reduction = job.reduction = Reduction(
+        self.layout = begin.layout
+        if job.terms is not None:
+            self._spawn(self._audited.begin(job, job.terms, source))
+        else:
+            kept = {item.chunk: item.digest for item in job.kept}
+            plan = plan_of(begin, job.result.grid, kept, job.rule)
+            # The root of many chunks takes a while: computed in the thread that brings the last.
+            self._run(
+                job,
+                self._reduction(
+                    job,
+                    plan,
+                    source=source,
+                    own=own,
+                    kept=kept,
+                    on_done=lambda digests: self._threadsafe(
+                        self._reduced, job, job.root_of(digests)
+                    ),
+                ),
+            )
+
+    def _reduction(self, job: Job, plan: ReducePlan, **how: Any) -> Reduction:
+        begin = job.begin
+        job.reduction = Reduction(
             plan=plan,
             me=plan.participants.index(self._me),
-            source=source,
-            own=own,
             result=job.result,
-            kept=kept,
-            # The root of many chunks takes a while: computed in the thread that brings the last.
-            on_done=lambda digests: self._threadsafe(self._reduced, job, job.root_of(digests)),
             on_failed=lambda index, why: self._threadsafe(
                 self._failed, begin, _others(plan.participants[index], self._me), why
             ),
+            **how,
         )
+        return job.reduction
+
+    def _run(self, job: Job, reduction: Reduction) -> None:
+        begin = job.begin
         copying = job.copying = self._kept_copy(job, reduction)
         self._router.expect_attempt(begin, reduction, copying)
         wanted = sorted(reduction.destinations)
-        lanes = {index: self._streams.lanes(plan.participants[index]) for index in wanted}
+        lanes = {index: self._streams.lanes(begin.participants[index]) for index in wanted}
         reduction.start({}, lanes)
         self._note_busy()
         self._streams.begin_round(begin.round)
@@ -239,27 +253,6 @@ class Reducer:
             return
         outlet = FrameOutlet(stream, header_of(begin))
         reduction.start({index: CountingOutlet(outlet, job.sent)})
-
-    def _source(self, job: Job) -> Callable[[int, F32], None] | None:
-        """Of a step, whose part is computed from what the trainer has submitted."""
-        inputs, state, begin = self._replica.inputs, self._replica.state, job.begin
-        if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
-            return None
-        job.source = self._replica.residual.source(state, inputs, begin)
-        return job.source
-
-    def _own(self, job: Job) -> Callable[[int], F32] | None:
-        """Of all others, whose part lies in the trainer's memory as it is."""
-        inputs, grid = self._replica.inputs, job.result.grid
-        if job.begin.kind == STEP or inputs is None or inputs.size != grid.total:
-            return None
-        floats = inputs
-
-        def part(chunk: int) -> F32:
-            lo, hi = grid.bounds(chunk)
-            return floats[lo:hi]
-
-        return part
 
     def _drop_excluded(self, begin: Begin) -> None:
         """A retry goes on without some peers: wake the senders that are stuck on them."""
@@ -380,13 +373,6 @@ async def _watch(copying: KeptCopy) -> None:
     while copying.lacking:
         await asyncio.sleep(KEPT_STALL_S)
         copying.check_stalls(f"its holder has sent nothing for {KEPT_STALL_S:.0f} s")
-
-
-def _copying(own: Callable[[int], F32]) -> Callable[[int, F32], None]:
-    def source(chunk: int, out: F32) -> None:
-        np.copyto(out, own(chunk))
-
-    return source
 
 
 def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import CodecError, DivergedError
 from atoll.optim.spec import log_cap_bytes
+from atoll.peer.audit.host import AuditHost
 from atoll.peer.checkpoints.checkpoint import Loaded
 from atoll.peer.group import events as ev
 from atoll.peer.group.messages import Finals
@@ -28,7 +29,8 @@ from atoll.peer.rounds.entries import GATHER, INIT, REDUCE
 from atoll.peer.rounds.jobs import Job
 from atoll.peer.rounds.keptcopy import FetchKept
 from atoll.peer.rounds.operating import commit_operation
-from atoll.peer.rounds.reducer import Reducer, Replica
+from atoll.peer.rounds.reducer import Reducer
+from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.roundlog import LOG_BYTES_DEFAULT, RoundLog
 from atoll.peer.rounds.router import Router
 from atoll.peer.rounds.state import ReplicatedState
@@ -51,6 +53,7 @@ class RoundRunner:
         *,
         me: bytes,
         host: LinkHost,
+        audits: AuditHost,
         feed: Callable[[ev.Event], None],
         tell_trainer: Callable[[ev.TellTrainer], None],
         log: Callable[[str], None],
@@ -71,6 +74,7 @@ class RoundRunner:
             replica=self.replica,
             router=self.router,
             streams=self.streams,
+            audits=audits,
             busy=lambda reducing: self.donor.busy(reducing),
             feed=feed,
             log=log,
@@ -149,10 +153,11 @@ class RoundRunner:
         self.catch_up.lost(peer)
 
     def believed(self, message: object) -> object:
-        """The message as the machine may take it: under a robust rule nobody's word is enough for
-        a chunk to be kept, because nobody else may have it (Jobs.open refuses such a BEGIN)."""
-        rule = self.state.spec.rule if self.state is not None else None
-        if rule is None or rule.is_mean or not isinstance(message, Finals):
+        """The message as the machine may take it: under a robust rule or an audit nobody's word is
+        enough for a chunk to be kept, because nobody else may have it (Jobs.open refuses such a
+        BEGIN)."""
+        spec = self.state.spec if self.state is not None else None
+        if spec is None or not spec.keeps_nothing or not isinstance(message, Finals):
             return message
         return replace(message, digests=b"")
 

@@ -15,7 +15,7 @@ from atoll.peer.group.messages import Begin
 from atoll.peer.group.operations import Operation, pack_objects
 from atoll.peer.rounds.entries import GATHER, REDUCE, STEP, EntryHead, Origin, entry_root
 from atoll.peer.rounds.operating import commit_operation
-from atoll.peer.rounds.reducer import Replica
+from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
 
 NOTHING = np.empty(0, np.uint8)

@@ -1,0 +1,173 @@
+"""An audited attempt with its bytes: the machine, the parts that this peer holds, and what is opened.
+
+Sans-I/O: whoever has sockets and threads sends what comes out, and calls ``numbers``, ``verdict``
+and ``settlement`` where arithmetic is due, in a thread of its own if it takes long. The simulator
+does the same without threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from atoll.collectives.audit import opening, opens, shard_roots
+from atoll.collectives.codecs import U8
+from atoll.peer.audit.arithmetic import doubted, own_check
+from atoll.peer.audit.evidence import Evidence, Shown
+from atoll.peer.audit.judge import accusations, settle
+from atoll.peer.audit.machine import SILENCE_S, Audit
+from atoll.peer.audit.statements import PIECE_BYTES, AskParts, Check, Piece
+from atoll.peer.audit.terms import Terms
+from atoll.peer.group.signing import Signer
+
+__all__ = ["ELEMENTS_PER_S", "Auditor"]
+
+# Parts of chunks that are opened to one participant at its request; an honest one needs few.
+OPENED_MAX: Final = 4 * 64
+# A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
+ELEMENTS_PER_S: Final = 10_000_000
+
+
+class Auditor:
+    """``own``: the encoded own parts, one for each chunk, which the reduction will send; none if
+    this peer does not count."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        me: bytes,
+        signer: Signer,
+        own: Sequence[U8],
+        secret: bytes,
+        now_s: float,
+    ) -> None:
+        self.terms, self.index = terms, terms.participants.index(me)
+        self._own = own
+        self._digests = [hashlib.sha256(part.data).digest() for part in own]
+        owners = terms.work.plan.owners
+        roots = shard_roots(self._digests, owners, len(terms.participants)) if own else ()
+        silence_s = SILENCE_S + terms.elements / ELEMENTS_PER_S
+        self.machine = Audit(
+            terms, me, signer, roots=roots, secret=secret, now_s=now_s, silence_s=silence_s
+        )
+        self.held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns
+        self.results: Sequence[U8] = ()
+        self.opened: dict[tuple[int, int], Shown] = {}
+        self._pieces: dict[tuple[int, int, bytes], tuple[U8, set[int]]] = {}
+        self._lent: dict[bytes, int] = {}  # parts opened to each participant
+
+    # ------------------------------------------------------------ the reduction
+
+    def keep(self, sender: int, chunk: int, part: U8) -> None:
+        """A part of a chunk that this peer owns; by any thread."""
+        self.held[sender, chunk] = part
+
+    def unlike_promised(self) -> list[int]:
+        """Senders whose parts, all of which are here, are not what they have committed to."""
+        work, wrong = self.terms.work, []
+        commitments = self.machine.inbox.commitments
+        for sender in work.counted:
+            if sender == self.index or self.index not in work.shards:
+                continue
+            root = commitments[sender].roots[self.index]
+            if shard_roots(self._held_digests(sender), work.plan.owners, len(self.terms.participants))[
+                self.index
+            ] != root:
+                wrong.append(sender)
+        return wrong
+
+    def _held_digests(self, sender: int) -> list[bytes]:
+        """Of what a sender has sent us; of other chunks nothing, and nothing is asked for."""
+        digests = [b""] * self.terms.work.grid.count
+        for chunk in self.terms.work.shards.get(self.index, ()):
+            digests[chunk] = hashlib.sha256(self.held[sender, chunk].data).digest()
+        return digests
+
+    # ------------------------------------------------------------ arithmetic, when it is due
+
+    def numbers(self) -> Check:
+        seed = self.machine.inbox.seed
+        if not self._own:
+            return Check(seed, b"", b"")
+        return own_check(self.terms.work, seed, self._own, self.results)
+
+    def verdict(self) -> tuple[dict[int, int], list[int]]:
+        """Whom this owner accuses, and which chunks are in doubt for all."""
+        inbox = self.machine.inbox
+        accused = accusations(self.terms, inbox, self.index, self.held, self.results)
+        return accused, doubted(self.terms.work, inbox.checks, inbox.grams, self.results)
+
+    def settlement(self) -> list[Evidence]:
+        return settle(self.terms, self.machine.inbox, self.opened, self.results)
+
+    # ------------------------------------------------------------ opening
+
+    def requests(self, parts: Sequence[tuple[int, int]]) -> list[AskParts]:
+        """What to ask of all others; what is here already counts as opened."""
+        for sender, chunk in parts:
+            if (shown := self._shown(sender, chunk)) is not None:
+                self.opened[sender, chunk] = shown
+        lacking = [pair for pair in parts if pair not in self.opened]
+        return [
+            AskParts(self.terms.digest, chunk, tuple(s for s, c in lacking if c == chunk))
+            for chunk in sorted({chunk for _, chunk in lacking})
+        ]
+
+    def answer(self, ask: AskParts, source: bytes) -> list[Piece]:
+        """The parts that we have, in pieces, for whoever takes part and asks for few."""
+        pieces: list[Piece] = []
+        for sender in dict.fromkeys(ask.senders):
+            shown = self._shown(sender, ask.chunk)
+            if shown is None or self._lent.get(source, 0) >= OPENED_MAX:
+                continue
+            self._lent[source] = self._lent.get(source, 0) + 1
+            for offset in range(0, len(shown.data), PIECE_BYTES):
+                data = shown.data[offset : offset + PIECE_BYTES]
+                pieces.append(
+                    Piece(self.terms.digest, sender, ask.chunk, offset, data, shown.proof)
+                )
+        return pieces
+
+    def take(self, piece: Piece, source: bytes, wanted: Sequence[tuple[int, int]]) -> bool:
+        """A piece of a part that is wanted; whether a part is whole now, and what was promised."""
+        place, work = (piece.sender, piece.chunk), self.terms.work
+        if place not in wanted or place in self.opened:
+            return False
+        length = work.part_codec.encoded_bytes(work.grid.size(piece.chunk))
+        if piece.offset % PIECE_BYTES or piece.offset + len(piece.data) > length:
+            return False
+        data, have = self._pieces.setdefault((*place, source), (np.empty(length, np.uint8), set()))
+        data[piece.offset : piece.offset + len(piece.data)] = np.frombuffer(piece.data, np.uint8)
+        have.add(piece.offset)
+        if len(have) < -(-length // PIECE_BYTES):
+            return False
+        del self._pieces[*place, source]
+        shown = Shown(piece.sender, piece.chunk, data.tobytes(), piece.proof)
+        if not self._is_promised(shown):
+            return False
+        self.opened[place] = shown
+        return True
+
+    def _shown(self, sender: int, chunk: int) -> Shown | None:
+        """A part of which we have all that proves it: our own, or one of a chunk that we own."""
+        owners = self.terms.work.plan.owners
+        if chunk >= len(owners):
+            return None
+        if sender == self.index and self._own:
+            proof = opening(self._digests, owners, chunk)
+            return Shown(sender, chunk, self._own[chunk].tobytes(), proof)
+        if (sender, chunk) not in self.held or owners[chunk] != self.index:
+            return None
+        proof = opening(self._held_digests(sender), owners, chunk)
+        return Shown(sender, chunk, self.held[sender, chunk].tobytes(), proof)
+
+    def _is_promised(self, shown: Shown) -> bool:
+        owners = self.terms.work.plan.owners
+        root = self.machine.inbox.commitments[shown.sender].roots[owners[shown.chunk]]
+        digest = hashlib.sha256(shown.data).digest()
+        return opens(digest, shown.chunk, owners, shown.proof, root)
+
+

@@ -1,0 +1,54 @@
+"""The door of a daemon that knows bans: whoever is banned stays outside, whatever it can show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.peer.audit.banning import BanKeeper
+from atoll.peer.authority.guard import OpenGuard
+from atoll.peer.net.hello import Hello
+
+__all__ = ["BanGuard", "describe_bans"]
+
+SHOWN_MAX = 20  # bans in `atoll status`; --json has more
+
+
+class BanGuard(OpenGuard):
+    """A guard, and bans beside it."""
+
+    def __init__(self, guard: OpenGuard, bans: BanKeeper) -> None:
+        self.guard, self.keeper = guard, bans
+        self.credential, self.role = guard.credential, guard.role
+
+    def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
+        self.keeper.check(peer)
+        self.guard.admit(peer, theirs, called=called)
+
+    def linked(self, peer: bytes) -> None:
+        self.guard.linked(peer)
+        self.keeper.linked(peer)
+
+    def unlinked(self, peer: bytes) -> None:
+        self.guard.unlinked(peer)
+        self.keeper.unlinked(peer)
+
+    def on_message(self, peer: bytes, message: object) -> bool:
+        return self.guard.on_message(peer, message) or self.keeper.on_message(peer, message)
+
+    def is_out(self, peer: bytes) -> bool:
+        return self.guard.is_out(peer) or self.keeper.is_out(peer)
+
+    def revoke(self, data: bytes) -> str:
+        return self.guard.revoke(data)
+
+    def status(self) -> dict[str, Any]:
+        return {**self.guard.status(), "banned": self.keeper.bans.rows()}
+
+
+def describe_bans(admission: dict[str, Any]) -> list[str]:
+    """The lines of `atoll status`."""
+    rows = admission.get("banned", [])
+    lines = [f"  banned {row['text']}; evidence {row['evidence'][:16]}" for row in rows[:SHOWN_MAX]]
+    if len(rows) > SHOWN_MAX:
+        lines.append(f"  and {len(rows) - SHOWN_MAX} more are banned")
+    return lines

@@ -1,0 +1,153 @@
+"""What was said in an audited attempt: one statement of each signer in each phase, and what is wrong
+with them. Pure; every statement that comes in is known to be genuine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.audit.arithmetic import body_fits, owned_fits, seed_of
+from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.statements import (
+    IN_ORDER,
+    Check,
+    Commitment,
+    Phase,
+    Resultant,
+    Reveal,
+    Said,
+    Verdict,
+    body_of,
+    draw_of,
+    heard_of,
+)
+from atoll.peer.audit.terms import Terms
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    def __init__(self, terms: Terms) -> None:
+        self._terms, self._id = terms, terms.digest
+        self._said: dict[Phase, dict[bytes, Said]] = {phase: {} for phase in IN_ORDER}
+
+    def of(self, phase: Phase) -> Mapping[bytes, Said]:
+        return self._said[phase]
+
+    def heard(self, phase: Phase) -> bytes:
+        """The digest of all that was said in the phase before; b"" for the first."""
+        return heard_of(self._said[IN_ORDER[phase - 1]]) if phase is not Phase.COMMIT else b""
+
+    def is_complete(self, phase: Phase) -> bool:
+        return len(self._said[phase]) == len(self._terms.participants)
+
+    def silent(self, phase: Phase) -> list[bytes]:
+        return [peer for peer in self._terms.participants if peer not in self._said[phase]]
+
+    def differing(self, phase: Phase) -> list[bytes]:
+        """Those who say that they have heard something else in the phase before than we have."""
+        mine = self.heard(phase)
+        return [p for p, each in self._said[phase].items() if each.statement.heard != mine]
+
+    def add(self, each: Said) -> Evidence | None:
+        """Keep what is new; evidence where it shows that its signer lies."""
+        have = self._said[each.phase]
+        before = have.get(each.signer)
+        if before is not None:
+            if before.statement == each.statement:
+                return None
+            return Evidence("equivocation", each.signer, self._terms, (before, each))
+        if self._is_malformed(each):
+            return Evidence("malformed", each.signer, self._terms, (each,))
+        have[each.signer] = each
+        return None
+
+    def _is_malformed(self, each: Said) -> bool:
+        index = self._terms.participants.index(each.signer)
+        try:
+            return bool(body_fits(self._terms, index, each.statement))
+        except RemoteProtocolError:
+            return True
+
+    # ------------------------------------------------------------ what was said, by participant
+
+    def _bodies(self, phase: Phase) -> dict[int, object]:
+        place = {peer: index for index, peer in enumerate(self._terms.participants)}
+        return {place[p]: body_of(each.statement) for p, each in self._said[phase].items()}
+
+    @property
+    def commitments(self) -> dict[int, Commitment]:
+        return {i: b for i, b in self._bodies(Phase.COMMIT).items() if isinstance(b, Commitment)}
+
+    @property
+    def resultants(self) -> dict[int, Resultant]:
+        return {i: b for i, b in self._bodies(Phase.RESULT).items() if isinstance(b, Resultant)}
+
+    @property
+    def checks(self) -> dict[int, Check]:
+        return {i: b for i, b in self._bodies(Phase.CHECK).items() if isinstance(b, Check)}
+
+    @property
+    def verdicts(self) -> dict[int, Verdict]:
+        return {i: b for i, b in self._bodies(Phase.VERDICT).items() if isinstance(b, Verdict)}
+
+    @property
+    def grams(self) -> dict[int, bytes]:
+        """Inner products, of those who own anything."""
+        shards = self._terms.work.shards
+        return {i: body.gram for i, body in self.resultants.items() if i in shards}
+
+    def result_digests(self) -> dict[int, bytes]:
+        """The SHA-256 of each chunk of the result, as its owner has signed it."""
+        found = {}
+        for owner, body in self.resultants.items():
+            for place, chunk in enumerate(self._terms.work.shards.get(owner, ())):
+                found[chunk] = body.digests[32 * place : 32 * place + 32]
+        return found
+
+    def accused(self) -> set[tuple[int, int]]:
+        """(sender, chunk) of all verdicts that make sense: of a sender that counts, in a chunk that
+        the accuser owns."""
+        found = set()
+        for owner, verdict in self.verdicts.items():
+            owned = set(self._terms.work.shards.get(owner, ()))
+            for sender, chunk in zip(verdict.senders, verdict.chunks, strict=True):
+                if sender in self._terms.work.counted and chunk in owned:
+                    found.add((sender, chunk))
+        return found
+
+    # ------------------------------------------------------------ the draw
+
+    @property
+    def seed(self) -> bytes:
+        """Only once all secrets are known."""
+        secrets = {peer: _secret(each) for peer, each in self._said[Phase.REVEAL].items()}
+        return seed_of(self._terms, secrets)
+
+    def broken_draw(self) -> Evidence | None:
+        """Somebody has revealed another number than it had committed to."""
+        for peer, each in self._said[Phase.REVEAL].items():
+            commit = self._said[Phase.COMMIT].get(peer)
+            if commit is None:
+                continue
+            body = body_of(commit.statement)
+            assert isinstance(body, Commitment)
+            if draw_of(self._id, peer, _secret(each)) != body.draw:
+                return Evidence("draw", peer, self._terms, (commit, each))
+        return None
+
+    def wrong_seed(self) -> Evidence | None:
+        """Somebody computes with another draw; only once all secrets are known."""
+        seed = self.seed
+        for peer, each in self._said[Phase.CHECK].items():
+            body = body_of(each.statement)
+            if isinstance(body, Check) and body.seed != seed:
+                told = (*self._said[Phase.REVEAL].values(), each)
+                return Evidence("seed", peer, self._terms, told)
+        return None
+
+
+def _secret(each: Said) -> bytes:
+    body = body_of(each.statement)
+    assert isinstance(body, Reveal)
+    return body.secret

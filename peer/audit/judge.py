@@ -1,0 +1,104 @@
+"""Who is guilty, once parts are compared or opened: pure functions that make evidence.
+
+An owner compares what senders have told with the parts that it holds (``accusations``). When parts
+of a chunk were opened to all, everybody recomputes its result and the numbers of its senders
+(``settle``): whatever does not fit what its author has signed is evidence against that author, and
+against an owner who has seen it and kept silent, or has accused somebody who was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from atoll.collectives.codecs import U8
+from atoll.peer.audit.arithmetic import part_numbers, recomputed_digest, told_numbers
+from atoll.peer.audit.evidence import Evidence, Shown
+from atoll.peer.audit.inbox import Inbox
+from atoll.peer.audit.statements import Phase, Said
+from atoll.peer.audit.terms import Terms
+
+__all__ = ["Parts", "accusations", "settle"]
+
+Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
+
+
+def accusations(terms: Terms, inbox: Inbox, me: int, held: Parts, results: Sequence[U8]) -> dict[int, int]:
+    """Senders whose numbers do not fit the parts that this owner holds, each with the first such
+    chunk."""
+    work, checks, found = terms.work, inbox.checks, dict[int, int]()
+    for chunk in work.shards.get(me, ()):
+        for sender in work.counted:
+            if sender == me or sender in found:
+                continue
+            check = checks[sender]
+            true = part_numbers(work, check.seed, chunk, held[sender, chunk], results[chunk])
+            if true != told_numbers(work, check, chunk):
+                found[sender] = chunk
+    return found
+
+
+def settle(
+    terms: Terms,
+    inbox: Inbox,
+    opened: Mapping[tuple[int, int], Shown],
+    results: Sequence[U8],
+) -> list[Evidence]:
+    """What the opened parts prove; every one of them is what its sender has committed to."""
+    found: list[Evidence] = []
+    for chunk in sorted({chunk for _, chunk in opened}):
+        shown = {sender: part for (sender, of), part in opened.items() if of == chunk}
+        found += _wrong_result(terms, inbox, chunk, shown)
+        for sender in sorted(shown):
+            found += _wrong_numbers(terms, inbox, shown[sender], results[chunk].tobytes())
+    first: dict[bytes, Evidence] = {}
+    for each in found:
+        first.setdefault(each.culprit, each)  # one is enough of each
+    return list(first.values())
+
+
+def _wrong_result(
+    terms: Terms, inbox: Inbox, chunk: int, shown: Mapping[int, Shown]
+) -> Iterable[Evidence]:
+    work = terms.work
+    if not shown.keys() >= {*work.counted}:
+        return
+    parts = {index: shown[index].data for index in work.counted}
+    grams = inbox.grams if work.rule is not None and work.rule.needs_gram else {}
+    if recomputed_digest(work, chunk, parts, grams) == inbox.result_digests()[chunk]:
+        return
+    owner = work.plan.owners[chunk]
+    words = [*_all(inbox, Phase.COMMIT), *_all(inbox, Phase.RESULT)]
+    if grams:  # what an owner has heard of the others' inner products, it says with its secret
+        words.append(inbox.of(Phase.REVEAL)[terms.participants[owner]])
+    ordered = tuple(shown[index] for index in work.counted)
+    yield Evidence(
+        "result", terms.participants[owner], terms, tuple(words), chunk=chunk, parts=ordered
+    )
+
+
+def _wrong_numbers(
+    terms: Terms, inbox: Inbox, part: Shown, result: bytes
+) -> Iterable[Evidence]:
+    """Of one sender in one chunk; or else its owner's false accusation of it."""
+    work, sender, chunk = terms.work, part.sender, part.chunk
+    owner, check = work.plan.owners[chunk], inbox.checks[sender]
+    true = part_numbers(work, check.seed, chunk, part.data, result)
+    peer, owning = terms.participants[sender], terms.participants[owner]
+    verdict = inbox.verdicts[owner]
+    accused = dict(zip(verdict.senders, verdict.chunks, strict=True))
+    kept = Shown(owner, chunk, result)
+    about = [*_all(inbox, Phase.RESULT), inbox.of(Phase.REVEAL)[peer]]
+    if true != told_numbers(work, check, chunk):
+        own = [inbox.of(Phase.COMMIT)[peer], inbox.of(Phase.CHECK)[peer], *about]
+        yield Evidence("sketch", peer, terms, tuple(own), chunk, (part,), (kept,))
+        kind = "silent" if sender not in accused and owner != sender else ""
+    else:
+        kind = "false" if accused.get(sender) == chunk else ""
+    if kind:
+        words = [*_all(inbox, Phase.COMMIT), *_all(inbox, Phase.CHECK), *about]
+        words.append(inbox.of(Phase.VERDICT)[owning])
+        yield Evidence(kind, owning, terms, tuple(words), chunk, (part,), (kept,))
+
+
+def _all(inbox: Inbox, phase: Phase) -> Collection[Said]:
+    return inbox.of(phase).values()

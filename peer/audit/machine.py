@@ -1,0 +1,405 @@
+"""One participant's part in one audited attempt: a state machine without clock, sockets or threads.
+
+Theory (BTARD, Gorbunov et al. 2022, algorithms 1 to 3). Everybody *commits* to its encoded parts
+and to a secret number before any part is sent, so that nobody can choose its part by those of
+others. Owners *commit to their results* before any number is revealed, so that nobody can choose a
+result by the draw; then all secrets are *revealed*, and together they are the draw. From it
+everybody computes the same random projections, tells those of its own parts (*check*), and owners
+compare what is told with the parts that they hold (*verdict*). Where a result or a number is in
+doubt, the parts of that chunk are *opened* to all, and everybody computes what is right.
+
+What an honest participant does not get from another is asked of all the others: statements prove
+themselves, so that anybody may hand them on. So who said something to one honest participant has
+said it to all, and who said two things is found out. What nobody has after ``SILENCE_S`` is
+*withheld*: more than half of the participants who say so are evidence, once the draw has begun.
+Before it, and where they are fewer, the attempt fails and names who was missing. A participant that
+dies is the membership machine's affair: it ends the attempt long before.
+
+The step says what is waited for; what comes early is kept. An attempt ends in PASSED, or in FAILED
+with evidence or without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.inbox import Inbox
+from atoll.peer.audit.statements import (
+    IN_ORDER,
+    AskSaid,
+    Check,
+    Commitment,
+    Elimination,
+    Phase,
+    Resultant,
+    Reveal,
+    Said,
+    Verdict,
+    Withholding,
+    body_of,
+    draw_of,
+    said,
+)
+from atoll.peer.audit.terms import Terms
+from atoll.peer.group.signing import Signer
+from atoll.peer.group.views import short
+
+__all__ = ["ASK_S", "SILENCE_S", "Audit", "Convicted", "Effect", "Failed", "Need", "Passed", "Step", "Tell"]
+
+ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
+# A peer whose process has stopped is found dead within two seconds (group/timing.py), and who lives
+# answers at once, but for the arithmetic of a round: so this is no matter of a slow line.
+SILENCE_S: Final = 20.0
+GRACE_S: Final = 5.0  # for others to come to the same conclusion
+
+
+class Step(Enum):
+    COMMIT = "commit"  # until all have committed
+    REDUCE = "reduce"  # until the result is here
+    RESULT = "result"  # until all owners have committed to theirs
+    REVEAL = "reveal"  # until all secrets are known
+    CHECK = "check"  # until all have told their numbers
+    VERDICT = "verdict"  # until all owners have compared them
+    OPEN = "open"  # until what is in doubt is opened and judged
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+class Cause(Enum):
+    ALL_SAID = "all have said it"
+    REDUCED = "the result is here"
+    CLEAN = "nothing is in doubt"
+    DOUBT = "something is in doubt"
+    BROKEN = "somebody is guilty, or missing"
+
+
+TRANSITIONS: Final[Mapping[tuple[Step, Cause], Step]] = {
+    (Step.COMMIT, Cause.ALL_SAID): Step.REDUCE,
+    (Step.REDUCE, Cause.REDUCED): Step.RESULT,
+    (Step.RESULT, Cause.ALL_SAID): Step.REVEAL,
+    (Step.REVEAL, Cause.ALL_SAID): Step.CHECK,
+    (Step.CHECK, Cause.ALL_SAID): Step.VERDICT,
+    (Step.VERDICT, Cause.CLEAN): Step.PASSED,
+    (Step.VERDICT, Cause.DOUBT): Step.OPEN,
+    (Step.OPEN, Cause.CLEAN): Step.PASSED,
+    (Step.COMMIT, Cause.BROKEN): Step.FAILED,
+    (Step.REDUCE, Cause.BROKEN): Step.FAILED,
+    (Step.RESULT, Cause.BROKEN): Step.FAILED,
+    (Step.REVEAL, Cause.BROKEN): Step.FAILED,
+    (Step.CHECK, Cause.BROKEN): Step.FAILED,
+    (Step.VERDICT, Cause.BROKEN): Step.FAILED,
+    (Step.OPEN, Cause.BROKEN): Step.FAILED,
+}
+# In which step the statements of which phase are waited for.
+WAITS_FOR: Final[Mapping[Step, Phase]] = {
+    Step.COMMIT: Phase.COMMIT,
+    Step.RESULT: Phase.RESULT,
+    Step.REVEAL: Phase.REVEAL,
+    Step.CHECK: Phase.CHECK,
+    Step.VERDICT: Phase.VERDICT,
+}
+OVER: Final = (Step.PASSED, Step.FAILED)
+OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an opened part
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send to these participants; none: to all others."""
+
+    message: Said | AskSaid
+    peers: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Do what ``step`` needs. REDUCE: parts may be sent. CHECK: compute the numbers (``told``).
+    VERDICT: compare those of others (``judged``). OPEN: open and get ``parts`` (sender, chunk), and
+    judge them (``resolved``)."""
+
+    step: Step
+    parts: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Convicted:
+    """There is evidence: whoever it bans is to be banned."""
+
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The result may be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt has failed because of these (none: it cannot be said)."""
+
+    peers: tuple[bytes, ...]
+    why: str
+
+
+Effect = Tell | Need | Convicted | Passed | Failed
+
+
+class Audit:
+    """``roots``: of the own encoded parts; none if this peer does not count. ``secret``: 32 random
+    bytes. Times are of the caller's clock."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        me: bytes,
+        signer: Signer,
+        *,
+        roots: Iterable[bytes],
+        secret: bytes,
+        now_s: float,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.terms, self.me, self.step = terms, me, Step.COMMIT
+        self.inbox = Inbox(terms)
+        self._signer, self._secret, self._silence_s = signer, secret, silence_s
+        self._id = terms.digest
+        self._voices: dict[tuple[int, bytes], dict[bytes, Said]] = {}  # who misses what
+        self._since_s = self._asked_s = now_s
+        self._handed_on: set[Phase] = set()
+        self._digests: tuple[bytes, ...] = ()  # of the result as it is here ...
+        self._grams: dict[int, bytes] = {}  # ... and the inner products that it was made with
+        self._wanted: tuple[tuple[int, int], ...] = ()
+        self._effects: list[Effect] = []
+        self._say(Phase.COMMIT, Commitment(tuple(roots), draw_of(self._id, me, secret)), now_s)
+
+    def take(self) -> list[Effect]:
+        """What is to be done, in order; each is given once."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def is_over(self) -> bool:
+        return self.step in OVER
+
+    # ------------------------------------------------------------ what the shell has done
+
+    def reduced(
+        self, digests: Sequence[bytes], grams: Mapping[int, bytes], now_s: float
+    ) -> None:
+        """The whole result is here: the SHA-256 of each chunk; and the inner products that we have
+        computed with (owner -> packed), ours among them."""
+        if self.step is Step.REDUCE:
+            self._digests, self._grams = tuple(digests), dict(grams)
+            index = self.terms.participants.index(self.me)
+            owned = self.terms.work.shards.get(index, ())
+            self._move(Cause.REDUCED, now_s)
+            mine = b"".join(digests[chunk] for chunk in owned)
+            self._say(Phase.RESULT, Resultant(mine, grams.get(index, b"")), now_s)
+
+    def told(self, check: Check, now_s: float) -> None:
+        """Our own numbers."""
+        if self.step is Step.CHECK:
+            self._say(Phase.CHECK, check, now_s)
+
+    def judged(self, accused: Mapping[int, int], doubted: Iterable[int], now_s: float) -> None:
+        """Whose numbers do not fit the parts that we hold (sender -> chunk); and which chunks do
+        not fit what all have told."""
+        if self.step is Step.VERDICT:
+            counted = self.terms.work.counted
+            self._wanted = tuple((sender, chunk) for chunk in doubted for sender in counted)
+            verdict = Verdict(tuple(accused), tuple(accused.values()))
+            self._say(Phase.VERDICT, verdict, now_s)
+
+    def resolved(self, found: Iterable[Evidence], now_s: float) -> None:
+        """All opened parts were judged. Without a finding the doubt was unfounded."""
+        if self.step is not Step.OPEN:
+            return
+        evidence = list(found)
+        if evidence:
+            self._convict(evidence, now_s)
+        else:
+            self._pass(now_s)
+
+    def mismatch(self, peer: bytes, why: str, now_s: float) -> None:
+        """What this peer has sent us is not what it has signed, and only we two know that."""
+        if not self.is_over and peer != self.me:
+            word = self._signed(Phase.ELIMINATE, Elimination(peer, why[:100]))
+            self._effects.append(Tell(word))
+            self._convict([Evidence("pair", peer, self.terms, (word,))], now_s)
+
+    def banned(self, peers: Iterable[bytes], now_s: float) -> None:
+        """Others have evidence against these."""
+        ours = tuple(peer for peer in peers if peer in self.terms.participants)
+        if ours and not self.is_over:
+            self._fail(ours, f"audit: {', '.join(map(short, ours))} was banned meanwhile", now_s)
+
+    # ------------------------------------------------------------ what others say
+
+    def hear(self, each: Said, now_s: float) -> None:
+        """A statement, from its signer or anybody else."""
+        if self.step is Step.FAILED or not self._is_ours(each):
+            return
+        if each.phase is Phase.WITHHELD:
+            self._hear_withheld(each, now_s)
+        elif each.phase is Phase.ELIMINATE:
+            body = body_of(each.statement)
+            if isinstance(body, Elimination) and body.peer in self.terms.participants:
+                if body.peer != each.signer:
+                    self._convict([Evidence("pair", body.peer, self.terms, (each,))], now_s)
+        elif (evidence := self.inbox.add(each)) is not None:
+            self._convict([evidence], now_s)
+        else:
+            self._advance(now_s)
+
+    def asked(self, ask: AskSaid, source: bytes) -> None:
+        """Hand on what we have."""
+        if ask.terms == self._id and source in self.terms.participants:
+            have = self.inbox.of(IN_ORDER[ask.phase])
+            self._effects += [Tell(have[p], (source,)) for p in ask.peers if p in have]
+
+    def _is_ours(self, each: Said) -> bool:
+        ours = each.statement.terms == self._id and each.signer in self.terms.participants
+        return ours and each.signer != self.me and each.genuine(self._signer)
+
+    def _hear_withheld(self, each: Said, now_s: float) -> None:
+        body = body_of(each.statement)
+        if isinstance(body, Withholding) and body.peer in self.terms.participants:
+            self._voices.setdefault((body.phase, body.peer), {})[each.signer] = each
+            self._count_voices(body.phase, body.peer, now_s)
+
+    # ------------------------------------------------------------ moving on
+
+    def _advance(self, now_s: float) -> None:
+        """As far as what was said allows."""
+        while (phase := WAITS_FOR.get(self.step)) is not None:
+            if self.inbox.differing(phase):
+                self._hand_on(IN_ORDER[phase - 1])
+                return
+            if not self.inbox.is_complete(phase):
+                return
+            evidence = None
+            if phase is Phase.REVEAL:
+                evidence = self.inbox.broken_draw()
+            elif phase is Phase.CHECK:
+                evidence = self.inbox.wrong_seed()
+            if evidence is not None:
+                self._convict([evidence], now_s)
+            elif phase is Phase.RESULT and (liar := self._other_result()):
+                self.mismatch(liar, "its result is not what it has signed", now_s)
+            elif phase is Phase.VERDICT:
+                self._close(now_s)
+            else:
+                self._move(Cause.ALL_SAID, now_s)
+                if self.step is Step.REVEAL:
+                    self._say(Phase.REVEAL, Reveal(self._secret), now_s)
+                else:
+                    self._effects.append(Need(self.step))
+
+    def _other_result(self) -> bytes:
+        """An owner that has sent us other bytes than it has signed; only we two know that."""
+        signed, owners = self.inbox.result_digests(), self.terms.work.plan.owners
+        wrong = [owners[c] for c, digest in enumerate(self._digests) if signed[c] != digest]
+        told = self.inbox.grams
+        wrong += [owner for owner, gram in self._grams.items() if told[owner] != gram]
+        return self.terms.participants[wrong[0]] if wrong else b""
+
+    def _hand_on(self, phase: Phase) -> None:
+        """Somebody has said two things in this phase: let everybody see which, once."""
+        if phase not in self._handed_on:
+            self._handed_on.add(phase)
+            self._effects += [Tell(each) for each in self.inbox.of(phase).values()]
+
+    def _close(self, now_s: float) -> None:
+        """All verdicts are here. Who passes while others doubt has got another verdict than they:
+        they hand theirs on, and see who has signed two."""
+        self._wanted = tuple(sorted(self.inbox.accused().union(self._wanted)))
+        if not self._wanted:
+            self._pass(now_s)
+            return
+        self._move(Cause.DOUBT, now_s)
+        self._hand_on(Phase.VERDICT)
+        self._effects.append(Need(Step.OPEN, self._wanted))
+
+    def _signed(self, phase: Phase, body: object) -> Said:
+        heard = self.inbox.heard(phase) if phase in IN_ORDER else b""
+        return said(self._id, phase, heard, body, self.me, self._signer)
+
+    def _say(self, phase: Phase, body: object, now_s: float) -> None:
+        word = self._signed(phase, body)
+        self.inbox.add(word)
+        self._effects.append(Tell(word))
+        self._advance(now_s)
+
+    def _move(self, cause: Cause, now_s: float) -> None:
+        self.step = TRANSITIONS[self.step, cause]
+        self._since_s = self._asked_s = now_s
+
+    def _pass(self, now_s: float) -> None:
+        self._move(Cause.CLEAN, now_s)
+        self._effects.append(Passed())
+
+    def _convict(self, evidence: list[Evidence], now_s: float) -> None:
+        self._effects += [Convicted(each) for each in evidence]
+        if not self.is_over:
+            guilty = tuple(dict.fromkeys(each.culprit for each in evidence))
+            kinds = ", ".join(f"{short(each.culprit)} ({each.kind})" for each in evidence)
+            self._fail(guilty, f"audit: there is evidence against {kinds}", now_s)
+
+    def _fail(self, peers: tuple[bytes, ...], why: str, now_s: float) -> None:
+        self._move(Cause.BROKEN, now_s)
+        self._effects.append(Failed(peers, why))
+
+    # ------------------------------------------------------------ time
+
+    def owing(self, opened: Iterable[tuple[int, int]] = ()) -> dict[bytes, int]:
+        """Who owes something now: participant -> phase. ``opened``: the parts that are here."""
+        if self.step is Step.OPEN:
+            lacking = {sender for sender, _ in set(self._wanted).difference(opened)}
+            return {self.terms.participants[sender]: OPENED for sender in sorted(lacking)}
+        phase = WAITS_FOR.get(self.step)
+        if phase is None:
+            return {}
+        late = [*self.inbox.silent(phase), *self.inbox.differing(phase)]
+        return {peer: int(phase) for peer in late if peer != self.me}
+
+    def tick(self, now_s: float, opened: Iterable[tuple[int, int]] = ()) -> None:
+        """Ask for what is missing, and say so when nobody has it."""
+        owing, waited_s = self.owing(opened), now_s - self._since_s
+        if not owing:
+            return
+        phase = WAITS_FOR.get(self.step)
+        if phase is not None and now_s - self._asked_s >= ASK_S:
+            self._asked_s = now_s
+            if silent := tuple(p for p in self.inbox.silent(phase) if p != self.me):
+                self._effects.append(Tell(AskSaid(self._id, int(phase), silent)))
+        if waited_s >= self._silence_s:
+            for peer, owed in owing.items():
+                self._miss(owed, peer, now_s)
+        if waited_s >= self._silence_s + GRACE_S and not self.is_over:
+            names = ", ".join(map(short, owing))
+            what = f"has nothing from {names} in step {self.step.value} for {waited_s:.0f} s"
+            self._fail(tuple(owing), f"audit: {what}", now_s)
+
+    def _miss(self, phase: int, peer: bytes, now_s: float) -> None:
+        voices = self._voices.setdefault((phase, peer), {})
+        if self.me not in voices and not self.is_over:
+            word = voices[self.me] = self._signed(Phase.WITHHELD, Withholding(phase, peer))
+            self._effects.append(Tell(word))
+            self._count_voices(phase, peer, now_s)
+
+    def _count_voices(self, phase: int, peer: bytes, now_s: float) -> None:
+        """Only where we miss it ourselves: what others miss we may be able to hand on."""
+        told = {s: each for s, each in self._voices[phase, peer].items() if s != peer}
+        if self.me not in told or len(told) < self.terms.majority or self.is_over:
+            return
+        if phase >= Phase.REVEAL:
+            words = tuple(told.values())
+            self._convict([Evidence("withheld", peer, self.terms, words)], now_s)
+        else:
+            self._fail((peer,), f"audit: {short(peer)} has not committed to anything", now_s)

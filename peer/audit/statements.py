@@ -1,0 +1,256 @@
+"""What participants of an audited attempt say, signed, to all of them. Sans-I/O.
+
+A *statement* belongs to an attempt (by the digest of its terms) and to a phase. Of one signer there
+is one in each phase: two that differ are proof that it lies (*equivocation*). From the second phase
+on a statement names what its signer has heard in the phase before, so that who said different
+things to different peers is found by comparing.
+
+Signatures do not enter into that digest, nor into anything that is drawn at random: a signer can
+make many valid ones of the same text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Final
+
+from atoll.peer.audit.terms import AUDITED_PEERS_MAX
+from atoll.peer.group.signing import Signer
+from atoll.peer.group.views import PeerId
+from atoll.peer.net.wire import Within, decode, encode, message
+from atoll.peer.rounds.entries import CHUNKS_MAX
+
+__all__ = [
+    "ACCUSED_MAX",
+    "AUDIT_MESSAGES",
+    "IN_ORDER",
+    "PIECE_BYTES",
+    "AskParts",
+    "AskSaid",
+    "Check",
+    "Commitment",
+    "Elimination",
+    "Phase",
+    "Piece",
+    "Resultant",
+    "Reveal",
+    "Said",
+    "Statement",
+    "Verdict",
+    "Withholding",
+    "body_of",
+    "draw_of",
+    "heard_of",
+    "said",
+]
+
+# Numbers of a whole fragment: 36 bytes for each chunk, or 32. With more chunks than fit, audits are
+# refused at the start.
+BODY_BYTES_MAX: Final = 768 * 1024
+GRAM_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * (AUDITED_PEERS_MAX + 1)
+ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it
+PIECE_BYTES: Final = 256 * 1024  # of an opened part: a control frame carries it among others
+
+_D32 = Annotated[bytes, Within(32, 32)]
+_Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
+_Chunk = Annotated[int, Within(0, CHUNKS_MAX - 1)]
+
+
+class Phase(IntEnum):
+    """In this order; the last two are said at any time."""
+
+    COMMIT = 0
+    RESULT = 1
+    REVEAL = 2
+    CHECK = 3
+    VERDICT = 4
+    WITHHELD = 5
+    ELIMINATE = 6
+
+
+IN_ORDER: Final = (Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """``heard``: of all statements of the phase before (``heard_of``); empty in the first phase,
+    and in those that are said at any time."""
+
+    terms: _D32
+    phase: Annotated[int, Within(0, len(Phase) - 1)]
+    heard: Annotated[bytes, Within(0, 32)]
+    body: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(b"atoll audit statement 1\0" + encode(self)).digest()
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A statement with its signature: it proves itself, whoever hands it on."""
+
+    signer: PeerId
+    statement: Statement
+    signature: Annotated[bytes, Within(64, 64)]
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self.statement.phase)
+
+    def genuine(self, signer: Signer) -> bool:
+        return signer.verify(self.signer, self.statement.digest, self.signature)
+
+
+# ---------------------------------------------------------------- bodies
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """Before anybody sends. ``roots``: of the encoded parts that go to each participant
+    (collectives/audit/commitment.py); none of a participant that does not count. ``draw``: the
+    commitment to the number that is revealed later."""
+
+    roots: Annotated[tuple[Annotated[bytes, Within(0, 32)], ...], Within(0, AUDITED_PEERS_MAX)]
+    draw: _D32
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Resultant:
+    """What an owner has made. ``digests``: SHA-256 of its chunks of the result, in order, end to
+    end; ``gram``: the inner products over its shard, where the rule needs them."""
+
+    digests: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
+    gram: Annotated[bytes, Within(0, GRAM_BYTES_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Reveal:
+    """The number whose commitment was made in the first phase."""
+
+    secret: _D32
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``seed``: the draw as its signer knows it. ``sketches``: float32[chunks, 8] and ``norms``:
+    float32[chunks], of the own part and of its distance to the result; empty if it does not
+    count."""
+
+    seed: _D32
+    sketches: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
+    norms: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of an owner: whose numbers do not fit the part that it got, each with the first such chunk."""
+
+    senders: Annotated[tuple[_Index, ...], Within(0, ACCUSED_MAX)]
+    chunks: Annotated[tuple[_Chunk, ...], Within(0, ACCUSED_MAX)]
+
+    def __post_init__(self) -> None:
+        if len(self.senders) != len(self.chunks) or len(set(self.senders)) != len(self.senders):
+            raise ValueError("a verdict names each sender once, with one chunk")
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Withholding:
+    """ "I have waited for what this participant owes in this phase, and nobody has it." """
+
+    phase: Annotated[int, Within(0, len(IN_ORDER))]  # one more than the last: an opened part
+    peer: PeerId
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Elimination:
+    """ "One of us two is broken or lies, and I cannot prove which": both go."""
+
+    peer: PeerId
+    why: Annotated[str, Within(0, 400)]
+
+
+# ---------------------------------------------------------------- messages beside statements
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskSaid:
+    """ "Who has the statements of these participants in this phase?" """
+
+    terms: _D32
+    phase: Annotated[int, Within(0, len(IN_ORDER) - 1)]
+    peers: Annotated[tuple[PeerId, ...], Within(1, AUDITED_PEERS_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskParts:
+    """ "Open this chunk of the contributions of these participants", to them and to its owner."""
+
+    terms: _D32
+    chunk: _Chunk
+    senders: Annotated[tuple[_Index, ...], Within(1, AUDITED_PEERS_MAX)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an encoded part that has to be opened; ``proof`` leads to the commitment of its
+    sender, which need not be whoever sends this."""
+
+    terms: _D32
+    sender: _Index
+    chunk: _Chunk
+    offset: Annotated[int, Within(0, 1 << 24)]
+    data: Annotated[bytes, Within(1, PIECE_BYTES)]
+    proof: Annotated[bytes, Within(0, 32 * 24)]
+
+
+AUDIT_MESSAGES: Final = (Said, AskSaid, AskParts, Piece)
+
+_BODIES: Final[Mapping[Phase, type]] = {
+    Phase.COMMIT: Commitment,
+    Phase.RESULT: Resultant,
+    Phase.REVEAL: Reveal,
+    Phase.CHECK: Check,
+    Phase.VERDICT: Verdict,
+    Phase.WITHHELD: Withholding,
+    Phase.ELIMINATE: Elimination,
+}
+
+
+def body_of(statement: Statement) -> object:
+    """RemoteProtocolError unless the body is what belongs to the phase."""
+    return decode(statement.body, allowed=(_BODIES[Phase(statement.phase)],))
+
+
+def said(
+    terms: bytes, phase: Phase, heard: bytes, body: object, me: bytes, signer: Signer
+) -> Said:
+    """Sign what we say."""
+    statement = Statement(terms, int(phase), heard, encode(body))
+    return Said(me, statement, signer.sign(statement.digest))
+
+
+def heard_of(statements: Mapping[bytes, Said]) -> bytes:
+    """The digest of what was heard in a phase: signers and statements, without signatures."""
+    pairs = sorted((signer, each.statement.digest) for signer, each in statements.items())
+    return hashlib.sha256(b"".join(signer + digest for signer, digest in pairs)).digest()
+
+
+def draw_of(terms: bytes, me: bytes, secret: bytes) -> bytes:
+    """The commitment to a secret number."""
+    return hashlib.sha256(b"atoll audit draw 1\0" + terms + me + secret).digest()

@@ -1,0 +1,118 @@
+"""The terms of an audited attempt at a round: what everybody who takes part has to agree on.
+
+Every statement names their digest, so that a statement of one attempt means nothing in another, and
+whoever looks at evidence later knows what was being computed: by whom, over how many elements, cut
+into which chunks, encoded how, and aggregated by which rule. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, Final
+
+from atoll.collectives import ChunkGrid, ReducePlan, get_codec, shared_plan
+from atoll.collectives.codecs import Codec
+from atoll.collectives.robust import RULE_CHARACTERS_MAX, RobustRule, get_rule
+from atoll.optim.spec import rule_key
+from atoll.peer.group.views import Attempts, Lineage, PeerId, Rounds, Views
+from atoll.peer.net.wire import Within, encode, message
+from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
+
+__all__ = ["AUDITED_PEERS_MAX", "Terms", "Work"]
+
+# Each says six things to each, and checks what everybody has said: of 64 that is 25,000 messages
+# and 24,000 signatures in a round, some seconds of one core in all.
+AUDITED_PEERS_MAX: Final = 64
+CODEC_CHARACTERS_MAX: Final = 32
+
+_Share = Annotated[int, Within(0, CHUNKS_MAX)]
+_Count = Annotated[int, Within(1, 1 << 48)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """``participants`` in ascending order of peer id; those that are ``counted`` have a part in the
+    aggregate, all alike; ``shares`` says who owns how much of the chunks (plan.shared_plan)."""
+
+    lineage: Lineage
+    view: Views
+    round: Rounds
+    attempt: Attempts
+    fragment: Fragment
+    participants: Annotated[tuple[PeerId, ...], Within(1, AUDITED_PEERS_MAX)]
+    counted: Annotated[tuple[bool, ...], Within(1, AUDITED_PEERS_MAX)]
+    shares: Annotated[tuple[_Share, ...], Within(1, AUDITED_PEERS_MAX)]
+    rule: Annotated[str, Within(1, RULE_CHARACTERS_MAX)]
+    codec: Annotated[str, Within(1, CODEC_CHARACTERS_MAX)]
+    elements: _Count
+    chunk_elements: _Count
+
+    def __post_init__(self) -> None:
+        count = len(self.participants)
+        if list(self.participants) != sorted(set(self.participants)):
+            raise ValueError("participants are in order, each of them once")
+        if len(self.counted) != count or len(self.shares) != count:
+            raise ValueError("each participant has a share, and counts or does not")
+        if not any(self.counted) or not any(self.shares):
+            raise ValueError("somebody counts, and somebody owns a share")
+        if self.elements > self.chunk_elements * CHUNKS_MAX:
+            raise ValueError(f"more than {CHUNKS_MAX} chunks")
+
+    @property
+    def digest(self) -> bytes:
+        return _digest(self)
+
+    @property
+    def work(self) -> Work:
+        """ConfigError if a rule or a codec of that name is not known here, or makes no plan."""
+        return _work(self)
+
+    @property
+    def majority(self) -> int:
+        """So many of them are more than half: one at least is honest, where most are."""
+        return len(self.participants) // 2 + 1
+
+
+class Work:
+    """What the terms mean: the plan of the reduction, and how its numbers are encoded."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.grid = ChunkGrid(terms.elements, terms.chunk_elements)
+        self.codec = get_codec(terms.codec)
+        weights = [float(counts) for counts in terms.counted]
+        plan = shared_plan(terms.participants, weights, self.grid, (), terms.shares)
+        rule = get_rule(terms.rule)
+        self.rule: RobustRule | None = None if rule.is_mean else rule
+        self.plan: ReducePlan = plan
+        if self.rule is not None:
+            key = rule_key(terms.lineage, terms.round)
+            self.plan = ReducePlan(
+                plan.participants, plan.weights, plan.owners, rule=self.rule, key=key
+            )
+        self.counted = [index for index, counts in enumerate(terms.counted) if counts]
+
+    @property
+    def part_codec(self) -> Codec:
+        return self.codec.part_codec
+
+    @cached_property
+    def shards(self) -> dict[int, list[int]]:
+        """The chunks of each participant that owns any."""
+        found: dict[int, list[int]] = {}
+        for chunk, owner in enumerate(self.plan.owners):
+            found.setdefault(owner, []).append(chunk)
+        return found
+
+
+@lru_cache(16)
+def _digest(terms: Terms) -> bytes:
+    return hashlib.sha256(b"atoll audit terms 1\0" + encode(terms)).digest()
+
+
+@lru_cache(16)
+def _work(terms: Terms) -> Work:
+    return Work(terms)

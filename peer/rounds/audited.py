@@ -1,0 +1,105 @@
+"""How an attempt whose aggregates are audited is begun: parts are promised before they are sent.
+
+The whole contribution is encoded before anything is sent, because its digests are what a peer
+commits to; so it takes the memory of one encoded vector more, and of the parts of the shard that
+this peer owns another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from atoll.collectives import ReducePlan
+from atoll.collectives.codecs import F32, U8
+from atoll.collectives.errors import AtollError, LocalProtocolError
+from atoll.peer.audit.host import AuditHost
+from atoll.peer.audit.terms import Terms, Work
+from atoll.peer.group.messages import Begin
+from atoll.peer.rounds.jobs import Job
+
+__all__ = ["AuditedAttempts", "encoded_parts"]
+
+
+class AuditedAttempts:
+    """Begins them. ``start(job, plan, how)`` starts a reduction with more arguments; the other
+    callables are the reducer's. Lives in the event loop."""
+
+    def __init__(
+        self,
+        me: bytes,
+        audits: AuditHost,
+        *,
+        is_wanted: Callable[[Begin], bool],
+        failed: Callable[[Begin, tuple[bytes, ...], str], None],
+        reduced: Callable[[Job, bytes], None],
+        start: Callable[[Job, ReducePlan, dict[str, Any]], None],
+        threadsafe: Callable[..., None],
+        spawn: Callable[[Any], None],
+    ) -> None:
+        self._me, self._audits = me, audits
+        self._is_wanted, self._failed, self._reduced = is_wanted, failed, reduced
+        self._start, self._threadsafe, self._spawn = start, threadsafe, spawn
+
+    async def begin(self, job: Job, terms: Terms, source: Callable[[int, F32], None]) -> None:
+        """Commit to all parts; once all others have, send them."""
+        begin, work = job.begin, terms.work
+        counts = terms.counted[terms.participants.index(self._me)]
+        try:
+            parts = await asyncio.to_thread(encoded_parts, work, source) if counts else []
+            auditor = await asyncio.to_thread(self._audits.auditor, terms, parts)
+        except AtollError as error:
+            self._failed(begin, (), f"the own contribution: {error.what}")
+            return
+        if not self._is_wanted(begin):
+            return
+
+        def gate() -> None:
+            how = {
+                "source": source,
+                "coded": parts.__getitem__,
+                "keep": auditor.keep,
+                "on_done": lambda digests: self._threadsafe(self._compare, job, digests),
+            }
+            self._start(job, work.plan, how)
+
+        job.audit = self._audits.begin(
+            auditor,
+            gate=gate,
+            passed=lambda: self._spawn(self._passed(job)),
+            failed=lambda peers, why: self._failed(
+                begin, tuple(peer for peer in peers if peer != self._me), why
+            ),
+        )
+        job.audit.pump()
+
+    def _compare(self, job: Job, digests: list[bytes]) -> None:
+        if job.audit is not None and job.reduction is not None and not job.ended:
+            views = [job.result.view(chunk) for chunk in range(job.result.grid.count)]
+            job.audit.reduced(views, digests, dict(job.reduction.inner_products))
+
+    async def _passed(self, job: Job) -> None:
+        root = await asyncio.to_thread(job.root_of, list(job.result.digests))
+        self._reduced(job, root)
+
+
+def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
+    """The own part of each chunk, encoded, in one piece of memory. What ``source`` raises goes on;
+    CodecError for NaN and infinity."""
+    grid, codec = work.grid, work.part_codec
+    sizes = [codec.encoded_bytes(grid.size(chunk)) for chunk in range(grid.count)]
+    whole, values = np.empty(sum(sizes), np.uint8), np.empty(grid.size(0), np.float32)
+    parts, lo = [], 0
+    for chunk, nbytes in enumerate(sizes):
+        part = whole[lo : lo + nbytes]
+        floats = values[: grid.size(chunk)]
+        source(chunk, floats)
+        codec.encode(floats, part)
+        parts.append(part)
+        lo += nbytes
+    if lo != whole.size:
+        raise LocalProtocolError("an encoded vector has another length than its chunks")
+    return parts

@@ -1,0 +1,72 @@
+"""What this peer holds for its rounds, and what it contributes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.peer.group.views import View
+from atoll.peer.rounds.entries import STEP
+from atoll.peer.rounds.jobs import Job
+from atoll.peer.rounds.residual import Residual
+from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["Replica", "contribution"]
+
+Source = Callable[[int, F32], None]
+Own = Callable[[int], F32]
+
+
+@dataclass(slots=True)
+class Replica:
+    """What this peer holds: the state, the last rounds, its trainer's input, what codecs have left
+    out of that, and the view."""
+
+    log: RoundLog
+    state: ReplicatedState | None = None
+    # The region whose submission the membership machine has accepted last. It is not cleared:
+    # whether an attempt may read it is the machine's decision.
+    inputs: F32 | None = None
+    outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
+    view: View | None = None
+    residual: Residual = field(default_factory=Residual)
+
+
+def contribution(replica: Replica, job: Job) -> tuple[Own | None, Source | None]:
+    """Where the own part of an attempt lies, if it lies anywhere, and what fills it in; (None,
+    None) if there is none."""
+    own = _own(replica, job)
+    if own is None:
+        return None, _source(replica, job)
+
+    def copy(chunk: int, out: F32) -> None:
+        np.copyto(out, own(chunk))
+
+    return own, copy
+
+
+def _source(replica: Replica, job: Job) -> Source | None:
+    """Of a step, whose part is computed from what the trainer has submitted."""
+    inputs, state, begin = replica.inputs, replica.state, job.begin
+    if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
+        return None
+    job.source = replica.residual.source(state, inputs, begin)
+    return job.source
+
+
+def _own(replica: Replica, job: Job) -> Own | None:
+    """Of all others, whose part lies in the trainer's memory as it is."""
+    inputs, grid = replica.inputs, job.result.grid
+    if job.begin.kind == STEP or inputs is None or inputs.size != grid.total:
+        return None
+    floats = inputs
+
+    def part(chunk: int) -> F32:
+        lo, hi = grid.bounds(chunk)
+        return floats[lo:hi]
+
+    return part

@@ -1,0 +1,473 @@
+"""Audited attempts under a virtual clock: honest participants, and some that lie in every way known.
+
+A seed gives the number of participants, who of them lies and how, the rule, the codec, the delays
+and the pauses. The decisions and the arithmetic are those that ship (peer/audit/); what is replaced
+is the network and the reduction, whose owners compute with the same functions. Attempts follow each
+other, without those that were banned or named, until one passes.
+
+    python -m simulation.audits --seeds 0..1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from simulation.liars import KINDS, Liar, liar_of
+
+from atoll.collectives.audit import recomputed
+from atoll.collectives.codecs import U8
+from atoll.collectives.robust.gram import add_gram, packed_gram
+from atoll.peer.audit import machine as mc
+from atoll.peer.audit.arithmetic import matrix_of
+from atoll.peer.audit.auditor import Auditor
+from atoll.peer.audit.evidence import Evidence, verify_evidence
+from atoll.peer.audit.statements import AskParts, AskSaid, Piece, Said
+from atoll.peer.audit.terms import Terms
+from atoll.peer.group.views import short
+from atoll.peer.signatures import verifies
+
+__all__ = ["Options", "World", "expand", "run"]
+
+RULES = ("mean", "mean", "trimmed(f={f})", "multi_krum(f={f})", "gm(f={f})", "nnm+trimmed(f={f})")
+LEAST = {"multi_krum": lambda f: 2 * f + 3}
+ATTEMPTS_MAX = 40
+TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a seed stands for."""
+
+    seed: int
+    peers: int
+    liars: dict[int, str]  # index -> kind of lie
+    rule: str
+    codec: str
+    blocks: int  # of 256 elements in a chunk
+    chunks: int
+    delay_s: float
+    pauses: int
+    deaf_pair: bool  # two honest ones have no link to each other
+
+
+def expand(seed: int) -> Options:
+    rng = random.Random(seed)
+    peers = rng.randint(3, 9)
+    count = rng.randint(0, (peers - 1) // 2)
+    liars = {i: rng.choice(sorted(KINDS)) for i in rng.sample(range(peers), count)}
+    text = rng.choice(RULES)
+    # So many may go, by twos where pairs are eliminated, before the rule has too few.
+    f = max(0, min(count, (peers - 2 * count - 1) // 4))
+    if "multi_krum" in text and peers - 2 * count < 2 * f + 3:
+        text = "mean"
+    return Options(
+        seed=seed,
+        peers=peers,
+        liars=liars,
+        rule=text.format(f=f) if f else "mean",
+        codec=rng.choice(("int8", "int8", "bfloat16", "float32", "int4")),
+        blocks=rng.randint(1, 3),
+        chunks=rng.randint(peers, 3 * peers),
+        delay_s=rng.choice((0.001, 0.05, 0.3)),
+        pauses=rng.choice((0, 0, 2)),
+        deaf_pair=rng.random() < 0.2 and peers - count >= 3,
+    )
+
+
+@dataclass
+class Peer:
+    """One participant: an auditor, and the reduction's bytes."""
+
+    name: bytes
+    signer: Any
+    liar: Liar
+    auditor: Auditor | None = None
+    got: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    grams: dict[int, bytes] = field(default_factory=dict)
+    results: dict[int, bytes] = field(default_factory=dict)
+    gate: bool = False
+    made: bool = False
+    outcome: str = ""
+    failed: tuple[bytes, ...] = ()
+    wanted: tuple[tuple[int, int], ...] = ()
+    banned: dict[bytes, Evidence] = field(default_factory=dict)
+    paused_until_s: float = 0.0
+    early: list[tuple[bytes, object]] = field(default_factory=list)
+
+
+class World:
+    def __init__(self, options: Options, signers: list[Any]) -> None:
+        self.options, self.rng = options, random.Random(options.seed ^ 0x5EED)
+        self.now_s = 0.0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._last_s: dict[tuple[bytes, bytes], float] = {}
+        self.numbers = np.random.default_rng(options.seed)
+        made = [
+            Peer(signer.me, signer, liar_of(options.liars.get(i, ""), self.rng))
+            for i, signer in enumerate(signers)
+        ]
+        self.peers = {peer.name: peer for peer in sorted(made, key=lambda p: p.name)}
+        honest = [p.name for p in self.peers.values() if p.liar.honest]
+        self.deaf = set(honest[:2]) if options.deaf_pair else set[bytes]()
+        self.attempt = 0
+        self.trace: list[str] = []
+
+    @property
+    def honest(self) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.liar.honest]
+
+    # ------------------------------------------------------------ attempts
+
+    def play(self) -> int:
+        """Attempts until one passes; the number of them."""
+        participants = tuple(self.peers)
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            self.attempt = attempt
+            self._begin(self._terms(participants, attempt))
+            self._run()
+            self._check_attempt(participants)
+            outcomes = {p.outcome for p in self.honest if p.name in participants}
+            if outcomes <= {"passed"}:
+                return attempt
+            participants = self._next(participants)
+            assert participants, "nobody is left"
+        raise AssertionError(f"{ATTEMPTS_MAX} attempts, and none has passed")
+
+    def _terms(self, participants: tuple[bytes, ...], attempt: int) -> Terms:
+        o = self.options
+        size, count = 256 * o.blocks, len(participants)
+        return Terms(
+            b"L" * 32, 1, 7, attempt, 0, participants, (True,) * count, (1,) * count,
+            o.rule, o.codec, size * o.chunks - 100, size,
+        )  # fmt: skip
+
+    def _begin(self, terms: Terms) -> None:
+        work = terms.work
+        base = self.numbers.standard_normal(terms.elements)
+        for peer in self.peers.values():
+            index = terms.participants.index(peer.name) if peer.name in terms.participants else -1
+            fresh = Peer(peer.name, peer.signer, peer.liar, banned=peer.banned)
+            self.peers[peer.name] = fresh
+            if index < 0:
+                continue
+            values = (base + 0.3 * self.numbers.standard_normal(terms.elements)).astype(np.float32)
+            own = []
+            for chunk in range(work.grid.count):
+                lo, hi = work.grid.bounds(chunk)
+                out = np.empty(work.part_codec.encoded_bytes(hi - lo), np.uint8)
+                work.part_codec.encode(values[lo:hi], out)
+                own.append(out)
+            fresh.auditor = Auditor(
+                terms, peer.name, peer.signer, own, self.rng.randbytes(32), self.now_s
+            )
+            fresh.got = {(index, chunk): own[chunk].tobytes() for chunk in range(len(own))}
+            fresh.liar.begin(terms, index, self)
+        for _ in range(self.options.pauses):
+            peer = self.rng.choice(list(self.peers.values()))
+            peer.paused_until_s = self.now_s + self.rng.uniform(0, 6)
+        for peer in self.peers.values():
+            if peer.auditor is not None:
+                self._later(0, lambda p=peer: self._pump(p))
+                self._later(TICK_S, lambda p=peer: self._tick(p))
+
+    def _next(self, participants: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Without who is banned, and without who was named by most (the coordinator's part)."""
+        banned = {b for p in self.honest for b in p.banned}
+        left = [p for p in participants if p not in banned]
+        named: dict[bytes, int] = {}
+        for peer in self.honest:
+            for other in peer.failed if peer.name in participants else ():
+                named[other] = named.get(other, 0) + 1
+        if len(left) == len(participants) and named:
+            worst = max(named, key=lambda name: (named[name], name))
+            left.remove(worst)
+        return tuple(left)
+
+    # ------------------------------------------------------------ the network
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now_s + delay_s, self._count, act))
+
+    def _run(self) -> None:
+        attempt = self.attempt
+        end_s = self.now_s + 400
+        while self._queue:
+            at_s, _, act = heapq.heappop(self._queue)
+            self.now_s = max(self.now_s, at_s)
+            assert self.now_s < end_s, "an attempt that does not end"
+            act()
+        assert attempt == self.attempt
+
+    def send(self, source: bytes, dest: bytes, message: object, *, bulk: bool = False) -> None:
+        """In order between each two."""
+        if {source, dest} == self.deaf and not bulk:
+            return
+        pair = (source, dest)
+        at_s = self.now_s + self.rng.uniform(0.5, 1.5) * self.options.delay_s
+        at_s = self._last_s[pair] = max(at_s, self._last_s.get(pair, 0.0))
+        self._later(at_s - self.now_s, lambda: self._deliver(source, dest, message))
+
+    def _deliver(self, source: bytes, dest: bytes, message: object) -> None:
+        peer = self.peers[dest]
+        if self.now_s < peer.paused_until_s:
+            self._later(peer.paused_until_s - self.now_s, lambda: self._deliver(source, dest, message))
+            return
+        if isinstance(message, Evidence):
+            self._learn(peer, message)
+        if peer.auditor is None or source in peer.banned:
+            return
+        auditor = peer.auditor
+        if isinstance(message, Said):
+            auditor.machine.hear(message, self.now_s)
+        elif isinstance(message, AskSaid):
+            auditor.machine.asked(message, source)
+        elif isinstance(message, AskParts):
+            if message.terms == auditor.terms.digest:
+                for piece in peer.liar.pieces(auditor.answer(message, source)):
+                    self.send(peer.name, source, piece)
+        elif isinstance(message, Piece):
+            if message.terms == auditor.terms.digest and auditor.take(message, source, peer.wanted):
+                self._opened(peer)
+        elif isinstance(message, tuple):
+            self._bulk(peer, message)
+        self._pump(peer)
+
+    def _tick(self, peer: Peer) -> None:
+        if self.peers[peer.name] is not peer or peer.auditor is None or peer.outcome:
+            return
+        if self.now_s >= peer.paused_until_s:
+            peer.auditor.machine.tick(self.now_s, peer.auditor.opened)
+            self._pump(peer)
+        self._later(TICK_S, lambda: self._tick(peer))
+
+    # ------------------------------------------------------------ effects
+
+    def _pump(self, peer: Peer) -> None:
+        auditor = peer.auditor
+        assert auditor is not None
+        while effects := auditor.machine.take():
+            for effect in effects:
+                self._carry(peer, auditor, effect)
+
+    def _carry(self, peer: Peer, auditor: Auditor, effect: mc.Effect) -> None:
+        others = [p for p in auditor.terms.participants if p != peer.name]
+        if isinstance(effect, mc.Tell):
+            for dest in effect.peers or others:
+                for delay_s, message in peer.liar.tell(effect.message, dest):
+                    if delay_s:
+                        self._later(delay_s, lambda d=dest, m=message: self.send(peer.name, d, m))
+                    else:
+                        self.send(peer.name, dest, message)
+        elif isinstance(effect, mc.Convicted):
+            self._learn(peer, effect.evidence)
+        elif isinstance(effect, mc.Passed):
+            peer.outcome = "passed"
+        elif isinstance(effect, mc.Failed):
+            peer.outcome, peer.failed = "failed", effect.peers
+        elif effect.step is mc.Step.REDUCE:
+            peer.gate = True
+            self._send_parts(peer, auditor)
+            self._reduce(peer)
+        elif effect.step is mc.Step.CHECK:
+            auditor.machine.told(peer.liar.check(auditor.numbers()), self.now_s)
+        elif effect.step is mc.Step.VERDICT:
+            accused, doubted = auditor.verdict()
+            auditor.machine.judged(peer.liar.accused(accused), doubted, self.now_s)
+        else:
+            peer.wanted = effect.parts
+            for ask in auditor.requests(effect.parts):
+                for dest in others:
+                    self.send(peer.name, dest, ask)
+            self._opened(peer)
+
+    def _opened(self, peer: Peer) -> None:
+        auditor = peer.auditor
+        assert auditor is not None
+        if auditor.machine.step is mc.Step.OPEN and set(peer.wanted) <= auditor.opened.keys():
+            auditor.machine.resolved(auditor.settlement(), self.now_s)
+
+    def _learn(self, peer: Peer, evidence: Evidence) -> None:
+        """Whoever hears of evidence checks it, and hands it on once."""
+        if evidence.culprit in peer.banned:
+            return
+        finding = verify_evidence(evidence)
+        for banned in finding.banned:
+            peer.banned[banned] = evidence
+        self.trace.append(f"{self.now_s:.2f} {short(peer.name)}: {finding.kind} {finding.text}")
+        if peer.auditor is not None:
+            peer.auditor.machine.banned(finding.banned, self.now_s)
+        if peer.liar.honest:
+            for dest in self.peers:
+                if dest != peer.name:
+                    self.send(peer.name, dest, evidence, bulk=True)
+
+    # ------------------------------------------------------------ the reduction
+
+    def _send_parts(self, peer: Peer, auditor: Auditor) -> None:
+        work = auditor.terms.work
+        for chunk, owner in enumerate(work.plan.owners):
+            data = auditor._own[chunk].tobytes()
+            if owner != auditor.index:
+                dest = auditor.terms.participants[owner]
+                part = ("part", auditor.terms.attempt, auditor.index, chunk)
+                self.send(peer.name, dest, (*part, peer.liar.part(chunk, data)), bulk=True)
+
+    def _bulk(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        kind, attempt, index, chunk, data = message
+        assert peer.auditor is not None
+        if attempt != peer.auditor.terms.attempt or peer.outcome:
+            return
+        if kind == "part":
+            peer.got[index, chunk] = data
+        elif kind == "gram":
+            peer.grams[index] = data
+        else:
+            peer.results[chunk] = data
+        self._reduce(peer)
+
+    def _reduce(self, peer: Peer) -> None:
+        auditor = peer.auditor
+        assert auditor is not None
+        work, terms = auditor.terms.work, auditor.terms
+        mine = work.shards.get(auditor.index, [])
+        needed = [(s, c) for c in mine for s in work.counted]
+        if not peer.gate or any(place not in peer.got for place in needed):
+            return
+        auditor.held = {place: _array(peer.got[place]) for place in needed}
+        if auditor.machine.step is not mc.Step.REDUCE:
+            return
+        if liars := auditor.unlike_promised():
+            peer_name = terms.participants[liars[0]]
+            auditor.machine.mismatch(peer_name, "its part is not what it has promised", self.now_s)
+            return
+        grams = work.rule is not None and work.rule.needs_gram
+        if mine and grams and auditor.index not in peer.grams:
+            peer.grams[auditor.index] = peer.liar.gram(_gram(auditor, mine))
+            for dest in terms.participants:
+                if dest != peer.name:
+                    told = ("gram", terms.attempt, auditor.index, 0, peer.grams[auditor.index])
+                    self.send(peer.name, dest, told, bulk=True)
+        if grams and len(peer.grams) < len(work.shards):
+            return
+        if not peer.made:
+            peer.made = True
+            matrix = matrix_of(work, peer.grams)
+            for chunk in mine:
+                parts = {s: peer.got[s, chunk] for s in work.counted}
+                size = work.grid.size(chunk)
+                data = recomputed(
+                    work.plan, chunk, parts, work.part_codec, work.codec, size, matrix
+                )
+                for dest in terms.participants:
+                    sent = peer.liar.result(chunk, data, dest)
+                    if dest == peer.name:
+                        peer.results[chunk] = sent
+                    else:
+                        told = ("result", terms.attempt, auditor.index, chunk, sent)
+                        self.send(peer.name, dest, told, bulk=True)
+        if len(peer.results) == work.grid.count:
+            auditor.results = [_array(peer.results[c]) for c in range(work.grid.count)]
+            digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
+            auditor.machine.reduced(digests, peer.grams, self.now_s)
+
+    # ------------------------------------------------------------ checks
+
+    def _check_attempt(self, participants: tuple[bytes, ...]) -> None:
+        honest = [p for p in self.honest if p.name in participants]
+        outcomes = {short(p.name): p.outcome for p in honest}
+        assert all(outcomes.values()), f"somebody is still waiting: {outcomes}"
+        paired = 0
+        for banned, evidence in {b: e for p in self.honest for b, e in p.banned.items()}.items():
+            verify_evidence(evidence)
+            if self.peers[banned].liar.honest:
+                assert evidence.kind == "pair", f"{short(banned)} is honest: {evidence.kind}"
+                paired += 1
+        assert paired <= len(self.options.liars), "more honest ones than liars have gone in pairs"
+        cheats = [p for p in self.peers.values() if p.name in participants and p.liar.must_fall]
+        passed = [p for p in honest if p.outcome == "passed"]
+        if passed:
+            roots = {tuple(p.results[c] for c in sorted(p.results)) for p in passed}
+            assert len(roots) == 1, "two different results have passed"
+            for cheat in cheats:
+                assert False, f"a cheat has passed: {cheat.liar.kind}"
+        for cheat in cheats:
+            known = any(cheat.name in p.banned for p in self.honest)
+            assert known, f"{cheat.liar.kind} was not banned in the attempt in which it was done"
+
+
+def _array(data: bytes) -> U8:
+    return np.frombuffer(data, np.uint8)
+
+
+def _gram(auditor: Auditor, chunks: list[int]) -> bytes:
+    """As stacks.py sums them: chunk by chunk."""
+    work = auditor.terms.work
+    count = len(work.counted)
+    total = np.zeros((count, count))
+    for chunk in chunks:
+        size = work.grid.size(chunk)
+        rows = np.empty((count, size), np.float32)
+        for row, sender in enumerate(work.counted):
+            work.part_codec.decode(auditor.held[sender, chunk], rows[row])
+        gram = np.zeros((count, count))
+        add_gram(rows, gram)
+        total = total + gram
+    return packed_gram(total)
+
+
+class Key:
+    """signing.Signer with a key that comes of a seed."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
+        self.me = self._key.public_key().public_bytes_raw()
+
+    def sign(self, text: bytes) -> bytes:
+        return self._key.sign(text)
+
+    def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool:
+        return verifies(peer, text, signature)
+
+
+def run(seed: int) -> World:
+    """AssertionError, with the seed and what it stands for, if anything is wrong."""
+    options = expand(seed)
+    keys = random.Random(seed)
+    world = World(options, [Key(keys) for _ in range(options.peers)])
+    try:
+        world.play()
+    except Exception as error:
+        lines = "\n".join(world.trace[-40:])
+        what = f"{type(error).__name__}: {error}"
+        raise AssertionError(f"seed {seed}: {what}\n{options}\n{lines}") from error
+    return world
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m simulation.audits")
+    parser.add_argument("--seeds", default="0..1000", help="FIRST..END")
+    first, _, end = parser.parse_args().seeds.partition("..")
+    failed = 0
+    for seed in range(int(first), int(end)):
+        try:
+            run(seed)
+        except AssertionError as error:
+            failed += 1
+            print(error, flush=True)
+    print(f"{int(end) - int(first)} seeds, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

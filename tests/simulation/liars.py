@@ -1,0 +1,374 @@
+"""Participants that lie in an audited attempt: each kind changes one thing of what it sends.
+
+``must_fall``: it has done what has to be found in the attempt in which it is done. Those that only
+delay, stay silent or make noise may be left out of a round without being banned.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.peer.audit.statements import (
+    Check,
+    Commitment,
+    Phase,
+    Piece,
+    Resultant,
+    Reveal,
+    Said,
+    Verdict,
+    body_of,
+    said,
+)
+from atoll.peer.audit.terms import Terms
+
+if TYPE_CHECKING:
+    from simulation.audits import World
+
+__all__ = ["KINDS", "Liar", "liar_of"]
+
+
+class Liar:
+    """An honest one: changes nothing. Subclasses override what they lie in."""
+
+    kind = "honest"
+    honest = True
+    must_fall = False
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.must_fall = False
+
+    def begin(self, terms: Terms, index: int, world: World) -> None:
+        self.terms, self.index, self.world = terms, index, world
+        self.me = terms.participants[index]
+        self.must_fall = False
+        honest = [p for p in terms.participants if world.peers[p].liar.honest]
+        self.victim = self.rng.choice(honest)
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        yield 0.0, message
+
+    def part(self, chunk: int, data: bytes) -> bytes:
+        return data
+
+    def result(self, chunk: int, data: bytes, dest: bytes) -> bytes:
+        return data
+
+    def gram(self, data: bytes) -> bytes:
+        return data
+
+    def check(self, check: Check) -> Check:
+        return check
+
+    def accused(self, accused: dict[int, int]) -> dict[int, int]:
+        return accused
+
+    def pieces(self, pieces: list[Piece]) -> list[Piece]:
+        return pieces
+
+    def _other(self, each: Said, body: object) -> Said:
+        """The same statement with another body, signed as well."""
+        signer = self.world.peers[self.me].signer
+        return said(each.statement.terms, each.phase, each.statement.heard, body, self.me, signer)
+
+
+class _Lies(Liar):
+    honest = False
+
+
+class DenseShift(_Lies):
+    """An owner that adds several quantization steps everywhere in a chunk."""
+
+    kind = "dense shift"
+
+    def result(self, chunk: int, data: bytes, dest: bytes) -> bytes:
+        if chunk != self.terms.work.shards[self.index][0]:
+            return data
+        work = self.terms.work
+        values = np.empty(work.grid.size(chunk), np.float32)
+        work.codec.decode(np.frombuffer(data, np.uint8), values)
+        values += np.float32(4 * np.abs(values).max())
+        out = np.empty(len(data), np.uint8)
+        work.codec.encode(values, out)
+        self.must_fall = True
+        return out.tobytes()
+
+
+class Flip(DenseShift):
+    """An owner that turns the sign of a chunk."""
+
+    kind = "flipped result"
+
+    def result(self, chunk: int, data: bytes, dest: bytes) -> bytes:
+        if chunk != self.terms.work.shards[self.index][-1]:
+            return data
+        work = self.terms.work
+        values = np.empty(work.grid.size(chunk), np.float32)
+        work.codec.decode(np.frombuffer(data, np.uint8), values)
+        out = np.empty(len(data), np.uint8)
+        work.codec.encode(-20 * values, out)
+        self.must_fall = True
+        return out.tobytes()
+
+
+class TwoResults(_Lies):
+    """An owner that sends one peer another result than it has signed."""
+
+    kind = "two results"
+
+    def result(self, chunk: int, data: bytes, dest: bytes) -> bytes:
+        if dest != self.victim or chunk != self.terms.work.shards[self.index][0]:
+            return data
+        self.must_fall = True
+        work = self.terms.work
+        values = np.empty(work.grid.size(chunk), np.float32)
+        work.codec.decode(np.frombuffer(data, np.uint8), values)
+        out = np.empty(len(data), np.uint8)
+        work.codec.encode(values * np.float32(0.5), out)
+        return out.tobytes()
+
+
+class WrongPart(_Lies):
+    """A sender whose part for one owner is not what it has committed to."""
+
+    kind = "wrong part"
+
+    def part(self, chunk: int, data: bytes) -> bytes:
+        if self.terms.participants[self.terms.work.plan.owners[chunk]] != self.victim:
+            return data
+        self.must_fall = True
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+
+class WrongSketch(_Lies):
+    """A sender that tells other numbers than those of its part, in a chunk that another owns."""
+
+    kind = "wrong sketch"
+
+    def check(self, check: Check) -> Check:
+        sketches = np.frombuffer(check.sketches, "<f4").copy().reshape(-1, 8)
+        foreign = [c for c, o in enumerate(self.terms.work.plan.owners) if o != self.index]
+        sketches[self.rng.choice(foreign), self.rng.randrange(8)] += np.float32(
+            self.rng.choice((0.25, 1e3))
+        )
+        self.must_fall = True
+        return replace(check, sketches=sketches.tobytes())
+
+
+class WrongNorm(_Lies):
+    kind = "wrong norm"
+
+    def check(self, check: Check) -> Check:
+        norms = np.frombuffer(check.norms, "<f4").copy()
+        foreign = [c for c, o in enumerate(self.terms.work.plan.owners) if o != self.index]
+        norms[self.rng.choice(foreign)] *= np.float32(1.5)
+        self.must_fall = True
+        return replace(check, norms=norms.tobytes())
+
+
+class Silent(WrongSketch):
+    """Lies in its numbers, and as an owner accuses nobody: with another of its kind, in its favour."""
+
+    kind = "silent owner"
+
+    def accused(self, accused: dict[int, int]) -> dict[int, int]:
+        return {}
+
+
+class FalseAccuser(_Lies):
+    kind = "false accusation"
+
+    def accused(self, accused: dict[int, int]) -> dict[int, int]:
+        victim = self.terms.participants.index(self.victim)
+        self.must_fall = True
+        return accused | {victim: self.terms.work.shards[self.index][0]}
+
+
+class Equivocator(_Lies):
+    """Signs two statements in one phase, one of them for half of the others."""
+
+    kind = "equivocation"
+
+    def begin(self, terms: Terms, index: int, world: World) -> None:
+        super().begin(terms, index, world)
+        self.phase = self.rng.choice(tuple(Phase)[:5])
+        others = [p for p in terms.participants if p != self.me]
+        self.half = set(self.rng.sample(others, self.rng.randint(1, len(others) - 1) or 1))
+        self.told: dict[bool, set[bytes]] = {True: set(), False: set()}
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        mine = isinstance(message, Said) and message.signer == self.me
+        if not mine or message.phase is not self.phase or dest not in self.half:  # type: ignore[union-attr]
+            if mine and message.phase is self.phase:  # type: ignore[union-attr]
+                self._note(dest, twice=False)
+            yield 0.0, message
+            return
+        assert isinstance(message, Said)
+        body = body_of(message.statement)
+        if isinstance(body, Commitment):
+            body = replace(body, draw=bytes(32))
+        elif isinstance(body, Resultant):
+            body = replace(body, digests=bytes(len(body.digests)))
+        elif isinstance(body, Reveal):
+            body = Reveal(bytes(32))
+        elif isinstance(body, Check):
+            body = replace(body, norms=np.zeros(len(body.norms) // 4, "<f4").tobytes())
+        elif isinstance(body, Verdict):
+            victim = self.terms.participants.index(self.victim)
+            body = Verdict((victim,), (self.terms.work.shards[self.index][0],))
+        self._note(dest, twice=True)
+        yield 0.0, self._other(message, body)
+
+    def _note(self, dest: bytes, *, twice: bool) -> None:
+        """It has to fall once two honest ones have different statements of it."""
+        if self.world.peers[dest].liar.honest:
+            self.told[twice].add(dest)
+
+
+class Withholder(_Lies):
+    """Says nothing from some phase on, or tells it to one alone."""
+
+    kind = "withholding"
+
+    def begin(self, terms: Terms, index: int, world: World) -> None:
+        super().begin(terms, index, world)
+        self.phase = self.rng.choice((Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT))
+        self.confidant = self.victim if self.rng.random() < 0.3 else b""
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        mine = isinstance(message, Said) and message.signer == self.me
+        if mine and self.phase <= message.phase <= Phase.VERDICT:  # type: ignore[union-attr]
+            if dest != self.confidant:
+                return
+        yield 0.0, message
+
+
+class BadReveal(_Lies):
+    """Reveals another number than it has committed to."""
+
+    kind = "draw abort"
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        if isinstance(message, Said) and message.signer == self.me:
+            if message.phase is Phase.REVEAL:
+                self.must_fall = True
+                yield 0.0, self._other(message, Reveal(bytes(32)))
+                return
+        yield 0.0, message
+
+
+class Slow(_Lies):
+    """Says everything late, but not so late that it counts as silent."""
+
+    kind = "slow"
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        yield self.rng.uniform(0, 3), message
+
+
+class Replayer(_Lies):
+    """Repeats what it and others have said, also in earlier attempts."""
+
+    kind = "replay"
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(rng)
+        self.heap: list[object] = []
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        self.heap.append(message)
+        for _ in range(3):
+            yield 0.0, self.rng.choice(self.heap)
+        yield 0.0, message
+
+
+class Forger(_Lies):
+    """Puts words into the mouths of others, and sends what cannot be read."""
+
+    kind = "forgery"
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        if isinstance(message, Said):
+            yield 0.0, replace(message, signer=self.victim)
+            yield 0.0, replace(message, signature=bytes(64))
+        yield 0.0, message
+
+
+class Malformed(_Lies):
+    kind = "malformed"
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        if isinstance(message, Said) and message.signer == self.me:
+            if message.phase is Phase.CHECK:
+                self.must_fall = True
+                body = body_of(message.statement)
+                assert isinstance(body, Check)
+                yield 0.0, self._other(message, replace(body, norms=b"\0"))
+                return
+        yield 0.0, message
+
+
+class WrongSeed(_Lies):
+    """Computes with a draw of its own."""
+
+    kind = "wrong seed"
+
+    def check(self, check: Check) -> Check:
+        self.must_fall = True
+        return replace(check, seed=bytes(32))
+
+
+class Closed(WrongSketch):
+    """Lies in its numbers, and then opens nothing, or something else."""
+
+    kind = "opens nothing"
+
+    def pieces(self, pieces: list[Piece]) -> list[Piece]:
+        if self.rng.random() < 0.5:
+            return []
+        return [replace(piece, data=bytes(len(piece.data))) for piece in pieces]
+
+
+class WrongGram(_Lies):
+    """An owner whose inner products are of other vectors."""
+
+    kind = "wrong inner products"
+
+    def gram(self, data: bytes) -> bytes:
+        told = np.frombuffer(data, "<f8").copy()
+        return (told * 4).tobytes()
+
+
+KINDS = {
+    each.kind: each
+    for each in (
+        DenseShift,
+        Flip,
+        TwoResults,
+        WrongPart,
+        WrongSketch,
+        WrongNorm,
+        Silent,
+        FalseAccuser,
+        Equivocator,
+        Withholder,
+        BadReveal,
+        Slow,
+        Replayer,
+        Forger,
+        Malformed,
+        WrongSeed,
+        Closed,
+        WrongGram,
+    )
+}
+
+
+def liar_of(kind: str, rng: random.Random) -> Liar:
+    return KINDS[kind](rng) if kind else Liar(rng)
