@@ -86,6 +86,8 @@ DECISIONS = (
     | {
         f"atoll.collectives.{name}"
         for name in (
+            "audit.commitment",
+            "audit.sketch",
             "choice",
             "chunks",
             "costs",

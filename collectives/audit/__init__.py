@@ -1,0 +1,1 @@
+"""Audited rounds: what participants commit to, what they tell of it, and how that is checked."""
