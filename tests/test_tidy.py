@@ -86,6 +86,7 @@ DECISIONS = (
     | {
         f"atoll.collectives.{name}"
         for name in (
+            "audit.bounds",
             "audit.commitment",
             "audit.sketch",
             "choice",

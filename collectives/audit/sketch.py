@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,15 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.native import KERNELS
 
-__all__ = ["SEED_BYTES", "SKETCH_WIDTH", "bucket_sums", "distance", "sign_bits", "sketch"]
+__all__ = ["F64", "SEED_BYTES", "SKETCH_WIDTH", "bucket_sums", "distance", "sign_bits", "sketch"]
+
+F64: TypeAlias = NDArray[np.float64]
 
 SKETCH_WIDTH: Final = 8  # as many float64 as a vector register holds; see checks.py what they show
 SEED_BYTES: Final = 32
 _TAG: Final = b"atoll-sketch"
 _FLOAT_MAX: Final = float(np.finfo(np.float32).max)
 _TILE_ELEMENTS: Final = 32_768  # that numpy works on at a time: as float64 they stay in the cache
-
-F64 = NDArray[np.float64]
 
 
 def sign_bits(seed: bytes, chunk: int, count: int) -> U8:
