@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 F32: TypeAlias = NDArray[np.float32]
+F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 
@@ -52,7 +53,7 @@ KERNEL_CODECS: Final = (
 
 ROWS_MAX: Final = 256  # of `mix` and `order`; their columns stay in the first-level cache
 # INTERFACE of the sources that belong to this file (native/module.c).
-_INTERFACE: Final = 3
+_INTERFACE: Final = 4
 _VARIABLE: Final = "ATOLL_KERNELS"
 
 
@@ -126,6 +127,14 @@ class Kernels(Protocol):
         """Of each column of ``count`` rows, sorted by a network (pairs of rows, flat), the mean of
         ``keep`` values from the ``first`` on, or, ``around`` the median, of those that are closest
         to it. The values are finite, and there are at most ROWS_MAX rows."""
+
+    def sketch(self, values: F32, bits: U8, out: F64, /) -> None:
+        """``out``, float64[8]: bucket b is the sum of the values at k = b mod 8, in ascending k,
+        negated where bit k % 8 of byte k // 8 is 1. There are just as many bytes as it takes."""
+
+    def squares(self, values: F32, other: F32, out: F64, /) -> None:
+        """``out``, float64[8]: bucket b is the sum of the squares of the differences at k = b mod
+        8, in ascending k; both steps are rounded. ``other`` may be ``values``."""
 
     def level(self) -> str:
         """The instruction set in use: "base" is that of every processor of the kind."""

@@ -11,6 +11,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.parts import Parts
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.result import RoundResult
+from atoll.collectives.robust.gram import Matrix
 from atoll.collectives.stacks import Stacks
 from atoll.collectives.sums import Sums
 
@@ -73,12 +74,13 @@ def parts_for(
     is_root: Callable[[int], bool],
     source: Callable[[int, F32], None],
     own: Callable[[int], F32] | None = None,
+    matrix: Matrix | None = None,
 ) -> Parts:
     """What the codec of the result asks for. ConfigError if this plan cannot give it: parts have to
-    come to a chunk's owner as they are."""
+    come to a chunk's owner as they are. ``matrix``: what the rule gives, where it is known."""
     whole = result.codec
     if plan.rule is not None and not plan.rule.is_mean:
-        return Stacks(plan, result, codec, is_root, source, own)
+        return Stacks(plan, result, codec, is_root, source, own, matrix)
     if not isinstance(whole, Gathered):
         return Sums(result, codec, plan.factors(), is_root, source, own, plan.fold)
     if plan.shape is not None or plan.is_pairwise or plan.fold != "mean":

@@ -29,7 +29,8 @@ ABSURD: Final = 1e6
 
 class Stacks(Parts):
     """``codec`` is that of parts. A stack of a chunk holds the parts as they came, encoded, so that
-    it takes no more memory than the frames did."""
+    it takes no more memory than the frames did. ``matrix`` is that of the rule, where it is known:
+    then nothing has to be told, and all chunks can be encoded."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class Stacks(Parts):
         is_root: Callable[[int], bool],
         source: Callable[[int, F32], None],
         own: Callable[[int], F32] | None = None,
+        matrix: Matrix | None = None,
     ) -> None:
         super().__init__(result, codec, source, own)
         assert plan.rule is not None
@@ -58,7 +60,7 @@ class Stacks(Parts):
         self._owner_of, self._owners = plan.owners, sorted({*plan.owners} - {NOBODY})
         self._told: U8 | None = None
         self._all_told: dict[int, bytes] = {}
-        self._matrix: Matrix | None = None
+        self._matrix = matrix
         if not self._rule.needs_gram:
             self._matrix = self._rule.matrix(None, len(self._counted), self._key)
 

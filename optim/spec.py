@@ -219,7 +219,7 @@ class RunSpec:
             "False: only rounds of all peers that are averaged, or aggregated by a robust rule, can"
             " be audited",
         )
-        check_codec(self.codec)
+        check_codec(get_codec(self.codec))
 
     def _check_type(self, name: str, kind: str) -> None:
         value = getattr(self, name)

@@ -86,12 +86,16 @@ DECISIONS = (
     | {
         f"atoll.collectives.{name}"
         for name in (
+            "audit.bounds",
+            "audit.commitment",
+            "audit.sketch",
             "choice",
             "chunks",
             "costs",
             "counter_rng",
             "errors",
             "exchange",
+            "merkle",
             "network",
             "pair_costs",
             "pairs",
@@ -135,7 +139,6 @@ DECISIONS = (
             "net.wire",
             "rounds.dataframes",
             "rounds.entries",
-            "rounds.merkle",
             "rounds.sealing",
             "signatures",
             "transfer.assembly",

@@ -35,6 +35,7 @@ from atoll.collectives.codecs.base import (
     Decoder,
     Errors,
 )
+from atoll.collectives.codecs.blocks import BlockCodec
 from atoll.collectives.codecs.gathered import RULES, Gathered, factors_of, gathered_codec
 from atoll.collectives.codecs.integers import (
     BLOCK_ELEMENTS,
@@ -62,6 +63,7 @@ __all__ = [
     "SCALE_MIN",
     "TILE_ELEMENTS",
     "U8",
+    "BlockCodec",
     "Codec",
     "Contract",
     "Decoder",

@@ -49,6 +49,10 @@ class BlockCodec(TiledCodec):
         self._check_codes(codes)
         check_padding(codes, self.bits, count, self.name)
 
+    def block_scales(self, data: U8, count: int) -> F32:
+        """float32[blocks], of checked bytes; 0 where the values were so small that none is kept."""
+        return self.scales.load(self._parts(data, count)[1])
+
     def _decode_tile(self, data: U8, count: int, lo: int, out: F32) -> None:
         header, scales, codes = self._parts(data, count)
         hi, block = lo + out.size, self.contract.block

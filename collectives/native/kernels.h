@@ -40,7 +40,7 @@ typedef struct {
     void (*decode_add)(const uint8_t *data, size_t count, float factor, float *into);
 } codec_kernels;
 
-enum { CODECS = 11, RULES = 3, ROWS_MAX = 256 };
+enum { CODECS = 11, RULES = 3, ROWS_MAX = 256, BUCKETS = 8 };
 
 /* An outer step. Inputs and outputs: theta with theta and momentum with momentum may be the same
  * memory; otherwise nothing overlaps. */
@@ -68,6 +68,9 @@ typedef struct {
                 float *out);
     void (*order)(const float *rows, size_t n, size_t count, const uint8_t *network, size_t pairs,
                   size_t first, size_t keep, int around, float *out);
+    /* Sums in BUCKETS buckets, for audits: see body_sketch.h. */
+    void (*sketch)(const float *values, size_t count, const uint8_t *bits, double *out);
+    void (*squares)(const float *values, const float *other, size_t count, double *out);
 } kernels;
 
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */

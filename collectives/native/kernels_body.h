@@ -28,6 +28,7 @@
 #include "body_flat.h"
 #include "body_halves.h"
 #include "body_rows.h"
+#include "body_sketch.h"
 #include "body_topk.h"
 
 /* A codec that differs from another in encoding only. */
@@ -45,5 +46,5 @@
          CODEC_LIKE(int8_sr, int8), CODEC(int8_shift), CODEC(int4),                   \
          CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0), CODEC(topk)}, \
         {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                \
-        weigh, mix_rows, order_rows,                                                  \
+        weigh, mix_rows, order_rows, sketch, squares,                                 \
     }

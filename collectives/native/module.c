@@ -384,6 +384,51 @@ static PyObject *py_order(PyObject *module, PyObject *const *given, Py_ssize_t c
     return finish(&all, Py_None);
 }
 
+/* ---------------------------------------------------------------- audits */
+
+static PyObject *py_sketch(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *values;
+    const uint8_t *bits;
+    double *out;
+    if (!has_arguments(count, 3) ||
+        (values = take_buffer(&all, given[0], "values", "f", READ)) == NULL ||
+        (bits = take_buffer(&all, given[1], "bits", "B", READ)) == NULL ||
+        (out = take_buffer(&all, given[2], "out", "d", WRITE)) == NULL ||
+        !buffer_has(&all, 1, (buffer_count(&all, 0) + 7) / 8, "bits") ||
+        !buffer_has(&all, 2, BUCKETS, "out") || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 0);
+    Py_BEGIN_ALLOW_THREADS
+    set->sketch(values, elements, bits, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
+static PyObject *py_squares(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *values, *other;
+    double *out;
+    if (!has_arguments(count, 3) ||
+        (values = take_buffer(&all, given[0], "values", "f", READ)) == NULL ||
+        (other = take_buffer(&all, given[1], "other", "f", READ)) == NULL ||
+        (out = take_buffer(&all, given[2], "out", "d", WRITE)) == NULL ||
+        !buffer_has(&all, 1, buffer_count(&all, 0), "other") ||
+        !buffer_has(&all, 2, BUCKETS, "out") || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 0);
+    Py_BEGIN_ALLOW_THREADS
+    set->squares(values, other, elements, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
 /* ---------------------------------------------------------------- the module */
 
 #define FAST(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
@@ -397,6 +442,8 @@ static PyMethodDef methods[] = {
     FAST(outer_step),
     FAST(mix),
     FAST(order),
+    FAST(sketch),
+    FAST(squares),
     {"levels", py_levels, METH_NOARGS, NULL},
     {"level", py_level, METH_NOARGS, NULL},
     {"use", py_use, METH_O, NULL},
@@ -405,7 +452,7 @@ static PyMethodDef methods[] = {
 
 /* Changed with every change of what a function takes, gives or computes, here and in native.py: so a
  * library from older sources is not used. */
-enum { INTERFACE = 3 };
+enum { INTERFACE = 4 };
 
 static int start(PyObject *module)
 {

@@ -99,6 +99,12 @@ class RobustRule:
             or self.parts[-1].name not in ("mean", "median", "trimmed", "meamed")
         )
 
+    @property
+    def is_combination(self) -> bool:
+        """Whether the result is one combination of whole vectors, with a single row of ``matrix``
+        as its coefficients."""
+        return not self.is_mean and self.parts[-1].name not in _BY_COORDINATE
+
     @cached_property
     def least(self) -> int:
         """The smallest number of vectors that it can aggregate; 0 if no run has as many peers."""

@@ -23,10 +23,11 @@ from atoll.collectives.audit import (
     identity_holds,
     is_linear,
     recomputed,
-    shard_holds,
+    shard_identity_holds,
     sign_bits,
     sketch,
     suspicious,
+    widened,
 )
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 DOUBTED_MAX: Final = 4  # chunks that are opened at a time: one is enough to convict somebody
+F64 = NDArray[np.float64]
 _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32
 
@@ -164,36 +166,72 @@ def matrix_of(work: Work, grams: Mapping[int, bytes]) -> Matrix | None:
 def doubted(
     work: Work, checks: Mapping[int, Check], grams: Mapping[int, bytes], results: Sequence[U8]
 ) -> list[int]:
-    """The chunks whose result does not fit what those who count have said of their parts; all
-    participants come to the same. An owner is doubted by its worst chunk."""
-    sketches = np.stack(
-        [np.frombuffer(checks[i].sketches, _F32).reshape(-1, SKETCH_WIDTH) for i in work.counted],
-        axis=1,
-    )  # [chunks, n, width]
-    norms = np.stack([np.frombuffer(checks[i].norms, _F32) for i in work.counted], axis=1)
-    seed = checks[work.counted[0]].seed
-    weights = _weights(work, grams)
+    """The chunks whose result does not fit what those who count have said of their parts."""
+    told = _Told(work, checks, grams)
     found: list[int] = []
-    for owner in sorted(work.shards):
-        chunks = work.shards[owner]
-        told = [_result_numbers(work, seed, chunk, results[chunk]) for chunk in chunks]
-        totals, bounds = np.stack([t for t, _ in told]), np.stack([b for _, b in told])
-        wrong = [
-            chunk
-            for chunk, total, bound in zip(chunks, totals, bounds, strict=True)
-            if suspicious(norms[chunk], sketches[chunk], bound)
-            or (weights is not None and not identity_holds(weights, sketches[chunk], total, bound))
-        ]
-        if not wrong and weights is not None:
-            mine = sketches[chunks]
-            if not shard_holds(weights, mine, totals, bounds):
-                wrong = [_worst(weights, mine, totals, chunks)]
-        if not wrong and owner in grams and grams[owner]:
+    for owner, chunks in sorted(work.shards.items()):
+        seen = [told.result(chunk, results[chunk]) for chunk in chunks]
+        wrong = [chunk for chunk, one in zip(chunks, seen, strict=True) if told.is_wrong(chunk, one)]
+        if not wrong and told.is_wrong_together(chunks, seen):
+            wrong = [told.worst(chunks, seen)]
+        if not wrong and grams.get(owner):
             gram = unpacked_gram(grams[owner], len(work.counted))
-            if not gram_is_plausible(gram, sketches[chunks]):
-                wrong = list(chunks)
+            wrong = [] if gram_is_plausible(gram, told.sketches[chunks]) else list(chunks)
         found += wrong
     return found[:DOUBTED_MAX]
+
+
+class _Told:
+    """What all who count have said: ``sketches`` float32[chunks, n, width], ``norms``
+    float32[chunks, n]; ``weights`` of their parts, where the result is a sum of them."""
+
+    def __init__(
+        self, work: Work, checks: Mapping[int, Check], grams: Mapping[int, bytes]
+    ) -> None:
+        self._work, self._seed = work, checks[work.counted[0]].seed
+        counted = [checks[index] for index in work.counted]
+        shape = (work.grid.count, SKETCH_WIDTH)
+        sketches = [np.frombuffer(check.sketches, _F32).reshape(shape) for check in counted]
+        self.sketches: F32 = np.stack(sketches, axis=1)
+        self._norms: F32 = np.stack([np.frombuffer(c.norms, _F32) for c in counted], axis=1)
+        self._weights: F64 | None = None
+        if is_linear(work.rule):
+            gram = gram_of(work, grams)
+            self._weights = coefficients(work.rule, gram, len(counted), work.plan.key)
+
+    def result(self, chunk: int, data: U8) -> tuple[F32, F64]:
+        """The sketch of a result, and how far it may be off in each bucket."""
+        work, size = self._work, self._work.grid.size(chunk)
+        values = _decoded(work.codec, data, size)
+        bounds = error_bounds(work.codec, data, size)
+        if self._weights is not None:
+            length = float(distance(values, np.zeros_like(values)))
+            bounds = widened(bounds, self._weights, self._norms[chunk], length, size)
+        return sketch(values, sign_bits(self._seed, chunk, size)), bounds
+
+    def is_wrong(self, chunk: int, seen: tuple[F32, F64]) -> bool:
+        result, bounds = seen
+        sketches = self.sketches[chunk]
+        if suspicious(self._norms[chunk], sketches, float(np.sqrt(bounds.sum()))):
+            return True
+        weights = self._weights
+        return weights is not None and not identity_holds(weights, sketches, result, bounds)
+
+    def is_wrong_together(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64]]) -> bool:
+        if self._weights is None:
+            return False
+        results = np.stack([result for result, _ in seen])
+        bounds = np.stack([bound for _, bound in seen])
+        return not shard_identity_holds(self._weights, self.sketches[chunks], results, bounds)
+
+    def worst(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64]]) -> int:
+        """The chunk that is off most, by its bounds."""
+        assert self._weights is not None
+        gaps = [
+            np.square(self._weights @ self.sketches[chunk] - result).sum() / bounds.sum()
+            for chunk, (result, bounds) in zip(chunks, seen, strict=True)
+        ]
+        return chunks[int(np.argmax(gaps))]
 
 
 def recomputed_digest(
@@ -207,28 +245,6 @@ def recomputed_digest(
     except (CodecError, PartError):
         return b""
     return hashlib.sha256(made).digest()
-
-
-def _weights(work: Work, grams: Mapping[int, bytes]) -> NDArray[np.float64] | None:
-    """Of each part in the result, where it is a linear function of the parts."""
-    if not is_linear(work.rule):
-        return None
-    return coefficients(work.rule, gram_of(work, grams), len(work.counted), work.plan.key)
-
-
-def _result_numbers(
-    work: Work, seed: bytes, chunk: int, result: U8
-) -> tuple[F32, NDArray[np.float64]]:
-    size = work.grid.size(chunk)
-    values = _decoded(work.codec, result, size)
-    return sketch(values, sign_bits(seed, chunk, size)), error_bounds(work.codec, result, size)
-
-
-def _worst(
-    weights: NDArray[np.float64], sketches: F32, totals: F32, chunks: Sequence[int]
-) -> int:
-    gaps = np.einsum("n,cnb->cb", weights, sketches.astype(np.float64)) - totals
-    return chunks[int(np.argmax(np.square(gaps).sum(axis=1)))]
 
 
 def _decoded(codec: Codec, data: bytes | U8, size: int) -> F32:

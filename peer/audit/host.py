@@ -15,7 +15,7 @@ from typing import Any, Final
 from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.machine import Convicted, Failed, Need, Passed, Step, Tell
+from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Step, Tell
 from atoll.peer.audit.statements import AUDIT_MESSAGES, AskParts, AskSaid, Piece, Said
 from atoll.peer.audit.terms import Terms
 from atoll.peer.group.signing import Signer
@@ -78,7 +78,7 @@ class Attempt:
             for effect in effects:
                 self._carry(effect)
 
-    def _carry(self, effect: Tell | Need | Convicted | Passed | Failed) -> None:
+    def _carry(self, effect: Effect) -> None:
         if isinstance(effect, Tell):
             self._tell(effect.message, effect.peers)
         elif isinstance(effect, Convicted):

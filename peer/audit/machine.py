@@ -22,10 +22,10 @@ with evidence or without.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Step, Tell
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import (
@@ -48,25 +48,18 @@ from atoll.peer.audit.terms import Terms
 from atoll.peer.group.signing import Signer
 from atoll.peer.group.views import short
 
-__all__ = ["ASK_S", "SILENCE_S", "Audit", "Convicted", "Effect", "Failed", "Need", "Passed", "Step", "Tell"]
+__all__ = ["ASK_S", "SILENCE_S", "TRANSITIONS", "Audit", "Cause"]
 
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
 # A peer whose process has stopped is found dead within two seconds (group/timing.py), and who lives
 # answers at once, but for the arithmetic of a round: so this is no matter of a slow line.
 SILENCE_S: Final = 20.0
 GRACE_S: Final = 5.0  # for others to come to the same conclusion
-
-
-class Step(Enum):
-    COMMIT = "commit"  # until all have committed
-    REDUCE = "reduce"  # until the result is here
-    RESULT = "result"  # until all owners have committed to theirs
-    REVEAL = "reveal"  # until all secrets are known
-    CHECK = "check"  # until all have told their numbers
-    VERDICT = "verdict"  # until all owners have compared them
-    OPEN = "open"  # until what is in doubt is opened and judged
-    PASSED = "passed"
-    FAILED = "failed"
+# Before one says that it contradicts another, and between the turns of those who may have to say it
+# of the same one: news goes around in that time. All of it together is less than SILENCE_S.
+PAIR_S: Final = 3.0
+TURN_S: Final = 1.0
+TURNS_S: Final = 12.0
 
 
 class Cause(Enum):
@@ -106,50 +99,6 @@ OVER: Final = (Step.PASSED, Step.FAILED)
 OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an opened part
 
 
-# ---------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send to these participants; none: to all others."""
-
-    message: Said | AskSaid
-    peers: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Do what ``step`` needs. REDUCE: parts may be sent. CHECK: compute the numbers (``told``).
-    VERDICT: compare those of others (``judged``). OPEN: open and get ``parts`` (sender, chunk), and
-    judge them (``resolved``)."""
-
-    step: Step
-    parts: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Convicted:
-    """There is evidence: whoever it bans is to be banned."""
-
-    evidence: Evidence
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The result may be committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The attempt has failed because of these (none: it cannot be said)."""
-
-    peers: tuple[bytes, ...]
-    why: str
-
-
-Effect = Tell | Need | Convicted | Passed | Failed
-
-
 class Audit:
     """``roots``: of the own encoded parts; none if this peer does not count. ``secret``: 32 random
     bytes. Times are of the caller's clock."""
@@ -174,6 +123,8 @@ class Audit:
         self._handed_on: set[Phase] = set()
         self._digests: tuple[bytes, ...] = ()  # of the result as it is here ...
         self._grams: dict[int, bytes] = {}  # ... and the inner products that it was made with
+        self._suspect: tuple[bytes, str] | None = None
+        self._suspect_s = 0.0
         self._wanted: tuple[tuple[int, int], ...] = ()
         self._effects: list[Effect] = []
         self._say(Phase.COMMIT, Commitment(tuple(roots), draw_of(self._id, me, secret)), now_s)
@@ -227,9 +178,22 @@ class Audit:
             self._pass(now_s)
 
     def mismatch(self, peer: bytes, why: str, now_s: float) -> None:
-        """What this peer has sent us is not what it has signed, and only we two know that."""
-        if not self.is_over and peer != self.me:
-            word = self._signed(Phase.ELIMINATE, Elimination(peer, why[:100]))
+        """What this peer has sent us is not what it has signed, and only we two know that. It has
+        to be said, or the round is never done; but not at once (``_eliminate``)."""
+        if not self.is_over and peer != self.me and self._suspect is None:
+            self._suspect, self._suspect_s = (peer, why[:100]), now_s
+            if (word := self.inbox.of(Phase.RESULT).get(peer)) is not None:
+                self._effects.append(Tell(word))  # others may have got another one
+
+    def _eliminate(self, now_s: float) -> None:
+        """Both have to go. First others may prove that it is the other one who lies; and of several
+        that it has lied to only one should go, so each waits for those before it."""
+        if self._suspect is None or self.is_over:
+            return
+        index, count = self.terms.participants.index(self.me), len(self.terms.participants)
+        if now_s - self._suspect_s >= PAIR_S + index * min(TURN_S, TURNS_S / count):
+            peer, why = self._suspect
+            word = self._signed(Phase.ELIMINATE, Elimination(peer, why))
             self._effects.append(Tell(word))
             self._convict([Evidence("pair", peer, self.terms, (word,))], now_s)
 
@@ -292,6 +256,7 @@ class Audit:
                 self._convict([evidence], now_s)
             elif phase is Phase.RESULT and (liar := self._other_result()):
                 self.mismatch(liar, "its result is not what it has signed", now_s)
+                return
             elif phase is Phase.VERDICT:
                 self._close(now_s)
             else:
@@ -370,6 +335,7 @@ class Audit:
 
     def tick(self, now_s: float, opened: Iterable[tuple[int, int]] = ()) -> None:
         """Ask for what is missing, and say so when nobody has it."""
+        self._eliminate(now_s)
         owing, waited_s = self.owing(opened), now_s - self._since_s
         if not owing:
             return

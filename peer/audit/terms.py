@@ -14,7 +14,8 @@ from typing import Annotated, Final
 
 from atoll.collectives import ChunkGrid, ReducePlan, get_codec, shared_plan
 from atoll.collectives.codecs import Codec
-from atoll.collectives.robust import RULE_CHARACTERS_MAX, RobustRule, get_rule
+from atoll.collectives.robust import RobustRule, get_rule
+from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
 from atoll.optim.spec import rule_key
 from atoll.peer.group.views import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
@@ -26,6 +27,7 @@ __all__ = ["AUDITED_PEERS_MAX", "Terms", "Work"]
 # and 24,000 signatures in a round, some seconds of one core in all.
 AUDITED_PEERS_MAX: Final = 64
 CODEC_CHARACTERS_MAX: Final = 32
+MEAN: Final = "mean"  # RunSpec.aggregate
 
 _Share = Annotated[int, Within(0, CHUNKS_MAX)]
 _Count = Annotated[int, Within(1, 1 << 48)]
@@ -85,8 +87,8 @@ class Work:
         self.codec = get_codec(terms.codec)
         weights = [float(counts) for counts in terms.counted]
         plan = shared_plan(terms.participants, weights, self.grid, (), terms.shares)
-        rule = get_rule(terms.rule)
-        self.rule: RobustRule | None = None if rule.is_mean else rule
+        rule = get_rule(terms.rule) if terms.rule != MEAN else None
+        self.rule: RobustRule | None = None if rule is None or rule.is_mean else rule
         self.plan: ReducePlan = plan
         if self.rule is not None:
             key = rule_key(terms.lineage, terms.round)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from atoll.collectives.errors import AtollError, CheckpointError
+from atoll.collectives.merkle import LEAF_BYTES, merkle_root
 from atoll.optim.spec import parse_blob
 from atoll.peer.checkpoints import manifest as checkpoint_manifest
 from atoll.peer.checkpoints.manifest import MANIFEST_BYTES_MAX, CheckpointManifest
@@ -34,7 +35,6 @@ from atoll.peer.checkpoints.tensorfile import (
     StateLayout,
 )
 from atoll.peer.group.views import Rules
-from atoll.peer.rounds.merkle import LEAF_BYTES, merkle_root
 from atoll.peer.rounds.state import ReplicatedState, StateLoad, state_digest
 
 __all__ = [

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import CheckpointError
+from atoll.collectives.merkle import LEAF_BYTES
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.peer.rounds.merkle import LEAF_BYTES
 
 __all__ = [
     "DTYPE_BYTES",

@@ -27,6 +27,7 @@ import numpy as np
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import CheckpointError, StateError
+from atoll.collectives.merkle import merkle_root
 from atoll.optim.outer import OuterStep
 from atoll.peer.checkpoints.checkpoint import (
     MANIFEST_FILE,
@@ -40,7 +41,6 @@ from atoll.peer.checkpoints.manifest import CheckpointManifest, render
 from atoll.peer.checkpoints.tensorfile import StateLayout
 from atoll.peer.group.views import View, short
 from atoll.peer.rounds.entries import EntryHead
-from atoll.peer.rounds.merkle import merkle_root
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 

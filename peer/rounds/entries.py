@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from atoll.collectives.errors import StateError
+from atoll.collectives.merkle import merkle_root
 from atoll.optim.fragments import FRAGMENTS_MAX
 from atoll.optim.spec import BLOB_BYTES_MAX
 from atoll.peer.group.views import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
 from atoll.peer.net.wire import Within, message
-from atoll.peer.rounds.merkle import merkle_root
 
 __all__ = [
     "CHUNKS_MAX",

@@ -22,11 +22,11 @@ from atoll.collectives import ChunkGrid, EncodedLayout
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import StateError
+from atoll.collectives.merkle import MerkleTree
 from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
 from atoll.optim.spec import parse_blob
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
-from atoll.peer.rounds.merkle import MerkleTree
 from atoll.peer.rounds.statebuffers import U8, Floats, StateBuffers
 
 __all__ = [
@@ -54,7 +54,7 @@ def state_digest(blob: bytes, root: bytes) -> bytes:
 class ChunkCopy:
     """What ``read_chunk`` has copied: a chunk of the state after ``round``.
 
-    ``proof`` leads from ``leaf`` to the Merkle root in that state's digest (merkle.py).
+    ``proof`` leads from ``leaf`` to the Merkle root in that state's digest (collectives/merkle.py).
     """
 
     round: int

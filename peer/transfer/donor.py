@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout
 from atoll.collectives.errors import AtollError, StateError
+from atoll.collectives.merkle import MerkleTree
 from atoll.peer.group.views import short
 from atoll.peer.net.links import LinkHost
 from atoll.peer.net.wire import encode
@@ -29,7 +30,6 @@ from atoll.peer.rounds.dataframes import DataHeader
 from atoll.peer.rounds.datastream import DataStream
 from atoll.peer.rounds.entries import INIT, EntryHead
 from atoll.peer.rounds.keptcopy import parse_chunks
-from atoll.peer.rounds.merkle import MerkleTree
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState
 from atoll.peer.rounds.streams import FrameOutlet, Streams, reason_of

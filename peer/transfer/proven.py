@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.merkle import LEAF_BYTES, merkle_climb
 from atoll.peer.group.views import short
 from atoll.peer.rounds.entries import EntryHead, entry_chain
-from atoll.peer.rounds.merkle import LEAF_BYTES, merkle_climb
 
 __all__ = [
     "DISSENT_S",

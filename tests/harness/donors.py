@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from atoll.collectives.merkle import MerkleTree
 from atoll.optim.fragments import chunk_range
 from atoll.peer.group.events import Goal
 from atoll.peer.group.views import Member, genesis_chain
 from atoll.peer.rounds.entries import STEP, EntryHead, Origin, entry_chain, entry_root
-from atoll.peer.rounds.merkle import MerkleTree
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer import learning as ln
 from atoll.peer.transfer.catchup import CatchingUp

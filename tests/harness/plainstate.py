@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.collectives import get_codec, grid_for
+from atoll.collectives.merkle import merkle_climb, merkle_root
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
-from atoll.peer.rounds.merkle import merkle_climb, merkle_root
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 from atoll.peer.rounds.statebuffers import U8
 

@@ -26,7 +26,7 @@ from simulation.liars import KINDS, Liar, liar_of
 from atoll.collectives.audit import recomputed
 from atoll.collectives.codecs import U8
 from atoll.collectives.robust.gram import add_gram, packed_gram
-from atoll.peer.audit import machine as mc
+from atoll.peer.audit import effects as mc
 from atoll.peer.audit.arithmetic import matrix_of
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.evidence import Evidence, verify_evidence
@@ -119,7 +119,7 @@ class World:
         self.peers = {peer.name: peer for peer in sorted(made, key=lambda p: p.name)}
         honest = [p.name for p in self.peers.values() if p.liar.honest]
         self.deaf = set(honest[:2]) if options.deaf_pair else set[bytes]()
-        self.attempt = 0
+        self.attempt = self.count = 0
         self.trace: list[str] = []
 
     @property
@@ -152,7 +152,7 @@ class World:
         )  # fmt: skip
 
     def _begin(self, terms: Terms) -> None:
-        work = terms.work
+        work, self.count = terms.work, len(terms.participants)
         base = self.numbers.standard_normal(terms.elements)
         for peer in self.peers.values():
             index = terms.participants.index(peer.name) if peer.name in terms.participants else -1
@@ -211,7 +211,7 @@ class World:
 
     def send(self, source: bytes, dest: bytes, message: object, *, bulk: bool = False) -> None:
         """In order between each two."""
-        if {source, dest} == self.deaf and not bulk:
+        if {source, dest} == self.deaf and not bulk and self.count > 2:
             return
         pair = (source, dest)
         at_s = self.now_s + self.rng.uniform(0.5, 1.5) * self.options.delay_s
@@ -401,9 +401,15 @@ class World:
             assert len(roots) == 1, "two different results have passed"
             for cheat in cheats:
                 assert False, f"a cheat has passed: {cheat.liar.kind}"
-        for cheat in cheats:
-            known = any(cheat.name in p.banned for p in self.honest)
-            assert known, f"{cheat.liar.kind} was not banned in the attempt in which it was done"
+        liars = [p for p in self.peers.values() if p.name in participants and not p.liar.honest]
+        gone = {b for p in self.honest for b in p.banned}
+        for cheat in cheats if len(liars) == 1 else ():
+            kind = cheat.liar.kind
+            assert cheat.name in gone, f"{kind} was not banned in the attempt in which it was done"
+        if not passed:
+            named = {short(other) for p in honest for other in p.failed}
+            hit = any(liar.name in gone or short(liar.name) in named for liar in liars)
+            assert hit, f"an attempt has failed, and no liar was banned or named: {named}"
 
 
 def _array(data: bytes) -> U8:

@@ -5,10 +5,10 @@ import hashlib
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError, StateError
+from atoll.collectives.merkle import merkle_root
 from atoll.peer.group.views import chain_after
 from atoll.peer.net.wire import decode, encode
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin, entry_chain, entry_root
-from atoll.peer.rounds.merkle import merkle_root
 
 A, B = b"a" * 32, b"b" * 32
 ALONE, BOTH = Origin((A,), (1.0,)), Origin((A, B), (1.0, 3.5))

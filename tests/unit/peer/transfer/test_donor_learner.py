@@ -15,10 +15,10 @@ from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
 from atoll.collectives import encoded_layout, get_codec
 from atoll.collectives.errors import StateError
+from atoll.collectives.merkle import MerkleTree
 from atoll.peer.group.events import Goal
 from atoll.peer.group.views import Member
 from atoll.peer.rounds.dataframes import DataHeader
-from atoll.peer.rounds.merkle import MerkleTree
 from atoll.peer.rounds.streams import FrameOutlet
 from atoll.peer.transfer import catchup, supply
 from atoll.peer.transfer import fetching as ft

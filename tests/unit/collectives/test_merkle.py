@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.rounds.merkle import (
+from atoll.collectives.merkle import (
     MerkleTree,
     merkle_climb,
     merkle_proof,
