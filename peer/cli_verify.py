@@ -13,7 +13,9 @@ __all__ = ["add_verify_verb"]
 
 
 def add_verify_verb(verbs: Any) -> None:
-    verify = verbs.add_parser("verify", help="check evidence against a banned peer, see docs/audit.md")
+    verify = verbs.add_parser(
+        "verify", help="check evidence against a banned peer, see docs/audit.md"
+    )
     verify.add_argument("file", type=Path, metavar="FILE", help="from HOME/evidence of any member")
     verify.add_argument("--json", action="store_true", help="for scripts")
     verify.set_defaults(command=_verify)
@@ -47,8 +49,12 @@ def _verify(parsed: argparse.Namespace) -> int:
     print(f"proven: {finding.text}")
     for peer in finding.banned:
         print(f"  banned       {short(peer)}  {peer.hex()}")
-    print(f"  evidence     {evidence.digest.hex()} ({finding.kind}, {len(evidence.encoded):,} bytes)")
-    print(f"  round        {terms.round} of lineage {terms.lineage.hex()[:16]}, attempt {terms.attempt}")
+    print(
+        f"  evidence     {evidence.digest.hex()} ({finding.kind}, {len(evidence.encoded):,} bytes)"
+    )
+    print(
+        f"  round        {terms.round} of lineage {terms.lineage.hex()[:16]}, attempt {terms.attempt}"
+    )
     print(f"  aggregation  {terms.rule} of {sum(terms.counted)} parts in {terms.codec}")
     if not finding.stands_alone:
         print(

@@ -109,7 +109,9 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
 # ---------------------------------------------------------------- numbers of one part
 
 
-def part_numbers(work: Work, seed: bytes, chunk: int, part: bytes | U8, result: bytes | U8) -> bytes:
+def part_numbers(
+    work: Work, seed: bytes, chunk: int, part: bytes | U8, result: bytes | U8
+) -> bytes:
     """Sketch and norm, float32[9], of an encoded part of a chunk and the encoded result; b"" for
     bytes that do not decode."""
     size = work.grid.size(chunk)
@@ -126,9 +128,10 @@ def part_numbers(work: Work, seed: bytes, chunk: int, part: bytes | U8, result: 
 def told_numbers(work: Work, check: Check, chunk: int) -> bytes:
     """The same, as a participant has said it."""
     width = 4 * SKETCH_WIDTH
-    return check.sketches[width * chunk : width * (chunk + 1)] + check.norms[
-        4 * chunk : 4 * (chunk + 1)
-    ]
+    return (
+        check.sketches[width * chunk : width * (chunk + 1)]
+        + check.norms[4 * chunk : 4 * (chunk + 1)]
+    )
 
 
 def own_check(work: Work, seed: bytes, parts: Sequence[U8], results: Sequence[U8]) -> Check:
@@ -171,7 +174,9 @@ def doubted(
     found: list[int] = []
     for owner, chunks in sorted(work.shards.items()):
         seen = [told.result(chunk, results[chunk]) for chunk in chunks]
-        wrong = [chunk for chunk, one in zip(chunks, seen, strict=True) if told.is_wrong(chunk, one)]
+        wrong = [
+            chunk for chunk, one in zip(chunks, seen, strict=True) if told.is_wrong(chunk, one)
+        ]
         if not wrong and told.is_wrong_together(chunks, seen):
             wrong = [told.worst(chunks, seen)]
         if not wrong and grams.get(owner):
@@ -185,9 +190,7 @@ class _Told:
     """What all who count have said: ``sketches`` float32[chunks, n, width], ``norms``
     float32[chunks, n]; ``weights`` of their parts, where the result is a sum of them."""
 
-    def __init__(
-        self, work: Work, checks: Mapping[int, Check], grams: Mapping[int, bytes]
-    ) -> None:
+    def __init__(self, work: Work, checks: Mapping[int, Check], grams: Mapping[int, bytes]) -> None:
         self._work, self._seed = work, checks[work.counted[0]].seed
         counted = [checks[index] for index in work.counted]
         shape = (work.grid.count, SKETCH_WIDTH)
@@ -251,5 +254,3 @@ def _decoded(codec: Codec, data: bytes | U8, size: int) -> F32:
     values = np.empty(size, np.float32)
     codec.decode(np.frombuffer(data, np.uint8), values)
     return values
-
-

@@ -73,9 +73,12 @@ class Auditor:
             if sender == self.index or self.index not in work.shards:
                 continue
             root = commitments[sender].roots[self.index]
-            if shard_roots(self._held_digests(sender), work.plan.owners, len(self.terms.participants))[
-                self.index
-            ] != root:
+            if (
+                shard_roots(
+                    self._held_digests(sender), work.plan.owners, len(self.terms.participants)
+                )[self.index]
+                != root
+            ):
                 wrong.append(sender)
         return wrong
 
@@ -169,5 +172,3 @@ class Auditor:
         root = self.machine.inbox.commitments[shown.sender].roots[owners[shown.chunk]]
         digest = hashlib.sha256(shown.data).digest()
         return opens(digest, shown.chunk, owners, shown.proof, root)
-
-

@@ -76,7 +76,9 @@ class BanKeeper:
         self._send, self._links, self._members = send, links, members
         self._drop, self._note, self._stop, self._spawn = drop, note, stop, spawn
         self._on_ban = on_ban
-        self._arriving: dict[bytes, tuple[bytes, bytearray, int]] = {}  # digest -> source, data, total
+        self._arriving: dict[
+            bytes, tuple[bytes, bytearray, int]
+        ] = {}  # digest -> source, data, total
         self._told: dict[bytes, set[bytes]] = {}  # digest -> peers for whom it counts
         self._asked: dict[bytes, int] = {}
         self._load()

@@ -44,7 +44,14 @@ from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
 from atoll.peer.signatures import verifies
 
-__all__ = ["EVIDENCE_BYTES_MAX", "Evidence", "Finding", "Shown", "parse_evidence", "verify_evidence"]
+__all__ = [
+    "EVIDENCE_BYTES_MAX",
+    "Evidence",
+    "Finding",
+    "Shown",
+    "parse_evidence",
+    "verify_evidence",
+]
 
 # All parts of one chunk, in float32 (1 MiB each), of as many as may take part, and their words.
 EVIDENCE_BYTES_MAX: Final = 80 * 1024 * 1024

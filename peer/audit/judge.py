@@ -22,7 +22,9 @@ __all__ = ["Parts", "accusations", "settle"]
 Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
 
 
-def accusations(terms: Terms, inbox: Inbox, me: int, held: Parts, results: Sequence[U8]) -> dict[int, int]:
+def accusations(
+    terms: Terms, inbox: Inbox, me: int, held: Parts, results: Sequence[U8]
+) -> dict[int, int]:
     """Senders whose numbers do not fit the parts that this owner holds, each with the first such
     chunk."""
     work, checks, found = terms.work, inbox.checks, dict[int, int]()
@@ -76,9 +78,7 @@ def _wrong_result(
     )
 
 
-def _wrong_numbers(
-    terms: Terms, inbox: Inbox, part: Shown, result: bytes
-) -> Iterable[Evidence]:
+def _wrong_numbers(terms: Terms, inbox: Inbox, part: Shown, result: bytes) -> Iterable[Evidence]:
     """Of one sender in one chunk; or else its owner's false accusation of it."""
     work, sender, chunk = terms.work, part.sender, part.chunk
     owner, check = work.plan.owners[chunk], inbox.checks[sender]

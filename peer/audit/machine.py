@@ -140,9 +140,7 @@ class Audit:
 
     # ------------------------------------------------------------ what the shell has done
 
-    def reduced(
-        self, digests: Sequence[bytes], grams: Mapping[int, bytes], now_s: float
-    ) -> None:
+    def reduced(self, digests: Sequence[bytes], grams: Mapping[int, bytes], now_s: float) -> None:
         """The whole result is here: the SHA-256 of each chunk; and the inner products that we have
         computed with (owner -> packed), ours among them."""
         if self.step is Step.REDUCE:

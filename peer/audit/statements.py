@@ -237,9 +237,7 @@ def body_of(statement: Statement) -> object:
     return decode(statement.body, allowed=(_BODIES[Phase(statement.phase)],))
 
 
-def said(
-    terms: bytes, phase: Phase, heard: bytes, body: object, me: bytes, signer: Signer
-) -> Said:
+def said(terms: bytes, phase: Phase, heard: bytes, body: object, me: bytes, signer: Signer) -> Said:
     """Sign what we say."""
     statement = Statement(terms, int(phase), heard, encode(body))
     return Said(me, statement, signer.sign(statement.digest))

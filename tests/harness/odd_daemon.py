@@ -9,6 +9,9 @@
                       own, once the view has M members; if D is not 0, the daemon dies from round D
                       on as soon as it reduces two rounds at a time
 ``stays``             it goes on after the authority of its run has revoked it
+``audit:LIE``         it lies in audited rounds: as an owner in its ``result``; in the ``numbers`` of
+                      its parts; in a ``part`` that it has promised otherwise; it says nothing once
+                      the draw begins (``withholds``); it signs ``two`` different sets of numbers
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +30,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError, PassRevokedError
+from atoll.collectives.parts import Parts
+from atoll.collectives.sums import Sums
 from atoll.optim.fragments import chunk_range
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer import cli, daemon
+from atoll.peer.audit.auditor import Auditor
+from atoll.peer.audit.host import Attempt
+from atoll.peer.audit.statements import Check, Phase, Said, body_of
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
@@ -162,6 +171,51 @@ class Fragmented(daemon.Daemon):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def lie_in_audits(lie: str) -> None:
+    """In every one of them."""
+    if lie == "result":
+        encode = Sums.encode
+
+        def wrong(self: Sums, chunk: int, out: U8) -> None:
+            if not self.in_place(chunk) and self._is_root(chunk):
+                self._sums[chunk] *= np.float32(-3)
+            encode(self, chunk, out)
+
+        Sums.encode = wrong  # type: ignore[method-assign]
+    elif lie == "part":
+        source = Parts._encode_own
+
+        def other(self: Parts, chunk: int, buffer: U8) -> U8:
+            part = source(self, chunk, buffer)
+            return part if self.coded is None else part[::-1].copy()
+
+        Parts._encode_own = other  # type: ignore[method-assign]
+    elif lie == "numbers":
+        numbers = Auditor.numbers
+
+        def shifted(self: Auditor) -> Check:
+            check = numbers(self)
+            return replace(check, sketches=bytes(len(check.sketches)))
+
+        Auditor.numbers = shifted  # type: ignore[method-assign]
+    else:
+        tell = Attempt._tell
+
+        def oddly(self: Attempt, message: object, peers: Collection[bytes]) -> None:
+            own = isinstance(message, Said) and message.signer == self.auditor.machine.me
+            if own and lie == "withholds" and Phase.REVEAL <= message.phase <= Phase.VERDICT:
+                return
+            tell(self, message, peers)
+            if own and lie == "two" and message.phase is Phase.CHECK:
+                check = body_of(message.statement)
+                assert isinstance(check, Check)
+                other = replace(check, norms=bytes(len(check.norms)))
+                words = self.auditor.machine
+                tell(self, words._signed(Phase.CHECK, other), peers)
+
+        Attempt._tell = oddly  # type: ignore[method-assign]
+
+
 def main() -> int:
     oddity, *values = sys.argv[1].split(":")
     if oddity == "commits-twice":
@@ -172,6 +226,9 @@ def main() -> int:
         kind = VotesTwice
     elif oddity == "stays":
         kind = Stays
+    elif oddity == "audit":
+        lie_in_audits(values[0])
+        kind = daemon.Daemon
     else:
         Fragmented.fragments, Fragmented.members, Fragmented.dies_in = map(int, values)
         kind = Fragmented

@@ -11,6 +11,8 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
+from atoll.peer.audit.host import AuditHost
+from atoll.peer.keys import HomeSigner
 from atoll.peer.group import events as ev
 from atoll.peer.group.messages import STEP, Begin
 from atoll.peer.group.views import Member, View
@@ -44,6 +46,13 @@ class Site:
         self.runner = RoundRunner(
             me=home.peer_id,
             host=self.host,
+            audits=AuditHost(
+                home.peer_id,
+                HomeSigner(home),
+                send=self.host.send,
+                convict=lambda evidence: None,
+                log=self.logs.append,
+            ),
             feed=self.fed.append,
             tell_trainer=lambda effect: None,
             log=self.logs.append,

@@ -221,7 +221,9 @@ class World:
     def _deliver(self, source: bytes, dest: bytes, message: object) -> None:
         peer = self.peers[dest]
         if self.now_s < peer.paused_until_s:
-            self._later(peer.paused_until_s - self.now_s, lambda: self._deliver(source, dest, message))
+            self._later(
+                peer.paused_until_s - self.now_s, lambda: self._deliver(source, dest, message)
+            )
             return
         if isinstance(message, Evidence):
             self._learn(peer, message)

@@ -1,0 +1,113 @@
+"""Real daemons in audited rounds, one of which lies: who is banned, and what the others end with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from harness.callers import callers
+from harness.processes import WAIT_S, Fleet, fleet, until
+from torch import nn
+
+from atoll.optim import DiLoCo
+from atoll.peer.session import Session
+
+NAMES = "abcd"
+ROUNDS = 3
+
+
+def train(session: Session, moves: float, start: threading.Barrier, rule: str) -> torch.Tensor:
+    """Parameters that go by ``moves`` in each step; whoever is banned goes on alone."""
+    model = nn.Linear(200, 400, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    outer = DiLoCo(
+        model, inner, 1, session, aggregate=rule, audit=True, outer_lr=1.0, outer_momentum=0.0
+    )
+    while not all(member.get("attached", True) for member in session.status()["members"]):
+        time.sleep(0.05)
+    start.wait(WAIT_S)
+    while session.round < 1 + ROUNDS:
+        noise = torch.randn(model.weight.shape, generator=torch.Generator().manual_seed(7))
+        model.weight.grad = -(moves + 0.1 * noise)
+        inner.step()
+    with outer.outer_parameters():
+        return model.weight.detach().clone()
+
+
+def together(run: Fleet, honest: str, rule: str = "mean") -> dict[str, torch.Tensor]:
+    """What the honest ones end with; the trainer of a liar loses its daemon."""
+    names = "".join(run.peers)
+    start = threading.Barrier(len(names))
+    with callers(run, names) as trainers:
+        sessions = trainers.sessions
+        moves = {name: 1.0 + NAMES.index(name) / 10 for name in names}
+        calls = {
+            n: trainers.start(n, lambda n=n: train(sessions[n], moves[n], start, rule))
+            for n in names
+        }
+        return {name: calls[name].result(WAIT_S) for name in honest}
+
+
+@pytest.mark.parametrize("rule", ["mean", "gm(f=1)", "nnm+trimmed(f=1)"])
+def test_honest_peers_pass_and_agree(tmp_path: Path, rule: str) -> None:
+    with fleet(tmp_path) as run:
+        run.form(NAMES)
+        found = together(run, NAMES, rule)
+        assert not run.peers["a"].status()["admission"]["banned"]
+        assert run.agree(NAMES) >= ROUNDS
+    for name in NAMES:
+        assert torch.equal(found[name], found["a"])
+    assert 3.0 < float(found["a"].mean()) < 4.2
+
+
+LIES = {
+    "result": "result",
+    "numbers": "sketch",
+    "two": "equivocation",
+    "part": "pair",
+    "withholds": "withheld",
+}
+
+
+@pytest.mark.parametrize(
+    "lie", ["result", "numbers", "two", "part", pytest.param("withholds", marks=pytest.mark.slow)]
+)
+def test_a_liar_is_banned_and_the_others_go_on(tmp_path: Path, lie: str) -> None:
+    kind = LIES[lie]
+    with fleet(tmp_path) as run:
+        run.odd["d"] = f"audit:{lie}"
+        run.form(NAMES)
+        names = run.peers["d"].status()["peer"]
+        honest = "abc" if kind != "pair" else ""
+        found = together(run, honest)
+        liar = run.peers["d"]
+        assert liar.ends(WAIT_S) == 11
+        assert "ATOLL-E34" in liar.text
+        left = honest or "".join(n for n in "abc" if run.peers[n].popen.poll() is None)
+        assert len(left) >= 2  # of a pair that contradicts itself both go
+        for name in left:
+            rows = until(lambda n=name: run.peers[n].status()["admission"]["banned"], "a ban")
+            (row,) = [row for row in rows if row["peer"] == names]
+            assert row["kind"] == kind
+        files = list((run.peers[left[0]].home / "evidence").iterdir())
+        shown = verified(files[0])
+        assert shown["kind"] == kind
+    for name in found:
+        assert torch.equal(found[name], found["a"])
+        assert 3.0 < float(found[name].mean()) < 4.0  # what the liar promised does not count
+
+
+def verified(path: Path) -> dict[str, object]:
+    command = [sys.executable, "-m", "atoll.peer.cli", "verify", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
