@@ -9,8 +9,8 @@ and rounding, and the same holds for sketches. So the gap between ``sum of c_i s
 ``sketch(R)`` is sum of s_k e_k in each bucket, with fair signs s_k that are independent of e. Its
 variance is v = sum of e_k^2, and an honest owner's is at most what bounds.py says.
 
-* One bucket: |gap| > t sqrt(v) has a probability of 2 exp(-t^2 / 2) at most (Hoeffding 1963, theorem
-  2). With SPREADS = 8 that is 2 exp(-32) = 2.6e-14.
+* One bucket: |gap| > t sqrt(v) has a probability of 2 exp(-t^2 / 2) at most (Hoeffding 1963,
+  theorem 2). With SPREADS = 8 that is 2 exp(-32) = 2.6e-14.
 * All buckets of a shard: such sums are sub-Gaussian, E exp(x gap^2) <= 1 / sqrt(1 - 2 x v), as if
   they were normal with these variances, so the tail of a weighted chi-square holds for the sum of
   their squares (Laurent and Massart 2000, lemma 1): it exceeds ``sum v + 2 sqrt(x sum v^2) + 2 x
@@ -21,13 +21,16 @@ them: each is off by 2^-24 of what it is. Bounds come from ``widened``: without 
 in float32 has none, and parts that cancel out leave rounding errors of any size beside it.
 
 What is found for sure: a dense shift in proportion to the bounds whose length is X times theirs
-(sqrt of their sum), with a probability above 0.999, has X = 15 for one chunk and ``identity_holds``;
-and for ``shard_identity_holds`` 10 for one chunk, 2.5 for 8, 1.6 for 40. Quantization itself has a
-length of 0.58 if it is evenly spread.
+(the square root of their sum) is found with a probability above 0.999 from X = 15 for one chunk and
+``identity_holds``, and for ``shard_identity_holds`` from 10 for one chunk, 2.5 for 8, 1.6 for 40.
+Quantization itself has a length of 0.58 if it is evenly spread. The bounds are those of the result
+that was sent: with 4 bits 15 times their length is more than the values themselves, and only whole
+shards show much.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -42,8 +45,8 @@ SPREADS: Final = 8.0
 EXPONENT: Final = 23.0
 # Of sketches, twice the unit of float32: their sums in float64 round as well.
 SKETCH_ROUNDING: Final = 2.0**-23
-# Whoever is not farther from the vectors than they are from each other is above suspicion. The
-# median of estimated distances is off by no more than a factor of 2 to 3; the tests have figures.
+# Honest results are 0.5 to 1 times as far from the vectors as these are from each other; estimates
+# from one chunk make up to 3 of it. What lies 12 times as far as an honest result is always found.
 FACTOR: Final = 4.0
 # By how much a squared distance may be smaller than its estimate: an estimate is t times too large
 # with a probability of sqrt(t) exp((1 - t) / 2) at most, whatever the vectors are: 1.7e-13 for 64.
@@ -80,20 +83,26 @@ def _gap(coefficients: F64, sketches: F32, result: F32) -> tuple[F64, F64]:
 
 def suspicious(norms: F32, sketches: F32, error: float) -> bool:
     """Whether a result lies far from most vectors, whatever the rule: the median of ``norms``, the
-    distances |g_i - R|, is more than FACTOR times the median distance of two vectors.
+    distances |g_i - R|, is more than FACTOR times the distance of two vectors that are typical.
 
     Distances of vectors are estimated: ``sketches`` are float32[n, m], of one chunk (m = 8) or of
-    several beside each other, to which then the norms belong too. ``error`` is what encoding and
-    rounding may move the result by: the square root of the sum of its ``widened`` bounds. True for
-    what is not finite. Vectors of which most are equal and the result is between some others, such
-    as a part of a model that one peer alone has trained, are suspicious in the mean and in rules
-    that are no centre of each coordinate; those have the identity as well.
+    several beside each other, to which then the norms belong too. Typical is the k-th nearest pair,
+    where k is the number of pairs that a bare majority has: as long as a majority is honest, others
+    can neither make it more than what honest vectors differ by, nor little by being alike.
+    ``error`` is what encoding and rounding may move the result by: the square root of the sum of
+    its ``widened`` bounds. True for what is not finite.
+
+    Rules that are a centre of each coordinate are hardly ever suspicious when they are honest: of
+    dense vectors never in thousands of draws with five participants and more, with three and m = 8
+    in less than one of a hundred. Others may be, where one peer alone has trained a part of the
+    model and the others' vectors are equal there; the linear ones have the identity instead.
     """
     if not (np.isfinite(norms).all() and np.isfinite(sketches).all()):
         return True
     squared = _squared_distances(sketches[None].astype(np.float64))
-    pairs = squared[np.triu_indices(len(squared), 1)]
-    apart = float(np.sqrt(np.median(pairs))) if pairs.size else 0.0
+    pairs = np.sort(squared[np.triu_indices(len(squared), 1)])
+    majority = len(norms) // 2 + 1
+    apart = np.sqrt(pairs[majority * (majority - 1) // 2 - 1]) if pairs.size else 0.0
     return bool(np.median(norms.astype(np.float64)) > FACTOR * apart + error)
 
 
@@ -129,7 +138,7 @@ def _far_of(count: int) -> float:
     chunk evenly it is a chi-square of 8 degrees of freedom, that is below x with a probability of
     (x / 2)^4 / 24 at most; of more chunks it is seldom so small."""
     pairs = count * (count + 1) / 2
-    return SKETCH_WIDTH / 2 * (pairs / (24 * FALSE_ALARM)) ** 0.25
+    return SKETCH_WIDTH / 2 * math.sqrt(math.sqrt(pairs / (24 * FALSE_ALARM)))
 
 
 def _squared_distances(points: F64) -> F64:
