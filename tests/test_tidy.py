@@ -87,6 +87,7 @@ DECISIONS = (
         f"atoll.collectives.{name}"
         for name in (
             "audit.bounds",
+            "audit.checks",
             "audit.commitment",
             "audit.sketch",
             "choice",

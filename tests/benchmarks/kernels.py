@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import results
 
+from atoll.collectives.audit.sketch import SEED_BYTES, distance, sign_bits, sketch
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Rule
 from atoll.optim.outer import outer_step
@@ -130,6 +131,12 @@ def works(values: F32) -> dict[str, Work]:
             f"{name} decode": lambda c=codec, d=data: c.decode(d, into),
             f"{name} decode_add": lambda c=codec, d=data: c.decode_add(d, 0.25, into),
         }
+    seed, bits = bytes(SEED_BYTES), sign_bits(bytes(SEED_BYTES), 0, count)
+    found |= {
+        "audit signs": lambda: sign_bits(seed, 0, count),
+        "audit sketch": lambda: sketch(values, bits),
+        "audit distance": lambda: distance(values, copy),
+    }
     theta, momentum = np.zeros_like(values), np.zeros_like(values)
     found["nesterov step"] = lambda: outer_step(
         "nesterov",
