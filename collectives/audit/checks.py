@@ -88,9 +88,9 @@ def suspicious(norms: F32, sketches: F32, error: float) -> bool:
     Distances of vectors are estimated: ``sketches`` are float32[n, m], of one chunk (m = 8) or of
     several beside each other, to which then the norms belong too. Typical is the k-th nearest pair,
     where k is the number of pairs that a bare majority has: as long as a majority is honest, others
-    can neither make it more than what honest vectors differ by, nor little by being alike. ``error``
-    is what encoding and rounding may move the result by: the square root of the sum of its
-    ``widened`` bounds. True for what is not finite.
+    can neither make it more than what honest vectors differ by, nor little by being alike.
+    ``error`` is what encoding and rounding may move the result by: the square root of the sum of
+    its ``widened`` bounds. True for what is not finite.
 
     Rules that are a centre of each coordinate are hardly ever suspicious when they are honest: of
     dense vectors never in thousands of draws with five participants and more, with three and m = 8
