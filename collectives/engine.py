@@ -124,9 +124,10 @@ class Reduction:
         self._senders = Senders(self._sums.encoded)
 
     @property
-    def inner_products(self) -> Mapping[int, bytes]:
-        """As each owner has told them, by participant; none where the rule needs none."""
-        return self._sums.all_told
+    def inner_products(self) -> tuple[Mapping[int, bytes], bytes]:
+        """As each owner has told them, by participant, and the matrix that the rule has made of
+        them, float32; none where the rule needs none, or nothing is owned here."""
+        return self._sums.all_told, self._sums.made_of_it
 
     # ---- the life of a reduction
 

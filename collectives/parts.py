@@ -96,6 +96,11 @@ class Parts(ABC):
         """What owners have told, with the own part, by participant."""
         return {}
 
+    @property
+    def made_of_it(self) -> bytes:
+        """What the rule has made of it, once all is told."""
+        return b""
+
     def told(self, owner: int, data: U8) -> Sequence[int]:
         """Another owner's: which chunks can be encoded now. PartError."""
         raise LocalProtocolError("these parts need nothing from other owners")

@@ -115,6 +115,12 @@ class Stacks(Parts):
     def all_told(self) -> Mapping[int, bytes]:
         return self._all_told
 
+    @property
+    def made_of_it(self) -> bytes:
+        if self._matrix is None or not self._rule.needs_gram:
+            return b""
+        return self._matrix.astype("<f4").tobytes()
+
     def told(self, owner: int, data: U8) -> Sequence[int]:
         try:
             heard = unpacked_gram(data.tobytes(), len(self._counted))

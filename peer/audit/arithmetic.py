@@ -46,7 +46,7 @@ __all__ = [
     "body_fits",
     "doubted",
     "gram_of",
-    "matrix_of",
+    "matrix_fits",
     "own_check",
     "part_numbers",
     "recomputed_digest",
@@ -54,6 +54,9 @@ __all__ = [
     "told_numbers",
 ]
 
+# The last digits depend on the processor: sums in float64 and a few iterations. A choice of vectors
+# is all or nothing, and coefficients of many peers are a sixty-fourth or more.
+MATRIX_OFF: Final = 1e-4
 DOUBTED_MAX: Final = 4  # chunks that are opened at a time: one is enough to convict somebody
 F64 = NDArray[np.float64]
 _F32: Final = np.dtype("<f4")
@@ -98,6 +101,10 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
     needed = work.rule is not None and work.rule.needs_gram and owned > 0
     if len(body.gram) != (4 * count * (count + 1) if needed else 0):
         return f"inner products of {len(body.gram)} bytes"
+    if bool(body.matrix) != needed or len(body.matrix) % (4 * count):
+        return f"a matrix of {len(body.matrix)} bytes for {count} parts"
+    if not np.isfinite(np.frombuffer(body.matrix, _F32)).all():
+        return "a matrix that is not finite"
     try:
         if needed:
             unpacked_gram(body.gram, count)
@@ -147,40 +154,57 @@ def own_check(work: Work, seed: bytes, parts: Sequence[U8], results: Sequence[U8
 # ---------------------------------------------------------------- what all have said together
 
 
-def gram_of(work: Work, grams: Mapping[int, bytes]) -> Matrix | None:
-    """The inner products over all shards, of what each owner has said (participant -> packed); None
-    where the rule needs none. Summed as owners sum them (collectives/stacks.py)."""
+def gram_of(work: Work, said: Mapping[int, Resultant]) -> Matrix | None:
+    """The inner products over all shards, of what each owner has signed; None where the rule needs
+    none. Summed as owners sum them (collectives/stacks.py)."""
     if work.rule is None or not work.rule.needs_gram:
         return None
     count = len(work.counted)
-    heard = (unpacked_gram(grams[owner], count) for owner in sorted(work.shards))
+    heard = (unpacked_gram(said[owner].gram, count) for owner in sorted(work.shards))
     return sum(heard, np.zeros((count, count)))
 
 
-def matrix_of(work: Work, grams: Mapping[int, bytes]) -> Matrix | None:
-    """What the rule makes of the inner products; None where there is nothing to mix."""
-    if work.rule is None:
+def matrix_fits(work: Work, said: Mapping[int, Resultant], owner: int) -> bool:
+    """Whether the matrix that an owner has signed is what the rule makes of the inner products that
+    all have signed, but for rounding."""
+    rule = work.rule
+    if rule is None or not rule.needs_gram:
+        return True
+    count = len(work.counted)
+    made = rule.matrix(gram_of(work, said), count, work.plan.key)
+    true = np.eye(count) if made is None else made
+    signed = _matrix(work, said[owner])
+    if signed is None or signed.shape != true.shape:
+        return False
+    return bool((np.abs(signed - true) <= MATRIX_OFF * max(1.0, float(np.abs(true).max()))).all())
+
+
+def _matrix(work: Work, said: Resultant) -> Matrix | None:
+    """As an owner has signed it; of rules that need no inner products, as everybody knows it."""
+    rule, count = work.rule, len(work.counted)
+    if rule is None:
         return None
-    gram, count = gram_of(work, grams), len(work.counted)
-    matrix = work.rule.matrix(gram, count, work.plan.key)
-    return np.eye(count) if matrix is None and gram is not None else matrix
+    if not rule.needs_gram:
+        return rule.matrix(None, count, work.plan.key)
+    return np.frombuffer(said.matrix, _F32).reshape(-1, count).astype(np.float64)
 
 
 def doubted(
-    work: Work, checks: Mapping[int, Check], grams: Mapping[int, bytes], results: Sequence[U8]
+    work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[U8]
 ) -> list[int]:
     """The chunks whose result does not fit what those who count have said of their parts."""
-    told = _Told(work, checks, grams)
     found: list[int] = []
     for owner, chunks in sorted(work.shards.items()):
+        if not matrix_fits(work, said, owner):
+            found.append(chunks[0])
+            continue
+        told = _Told(work, checks, said[owner])
         seen = [told.result(chunk, results[chunk]) for chunk in chunks]
-        wrong = [
-            chunk for chunk, one in zip(chunks, seen, strict=True) if told.is_wrong(chunk, one)
-        ]
+        wrong = [c for c, one in zip(chunks, seen, strict=True) if told.is_wrong(c, one)]
         if not wrong and told.is_wrong_together(chunks, seen):
             wrong = [told.worst(chunks, seen)]
-        if not wrong and grams.get(owner):
-            gram = unpacked_gram(grams[owner], len(work.counted))
+        if not wrong and said[owner].gram:
+            gram = unpacked_gram(said[owner].gram, len(work.counted))
             wrong = [] if gram_is_plausible(gram, told.sketches[chunks]) else list(chunks)
         found += wrong
     return found[:DOUBTED_MAX]
@@ -188,9 +212,9 @@ def doubted(
 
 class _Told:
     """What all who count have said: ``sketches`` float32[chunks, n, width], ``norms``
-    float32[chunks, n]; ``weights`` of their parts, where the result is a sum of them."""
+    float32[chunks, n]; ``weights`` of their parts, where an owner's result is a sum of them."""
 
-    def __init__(self, work: Work, checks: Mapping[int, Check], grams: Mapping[int, bytes]) -> None:
+    def __init__(self, work: Work, checks: Mapping[int, Check], owner: Resultant) -> None:
         self._work, self._seed = work, checks[work.counted[0]].seed
         counted = [checks[index] for index in work.counted]
         shape = (work.grid.count, SKETCH_WIDTH)
@@ -199,8 +223,9 @@ class _Told:
         self._norms: F32 = np.stack([np.frombuffer(c.norms, _F32) for c in counted], axis=1)
         self._weights: F64 | None = None
         if is_linear(work.rule):
-            gram = gram_of(work, grams)
-            self._weights = coefficients(work.rule, gram, len(counted), work.plan.key)
+            matrix = _matrix(work, owner)
+            mean = coefficients(None, None, len(counted), work.plan.key)
+            self._weights = mean if matrix is None else matrix[0]
 
     def result(self, chunk: int, data: U8) -> tuple[F32, F64]:
         """The sketch of a result, and how far it may be off in each bucket."""
@@ -238,11 +263,11 @@ class _Told:
 
 
 def recomputed_digest(
-    work: Work, chunk: int, parts: Mapping[int, bytes], grams: Mapping[int, bytes]
+    work: Work, chunk: int, parts: Mapping[int, bytes], owner: Resultant
 ) -> bytes:
-    """The SHA-256 of what an honest owner makes of these encoded parts (participant -> bytes); b""
-    where it would refuse them: then it signs nothing."""
-    size, matrix = work.grid.size(chunk), matrix_of(work, grams)
+    """The SHA-256 of what an honest owner makes of these encoded parts (participant -> bytes), with
+    the matrix that it has signed; b"" where it would refuse them: then it signs nothing."""
+    size, matrix = work.grid.size(chunk), _matrix(work, owner)
     try:
         made = recomputed(work.plan, chunk, parts, work.part_codec, work.codec, size, matrix)
     except (CodecError, PartError):

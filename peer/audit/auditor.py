@@ -101,7 +101,7 @@ class Auditor:
         """Whom this owner accuses, and which chunks are in doubt for all."""
         inbox = self.machine.inbox
         accused = accusations(self.terms, inbox, self.index, self.held, self.results)
-        return accused, doubted(self.terms.work, inbox.checks, inbox.grams, self.results)
+        return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, self.results)
 
     def settlement(self) -> list[Evidence]:
         return settle(self.terms, self.machine.inbox, self.opened, self.results)

@@ -191,7 +191,7 @@ class BanKeeper:
             digest = ban.evidence.digest
             self._note(
                 "banned",
-                f"{ban.finding.text}; evidence {digest.hex()[:16]} ({ban.finding.kind})",
+                f"{short(ban.peer)} is out: {ban.finding.text}; evidence {digest.hex()[:16]}",
                 peer=ban.peer.hex(),
                 evidence=digest.hex(),
             )

@@ -18,6 +18,7 @@ from atoll.collectives.audit import opens
 from atoll.collectives.errors import AtollError, EvidenceError, RemoteProtocolError
 from atoll.peer.audit.arithmetic import (
     body_fits,
+    matrix_fits,
     part_numbers,
     recomputed_digest,
     seed_of,
@@ -289,15 +290,13 @@ def _result(case: _Case) -> Finding:
     _require(case.place == case.owner, "it does not own this chunk")
     case.heard(case.culprit, Phase.COMMIT)
     parts = {index: case.part(index).data for index in work.counted}
-    told: Mapping[bytes, Said] = {}
-    if work.rule is not None and work.rule.needs_gram:
-        told = case.heard(case.culprit, Phase.RESULT)
-    grams = {
-        case.terms.participants.index(peer): _body(each, Resultant).gram
-        for peer, each in told.items()
+    said = {
+        case.terms.participants.index(peer): _body(each, Resultant)
+        for peer, each in case.heard(case.culprit, Phase.RESULT).items()
     }
-    right = recomputed_digest(work, case.chunk, parts, grams) == case.result_digest()
-    _require(not right, "its result is right")
+    _require(len(said) == len(case.terms.participants), "what an owner has signed is missing")
+    right = recomputed_digest(work, case.chunk, parts, said[case.place]) == case.result_digest()
+    _require(not (right and matrix_fits(work, said, case.place)), "its result is right")
     return _found(case, f"signed a wrong result of chunk {case.chunk}")
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
+from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Step, Tell
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Step, Tell
 from atoll.peer.audit.statements import AUDIT_MESSAGES, AskParts, AskSaid, Piece, Said
 from atoll.peer.audit.terms import Terms
 from atoll.peer.group.signing import Signer
 
 __all__ = ["Attempt", "AuditHost"]
 
+T = TypeVar("T")
 TICK_S: Final = 0.25
 # Statements of attempts that have not begun here: from all participants of a few of them.
 EARLY_MAX: Final = 1024
@@ -51,15 +52,22 @@ class Attempt:
         return self.auditor.terms
 
     def reduced(
-        self, results: Sequence[U8], digests: Sequence[bytes], grams: dict[int, bytes]
+        self,
+        results: Sequence[U8],
+        digests: Sequence[bytes],
+        grams: dict[int, bytes],
+        matrix: bytes,
     ) -> None:
-        """The whole result is here, with the inner products as owners have told them."""
+        """The whole result is here, with the inner products as owners have told them, and what the
+        rule has made of them here."""
         self.auditor.results = results
-        self._host.spawn(self._compare(digests, grams))
+        self._host.spawn(self._compare(digests, grams, matrix))
 
-    async def _compare(self, digests: Sequence[bytes], grams: dict[int, bytes]) -> None:
+    async def _compare(
+        self, digests: Sequence[bytes], grams: dict[int, bytes], matrix: bytes
+    ) -> None:
         """What was sent with what was promised."""
-        liars = await asyncio.to_thread(self.auditor.unlike_promised)
+        liars = await self._host.compute(self.auditor.unlike_promised)
         if self.ended:
             return
         machine = self.auditor.machine
@@ -67,7 +75,7 @@ class Attempt:
             peer = self.terms.participants[liars[0]]
             machine.mismatch(peer, "its part is not what it has committed to", self._host.now_s)
         else:
-            machine.reduced(digests, grams, self._host.now_s)
+            machine.reduced(digests, grams, matrix, self._host.now_s)
         self.pump()
 
     # ------------------------------------------------------------ effects
@@ -106,13 +114,13 @@ class Attempt:
                 self._host.send(peer, message)
 
     async def _tell_numbers(self) -> None:
-        check = await asyncio.to_thread(self.auditor.numbers)
+        check = await self._host.compute(self.auditor.numbers)
         if not self.ended:
             self.auditor.machine.told(check, self._host.now_s)
             self.pump()
 
     async def _judge(self) -> None:
-        accused, doubted = await asyncio.to_thread(self.auditor.verdict)
+        accused, doubted = await self._host.compute(self.auditor.verdict)
         if not self.ended:
             self.auditor.machine.judged(accused, doubted, self._host.now_s)
             self.pump()
@@ -124,7 +132,7 @@ class Attempt:
             self._host.spawn(self._settle())
 
     async def _settle(self) -> None:
-        found = await asyncio.to_thread(self.auditor.settlement)
+        found = await self._host.compute(self.auditor.settlement)
         if self.ended:
             return
         if not found:
@@ -181,6 +189,8 @@ class AuditHost:
         self._early_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.TimerHandle | None = None
+        self._computing = 0
+        self.progress = 0  # for stall detectors: grows while an audit has a reason to take time
 
     @property
     def now_s(self) -> float:
@@ -208,9 +218,17 @@ class AuditHost:
                 attempt.hear(each, source)
             else:
                 self._keep(source, each)
-        if self._ticking is None:
-            self._ticking = self._loop.call_later(TICK_S, self._tick)
+        self._tick_soon()
         return attempt
+
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """In a worker thread. It may take longer than the round may stand still."""
+        self._computing += 1
+        self._tick_soon()
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        finally:
+            self._computing -= 1
 
     def forget(self, attempt: Attempt) -> None:
         self._attempts.pop(attempt.terms.digest, None)
@@ -247,12 +265,19 @@ class AuditHost:
         while len(self._early) > EARLY_MAX or self._early_bytes > EARLY_BYTES_MAX:
             self._early_bytes -= len(self._early.pop(0)[1].statement.body)
 
+    def _tick_soon(self) -> None:
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(TICK_S, self._tick)
+
     def _tick(self) -> None:
         self._ticking = None
-        for attempt in list(self._attempts.values()):
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
             attempt.tick()
-        if self._attempts:
-            self._ticking = self._loop.call_later(TICK_S, self._tick)
+        if self._computing or any(each.auditor.machine.is_patient for each in attempts):
+            self.progress += 1
+        if self._computing or self._attempts:
+            self._tick_soon()
 
     def spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)

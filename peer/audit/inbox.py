@@ -91,12 +91,6 @@ class Inbox:
     def verdicts(self) -> dict[int, Verdict]:
         return {i: b for i, b in self._bodies(Phase.VERDICT).items() if isinstance(b, Verdict)}
 
-    @property
-    def grams(self) -> dict[int, bytes]:
-        """Inner products, of those who own anything."""
-        shards = self._terms.work.shards
-        return {i: body.gram for i, body in self.resultants.items() if i in shards}
-
     def result_digests(self) -> dict[int, bytes]:
         """The SHA-256 of each chunk of the result, as its owner has signed it."""
         found = {}

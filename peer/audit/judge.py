@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.arithmetic import part_numbers, recomputed_digest, told_numbers
+from atoll.peer.audit.arithmetic import (
+    matrix_fits,
+    part_numbers,
+    recomputed_digest,
+    told_numbers,
+)
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import Phase, Said
@@ -65,13 +70,14 @@ def _wrong_result(
     if not shown.keys() >= {*work.counted}:
         return
     parts = {index: shown[index].data for index in work.counted}
-    grams = inbox.grams if work.rule is not None and work.rule.needs_gram else {}
-    if recomputed_digest(work, chunk, parts, grams) == inbox.result_digests()[chunk]:
+    owner, said = work.plan.owners[chunk], inbox.resultants
+    signed = inbox.result_digests()[chunk]
+    right = recomputed_digest(work, chunk, parts, said[owner]) == signed
+    if right and matrix_fits(work, said, owner):
         return
-    owner = work.plan.owners[chunk]
     words = [*_all(inbox, Phase.COMMIT), *_all(inbox, Phase.RESULT)]
-    if grams:  # what an owner has heard of the others' inner products, it says with its secret
-        words.append(inbox.of(Phase.REVEAL)[terms.participants[owner]])
+    # What an owner has heard of the others' inner products, it says with its secret.
+    words.append(inbox.of(Phase.REVEAL)[terms.participants[owner]])
     ordered = tuple(shown[index] for index in work.counted)
     yield Evidence(
         "result", terms.participants[owner], terms, tuple(words), chunk=chunk, parts=ordered

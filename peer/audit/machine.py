@@ -96,6 +96,7 @@ WAITS_FOR: Final[Mapping[Step, Phase]] = {
     Step.VERDICT: Phase.VERDICT,
 }
 OVER: Final = (Step.PASSED, Step.FAILED)
+PATIENT: Final = (Step.REVEAL, Step.CHECK, Step.VERDICT, Step.OPEN)
 OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an opened part
 
 
@@ -138,18 +139,31 @@ class Audit:
     def is_over(self) -> bool:
         return self.step in OVER
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether nothing need move for a while, up to the limits of this file: we wait for words,
+        or for our turn to contradict. Before, bytes move, and whoever sees none says so."""
+        return self._suspect is not None or self.step in PATIENT
+
     # ------------------------------------------------------------ what the shell has done
 
-    def reduced(self, digests: Sequence[bytes], grams: Mapping[int, bytes], now_s: float) -> None:
-        """The whole result is here: the SHA-256 of each chunk; and the inner products that we have
-        computed with (owner -> packed), ours among them."""
+    def reduced(
+        self,
+        digests: Sequence[bytes],
+        grams: Mapping[int, bytes],
+        matrix: bytes,
+        now_s: float,
+    ) -> None:
+        """The whole result is here: the SHA-256 of each chunk; and, where the rule needs them, the
+        inner products that we have computed with (owner -> packed), ours among them, and the matrix
+        that the rule has made of them, float32; b"" if we own nothing."""
         if self.step is Step.REDUCE:
             self._digests, self._grams = tuple(digests), dict(grams)
             index = self.terms.participants.index(self.me)
             owned = self.terms.work.shards.get(index, ())
             self._move(Cause.REDUCED, now_s)
             mine = b"".join(digests[chunk] for chunk in owned)
-            self._say(Phase.RESULT, Resultant(mine, grams.get(index, b"")), now_s)
+            self._say(Phase.RESULT, Resultant(mine, grams.get(index, b""), matrix), now_s)
 
     def told(self, check: Check, now_s: float) -> None:
         """Our own numbers."""
@@ -268,8 +282,8 @@ class Audit:
         """An owner that has sent us other bytes than it has signed; only we two know that."""
         signed, owners = self.inbox.result_digests(), self.terms.work.plan.owners
         wrong = [owners[c] for c, digest in enumerate(self._digests) if signed[c] != digest]
-        told = self.inbox.grams
-        wrong += [owner for owner, gram in self._grams.items() if told[owner] != gram]
+        told = self.inbox.resultants
+        wrong += [owner for owner, gram in self._grams.items() if told[owner].gram != gram]
         return self.terms.participants[wrong[0]] if wrong else b""
 
     def _hand_on(self, phase: Phase) -> None:

@@ -51,6 +51,7 @@ __all__ = [
 # refused at the start.
 BODY_BYTES_MAX: Final = 768 * 1024
 GRAM_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * (AUDITED_PEERS_MAX + 1)
+MATRIX_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * AUDITED_PEERS_MAX
 ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it
 PIECE_BYTES: Final = 256 * 1024  # of an opened part: a control frame carries it among others
 
@@ -125,10 +126,13 @@ class Commitment:
 @dataclass(frozen=True, slots=True)
 class Resultant:
     """What an owner has made. ``digests``: SHA-256 of its chunks of the result, in order, end to
-    end; ``gram``: the inner products over its shard, where the rule needs them."""
+    end. Where the rule needs inner products, ``gram``: those over its shard; and ``matrix``:
+    float32, what it has made of those of all owners, because other processors may round the last
+    digits differently."""
 
     digests: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
     gram: Annotated[bytes, Within(0, GRAM_BYTES_MAX)]
+    matrix: Annotated[bytes, Within(0, MATRIX_BYTES_MAX)] = b""
 
 
 @message

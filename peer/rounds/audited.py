@@ -49,8 +49,9 @@ class AuditedAttempts:
         begin, work = job.begin, terms.work
         counts = terms.counted[terms.participants.index(self._me)]
         try:
-            parts = await asyncio.to_thread(encoded_parts, work, source) if counts else []
-            auditor = await asyncio.to_thread(self._audits.auditor, terms, parts)
+            compute = self._audits.compute
+            parts = await compute(encoded_parts, work, source) if counts else []
+            auditor = await compute(self._audits.auditor, terms, parts)
         except AtollError as error:
             self._failed(begin, (), f"the own contribution: {error.what}")
             return
@@ -79,7 +80,8 @@ class AuditedAttempts:
     def _compare(self, job: Job, digests: list[bytes]) -> None:
         if job.audit is not None and job.reduction is not None and not job.ended:
             views = [job.result.view(chunk) for chunk in range(job.result.grid.count)]
-            job.audit.reduced(views, digests, dict(job.reduction.inner_products))
+            grams, matrix = job.reduction.inner_products
+            job.audit.reduced(views, digests, dict(grams), matrix)
 
     async def _passed(self, job: Job) -> None:
         root = await asyncio.to_thread(job.root_of, list(job.result.digests))

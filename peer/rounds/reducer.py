@@ -34,8 +34,8 @@ from atoll.peer.rounds.keptcopy import (
     header_of,
     pack_chunks,
 )
-from atoll.peer.rounds.resent import CountingOutlet
 from atoll.peer.rounds.replica import Replica, contribution
+from atoll.peer.rounds.resent import CountingOutlet
 from atoll.peer.rounds.router import Router
 from atoll.peer.rounds.streams import FrameOutlet, Streams, reason_of
 from atoll.peer.transfer.fetcher import Fetcher

@@ -60,7 +60,7 @@ class RoundRunner:
         shelf: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
-        self._me = me
+        self._me, self._audits = me, audits
         self._feed = feed
         self._tell_trainer = tell_trainer
         self._log = log
@@ -131,7 +131,8 @@ class RoundRunner:
     @property
     def progress_bytes(self) -> int:
         """For stall detectors. With local work: who contributes alone may send nothing for long."""
-        return self.streams.moved_bytes + self.reducer.jobs.progress_bytes
+        moved = self.streams.moved_bytes + self.reducer.jobs.progress_bytes
+        return moved + self._audits.progress
 
     def installed(self, view: View) -> None:
         """BEGIN names the holders of kept chunks by their positions in it."""

@@ -177,7 +177,7 @@ def lie_in_audits(lie: str) -> None:
         encode = Sums.encode
 
         def wrong(self: Sums, chunk: int, out: U8) -> None:
-            if not self.in_place(chunk) and self._is_root(chunk):
+            if self.keep is not None:  # not where it looks whether a result is right
                 self._sums[chunk] *= np.float32(-3)
             encode(self, chunk, out)
 
@@ -187,7 +187,11 @@ def lie_in_audits(lie: str) -> None:
 
         def other(self: Parts, chunk: int, buffer: U8) -> U8:
             part = source(self, chunk, buffer)
-            return part if self.coded is None else part[::-1].copy()
+            if self.coded is None:
+                return part
+            changed = part.copy()
+            changed[part.size // 2] = 1 if part[part.size // 2] != 1 else 2  # one code
+            return changed
 
         Parts._encode_own = other  # type: ignore[method-assign]
     elif lie == "numbers":

@@ -12,11 +12,11 @@ from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.audit.host import AuditHost
-from atoll.peer.keys import HomeSigner
 from atoll.peer.group import events as ev
 from atoll.peer.group.messages import STEP, Begin
 from atoll.peer.group.views import Member, View
 from atoll.peer.identity import Home
+from atoll.peer.keys import HomeSigner
 from atoll.peer.rounds.keptcopy import FetchKept
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.rounds.state import ReplicatedState

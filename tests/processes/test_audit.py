@@ -68,41 +68,60 @@ def test_honest_peers_pass_and_agree(tmp_path: Path, rule: str) -> None:
     assert 3.0 < float(found["a"].mean()) < 4.2
 
 
-LIES = {
-    "result": "result",
-    "numbers": "sketch",
-    "two": "equivocation",
-    "part": "pair",
-    "withholds": "withheld",
-}
+LIES = {"result": "result", "numbers": "sketch", "two": "equivocation", "withholds": "withheld"}
 
 
 @pytest.mark.parametrize(
-    "lie", ["result", "numbers", "two", "part", pytest.param("withholds", marks=pytest.mark.slow)]
+    "lie", ["result", "numbers", "two", pytest.param("withholds", marks=pytest.mark.slow)]
 )
 def test_a_liar_is_banned_and_the_others_go_on(tmp_path: Path, lie: str) -> None:
-    kind = LIES[lie]
     with fleet(tmp_path) as run:
         run.odd["d"] = f"audit:{lie}"
         run.form(NAMES)
-        names = run.peers["d"].status()["peer"]
-        honest = "abc" if kind != "pair" else ""
-        found = together(run, honest)
-        liar = run.peers["d"]
-        assert liar.ends(WAIT_S) == 11
-        assert "ATOLL-E34" in liar.text
-        left = honest or "".join(n for n in "abc" if run.peers[n].popen.poll() is None)
-        assert len(left) >= 2  # of a pair that contradicts itself both go
-        for name in left:
-            rows = until(lambda n=name: run.peers[n].status()["admission"]["banned"], "a ban")
-            (row,) = [row for row in rows if row["peer"] == names]
-            assert row["kind"] == kind
-        files = list((run.peers[left[0]].home / "evidence").iterdir())
-        shown = verified(files[0])
-        assert shown["kind"] == kind
-    for name in found:
+        liar = run.peers["d"].status()["peer"]
+        found = together(run, "abc")
+        assert run.peers["d"].ends(WAIT_S) == 11
+        assert "ATOLL-E34" in run.peers["d"].text
+        for name in "abc":
+            rows = run.peers[name].status()["admission"]["banned"]
+            assert [(row["peer"], row["kind"]) for row in rows] == [(liar, LIES[lie])]
+        (file,) = (run.peers["a"].home / "evidence").iterdir()
+        assert verified(file)["kind"] == LIES[lie]
+        late = run.join("e")
+        run.sees("e", 4)
+        until(lambda: late.status()["admission"]["banned"], "a newcomer hears of it", late)
+        run.odd.clear()
+        again = run.start("d", "up", "--run", "demo")
+        until(lambda: "this peer is banned" in again.text, "it is told why it stays outside", again)
+    for name in "abc":
         assert torch.equal(found[name], found["a"])
         assert 3.0 < float(found[name].mean()) < 4.0  # what the liar promised does not count
+
+
+def test_of_two_that_contradict_each_other_both_go(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.odd["d"] = "audit:part"
+        run.form("abcde")
+        liar = run.peers["d"].status()["peer"]
+        start = threading.Barrier(5)
+        with callers(run, "abcde") as trainers:
+            for name, session in trainers.sessions.items():
+                trainers.start(name, lambda s=session: train(s, 1.0, start, "mean"))
+            assert run.peers["d"].ends(WAIT_S) == 11
+
+            def gone() -> list[str]:
+                return [n for n in "abce" if run.peers[n].popen.poll() is not None]
+
+            (other,) = until(gone, "the other one of the pair ends")
+            left = [name for name in "abce" if name != other]
+            for name in left:
+                run.sees(name, 3)
+                run.peers[name].reaches(1 + ROUNDS)
+            rows = run.peers[left[0]].status()["admission"]["banned"]
+        assert {row["kind"] for row in rows} == {"pair"}
+        assert len(rows) == 2
+        assert liar in {row["peer"] for row in rows}
+        assert run.agree("".join(left)) >= ROUNDS
 
 
 def verified(path: Path) -> dict[str, object]:

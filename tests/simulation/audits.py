@@ -15,25 +15,24 @@ import hashlib
 import heapq
 import random
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from simulation.liars import KINDS, Liar, liar_of
 
 from atoll.collectives.audit import recomputed
 from atoll.collectives.codecs import U8
-from atoll.collectives.robust.gram import add_gram, packed_gram
+from atoll.collectives.robust.gram import Matrix, add_gram, packed_gram, unpacked_gram
 from atoll.peer.audit import effects as mc
-from atoll.peer.audit.arithmetic import matrix_of
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.evidence import Evidence, verify_evidence
 from atoll.peer.audit.statements import AskParts, AskSaid, Piece, Said
 from atoll.peer.audit.terms import Terms
 from atoll.peer.group.views import short
 from atoll.peer.signatures import verifies
+from simulation.liars import KINDS, Liar, liar_of
 
 __all__ = ["Options", "World", "expand", "run"]
 
@@ -94,6 +93,7 @@ class Peer:
     got: dict[tuple[int, int], bytes] = field(default_factory=dict)
     grams: dict[int, bytes] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
+    matrix: bytes = b""
     gate: bool = False
     made: bool = False
     outcome: str = ""
@@ -364,7 +364,8 @@ class World:
             return
         if not peer.made:
             peer.made = True
-            matrix = matrix_of(work, peer.grams)
+            matrix = _matrix(auditor, peer.grams)
+            peer.matrix = matrix.astype("<f4").tobytes() if grams and matrix is not None else b""
             for chunk in mine:
                 parts = {s: peer.got[s, chunk] for s in work.counted}
                 size = work.grid.size(chunk)
@@ -381,7 +382,7 @@ class World:
         if len(peer.results) == work.grid.count:
             auditor.results = [_array(peer.results[c]) for c in range(work.grid.count)]
             digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
-            auditor.machine.reduced(digests, peer.grams, self.now_s)
+            auditor.machine.reduced(digests, peer.grams, peer.matrix, self.now_s)
 
     # ------------------------------------------------------------ checks
 
@@ -446,6 +447,19 @@ class Key:
 
     def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool:
         return verifies(peer, text, signature)
+
+
+def _matrix(auditor: Auditor, grams: dict[int, bytes]) -> Matrix | None:
+    """As stacks.py makes it."""
+    work = auditor.terms.work
+    count, rule = len(work.counted), work.rule
+    if rule is None:
+        return None
+    if not rule.needs_gram:
+        return rule.matrix(None, count, work.plan.key)
+    told = (unpacked_gram(grams[owner], count) for owner in sorted(work.shards))
+    made = rule.matrix(sum(told, np.zeros((count, count))), count, work.plan.key)
+    return np.eye(count) if made is None else made
 
 
 def run(seed: int) -> World:
