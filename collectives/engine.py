@@ -54,8 +54,8 @@ class Reduction:
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
-    ``coded(chunk)``, if given, shows the own part as it was encoded before; then ``keep(participant,
-    chunk, part)`` gets a copy of every part that others send.
+    ``coded(chunk)``, if given, shows the own part as it was encoded before; then
+    ``keep(participant, chunk, part)`` gets a copy of every part that others send.
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.

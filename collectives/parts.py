@@ -39,8 +39,8 @@ class Parts(ABC):
     bytes could not be decoded: then the reduction fails anyway.
 
     ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
-    What they raise goes on to the caller. ``coded(chunk)``, once it is set, shows the own part as it
-    was encoded before; ``keep(participant, chunk, part)`` then gets a copy of each part that comes.
+    What they raise goes on to the caller. ``coded(chunk)``, once it is set, shows the own part as
+    it was encoded before; ``keep(participant, chunk, part)`` gets a copy of each part that comes.
     """
 
     coded: Callable[[int], U8] | None = None

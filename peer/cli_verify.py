@@ -53,7 +53,8 @@ def _verify(parsed: argparse.Namespace) -> int:
         f"  evidence     {evidence.digest.hex()} ({finding.kind}, {len(evidence.encoded):,} bytes)"
     )
     print(
-        f"  round        {terms.round} of lineage {terms.lineage.hex()[:16]}, attempt {terms.attempt}"
+        f"  round        {terms.round} of lineage {terms.lineage.hex()[:16]},"
+        f" attempt {terms.attempt}"
     )
     print(f"  aggregation  {terms.rule} of {sum(terms.counted)} parts in {terms.codec}")
     if not finding.stands_alone:

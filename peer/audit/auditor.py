@@ -1,4 +1,4 @@
-"""An audited attempt with its bytes: the machine, the parts that this peer holds, and what is opened.
+"""An audited attempt with its bytes: the machine, the parts that are held here, what is opened.
 
 Sans-I/O: whoever has sockets and threads sends what comes out, and calls ``numbers``, ``verdict``
 and ``settlement`` where arithmetic is due, in a thread of its own if it takes long. The simulator

@@ -90,7 +90,7 @@ class BanKeeper:
         if (ban := self.bans.of(peer)) is not None:
             raise BannedError(
                 f"this peer is banned: {ban.finding.text}",
-                fix=f"`atoll status` on a member shows the evidence {ban.evidence.digest.hex()[:16]}",
+                fix=f"a member's `atoll status` shows evidence {ban.evidence.digest.hex()[:16]}",
             )
 
     def is_out(self, peer: bytes) -> bool:

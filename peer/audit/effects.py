@@ -33,9 +33,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Do what ``step`` (machine.py) needs. REDUCE: parts may be sent. CHECK: compute the numbers (``told``).
-    VERDICT: compare those of others (``judged``). OPEN: open and get ``parts`` (sender, chunk), and
-    judge them (``resolved``)."""
+    """Do what ``step`` needs, and tell the machine. REDUCE: parts may be sent. CHECK: compute the
+    numbers (``told``). VERDICT: compare those of others (``judged``). OPEN: open and get ``parts``
+    (sender, chunk), and judge them (``resolved``)."""
 
     step: Step
     parts: tuple[tuple[int, int], ...] = ()

@@ -165,7 +165,7 @@ class _Case:
         return found
 
     def heard(self, signer: bytes, phase: Phase) -> dict[bytes, Said]:
-        """All statements of a phase, of which ``signer`` has said in the next that it heard them."""
+        """All statements of a phase; ``signer`` has said in the next that it heard just these."""
         found = self.all_of(phase)
         later = self.word(Phase(phase + 1), signer)
         _require(heard_of(found) == later.statement.heard, "it has heard something else")

@@ -1,8 +1,8 @@
-"""The audited attempts of a daemon: carries out what their machines decide. Lives in the event loop;
-arithmetic runs in worker threads.
+"""The audited attempts of a daemon: carries out what their machines decide.
 
-A peer that has passed an attempt goes on answering for it, until the attempt is over for all: others
-may lack a statement or a part that it has.
+Lives in the event loop; arithmetic runs in worker threads. A peer that has passed an attempt goes
+on answering for it, until the attempt is over for all: others may lack a statement or a part that
+it has.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Attempt:
             return
         if not found:
             self._host.log(
-                f"round {self.terms.round}: {len(self._wanted)} parts were opened, and all was right"
+                f"round {self.terms.round}: {len(self._wanted)} parts were opened, all was right"
             )
         self.auditor.machine.resolved(found, self._host.now_s)
         self.pump()

@@ -1,5 +1,6 @@
-"""What was said in an audited attempt: one statement of each signer in each phase, and what is wrong
-with them. Pure; every statement that comes in is known to be genuine."""
+"""What was said in an audited attempt: one statement of each signer in each phase.
+
+Pure; every statement that comes in is known to be genuine, and is looked at for what is wrong."""
 
 from __future__ import annotations
 

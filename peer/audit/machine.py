@@ -225,9 +225,9 @@ class Audit:
             self._hear_withheld(each, now_s)
         elif each.phase is Phase.ELIMINATE:
             body = body_of(each.statement)
-            if isinstance(body, Elimination) and body.peer in self.terms.participants:
-                if body.peer != each.signer:
-                    self._convict([Evidence("pair", body.peer, self.terms, (each,))], now_s)
+            others = set(self.terms.participants) - {each.signer}
+            if isinstance(body, Elimination) and body.peer in others:
+                self._convict([Evidence("pair", body.peer, self.terms, (each,))], now_s)
         elif (evidence := self.inbox.add(each)) is not None:
             self._convict([evidence], now_s)
         else:

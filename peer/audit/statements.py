@@ -158,7 +158,7 @@ class Check:
 @message
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of an owner: whose numbers do not fit the part that it got, each with the first such chunk."""
+    """Of an owner: whose numbers do not fit the part that it got; each with one such chunk."""
 
     senders: Annotated[tuple[_Index, ...], Within(0, ACCUSED_MAX)]
     chunks: Annotated[tuple[_Chunk, ...], Within(0, ACCUSED_MAX)]

@@ -1,4 +1,4 @@
-"""The terms of an audited attempt (peer/audit/terms.py), from its BEGIN and the run's specification."""
+"""The terms of an audited attempt (peer/audit/terms.py): of its BEGIN and the specification."""
 
 from __future__ import annotations
 

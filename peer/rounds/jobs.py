@@ -93,7 +93,7 @@ class Job:
     def finals(self) -> bytes:
         """The digests of the chunks that a retry may keep. Where every participant has a slot in a
         chunk, those of an attempt with others would not fit: it begins anew. So it does with a
-        robust rule or an audit, of which nobody is believed to have a chunk that others have not."""
+        robust rule or an audit: nobody is believed to have a chunk that others have not."""
         if self.rule or self.terms or isinstance(self.result.codec, Gathered):
             return b""
         return self.result.packed_digests

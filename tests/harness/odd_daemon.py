@@ -9,9 +9,10 @@
                       own, once the view has M members; if D is not 0, the daemon dies from round D
                       on as soon as it reduces two rounds at a time
 ``stays``             it goes on after the authority of its run has revoked it
-``audit:LIE``         it lies in audited rounds: as an owner in its ``result``; in the ``numbers`` of
-                      its parts; in a ``part`` that it has promised otherwise; it says nothing once
-                      the draw begins (``withholds``); it signs ``two`` different sets of numbers
+``audit:LIE``         it lies in audited rounds: as an owner in its ``result``; in the ``numbers``
+                      of its parts; in each ``part``, which it has promised otherwise; it says
+                      nothing once the draw begins (``withholds``); it signs ``two`` different sets
+                      of numbers
 """
 
 from __future__ import annotations

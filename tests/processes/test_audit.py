@@ -1,4 +1,4 @@
-"""Real daemons in audited rounds, one of which lies: who is banned, and what the others end with."""
+"""Real daemons in audited rounds, one of which lies: who is banned, what the others end with."""
 
 from __future__ import annotations
 

@@ -72,6 +72,9 @@ class Liar:
     def pieces(self, pieces: list[Piece]) -> list[Piece]:
         return pieces
 
+    def _is_mine(self, message: object, phase: Phase) -> bool:
+        return isinstance(message, Said) and (message.signer, message.phase) == (self.me, phase)
+
     def _other(self, each: Said, body: object) -> Said:
         """The same statement with another body, signed as well."""
         signer = self.world.peers[self.me].signer
@@ -173,7 +176,7 @@ class WrongNorm(_Lies):
 
 
 class Silent(WrongSketch):
-    """Lies in its numbers, and as an owner accuses nobody: with another of its kind, in its favour."""
+    """Lies in its numbers, and as an owner accuses nobody: in favour of others of its kind."""
 
     kind = "silent owner"
 
@@ -243,10 +246,9 @@ class Withholder(_Lies):
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
         mine = isinstance(message, Said) and message.signer == self.me
-        if mine and self.phase <= message.phase <= Phase.VERDICT:  # type: ignore[union-attr]
-            if dest != self.confidant:
-                return
-        yield 0.0, message
+        late = mine and self.phase <= message.phase <= Phase.VERDICT  # type: ignore[union-attr]
+        if not late or dest == self.confidant:
+            yield 0.0, message
 
 
 class BadReveal(_Lies):
@@ -255,12 +257,12 @@ class BadReveal(_Lies):
     kind = "draw abort"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        if isinstance(message, Said) and message.signer == self.me:
-            if message.phase is Phase.REVEAL:
-                self.must_fall = True
-                yield 0.0, self._other(message, Reveal(bytes(32)))
-                return
-        yield 0.0, message
+        if self._is_mine(message, Phase.REVEAL):
+            assert isinstance(message, Said)
+            self.must_fall = True
+            yield 0.0, self._other(message, Reveal(bytes(32)))
+        else:
+            yield 0.0, message
 
 
 class Slow(_Lies):
@@ -304,14 +306,14 @@ class Malformed(_Lies):
     kind = "malformed"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        if isinstance(message, Said) and message.signer == self.me:
-            if message.phase is Phase.CHECK:
-                self.must_fall = True
-                body = body_of(message.statement)
-                assert isinstance(body, Check)
-                yield 0.0, self._other(message, replace(body, norms=b"\0"))
-                return
-        yield 0.0, message
+        if self._is_mine(message, Phase.CHECK):
+            assert isinstance(message, Said)
+            self.must_fall = True
+            body = body_of(message.statement)
+            assert isinstance(body, Check)
+            yield 0.0, self._other(message, replace(body, norms=b"\0"))
+        else:
+            yield 0.0, message
 
 
 class WrongSeed(_Lies):
