@@ -88,6 +88,7 @@ class CO2(Method):
         penalty: Penalty | Literal["gap_aware"] | None = "gap_aware",
         codec: str = "int8",
         aggregate: str = "mean",
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -105,6 +106,7 @@ class CO2(Method):
             submits="deltas",
             codec=codec,
             aggregate=aggregate,
+            probation=probation,
             round_deadline_s=round_deadline_s,
         )
         vector = ModelVector(model)

@@ -115,6 +115,7 @@ class DiLoCo(Blocking):
         outer_momentum: float | None = None,
         codec: str = "int8",
         aggregate: str = "mean",
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -130,6 +131,7 @@ class DiLoCo(Blocking):
             outer_momentum=outer_momentum,
             codec=codec,
             aggregate=aggregate,
+            probation=probation,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

@@ -81,6 +81,7 @@ class LocalSGD(Blocking):
         *,
         codec: str = "int8",
         aggregate: str = "mean",
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -101,6 +102,7 @@ class LocalSGD(Blocking):
             outer_momentum=0.0,
             codec=codec,
             aggregate=aggregate,
+            probation=probation,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

@@ -40,6 +40,7 @@ __all__ = [
     "OUTER_DELAY_MAX",
     "OUTER_RULES",
     "PINNED_FACTOR",
+    "PROBATION_MAX",
     "ROUNDS_IN_FLIGHT_MAX",
     "ROUND_DEADLINE_S_MAX",
     "SPARES_MAX",
@@ -78,6 +79,7 @@ GOSSIP_MAX = 4.0  # nothing above is stable: optim/gossip.py
 GROUP_MAX = 32  # each fetches from all others of its group; for more there are reductions
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
+PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer for nothing
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
@@ -125,6 +127,7 @@ class RunSpec:
     buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
+    probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -133,20 +136,14 @@ class RunSpec:
         self._check(
             0 < self.sync_every <= SYNC_EVERY_MAX, "sync_every", f"1 to {SYNC_EVERY_MAX} steps"
         )
-        self._check(
-            self.schedule.isprintable() and len(self.schedule) <= SCHEDULE_CHARACTERS_MAX,
-            "schedule",
-            f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
-        )
+        for name in ("schedule", "buffers"):
+            text = getattr(self, name)
+            fits = text.isprintable() and len(text) <= SCHEDULE_CHARACTERS_MAX
+            self._check(fits, name, f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters")
         self._check(
             0 <= self.check_every <= SYNC_EVERY_MAX,
             "check_every",
             f"up to {SYNC_EVERY_MAX} steps, or 0",
-        )
-        self._check(
-            self.buffers.isprintable() and len(self.buffers) <= SCHEDULE_CHARACTERS_MAX,
-            "buffers",
-            f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
         )
         self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
         self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
@@ -181,10 +178,13 @@ class RunSpec:
         self._check(0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
         self._check(0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
         self._check(
-            self.rule is None or (self.method in STEPPED and not self.is_asynchronous),
+            self.rule is None or self.is_averaged,
             "aggregate",
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
+        rounds = PROBATION_MAX if self.is_averaged else 0
+        wanted = f"0 to {rounds} rounds in a run of {self.method}"
+        self._check(0 <= self.probation <= rounds, "probation", wanted)
         self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
 
@@ -238,6 +238,16 @@ class RunSpec:
         except ConfigError as error:
             text = f"aggregate is none of {', '.join(AGGREGATES)}, and no rule: {error.what}"
             raise ConfigError(text, fix=error.fix) from error
+
+    @property
+    def least_peers(self) -> int:
+        """How many have to count in a round: what its robust rule needs."""
+        return self.rule.least if self.rule is not None else 1
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether a round is of all peers, and daemons make their new parameters of it."""
+        return self.method in STEPPED and not self.is_asynchronous
 
     @property
     def is_asynchronous(self) -> bool:

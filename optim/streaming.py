@@ -78,6 +78,7 @@ class StreamingDiLoCo(Method):
         outer_momentum: float = 0.9,
         codec: str = "fp4_e3m0",
         aggregate: str = "mean",
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
     ) -> None:
@@ -101,6 +102,7 @@ class StreamingDiLoCo(Method):
             submits="deltas" if eager else "parameters",
             codec=codec,
             aggregate=aggregate,
+            probation=probation,
             round_deadline_s=round_deadline_s,
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),

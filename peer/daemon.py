@@ -22,6 +22,7 @@ from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
+from atoll.peer.group.probation import terms_of
 from atoll.peer.group.views import ARCHIVE, Member, View, short
 from atoll.peer.identity import Home
 from atoll.peer.journal import Journal
@@ -226,6 +227,8 @@ class Daemon:
     def feed(self, event: ev.Event) -> None:
         if self._end.done():
             return
+        if isinstance(event, ev.Applied | ev.CaughtUp | ev.Restored):
+            self._configure()  # first: the machine is not to act on a state whose terms it lacks
         for effect in self.node.handle(event, self._loop.time()):
             carry = self._carriers.get(type(effect), self.runner.carry_out)
             carry(effect)
@@ -237,6 +240,15 @@ class Daemon:
         if deadline_s is not None:
             self._timer = self._loop.call_at(deadline_s, self._tick)
 
+    def _configure(self) -> None:
+        if self.runner.state is None:
+            return
+        spec = self.runner.state.spec
+        wire = str(spec.to_wire())
+        if wire != self.node.spec:
+            terms = terms_of(spec)
+            self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
+
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """The state is another one now."""
         state, view = self.runner.state, self.node.view or self.node.joining.taught
@@ -244,10 +256,6 @@ class Daemon:
             return
         if self._archive and view is not None:
             self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
-        spec = state.spec
-        wire = str(spec.to_wire())
-        if wire != self.node.spec:
-            self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight))
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
 

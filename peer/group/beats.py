@@ -92,4 +92,5 @@ class Beats:
             in_flight=node.rounds_in_flight,
             operation=waiting[0][1].operation if waiting else None,
             given=self._objects.digest(own.given),
+            terms=own.terms,
         )

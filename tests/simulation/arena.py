@@ -23,6 +23,7 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group import events as ev
 from atoll.peer.group.operations import Call, Operation
+from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
     ARCHIVE,
@@ -91,6 +92,7 @@ class Arena(World):
         self.noted: Counter[str] = Counter()  # kinds, by anybody
         self.seen: Counter[str] = Counter()  # what this run has come to, for the summary
         self.checker.decisions.rules = options.rules
+        self.checker.probation, self.checker.least = options.probation, options.least
         self.call_of = self._call_of
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
@@ -120,7 +122,8 @@ class Arena(World):
         options = self.options
         signer = Seal(member.peer) if options.signed else None
         node = BoundedNode(member, self.timing, signer)
-        node.handle(ev.Configured("spec", options.fragments, options.in_flight), 0.0)
+        terms = Terms(options.probation, options.least, "a rule" if options.least > 1 else "")
+        node.handle(ev.Configured("spec", options.fragments, options.in_flight, terms), 0.0)
         return node
 
     # ------------------------------------------------------------ disks

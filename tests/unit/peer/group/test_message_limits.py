@@ -23,8 +23,10 @@ from atoll.peer.group.views import (
     ON_FORK,
     ON_LOST,
     POLICIES,
+    Absent,
     Ballot,
     Member,
+    Newcomer,
     Rules,
     View,
 )
@@ -43,7 +45,7 @@ CLASSES = [
     cls
     for name in ms.__all__
     if isinstance(cls := getattr(ms, name), type) and cls is not ms.InView
-] + [Ballot, Layout, Member, Origin, Rules, View]
+] + [Absent, Ballot, Layout, Member, Newcomer, Origin, Rules, View]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -141,6 +143,9 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         members = tuple(unique.values()) or (Member(PEERS[0], 1),)
         drawn |= {"members": members, "lineage": LINEAGE}
         drawn["coordinator"] = draw(st.sampled_from([member.peer for member in members]))
+        new, gone = ({x.peer: x for x in drawn[name]} for name in ("newcomers", "absent"))
+        drawn["newcomers"] = tuple(new[m.peer] for m in members if m.peer in new)
+        drawn["absent"] = tuple(x for peer, x in gone.items() if peer not in unique)
     elif cls is ms.Begin:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1e15,) * len(participants)}
