@@ -203,10 +203,11 @@ class Coordinator:
         closing = self.closings.get(number)
         if closing is not None:
             if closing.is_done(now_s, alive):
-                del self.closings[number]
                 self._begin_again(closing, alive, now_s)
             return False
-        attempt = self.attempts[number]
+        attempt = self.attempts.get(number)
+        if attempt is None:
+            return False  # given up with one before it
         effort = self._effort(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
         if is_quorum(self.view, alive - given_up - effort.distrusted):
@@ -226,6 +227,15 @@ class Coordinator:
             self._end_attempt(attempt, participants, usable, now_s)
         return False
 
+    def _give_up(self, number: int, now_s: float) -> None:
+        """Back to the barrier, with the rounds after it: they would have to wait for it, and a view
+        that may be needed for it would wait for them."""
+        for later in sorted(n for n in {*self.attempts, *self.closings} if n >= number):
+            closing = self.closings.pop(later, None)
+            attempt = closing.attempt if closing is not None else self.attempts.pop(later)
+            self._tell_over(attempt.begin)
+        self.barrier.open(now_s)
+
     def _tell_over(self, begin: Begin) -> None:
         """To everyone, ourselves too: the next submission is not late for this attempt any more."""
         for peer in self.view.peers:
@@ -242,17 +252,16 @@ class Coordinator:
             self._settle_dispute(attempt, participants)
         if self.halted:
             return
-        del self.attempts[begin.round]
-        if not participants or self._effort(begin.round).tries >= ATTEMPTS_MAX:
-            tries = self._effort(begin.round).tries
+        tries = self._effort(begin.round).tries
+        if not participants or tries >= ATTEMPTS_MAX:
             text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
             self._emit(Note("give-up", text))
-            self._tell_over(begin)
             if begin.kind == INIT:
                 self.offers.pop(begin.participants[0], None)  # the next one's turn
             self._efforts.pop(begin.round)
-            self.barrier.open(now_s)
+            self._give_up(begin.round, now_s)
             return
+        del self.attempts[begin.round]
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
         owners = self.counting.owners(begin.participants, begin.kind)  # others' word is not taken
         asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
@@ -268,10 +277,10 @@ class Coordinator:
         participants = closing.participants(alive, excluding=again)
         weights = self.counting.weights(participants, begin.kind, begin.fragment, begin)
         if participants and self.counting.is_enough(begin.round, begin.kind, weights):
+            del self.closings[begin.round]
             self._begin(begin.round, begin.kind, participants, closing, alive, now_s)
         else:  # the others have died meanwhile
-            self._tell_over(begin)
-            self.barrier.open(now_s)
+            self._give_up(begin.round, now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
         """Different results of one attempt: the next one has to differ from it, or to end soon."""
@@ -317,20 +326,8 @@ class Coordinator:
         blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
         layout = layout_for(self.advice, chosen, kind, again=last is not None)
         layout = reserved(layout, self.counting.owners(chosen, kind))
-        tag = (*self._tag(), number, self._attempts)
-        begin = Begin(
-            *tag,
-            kind,
-            chosen,
-            weights,
-            blob,
-            fragment,
-            past,
-            kept,
-            layout,
-            call.operation,
-            call.without,
-        )
+        tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
+        begin = Begin(*tag, fragment, past, kept, layout, call.operation, call.without)
         self.attempts[number] = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
 
     # ------------------------------------------------------------ a boundary

@@ -262,8 +262,8 @@ def founded(view: View) -> View:
     may come to be decided; they are two lineages then, which are met as such."""
     mark = b"".join(m.peer + m.inc.to_bytes(8, "big") for m in view.members)
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
-    lineage = new_lineage(view.lineage, mark)
-    return replace(view, lineage=lineage, ancestors=ancestors, since=view.base_round)
+    begun = replace(view, since=view.base_round)
+    return replace(begun, lineage=new_lineage(view.lineage, mark), ancestors=ancestors)
 
 
 def chain_after(chain: bytes, round_number: int, fragment: int, root: bytes) -> bytes:

@@ -44,6 +44,7 @@ class Checker:
         self._begun = {0, 1}  # rounds after which runs were founded or resumed
         self._founders: set[bytes] = set()
         self._work: dict[bytes, Counter[bytes]] = {}  # chain -> steps that each took part in
+        self._all_work: Counter[bytes] = Counter()  # ... with those that were taken back
         self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
         self._reduced: dict[Begin, tuple[Contribution, ...]] = {}
         self._said: dict[Host, dict[int, ms.Ready]] = {}
@@ -155,9 +156,11 @@ class Checker:
         for peers, weights in entry.origins:
             count = [peer for peer, weight in zip(peers, weights, strict=True) if weight]
             assert len(count) >= self.least, f"invariant 13: {len(count)} peers count"
-            new = {p for p in count if work[p] < self.probation} - self._founders
+            done = self._all_work if self.rollbacks else work
+            new = {p for p in count if done[p] < self.probation} - self._founders
             assert not new, f"invariant 13: newcomers {new} count in round {entry.begin.round}"
         self._work[entry.chain] = work + Counter(entry.begin.participants)
+        self._all_work.update(entry.begin.participants)
 
     def _given(self, begin: Begin) -> set[Contribution]:
         """Who has given what to an operation: to a GATHER as it says itself."""

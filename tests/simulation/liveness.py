@@ -159,9 +159,10 @@ def _wants_counting(arena: Arena, view: View, left: set[str]) -> float | None:
     new = {newcomer.peer for newcomer in view.newcomers}
     counting = {*view.replicas, *(absent.peer for absent in view.absent)} - new
     hosts = [h for h in arena.hosts.values() if h.peer in counting and h.name not in left]
-    if sum(host.node.me.role == REPLICA for host in hosts) < arena.options.least:
+    able = [host for host in hosts if host.node.me.role == REPLICA and host.trains]
+    if len(able) < arena.options.least:
         return None
-    here = sum(host.peer in view.replicas and host.node.view == view for host in hosts)
+    here = sum(host.peer in view.replicas and host.node.view == view for host in able)
     return 0.0 if here >= arena.options.least else BACK_S
 
 

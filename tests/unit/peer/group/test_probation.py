@@ -20,12 +20,15 @@ CHAIN = b"c" * 32
 A, B, C, D = (peer_id(name) for name in "abcd")
 
 
-def running(names: str, terms: Terms = TERMS, start: str = "") -> Cluster:
+def running(
+    names: str, terms: Terms = TERMS, start: str = "", fragments: int = 1, in_flight: int = 1
+) -> Cluster:
     """``start`` found it, the others join when it has trained a little."""
     cluster = Cluster(names)
+    cluster.fragments, cluster.chunks = fragments, 4 * fragments
     cluster.checker.probation, cluster.checker.least = terms.probation, terms.least
     for name in names:
-        cluster.give(name, ev.Configured("spec", 1, 1, terms))
+        cluster.give(name, ev.Configured("spec", fragments, in_flight, terms))
     cluster.form(start or names[0], 3)
     for name in names[len(start or names[0]) :]:
         come(cluster, name)
@@ -186,11 +189,15 @@ def test_a_round_of_too_few_for_its_rule_is_held_and_said_once() -> None:
     assert held(cluster) == ""
 
 
-def test_a_retry_of_too_few_is_not_begun() -> None:
-    """c dies in the middle of a round: it goes back to the barrier and waits there."""
-    cluster = running("abc", Terms(0, 3, "trimmed(f=1)"), start="abc")
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_retry_of_too_few_is_not_begun(in_flight: int) -> None:
+    """c dies in the middle of rounds: they go back to the barrier and wait for its return."""
+    terms = Terms(0, 3, "trimmed(f=1)")
+    cluster = running("abc", terms, "abc", fragments=4, in_flight=in_flight)
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
     cluster.chunk_s = 0.2
-    cluster.until(lambda: bool(cluster.host("a").node.coordinator.attempts))  # type: ignore[union-attr]
+    cluster.until(lambda: len(lead.attempts) == in_flight)
     cluster.run(0.05)
     cluster.kill("c")
     cluster.until(lambda: bool(held(cluster)))
@@ -200,6 +207,27 @@ def test_a_retry_of_too_few_is_not_begun() -> None:
     cluster.restart("c")
     come(cluster, "c")
     cluster.until_round("abc")
+
+
+def test_rounds_after_one_that_is_held_do_not_stay_open() -> None:
+    """d is ready to come in: its view waits for open rounds, and they would wait for the held one,
+    which is begun after that view."""
+    terms = Terms(0, 3, "trimmed(f=1)")
+    cluster = running("abc", terms, "abc", fragments=4, in_flight=2)
+    cluster.add("d")
+    cluster.give("d", ev.Configured("spec", 4, 2, terms))
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
+    cluster.chunk_s = 0.2
+    cluster.until(lambda: len(lead.attempts) == 2)
+    first = min(lead.attempts)
+    begin = lead.attempts[first].begin
+    cluster.host("c").inner_s = 2.0
+    unusable = ev.ReduceFailed(first, begin.attempt, (), "cannot be read")
+    cluster.give("c", unusable)
+    cluster.until(lambda: first not in {*lead.attempts, *lead.closings})
+    come(cluster, "d")
+    cluster.until_round("abcd", limit_s=10.0)
 
 
 def test_collectives_are_not_held() -> None:
