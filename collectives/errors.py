@@ -25,7 +25,8 @@ The tree lives in the lowest room because every room raises from it::
     |   |-- RoundTimeoutError   E51  no commit within the run's round deadline
     |   |-- NoQuorumError       E52  too few voters are alive to go on
     |   |-- CollectiveMismatchError E53  the other trainers called another collective
-    |   `-- CollectiveMissedError E54  the round of a collective went on without this trainer
+    |   |-- CollectiveMissedError E54  the round of a collective went on without this trainer
+    |   `-- TooFewPeersError    E55  too few peers that count for the run's rule
     |-- CodecError              E60  bytes or values that a codec cannot take
     |-- StateError              E70  replicated state failed a check
     |   |-- DivergedError       E71  members hold different state and no majority decides
@@ -74,6 +75,7 @@ __all__ = [
     "RoundTimeoutError",
     "SessionError",
     "StateError",
+    "TooFewPeersError",
     "TrainerRefusedError",
     "VersionError",
 ]
@@ -203,6 +205,10 @@ class CollectiveMismatchError(RoundError):
 
 class CollectiveMissedError(RoundError):
     code = "E54"
+
+
+class TooFewPeersError(RoundError):
+    code = "E55"
 
 
 class CodecError(AtollError):

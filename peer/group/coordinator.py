@@ -143,9 +143,10 @@ class Coordinator:
         return self.view.lineage, self.view.number
 
     def beat(self, now_s: float) -> CoordinatorBeat:
-        own, halted = self._own, (self.halted or self.counting.held)[:HALTED_CHARS_MAX]
+        own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), own.round, own.chain, self.last_commit)
-        return CoordinatorBeat(*position, *self.waiting_for(now_s), halted=halted)
+        waiting, held = self.waiting_for(now_s), self.counting.held
+        return CoordinatorBeat(*position, *waiting, halted=halted, held=held)
 
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))

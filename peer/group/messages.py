@@ -156,7 +156,8 @@ class CoordinatorBeat(InView):
     commit: Commit | None = None  # of this view; none before its first
     waiting: Peers = ()  # whom the next commit waits for ...
     waiting_s: float = 0.0  # ... and since when, for people who ask
-    halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none
+    halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none ...
+    held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
 
 
 @message

@@ -53,8 +53,7 @@ class Orders:
             self._node.emit(Note("rejected", text, source))
 
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
-        self._node.beats.waiting = (beat.waiting, beat.waiting_s)
-        self._node.beats.halted = beat.halted
+        self._node.beats.heard(beat)
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost
         self._aim(beat.round, beat.chain)

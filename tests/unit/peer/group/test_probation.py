@@ -152,7 +152,7 @@ def test_a_newcomer_that_goes_begins_anew() -> None:
 
 
 def held(cluster: Cluster, name: str = "a") -> str:
-    return cluster.host(name).node.beats.halted
+    return cluster.host(name).node.beats.held
 
 
 def test_newcomers_alone_wait_for_one_that_counts() -> None:
