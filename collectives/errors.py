@@ -15,7 +15,8 @@ The tree lives in the lowest room because every room raises from it::
     |   |   |-- PassUsedUpError   E26  as many peers as it may let in have come with it
     |   |   |-- PassRevokedError  E27  the authority has revoked the peer, or its token
     |   |   |-- PassRoleError     E28  it does not permit this role
-    |   |   `-- PassRunError      E29  it is for another run
+    |   |   |-- PassRunError      E29  it is for another run
+    |   |   `-- AddressFullError  E41  as many peers as may come from its IP address are in
     |   `-- VersionError        E22  no common protocol version
     |-- ProtocolError           E30
     |   |-- LocalProtocolError  E31  this program broke the protocol: a defect, please report it
@@ -45,6 +46,7 @@ from typing import ClassVar
 
 __all__ = [
     "ERRORS_BY_CODE",
+    "AddressFullError",
     "AdmissionError",
     "AtollError",
     "CheckpointError",
@@ -150,6 +152,10 @@ class PassRoleError(AdmissionError):
 
 class PassRunError(AdmissionError):
     code = "E29"
+
+
+class AddressFullError(AdmissionError):
+    code = "E41"  # the twenties are full
 
 
 class VersionError(ConnectError):

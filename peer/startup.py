@@ -72,8 +72,15 @@ def checkpointer_of(
 def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
     """AdmissionError if the run has an authority and this peer's pass of it is no good."""
     options = daemon.options
+
+    def per_address() -> int | None:
+        terms = daemon.node.follower.terms
+        on_probation = terms is not None and terms.probation > 0
+        asked = options.per_address
+        return asked if asked is not None or on_probation else 0
+
     if not options.authority:
-        return OpenGuard()
+        return OpenGuard(per_address)
     return Guard(
         daemon.home,
         Ledger(options.authority, options.run),
@@ -87,6 +94,7 @@ def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
         note=daemon.note,
         stop=daemon.stop,
         spawn=spawn,
+        per_address=per_address,
     )
 
 

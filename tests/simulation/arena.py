@@ -23,7 +23,6 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.group import events as ev
 from atoll.peer.group.operations import Call, Operation
-from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
     ARCHIVE,
@@ -120,10 +119,9 @@ class Arena(World):
 
     def make_node(self, member: Member) -> BoundedNode:
         options = self.options
-        signer = Seal(member.peer) if options.signed else None
-        node = BoundedNode(member, self.timing, signer)
-        terms = Terms(options.probation, options.least, "a rule" if options.least > 1 else "")
-        node.handle(ev.Configured("spec", options.fragments, options.in_flight, terms), 0.0)
+        node = BoundedNode(member, self.timing, Seal(member.peer) if options.signed else None)
+        spec = ("spec", options.fragments, options.in_flight, options.terms)
+        node.handle(ev.Configured(*spec), 0.0)
         return node
 
     # ------------------------------------------------------------ disks

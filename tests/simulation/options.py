@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields, replace
 
+from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import Rules
 
 __all__ = ["FAULT_KINDS", "PROFILES", "Options", "draw"]
@@ -90,6 +91,10 @@ class Options:
     @property
     def rules(self) -> Rules:
         return Rules(self.policy, self.on_lost, self.on_fork)
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.probation, self.least)
 
     def text(self) -> str:
         return "\n".join(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))

@@ -268,7 +268,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator",
         "{*self.attempts, *self.closings} if n >= number)",
         "{*self.attempts, *self.closings} if n == number)",
-        test=UNIT + "probation.py::test_rounds_after_one_that_is_held_do_not_stay_open",
+        test=UNIT + "counting.py::test_rounds_after_one_that_is_held_do_not_stay_open",
     ),
     Mutant(
         "operations keep chunks",

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from harness.cluster import LINEAGE, Cluster, peer_id, short
+from harness.newcomers import come, members, new, running, view_of, weights_of_rounds
 
-from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.counting import wrong_weights
 from atoll.peer.group.layouts import Advised, Layout
@@ -20,53 +20,11 @@ CHAIN = b"c" * 32
 A, B, C, D = (peer_id(name) for name in "abcd")
 
 
-def running(
-    names: str, terms: Terms = TERMS, start: str = "", fragments: int = 1, in_flight: int = 1
-) -> Cluster:
-    """``start`` found it, the others join when it has trained a little."""
-    cluster = Cluster(names)
-    cluster.fragments, cluster.chunks = fragments, 4 * fragments
-    cluster.checker.probation, cluster.checker.least = terms.probation, terms.least
-    for name in names:
-        cluster.give(name, ev.Configured("spec", fragments, in_flight, terms))
-    cluster.form(start or names[0], 3)
-    for name in names[len(start or names[0]) :]:
-        come(cluster, name)
-    return cluster
-
-
-def come(cluster: Cluster, name: str) -> None:
-    for other in cluster.living():
-        if other.name != name:
-            cluster.link(name, other.name)
-    cluster.until(lambda: name in members(cluster))
-    cluster.train(name)
-
-
-def members(cluster: Cluster) -> str:
-    view = view_of(cluster)
-    return "".join(sorted(cluster.hosts[peer].name for peer in view.peers))
-
-
-def view_of(cluster: Cluster) -> View:
-    views = [host.node.view for host in cluster.living() if host.node.view is not None]
-    return max(views, key=lambda view: view.number)
-
-
-def new(cluster: Cluster) -> dict[str, int]:
-    return {cluster.hosts[x.peer].name: x.rounds for x in view_of(cluster).newcomers}
-
-
-def weights_of_rounds(cluster: Cluster, name: str = "a") -> list[dict[bytes, float]]:
-    begins = [entry.begin for entry in cluster.host(name).log]
-    return [dict(zip(b.participants, b.weights, strict=True)) for b in begins if b.kind == ms.STEP]
-
-
 # ---------------------------------------------------------------- from round to round
 
 
 def test_a_newcomer_takes_part_without_weight_and_counts_after_k_rounds() -> None:
-    cluster = running("ab")
+    cluster = running("ab", TERMS)
     assert new(cluster) == {"b": K}
     first = view_of(cluster).number
     cluster.log_rounds = 100
@@ -79,20 +37,20 @@ def test_a_newcomer_takes_part_without_weight_and_counts_after_k_rounds() -> Non
 
 
 def test_founders_count_from_the_first_round_on() -> None:
-    cluster = running("abc", start="abc")
+    cluster = running("abc", TERMS, "abc")
     assert new(cluster) == {}
     assert all(set(x.values()) == {1.0} for x in weights_of_rounds(cluster))
 
 
 def test_weights_are_not_what_trainers_say() -> None:
-    cluster = running("ab", start="ab")
+    cluster = running("ab", TERMS, "ab")
     cluster.host("a").weight = 1000.0
     cluster.until_round("ab", 3)
     assert weights_of_rounds(cluster)[-1] == {A: 1.0, B: 1.0}
 
 
 def test_rounds_without_the_newcomer_do_not_serve_it() -> None:
-    cluster = running("ab")
+    cluster = running("ab", TERMS)
     cluster.detach("b")
     cluster.until_round("ab", 3 * K)
     assert new(cluster) == {"b": K}
@@ -146,118 +104,6 @@ def test_a_newcomer_that_goes_begins_anew() -> None:
     cluster.restart("c")
     come(cluster, "c")
     assert new(cluster) == {"c": 30}
-
-
-# ---------------------------------------------------------------- held rounds
-
-
-def held(cluster: Cluster, name: str = "a") -> str:
-    return cluster.host(name).node.beats.held
-
-
-def test_newcomers_alone_wait_for_one_that_counts() -> None:
-    """a founds and goes; b and c have a quorum and do not count."""
-    cluster = running("abc", Terms(50))
-    cluster.until_round("abc", 2)
-    cluster.kill("a")
-    cluster.until(lambda: members(cluster) == "bc")
-    before = cluster.committed
-    cluster.run(20.0)
-    assert cluster.committed == before
-    text = f"round {before + 1} is held: it needs a peer that counts, none is here (2 on probation)"
-    assert text in {held(cluster, "b"), held(cluster, "c")}
-    cluster.restart("a")
-    come(cluster, "a")
-    cluster.until_round("abc")
-    assert new(cluster).keys() == {"b", "c"}
-
-
-def test_a_round_of_too_few_for_its_rule_is_held_and_said_once() -> None:
-    cluster = running("abc", Terms(0, 3, "trimmed(f=1)"), start="abc")
-    cluster.detach("c")
-    cluster.until(lambda: bool(held(cluster)))
-    before, notes = cluster.committed, len(cluster.noted("held"))
-    cluster.run(5.0)
-    text = f"round {before + 1} is held: trimmed(f=1) needs 3 peers that count, 2 are here"
-    assert held(cluster, "a") == held(cluster, "b") == text
-    assert cluster.committed == before
-    assert len(cluster.noted("held")) == notes == 1
-    assert not cluster.noted("retry")
-    cluster.train("c")
-    cluster.until_round("abc", limit_s=2.0)
-    cluster.run(0.3)
-    assert held(cluster) == ""
-
-
-@pytest.mark.parametrize("in_flight", [1, 3])
-def test_a_retry_of_too_few_is_not_begun(in_flight: int) -> None:
-    """c dies in the middle of rounds: they go back to the barrier and wait for its return."""
-    terms = Terms(0, 3, "trimmed(f=1)")
-    cluster = running("abc", terms, "abc", fragments=4, in_flight=in_flight)
-    lead = cluster.host("a").node.coordinator
-    assert lead is not None
-    cluster.chunk_s = 0.2
-    cluster.until(lambda: len(lead.attempts) == in_flight)
-    cluster.run(0.05)
-    cluster.kill("c")
-    cluster.until(lambda: bool(held(cluster)))
-    before = cluster.committed
-    cluster.run(3.0)
-    assert cluster.committed == before
-    cluster.restart("c")
-    come(cluster, "c")
-    cluster.until_round("abc")
-
-
-def test_rounds_after_one_that_is_held_do_not_stay_open() -> None:
-    """d is ready to come in: its view waits for open rounds, and they would wait for the held one,
-    which is begun after that view."""
-    terms = Terms(0, 3, "trimmed(f=1)")
-    cluster = running("abc", terms, "abc", fragments=4, in_flight=2)
-    cluster.add("d")
-    cluster.give("d", ev.Configured("spec", 4, 2, terms))
-    lead = cluster.host("a").node.coordinator
-    assert lead is not None
-    cluster.chunk_s = 0.2
-    cluster.until(lambda: len(lead.attempts) == 2)
-    first = min(lead.attempts)
-    begin = lead.attempts[first].begin
-    cluster.host("c").inner_s = 2.0
-    unusable = ev.ReduceFailed(first, begin.attempt, (), "cannot be read")
-    cluster.give("c", unusable)
-    cluster.until(lambda: first not in {*lead.attempts, *lead.closings})
-    come(cluster, "d")
-    cluster.until_round("abcd", limit_s=10.0)
-
-
-def test_collectives_are_not_held() -> None:
-    cluster = running("abc", Terms(0, 3, "trimmed(f=1)"), start="abc")
-    cluster.detach("c")
-    cluster.until(lambda: bool(held(cluster)))
-    before = cluster.committed
-    cluster.call_of = lambda host: ms.Operation(ms.GATHER)
-    for name in "ab":
-        cluster.detach(name)
-        cluster.train(name)
-    cluster.until(lambda: cluster.committed > before)
-
-
-def test_a_witness_that_leads_knows_it_from_the_replicas() -> None:
-    cluster = Cluster("ab")
-    cluster.add("w", "witness")
-    terms = Terms(K, 2, "median(f=1)")
-    cluster.checker.probation = K
-    for name in "ab":
-        cluster.give(name, ev.Configured("spec", 1, 1, terms))
-    cluster.form("abw")
-    cluster.give("a", ev.HandOver(peer_id("w")))
-    cluster.until(lambda: cluster.host("w").leads)
-    cluster.until_round("abw")
-    assert cluster.host("w").node.follower.terms == terms
-    assert weights_of_rounds(cluster)[-1] == {A: 1.0, B: 1.0}
-    cluster.detach("b")
-    cluster.until(lambda: bool(held(cluster, "w")))
-    assert "median(f=1) needs 2 peers that count, 1 is here" in held(cluster, "w")
 
 
 # ---------------------------------------------------------------- nobody is believed
