@@ -120,8 +120,7 @@ class Arena(World):
     def make_node(self, member: Member) -> BoundedNode:
         options = self.options
         node = BoundedNode(member, self.timing, Seal(member.peer) if options.signed else None)
-        spec = ("spec", options.fragments, options.in_flight, options.terms)
-        node.handle(ev.Configured(*spec), 0.0)
+        node.handle(options.configured, 0.0)
         return node
 
     # ------------------------------------------------------------ disks

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields, replace
 
+from atoll.peer.group.events import Configured
 from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import Rules
 
@@ -93,8 +94,9 @@ class Options:
         return Rules(self.policy, self.on_lost, self.on_fork)
 
     @property
-    def terms(self) -> Terms:
-        return Terms(self.probation, self.least)
+    def configured(self) -> Configured:
+        terms = Terms(self.probation, self.least)
+        return Configured("spec", self.fragments, self.in_flight, terms)
 
     def text(self) -> str:
         return "\n".join(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))
