@@ -183,7 +183,7 @@ class RunSpec:
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
         rounds = PROBATION_MAX if self.is_averaged else 0
-        wanted = f"0 to {rounds} rounds in a run of {self.method}"
+        wanted = f"0 to {rounds} rounds" if rounds else f"0 in a run of {self.method}"
         self._check(0 <= self.probation <= rounds, "probation", wanted)
         self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
