@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import torch
 from harness.callers import Callers, callers
 from harness.movers import Mover, honest
@@ -21,8 +22,8 @@ POISON = -500.0
 Trace = dict[int, torch.Tensor]  # the run's parameters after each round
 
 
-def mover(session: Session) -> Mover:
-    return Mover(session, ELEMENTS, probation=K)
+def mover(session: Session, **terms: str) -> Mover:
+    return Mover(session, ELEMENTS, probation=K, **terms)
 
 
 def together(trainers: Callers, movers: Mapping[str, Mover]) -> dict[str, Mover]:
@@ -49,19 +50,20 @@ def rounds(
     return {name: call.result(WAIT_S) for name, call in calls.items()}
 
 
-def founded(run: Fleet, trainers: Callers) -> dict[str, Mover]:
-    calls = {n: trainers.start(n, lambda n=n: mover(trainers.sessions[n])) for n in "ab"}
+def founded(run: Fleet, trainers: Callers, **terms: str) -> dict[str, Mover]:
+    sessions = trainers.sessions
+    calls = {n: trainers.start(n, lambda n=n: mover(sessions[n], **terms)) for n in sessions}
     movers = {name: call.result(WAIT_S) for name, call in calls.items()}
     a = run.peers["a"]
     until(lambda: all(m.get("attached") for m in a.status()["members"]), "all are attached", a)
     return together(trainers, movers)
 
 
-def come(run: Fleet, trainers: Callers, name: str) -> Mover:
+def come(run: Fleet, trainers: Callers, name: str, **terms: str) -> Mover:
     """A peer joins, and its trainer."""
     run.join(name)
     session = trainers.add(name)
-    made = trainers.start(name, lambda: mover(session)).result(WAIT_S)
+    made = trainers.start(name, lambda: mover(session, **terms)).result(WAIT_S)
     a = run.peers["a"]
     until(lambda: member(run, name).get("attached"), f"{name} is attached", a)
     return made
@@ -105,6 +107,23 @@ def test_what_a_newcomer_submits_changes_nothing_until_it_counts(tmp_path: Path)
             assert float(after["a"][last + 1].max()) < float(expected[last].min()) + POISON / 5
             assert "probation" not in member(run, "c")
             assert "on probation" not in render(run.peers["b"].status())
+
+
+@pytest.mark.slow
+def test_a_rule_of_whole_vectors_does_not_see_a_newcomer(tmp_path: Path) -> None:
+    """Its vector is compared with nobody's, and it owns nothing for which others wait."""
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        with callers(run, "abc") as trainers:
+            movers = founded(run, trainers, aggregate="gm(f=1)")
+            traces = rounds(trainers, movers, 1 + ALONE, HONEST)["a"]
+            movers["d"] = come(run, trainers, "d", aggregate="gm(f=1)")
+            moves = HONEST | {"d": POISON}
+            traces |= rounds(trainers, movers, 2 + ALONE + K, moves)["a"]
+            assert not any(run.peers[name].said("retry") for name in "abcd")
+    steps = [float((traces[n + 1] - traces[n]).mean()) for n in range(2, 2 + ALONE + K)]
+    assert all(abs(step - steps[0]) < 1e-4 for step in steps[:-1])
+    assert abs(steps[-1] - steps[0]) > 1e-4  # a liar moves the result of four a little
 
 
 def test_newcomers_alone_train_nothing_until_a_founder_is_back(tmp_path: Path) -> None:
