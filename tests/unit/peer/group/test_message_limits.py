@@ -145,7 +145,8 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         drawn["coordinator"] = draw(st.sampled_from([member.peer for member in members]))
         new, gone = ({x.peer: x for x in drawn[name]} for name in ("newcomers", "absent"))
         drawn["newcomers"] = tuple(new[m.peer] for m in members if m.peer in new)
-        drawn["absent"] = tuple(x for peer, x in gone.items() if peer not in unique)
+        named = {member.peer for member in members}
+        drawn["absent"] = tuple(x for peer, x in gone.items() if peer not in named)
     elif cls is ms.Begin:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1e15,) * len(participants)}
