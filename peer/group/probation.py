@@ -43,6 +43,10 @@ class Terms:
     least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
     rule: Annotated[str, Within(0, RULE_CHARACTERS_MAX)] = ""
 
+    def __post_init__(self) -> None:
+        if not self.rule.isprintable():
+            raise ValueError("the name of a rule is printable")
+
 
 FIRST_STATE = 1  # the round of INIT, before which there is nothing, and in which nothing is trained
 NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
