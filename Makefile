@@ -13,7 +13,8 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate replay shrink \
+.PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate \
+        simulate-audits replay shrink \
         mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust clean
 
@@ -23,6 +24,7 @@ help:
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
+	@echo "make simulate-audits SEEDS=0..1000   audited rounds in which some lie"
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
@@ -114,6 +116,9 @@ JOBS  ?= 2
 
 simulate: $(STAMP)
 	$(SIMULATION) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+simulate-audits: $(STAMP)
+	cd tests && PYTHONPATH=. ../$(BIN)/python -m simulation.audit_seeds --seeds $(SEEDS)
 
 replay: $(STAMP)
 	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }

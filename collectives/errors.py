@@ -16,7 +16,8 @@ The tree lives in the lowest room because every room raises from it::
     |   |   |-- PassRevokedError  E27  the authority has revoked the peer, or its token
     |   |   |-- PassRoleError     E28  it does not permit this role
     |   |   |-- PassRunError      E29  it is for another run
-    |   |   `-- BannedError       E34  the members have evidence against this peer
+    |   |   |-- BannedError       E34  the members have evidence against this peer
+    |   |   `-- AddressFullError  E41  as many peers as may come from its IP address are in
     |   `-- VersionError        E22  no common protocol version
     |-- ProtocolError           E30
     |   |-- LocalProtocolError  E31  this program broke the protocol: a defect, please report it
@@ -27,7 +28,8 @@ The tree lives in the lowest room because every room raises from it::
     |   |-- RoundTimeoutError   E51  no commit within the run's round deadline
     |   |-- NoQuorumError       E52  too few voters are alive to go on
     |   |-- CollectiveMismatchError E53  the other trainers called another collective
-    |   `-- CollectiveMissedError E54  the round of a collective went on without this trainer
+    |   |-- CollectiveMissedError E54  the round of a collective went on without this trainer
+    |   `-- TooFewPeersError    E55  too few peers that count for the run's rule
     |-- CodecError              E60  bytes or values that a codec cannot take
     |-- StateError              E70  replicated state failed a check
     |   |-- DivergedError       E71  members hold different state and no majority decides
@@ -46,6 +48,7 @@ from typing import ClassVar
 
 __all__ = [
     "ERRORS_BY_CODE",
+    "AddressFullError",
     "AdmissionError",
     "AtollError",
     "BannedError",
@@ -78,6 +81,7 @@ __all__ = [
     "RoundTimeoutError",
     "SessionError",
     "StateError",
+    "TooFewPeersError",
     "TrainerRefusedError",
     "VersionError",
 ]
@@ -158,6 +162,10 @@ class BannedError(AdmissionError):
     code = "E34"
 
 
+class AddressFullError(AdmissionError):
+    code = "E41"  # the twenties are full
+
+
 class VersionError(ConnectError):
     code = "E22"
     exit_code = 12
@@ -216,6 +224,10 @@ class CollectiveMismatchError(RoundError):
 
 class CollectiveMissedError(RoundError):
     code = "E54"
+
+
+class TooFewPeersError(RoundError):
+    code = "E55"
 
 
 class CodecError(AtollError):

@@ -89,6 +89,7 @@ class CO2(Method):
         codec: str = "int8",
         aggregate: str = "mean",
         audit: bool = False,
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -107,6 +108,7 @@ class CO2(Method):
             codec=codec,
             aggregate=aggregate,
             audit=audit,
+            probation=probation,
             round_deadline_s=round_deadline_s,
         )
         vector = ModelVector(model)

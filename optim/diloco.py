@@ -116,6 +116,7 @@ class DiLoCo(Blocking):
         codec: str = "int8",
         aggregate: str = "mean",
         audit: bool = False,
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -132,6 +133,7 @@ class DiLoCo(Blocking):
             codec=codec,
             aggregate=aggregate,
             audit=audit,
+            probation=probation,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

@@ -82,6 +82,7 @@ class LocalSGD(Blocking):
         codec: str = "int8",
         aggregate: str = "mean",
         audit: bool = False,
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -103,6 +104,7 @@ class LocalSGD(Blocking):
             codec=codec,
             aggregate=aggregate,
             audit=audit,
+            probation=probation,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

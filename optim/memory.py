@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 
+from atoll.optim.footprint import host_bytes, log_bytes
 from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import LeadingRank
-from atoll.optim.spec import RunSpec, host_bytes, log_bytes
+from atoll.optim.spec import RunSpec
 
 __all__ = ["say_of_copies", "say_of_rounds", "say_of_steps"]
 

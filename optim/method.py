@@ -51,6 +51,9 @@ class Method(InnerSteps):
     all peers that take part in a round share them after it: float ones become their mean, weighted
     as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
     had after their last rounds. False leaves them alone; the same on all peers.
+
+    ``probation`` (of methods that take it): who joins counts after so many rounds in which it has
+    taken part, one of a fragment each; see docs/admission.md. All who count weigh alike then.
     """
 
     peer: TrainerSession
@@ -96,7 +99,8 @@ class Method(InnerSteps):
     def count(self, tokens: int) -> None:
         """Tokens (or samples) behind the coming step: they become the submission's weight.
 
-        All peers of a run should count in one unit, or none should: then each step weighs one.
+        All peers of a run should count in one unit, or none should: then each step weighs one. In a
+        run with a robust rule, or with probation, all peers weigh alike, whatever they count.
         """
         if tokens < 0:
             raise ConfigError(f"count({tokens}): a number of tokens is not negative")

@@ -23,7 +23,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.collectives.robust import RobustRule, get_rule
-from atoll.optim.fragments import FRAGMENTS_MAX, fragment_grid
+from atoll.optim.fragments import FRAGMENTS_MAX
 from atoll.optim.manifest import Manifest
 
 __all__ = [
@@ -34,25 +34,18 @@ __all__ = [
     "COLLECTIVES",
     "GROUP_MAX",
     "LENGTH_BYTES",
-    "LOG_BYTES_DEFAULT",
-    "LOG_ENTRIES_MAX",
-    "LOG_ENTRIES_MIN",
     "METHODS",
     "OUTER_DELAY_MAX",
     "OUTER_RULES",
-    "PINNED_FACTOR",
+    "PROBATION_MAX",
     "ROUNDS_IN_FLIGHT_MAX",
     "ROUND_DEADLINE_S_MAX",
-    "SPARES_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",
     "RunSpec",
     "blob",
     "check_collectives",
     "check_same",
-    "host_bytes",
-    "log_bytes",
-    "log_cap_bytes",
     "parse_blob",
     "rule_key",
 ]
@@ -79,6 +72,7 @@ GOSSIP_MAX = 4.0  # nothing above is stable: optim/gossip.py
 GROUP_MAX = 32  # each fetches from all others of its group; for more there are reductions
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
+PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer for nothing
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
@@ -86,18 +80,6 @@ LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together 
 # relative squared error, of Gaussian values. Of 4-bit codecs it is 1 to 4 %.
 CODEC_ERROR_MAX = 0.1
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
-
-# Each daemon keeps the last rounds (peer/rounds/roundlog.py) for who missed some and for joiners.
-# 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
-LOG_BYTES_DEFAULT = 256 * 1024 * 1024
-LOG_BYTES_MIN = 1024 * 1024  # so that even a toy's log has more than a few rounds
-# Whoever missed more rounds than the state has bytes takes the state. The rest of the log is for
-# joiners, who replay what is committed while a slow link brings them the state.
-LOG_STATES = 4
-LOG_ENTRIES_MIN = 2  # of any size: a peer that missed the last commit gets it without a transfer
-LOG_ENTRIES_MAX = 1024  # of any size: of tiny ones the objects take more than the bytes
-PINNED_FACTOR = 2  # whoever reads from the log may keep it from shrinking, up to twice its cap
-SPARES_MAX = 2  # results of dropped rounds that are kept as memory for the next ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +109,7 @@ class RunSpec:
     buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
+    probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -135,20 +118,14 @@ class RunSpec:
         self._check(
             0 < self.sync_every <= SYNC_EVERY_MAX, "sync_every", f"1 to {SYNC_EVERY_MAX} steps"
         )
-        self._check(
-            self.schedule.isprintable() and len(self.schedule) <= SCHEDULE_CHARACTERS_MAX,
-            "schedule",
-            f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
-        )
+        for name in ("schedule", "buffers"):
+            text = getattr(self, name)
+            fits = text.isprintable() and len(text) <= SCHEDULE_CHARACTERS_MAX
+            self._check(fits, name, f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters")
         self._check(
             0 <= self.check_every <= SYNC_EVERY_MAX,
             "check_every",
             f"up to {SYNC_EVERY_MAX} steps, or 0",
-        )
-        self._check(
-            self.buffers.isprintable() and len(self.buffers) <= SCHEDULE_CHARACTERS_MAX,
-            "buffers",
-            f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters",
         )
         self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
         self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
@@ -183,10 +160,13 @@ class RunSpec:
         self._check(0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
         self._check(0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
         self._check(
-            self.rule is None or (self.method in STEPPED and not self.is_asynchronous),
+            self.rule is None or self.is_averaged,
             "aggregate",
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
+        rounds = PROBATION_MAX if self.is_averaged else 0
+        wanted = f"0 to {rounds} rounds" if rounds else f"0 in a run of {self.method}"
+        self._check(0 <= self.probation <= rounds, "probation", wanted)
         self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
         if self.audit:
@@ -253,6 +233,16 @@ class RunSpec:
         except ConfigError as error:
             text = f"aggregate is none of {', '.join(AGGREGATES)}, and no rule: {error.what}"
             raise ConfigError(text, fix=error.fix) from error
+
+    @property
+    def least_peers(self) -> int:
+        """How many have to count in a round: what its robust rule needs."""
+        return self.rule.least if self.rule is not None else 1
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether a round is of all peers, and daemons make their new parameters of it."""
+        return self.method in STEPPED and not self.is_asynchronous
 
     @property
     def is_asynchronous(self) -> bool:
@@ -369,40 +359,3 @@ def check_collectives(spec: RunSpec) -> None:
             f"in a run of {spec.method} nobody waits for the others, and collectives would",
             fix="call collectives in a run of another method",
         )
-
-
-def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """Host memory that the daemon takes at most, without its constant of at most 64 MiB.
-
-    θ and momentum, current and previous (16 bytes per parameter), the submission (4), error
-    feedback (4 where there is any), the encoded updates of the rounds in flight with their spares
-    (1 to 4 each, of a fragment), and the log. Of results that are gathered it is not known how many
-    will take part; as float32 (4 bytes) is used where slots take more, that is what they count as.
-    """
-    results = (spec.rounds_in_flight + SPARES_MAX) * _result_bytes(spec, manifest)
-    own_bytes = (24 if spec.error_feedback else 20) * manifest.elements
-    return own_bytes + results + log_bytes(spec, manifest)
-
-
-def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """What the log of rounds takes at most: when it is full, and pinned by somebody who reads it.
-
-    Entry 1 carries the whole vector as float32, and LOG_ENTRIES_MIN stay whatever their size.
-    """
-    result = _result_bytes(spec, manifest)
-    least = 4 * manifest.elements + (LOG_ENTRIES_MIN - 1) * result
-    most = 4 * manifest.elements + PINNED_FACTOR * LOG_ENTRIES_MAX * result
-    return max(least, min(PINNED_FACTOR * log_cap_bytes(manifest), most))
-
-
-def log_cap_bytes(manifest: Manifest) -> int:
-    """The cap of the log of rounds for this model, where nobody pins it."""
-    state = 8 * manifest.elements
-    return min(LOG_BYTES_DEFAULT, max(LOG_BYTES_MIN, LOG_STATES * state))
-
-
-def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """At most, whoever takes part."""
-    codec = get_codec(spec.codec if spec.aggregate not in RULES else "float32")
-    ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
-    return max(codec.encoded_bytes(fragment_grid(manifest.grid, *r).total) for r in ranges)

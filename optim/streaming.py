@@ -79,6 +79,7 @@ class StreamingDiLoCo(Method):
         codec: str = "fp4_e3m0",
         aggregate: str = "mean",
         audit: bool = False,
+        probation: int = 0,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
     ) -> None:
@@ -103,6 +104,7 @@ class StreamingDiLoCo(Method):
             codec=codec,
             aggregate=aggregate,
             audit=audit,
+            probation=probation,
             round_deadline_s=round_deadline_s,
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),
@@ -168,9 +170,10 @@ class StreamingDiLoCo(Method):
             if outcome.kind == "reload":
                 self._take_run()
                 return
-            if outcome.kind == "missed":
+            if outcome.kind == "committed":
+                self._share = outcome.share  # 0 on probation: nothing of it is in a mean
+            if not outcome.share:
                 eager.missed(fragment)
-            self._share = outcome.share or self._share
         self.peer.pull(lambda flat: np.copyto(self._run_vector, flat))
         write, part = partial(self._vector.write_fragment, fragment), eager.part(fragment)
         self._write_whole(write, self._local_vector, part)  # codecs see all rows of a chunk
@@ -221,7 +224,8 @@ class StreamingDiLoCo(Method):
         if self._eager is not None:
             self._write_whole(self._vector.write, self._local_vector)
             self._eager.begin(self._local_vector)
-            self._share = 1.0 / self.peer.replicas()
+            # Until the first outcome it is a guess; on probation it is none.
+            self._share = 0.0 if self.spec.probation else 1.0 / self.peer.replicas()
         fragment = self.peer.next_fragment()
         self._turn = self._sent_at[fragment - 1] if fragment else 0
         self._stand_after(self._clock.steps)

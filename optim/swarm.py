@@ -154,8 +154,10 @@ class SwarmSession(SwarmGossip):
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
         self._local_steps += 1
-        submitted = Submitted(self.number, self._region, float(weight))
-        step = Step(self._swarm.state, submitted, len(self._swarm.sessions), fragment)
+        state = self._swarm.state
+        alike = state.spec.probation > 0  # as among peers; here all have founded the run
+        submitted = Submitted(self.number, self._region, 1.0 if alike else float(weight))
+        step = Step(state, submitted, len(self._swarm.sessions), fragment)
         self._submitted[fragment] = step
 
     def wait(self, fragment: int = 0) -> Outcome:

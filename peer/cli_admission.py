@@ -11,10 +11,12 @@ from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingEr
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.key import parse_id
 from atoll.peer.identity import Home, RunRecord
+from atoll.peer.net.gate import MEMBERS_PER_ADDRESS_MAX
 from atoll.peer.net.invite import SECRET_BYTES, Invite
 
-__all__ = ["Entry", "add_admission_options", "entry_of_join", "entry_of_up"]
+__all__ = ["Entry", "add_address_option", "add_admission_options", "entry_of_join", "entry_of_up"]
 
+COUNT_DIGITS_MAX = 4  # a run has 1024 members at most
 INVITE_BYTES_MAX = 4096  # of a file that holds one
 
 
@@ -27,6 +29,23 @@ class Entry(NamedTuple):
 
     def record(self, run: str, known: tuple[str, ...] = ()) -> RunRecord:
         return RunRecord(run, self.secret, known, self.authority, self.credential)
+
+
+def add_address_option(verb: Any) -> None:
+    verb.add_argument(
+        "--per-address",
+        type=_count,
+        metavar="N",
+        help="how many peers of the run may be linked from one IP address, 0 for any number; by"
+        f" default {MEMBERS_PER_ADDRESS_MAX} in a run with probation, private networks exempt",
+    )
+
+
+def _count(text: str) -> int:
+    """ValueError, of which argparse makes a usage error, for anything but 0, 1, 2, ..."""
+    if not text.isascii() or not text.isdigit() or len(text) > COUNT_DIGITS_MAX:
+        raise ValueError(text)
+    return int(text)
 
 
 def add_admission_options(up: Any) -> None:

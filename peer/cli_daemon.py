@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
 from atoll.peer.cli_admission import (
     Entry,
+    add_address_option,
     add_admission_options,
     entry_of_join,
     entry_of_up,
@@ -71,6 +72,7 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
         verb.add_argument("--listen", metavar="HOST:PORT", help=f"default 0.0.0.0:{DEFAULT_PORT}")
         verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
         add_stream_options(verb)
+        add_address_option(verb)
         add_checkpoint_options(verb)
     for verb in (up, join):
         verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
@@ -257,6 +259,7 @@ def _start(
         rules=_rules(parsed, how.get("resume")),
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
         every=parsed.every or EVERY_DEFAULT,
+        per_address=parsed.per_address,
         **stream_options(parsed),
         **how,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from atoll.collectives.errors import ConfigError, DivergedError, NoQuorumError
+from atoll.collectives.errors import ConfigError, DivergedError, NoQuorumError, TooFewPeersError
 from atoll.peer.group.events import HandOver
 from atoll.peer.group.views import is_quorum, short
 from atoll.peer.local import Handler
@@ -44,6 +44,8 @@ class Commands:
             code = DivergedError.code
         elif not self._hears_quorum():
             code = NoQuorumError.code
+        elif self._daemon.node.beats.held:
+            code = TooFewPeersError.code
         return {"text": str(snapshot(self._daemon)["waiting"]), "code": code}
 
     def _hears_quorum(self) -> bool:

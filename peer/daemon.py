@@ -22,12 +22,12 @@ from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
+from atoll.peer.group.probation import terms_of
 from atoll.peer.group.views import ARCHIVE, Member, View, short
 from atoll.peer.identity import Home
 from atoll.peer.journal import Journal
 from atoll.peer.keys import HomeSigner
 from atoll.peer.local import LocalDoor
-from atoll.peer.measuring.planner import Planner
 from atoll.peer.measuring.surveyor import Surveyor
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.hello import COPIED_HOME_FIX
@@ -42,6 +42,7 @@ from atoll.peer.startup import (
     checkpointer_of,
     first_contact,
     guard_of,
+    planner_of,
     prepare_process,
     say_who_is_missing,
     unless_ended,
@@ -109,15 +110,7 @@ class Daemon:
             begins=lambda: self.node.follower.begins.values(),
             log=lambda line: self.note("network", line),
         )
-        self.planner = Planner(
-            node=self.node,
-            links=self.surveyor,
-            streams=self.runner.streams,
-            state=lambda: self.runner.state,
-            send=self.host.send,
-            advise=self.feed,
-            log=lambda line: self.note("plan", line),
-        )
+        self.planner = planner_of(self)
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
         self.desk = TrainerDesk(options.run, short(home.peer_id), self.node, self.runner, self.feed)
         self.vectors = vector_desk_of(self)
@@ -230,6 +223,8 @@ class Daemon:
     def feed(self, event: ev.Event) -> None:
         if self._end.done():
             return
+        if isinstance(event, ev.Applied | ev.CaughtUp | ev.Restored):
+            self._configure()  # first: the machine is not to act on a state whose terms it lacks
         for effect in self.node.handle(event, self._loop.time()):
             carry = self._carriers.get(type(effect), self.runner.carry_out)
             carry(effect)
@@ -241,6 +236,15 @@ class Daemon:
         if deadline_s is not None:
             self._timer = self._loop.call_at(deadline_s, self._tick)
 
+    def _configure(self) -> None:
+        if self.runner.state is None:
+            return
+        spec = self.runner.state.spec
+        wire = str(spec.to_wire())
+        if wire != self.node.spec:
+            terms = terms_of(spec)
+            self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
+
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """The state is another one now."""
         state, view = self.runner.state, self.node.view or self.node.joining.taught
@@ -248,10 +252,6 @@ class Daemon:
             return
         if self._archive and view is not None:
             self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
-        spec = state.spec
-        wire = str(spec.to_wire())
-        if wire != self.node.spec:
-            self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight))
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
 

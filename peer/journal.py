@@ -35,6 +35,7 @@ ERROR_KINDS = frozenset(
         "miss",
         "no-quorum",
         "refused",
+        "rejected",
         "rollback",
     }
 )

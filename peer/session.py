@@ -30,6 +30,7 @@ from atoll.collectives.errors import (
     RoundError,
     RoundTimeoutError,
     SessionError,
+    TooFewPeersError,
 )
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, blob
@@ -194,7 +195,8 @@ class Session(Operations, Gossip):
 
     def _too_late(self, elapsed_s: float) -> RoundError:
         waiting = self._ask("waiting")
-        kind = NoQuorumError if waiting["code"] == NoQuorumError.code else RoundTimeoutError
+        kinds = {error.code: error for error in (NoQuorumError, TooFewPeersError)}
+        kind = kinds.get(waiting["code"], RoundTimeoutError)
         return kind(
             f"no commit for {elapsed_s:.0f} s: {waiting['text']}",
             fix="see `atoll status`; a larger round_deadline_s waits longer",

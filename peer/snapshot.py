@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.peer.audit.door import describe_bans
 from atoll.peer.authority.standing import describe
 from atoll.peer.group.phases import Phase
+from atoll.peer.group.probation import rounds_left
 from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, short
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "admission": daemon.guard.status(),
         "checkpoint": _checkpoint(daemon),
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
-        "members": [_member(daemon, member) for member in view.members] if view else [],
+        "members": [_member(daemon, view, member) for member in view.members] if view else [],
         "learners": _learners(daemon),
         "spec": state.spec.to_wire() if state else None,
         "parameters": state.manifest.elements if state else 0,
@@ -127,7 +128,7 @@ def _policy(view: View | None) -> str:
     return text
 
 
-def _member(daemon: Daemon, member: Member) -> dict[str, Any]:
+def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
     node = daemon.node
     me = member.peer == node.me.peer
     linked = me or member.peer in daemon.host.link_peers()
@@ -141,6 +142,9 @@ def _member(daemon: Daemon, member: Member) -> dict[str, Any]:
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
         "rtt_ms": round(1000 * daemon.host.srtt_s(member.peer), 1),
     }
+    left = rounds_left(view, node.follower.served)
+    if member.peer in left:
+        entry["probation"] = left[member.peer]
     if not me:
         entry |= daemon.surveyor.status(member.peer)
     lead = node.coordinator
@@ -171,6 +175,8 @@ def _waiting(daemon: Daemon) -> str:
     if node.succession is not None and (electing := node.succession.waiting_for()):
         names = ", ".join(short(peer) for peer in electing[0])
         return f"no coordinator for {electing[1]:.0f} s: the election waits for {names}"
+    if node.beats.held:
+        return f"{node.beats.held}{tail}"
     begin = own.begins.get(own.round + 1)
     if begin is not None:
         return (
@@ -229,6 +235,7 @@ def render(status: dict[str, Any]) -> str:
         marks += ["this peer"] if member["you"] else []
         marks += [f"round {member['round']}"] if "round" in member else []
         marks += ["trainer attached"] if member.get("attached") else []
+        marks += _probation(member)
         marks += _link(member)
         lines.append(f"  {member['peer']}  {member['address']:<24} {', '.join(marks)}")
     for learner in status["learners"]:
@@ -261,6 +268,16 @@ def render(status: dict[str, Any]) -> str:
     lines.append(f"now: {status['waiting']}")
     lines.append(f"last error: {status['last_error'] or 'none'}")
     return "\n".join(lines)
+
+
+def _probation(member: dict[str, Any]) -> list[str]:
+    """Whether its submissions count."""
+    rounds = member.get("probation")
+    if rounds is None:
+        return []
+    if rounds == 0:
+        return ["on probation until the next view"]
+    return [f"on probation for {rounds} more round{'s' if rounds > 1 else ''}"]
 
 
 def _link(member: dict[str, Any]) -> list[str]:

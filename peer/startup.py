@@ -19,6 +19,7 @@ from atoll.peer.gossip.desk import VectorDesk
 from atoll.peer.group.phases import Phase
 from atoll.peer.identity import Home
 from atoll.peer.keys import HomeSigner
+from atoll.peer.measuring.planner import Planner
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
 from atoll.peer.options import DaemonOptions
 from atoll.peer.snapshot import missing_founders
@@ -35,6 +36,7 @@ __all__ = [
     "first_contact",
     "guard_of",
     "invite_of",
+    "planner_of",
     "prepare_process",
     "say_who_is_missing",
     "unless_ended",
@@ -104,8 +106,15 @@ def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> BanGuard:
 
 def _authority_guard(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
     options = daemon.options
+
+    def per_address() -> int | None:
+        terms = daemon.node.follower.terms
+        on_probation = terms is not None and terms.probation > 0
+        asked = options.per_address
+        return asked if asked is not None or on_probation else 0
+
     if not options.authority:
-        return OpenGuard()
+        return OpenGuard(per_address)
     return Guard(
         daemon.home,
         Ledger(options.authority, options.run),
@@ -119,6 +128,19 @@ def _authority_guard(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenGuard:
         note=daemon.note,
         stop=daemon.stop,
         spawn=spawn,
+        per_address=per_address,
+    )
+
+
+def planner_of(daemon: Daemon) -> Planner:
+    return Planner(
+        node=daemon.node,
+        links=daemon.surveyor,
+        streams=daemon.runner.streams,
+        state=lambda: daemon.runner.state,
+        send=daemon.host.send,
+        advise=daemon.feed,
+        log=lambda line: daemon.note("plan", line),
     )
 
 

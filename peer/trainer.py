@@ -15,12 +15,12 @@ from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedEr
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, check_same, parse_blob
 from atoll.peer.group import events as ev
-from atoll.peer.group.follower import fragment_of
 from atoll.peer.group.membership import Node
 from atoll.peer.group.messages import WEIGHT_MAX
 from atoll.peer.group.views import REPLICA, short
 from atoll.peer.local import Handler, LocalDoor
 from atoll.peer.memory import Region, send_region
+from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.runner import RoundRunner
 from atoll.peer.trainer_async import AsyncSubmissions
 from atoll.peer.trainer_ops import call_of, halves_of, outcome_of, why_not_now

@@ -42,6 +42,7 @@ OPTIM_PURE = {
     for name in (
         "buffers",
         "contribution",
+        "footprint",
         "fragments",
         "gossip",
         "layers",

@@ -40,7 +40,7 @@ from atoll.peer.audit.statements import (
     Statement,
     body_of,
 )
-from atoll.peer.audit.terms import Terms, Work
+from atoll.peer.audit.terms import AuditTerms, Work
 
 __all__ = [
     "body_fits",
@@ -63,7 +63,7 @@ _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32
 
 
-def seed_of(terms: Terms, secrets: Mapping[bytes, bytes]) -> bytes:
+def seed_of(terms: AuditTerms, secrets: Mapping[bytes, bytes]) -> bytes:
     """The common draw. No participant can choose it: all secrets were committed to before any was
     revealed, and one honest secret is enough."""
     hashed = hashlib.sha256(b"atoll audit seed 1\0" + terms.digest)
@@ -72,7 +72,7 @@ def seed_of(terms: Terms, secrets: Mapping[bytes, bytes]) -> bytes:
     return hashed.digest()
 
 
-def body_fits(terms: Terms, index: int, statement: Statement) -> str:
+def body_fits(terms: AuditTerms, index: int, statement: Statement) -> str:
     """What is wrong with what this participant says in these terms; "" if nothing is.
     RemoteProtocolError if it cannot be read."""
     body, work, counts = body_of(statement), terms.work, terms.counted[index]

@@ -20,7 +20,7 @@ from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.judge import accusations, settle
 from atoll.peer.audit.machine import SILENCE_S, Audit
 from atoll.peer.audit.statements import PIECE_BYTES, AskParts, Check, Piece
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 
 __all__ = ["ELEMENTS_PER_S", "Auditor"]
@@ -37,7 +37,7 @@ class Auditor:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: AuditTerms,
         me: bytes,
         signer: Signer,
         own: Sequence[U8],

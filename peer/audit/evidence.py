@@ -39,7 +39,7 @@ from atoll.peer.audit.statements import (
     draw_of,
     heard_of,
 )
-from atoll.peer.audit.terms import AUDITED_PEERS_MAX, Terms
+from atoll.peer.audit.terms import AUDITED_PEERS_MAX, AuditTerms
 from atoll.peer.group.views import PeerId, short
 from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
@@ -83,7 +83,7 @@ class Evidence:
 
     kind: Annotated[str, Within(1, 32)]
     culprit: PeerId
-    terms: Terms
+    terms: AuditTerms
     said: Annotated[tuple[Said, ...], Within(1, STATEMENTS_MAX)]
     chunk: _Chunk = 0
     parts: Annotated[tuple[Shown, ...], Within(0, AUDITED_PEERS_MAX)] = ()

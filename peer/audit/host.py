@@ -17,7 +17,7 @@ from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Step, Tell
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import AUDIT_MESSAGES, AskParts, AskSaid, Piece, Said
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 
 __all__ = ["Attempt", "AuditHost"]
@@ -48,7 +48,7 @@ class Attempt:
         self.ended = False
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> AuditTerms:
         return self.auditor.terms
 
     def reduced(
@@ -196,7 +196,7 @@ class AuditHost:
     def now_s(self) -> float:
         return self._loop.time()
 
-    def auditor(self, terms: Terms, own: Sequence[U8]) -> Auditor:
+    def auditor(self, terms: AuditTerms, own: Sequence[U8]) -> Auditor:
         """Hashes the encoded own parts: in any thread."""
         secret = secrets.token_bytes(32)
         return Auditor(terms, self._me, self._signer, own, secret, self.now_s)

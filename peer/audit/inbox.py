@@ -22,13 +22,13 @@ from atoll.peer.audit.statements import (
     draw_of,
     heard_of,
 )
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 
 __all__ = ["Inbox"]
 
 
 class Inbox:
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: AuditTerms) -> None:
         self._terms, self._id = terms, terms.digest
         self._said: dict[Phase, dict[bytes, Said]] = {phase: {} for phase in IN_ORDER}
 

@@ -20,7 +20,7 @@ from atoll.peer.audit.arithmetic import (
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import Phase, Said
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 
 __all__ = ["Parts", "accusations", "settle"]
 
@@ -28,7 +28,7 @@ Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
 
 
 def accusations(
-    terms: Terms, inbox: Inbox, me: int, held: Parts, results: Sequence[U8]
+    terms: AuditTerms, inbox: Inbox, me: int, held: Parts, results: Sequence[U8]
 ) -> dict[int, int]:
     """Senders whose numbers do not fit the parts that this owner holds, each with the first such
     chunk."""
@@ -45,7 +45,7 @@ def accusations(
 
 
 def settle(
-    terms: Terms,
+    terms: AuditTerms,
     inbox: Inbox,
     opened: Mapping[tuple[int, int], Shown],
     results: Sequence[U8],
@@ -64,7 +64,7 @@ def settle(
 
 
 def _wrong_result(
-    terms: Terms, inbox: Inbox, chunk: int, shown: Mapping[int, Shown]
+    terms: AuditTerms, inbox: Inbox, chunk: int, shown: Mapping[int, Shown]
 ) -> Iterable[Evidence]:
     work = terms.work
     if not shown.keys() >= {*work.counted}:
@@ -84,7 +84,9 @@ def _wrong_result(
     )
 
 
-def _wrong_numbers(terms: Terms, inbox: Inbox, part: Shown, result: bytes) -> Iterable[Evidence]:
+def _wrong_numbers(
+    terms: AuditTerms, inbox: Inbox, part: Shown, result: bytes
+) -> Iterable[Evidence]:
     """Of one sender in one chunk; or else its owner's false accusation of it."""
     work, sender, chunk = terms.work, part.sender, part.chunk
     owner, check = work.plan.owners[chunk], inbox.checks[sender]

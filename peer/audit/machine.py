@@ -44,7 +44,7 @@ from atoll.peer.audit.statements import (
     draw_of,
     said,
 )
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 from atoll.peer.group.views import short
 
@@ -106,7 +106,7 @@ class Audit:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: AuditTerms,
         me: bytes,
         signer: Signer,
         *,

@@ -21,7 +21,7 @@ from atoll.peer.group.views import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
 
-__all__ = ["AUDITED_PEERS_MAX", "Terms", "Work"]
+__all__ = ["AUDITED_PEERS_MAX", "AuditTerms", "Work"]
 
 # Each says six things to each, and checks what everybody has said: of 64 that is 25,000 messages
 # and 24,000 signatures in a round, some seconds of one core in all.
@@ -35,7 +35,7 @@ _Count = Annotated[int, Within(1, 1 << 48)]
 
 @message
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AuditTerms:
     """``participants`` in ascending order of peer id; those that are ``counted`` have a part in the
     aggregate, all alike; ``shares`` says who owns how much of the chunks (plan.shared_plan)."""
 
@@ -81,7 +81,7 @@ class Terms:
 class Work:
     """What the terms mean: the plan of the reduction, and how its numbers are encoded."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: AuditTerms) -> None:
         self.terms = terms
         self.grid = ChunkGrid(terms.elements, terms.chunk_elements)
         self.codec = get_codec(terms.codec)
@@ -111,10 +111,10 @@ class Work:
 
 
 @lru_cache(16)
-def _digest(terms: Terms) -> bytes:
+def _digest(terms: AuditTerms) -> bytes:
     return hashlib.sha256(b"atoll audit terms 1\0" + encode(terms)).digest()
 
 
 @lru_cache(16)
-def _work(terms: Terms) -> Work:
+def _work(terms: AuditTerms) -> Work:
     return Work(terms)

@@ -35,6 +35,7 @@ from atoll.peer.authority.standing import standing
 from atoll.peer.group.messages import Hail, Join
 from atoll.peer.group.views import short
 from atoll.peer.identity import Home, write_atomic
+from atoll.peer.net.gate import check_members
 from atoll.peer.net.hello import Door, Hello, fix_of
 from atoll.peer.net.wire import decode, encode
 
@@ -44,7 +45,16 @@ SAVE_PAUSE_S = 5.0  # after a write that failed
 
 
 class OpenGuard(Door):
-    """Of a run without an authority: whoever knows its secret may come in."""
+    """Of a run without an authority: whoever knows its secret may come in.
+
+    ``per_address``: how many peers of one IP address, 0 for any number; None for what is usual.
+    """
+
+    def __init__(self, per_address: Callable[[], int | None] = lambda: 0) -> None:
+        self._per_address = per_address
+
+    def check_address(self, ip: str, others: Sequence[str]) -> None:
+        check_members(ip, others, self._per_address())
 
     def linked(self, peer: bytes) -> None:
         """There is a link to ``peer`` now."""
@@ -95,7 +105,9 @@ class Guard(OpenGuard):
         note: Callable[[str, str], None],
         stop: Callable[[AtollError], None],
         spawn: Callable[[Any], None],
+        per_address: Callable[[], int | None] = lambda: 0,
     ) -> None:
+        super().__init__(per_address)
         self.ledger, self.credential, self.role = ledger, credential, role
         self._me = home.peer_id
         self._send, self._links, self._drop = send, links, drop

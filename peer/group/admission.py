@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.follower import Follower
 from atoll.peer.group.messages import ARCHIVES_TOLD_MAX, Heartbeat, Learn
+from atoll.peer.group.probation import rounds_left, settled
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import (
@@ -270,7 +271,9 @@ class Admission:
         coordinator = heir or (None if leaves else self.me)
         if not members or coordinator is None:
             return None
-        if members == self.view.members and coordinator == self.me:
+        left = rounds_left(self.view, self._own.served)
+        done = left and not all(left.values())  # who has served counts from the next view on
+        if members == self.view.members and coordinator == self.me and not done:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain))
 
@@ -296,7 +299,7 @@ class Admission:
     def _next(
         self, members: tuple[Member, ...], coordinator: bytes, base: tuple[int, bytes]
     ) -> View:
-        return replace(
+        following = replace(
             self.view,
             number=self.view.number + 1,
             members=members,
@@ -305,7 +308,10 @@ class Admission:
             base_chain=base[1],
             fork=False,
             rollback=False,
+            newcomers=(),
+            absent=(),
         )
+        return settled(self.view, following, self._own.served, self._own.terms)
 
     def _is_newer(self, member: Member) -> bool:
         in_view = self.view.member(member.peer)

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from statistics import median
 
 from atoll.peer.group.events import Effect, Note
-from atoll.peer.group.follower import Follower, fragment_of
+from atoll.peer.group.follower import Follower
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import short
+from atoll.peer.rounds.entries import fragment_of
 
 __all__ = ["Barrier"]
 
@@ -51,8 +52,15 @@ class Barrier:
     def waited_s(self, now_s: float) -> float:
         return now_s - self._opened_s
 
-    def participants(self, number: int, present: set[bytes], now_s: float) -> tuple[bytes, ...]:
-        """Who takes part in round ``number``; nobody yet if it has to wait."""
+    def participants(
+        self,
+        number: int,
+        present: set[bytes],
+        now_s: float,
+        may_begin: Callable[[int, set[bytes], int], bool] = lambda number, arrived, fragment: True,
+    ) -> tuple[bytes, ...]:
+        """Who takes part in round ``number``; nobody yet if it has to wait. ``may_begin``: whether
+        it can be of those who have arrived, when no others are waited for (counting.py)."""
         if self._roster.unheard(present):
             return ()  # in a new view: who has arrived is in their first heartbeats
         arrived = self._arrived(number, present)
@@ -63,6 +71,8 @@ class Barrier:
             self._first_arrival_s = now_s
         late = self._roster.attached(present) - arrived - self._stragglers
         if late and now_s - self._first_arrival_s < self.straggle_s:
+            return ()
+        if not may_begin(number, arrived, fragment_of(number, self._own.fragments)):
             return ()
         if late:
             self._stragglers |= late

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.peer.group.events import Send
-from atoll.peer.group.messages import Heartbeat, Leave, ObjectIs, Offer
+from atoll.peer.group.messages import CoordinatorBeat, Heartbeat, Leave, ObjectIs, Offer
 from atoll.peer.group.operations import ObjectSender
 from atoll.peer.group.views import View
 
@@ -27,12 +27,18 @@ class Beats:
         self.next_s = 0.0
         self.progress_bytes = 0
         self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
-        self.halted = ""  # why the coordinator begins no round
+        self.halted = ""  # why the coordinator begins no round any more ...
+        self.held = ""  # ... or not yet
         self._objects = ObjectSender()
 
     def soon(self) -> None:
         """Somebody waits for what has just changed."""
         self.next_s = self._node.now_s
+
+    def heard(self, beat: CoordinatorBeat) -> None:
+        """What the coordinator says of the next commit, for people who ask."""
+        self.waiting = (beat.waiting, beat.waiting_s)
+        self.halted, self.held = beat.halted, beat.held
 
     def step(self) -> None:
         node = self._node
@@ -44,7 +50,7 @@ class Beats:
             node.joining.beat()
         elif lead is not None:
             beat = lead.beat(node.now_s)
-            self.waiting, self.halted = (beat.waiting, beat.waiting_s), beat.halted
+            self.heard(beat)
             for peer in node.view.peers:
                 if peer != node.me.peer:
                     node.emit(Send(peer, beat))
@@ -92,4 +98,5 @@ class Beats:
             in_flight=node.rounds_in_flight,
             operation=waiting[0][1].operation if waiting else None,
             given=self._objects.digest(own.given),
+            terms=own.terms,
         )

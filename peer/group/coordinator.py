@@ -14,16 +14,18 @@ Everything here is level-triggered: events update facts, ``step`` acts on the fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 
 from atoll.peer.group.admission import Admission
 from atoll.peer.group.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt, Effort
 from atoll.peer.group.barrier import Barrier
 from atoll.peer.group.comparison import Comparison
+from atoll.peer.group.counting import Counting
 from atoll.peer.group.election import Proposer
 from atoll.peer.group.events import Effect, Note, Send
-from atoll.peer.group.follower import Follower, fragment_of
+from atoll.peer.group.follower import Follower
 from atoll.peer.group.keeping import Closing
-from atoll.peer.group.layouts import Advised, layout_for
+from atoll.peer.group.layouts import Advised, layout_for, reserved
 from atoll.peer.group.messages import (
     HALTED_CHARS_MAX,
     AskFinals,
@@ -39,7 +41,7 @@ from atoll.peer.group.opening import choose, opening
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, Origin
+from atoll.peer.rounds.entries import INIT, OPERATIONS, Origin, fragment_of
 
 __all__ = ["OFFERS_MAX", "Coordinator"]
 
@@ -67,8 +69,9 @@ class Coordinator:
         self._emit = emit
         self._sign = sign
         self._own = follower
-        self._in_flight_max = rounds_in_flight
+        self.in_flight_max = rounds_in_flight
         self.roster = Roster(view, me, timing, now_s)
+        self.counting = Counting(view, follower, self.roster, emit)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
         self.offers: dict[bytes, bytes] = {}
         self.advice: Advised | None = None  # how rounds would go fastest
@@ -90,9 +93,6 @@ class Coordinator:
     def halted(self) -> str:
         return self._comparison.halted or self.disputed or self.rival
 
-    def configure(self, rounds_in_flight: int) -> None:
-        self._in_flight_max = rounds_in_flight
-
     def on_heartbeat(self, source: bytes, beat: Heartbeat, now_s: float) -> None:
         if self.admission.on_beat(source, beat, now_s):
             return
@@ -100,7 +100,9 @@ class Coordinator:
             return
         if not self._own.is_replica:  # a witness has no specification: the replicas tell it
             self._own.fragments = max(self._own.fragments, beat.fragments)
-            self._in_flight_max = max(self._in_flight_max, beat.in_flight)
+            self.in_flight_max = max(self.in_flight_max, beat.in_flight)
+        if beat.terms != self._own.terms:
+            self.counting.learn()
         if beat.round < self._own.round:
             self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
             return
@@ -143,7 +145,8 @@ class Coordinator:
     def beat(self, now_s: float) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), own.round, own.chain, self.last_commit)
-        return CoordinatorBeat(*position, *self.waiting_for(now_s), halted=halted)
+        waiting, held = self.waiting_for(now_s), self.counting.held
+        return CoordinatorBeat(*position, *waiting, halted=halted, held=held)
 
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))
@@ -201,10 +204,11 @@ class Coordinator:
         closing = self.closings.get(number)
         if closing is not None:
             if closing.is_done(now_s, alive):
-                del self.closings[number]
                 self._begin_again(closing, alive, now_s)
             return False
-        attempt = self.attempts[number]
+        attempt = self.attempts.get(number)
+        if attempt is None:
+            return False  # given up with one before it
         effort = self._effort(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
         if is_quorum(self.view, alive - given_up - effort.distrusted):
@@ -224,6 +228,15 @@ class Coordinator:
             self._end_attempt(attempt, participants, usable, now_s)
         return False
 
+    def _give_up(self, number: int, now_s: float) -> None:
+        """Back to the barrier, with the rounds after it: they would have to wait for it, and a view
+        that may be needed for it would wait for them."""
+        for later in sorted(n for n in {*self.attempts, *self.closings} if n >= number):
+            closing = self.closings.pop(later, None)
+            attempt = closing.attempt if closing is not None else self.attempts.pop(later)
+            self._tell_over(attempt.begin)
+        self.barrier.open(now_s)
+
     def _tell_over(self, begin: Begin) -> None:
         """To everyone, ourselves too: the next submission is not late for this attempt any more."""
         for peer in self.view.peers:
@@ -240,19 +253,19 @@ class Coordinator:
             self._settle_dispute(attempt, participants)
         if self.halted:
             return
-        del self.attempts[begin.round]
-        if not participants or self._effort(begin.round).tries >= ATTEMPTS_MAX:
-            tries = self._effort(begin.round).tries
+        tries = self._effort(begin.round).tries
+        if not participants or tries >= ATTEMPTS_MAX:
             text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
             self._emit(Note("give-up", text))
-            self._tell_over(begin)
             if begin.kind == INIT:
                 self.offers.pop(begin.participants[0], None)  # the next one's turn
             self._efforts.pop(begin.round)
-            self.barrier.open(now_s)
+            self._give_up(begin.round, now_s)
             return
+        del self.attempts[begin.round]
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
-        asked = alive & set(begin.participants) if not attempt.dispute else set[bytes]()
+        owners = self.counting.owners(begin.participants, begin.kind)  # others' word is not taken
+        asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
         self.closings[begin.round] = Closing(
             attempt, participants, asked, self.timing, self._emit, now_s
         )
@@ -263,11 +276,12 @@ class Coordinator:
         effort.stalls += closing.is_stall
         again = closing.is_stall and effort.stalls > 1
         participants = closing.participants(alive, excluding=again)
-        if participants:
+        weights = self.counting.weights(participants, begin.kind, begin.fragment, begin)
+        if participants and self.counting.is_enough(begin.round, begin.kind, weights):
+            del self.closings[begin.round]
             self._begin(begin.round, begin.kind, participants, closing, alive, now_s)
-        else:  # all of them have died meanwhile
-            self._tell_over(begin)
-            self.barrier.open(now_s)
+        else:  # the others have died meanwhile
+            self._give_up(begin.round, now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
         """Different results of one attempt: the next one has to differ from it, or to end soon."""
@@ -303,40 +317,24 @@ class Coordinator:
         self._effort(number).tries += 1
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
-        weights = tuple(self.roster.weight(p, fragment) if kind == STEP else 1.0 for p in chosen)
+        tried = last.attempt.begin if last is not None else None
+        weights = self.counting.weights(chosen, kind, fragment, tried)
         past: tuple[Origin, ...] = ()
         kept = b""
-        if last is not None:
-            before = last.attempt.begin
-            known = dict(zip(before.participants, before.weights, strict=True))
-            weights = tuple(known[peer] for peer in chosen)
-            if kind not in OPERATIONS:
-                past, kept = last.kept(alive)
-        if not any(weights):
-            weights = (1.0,) * len(chosen)  # nobody counted anything: all alike
-        tried = last.attempt.begin if last is not None else None
+        if last is not None and kind not in OPERATIONS:
+            past, kept = last.kept(alive)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
         layout = layout_for(self.advice, chosen, kind, again=last is not None)
-        tag = (*self._tag(), number, self._attempts)
-        begin = Begin(
-            *tag,
-            kind,
-            chosen,
-            weights,
-            blob,
-            fragment,
-            past,
-            kept,
-            layout,
-            call.operation,
-            call.without,
-        )
+        layout = reserved(layout, self.counting.owners(chosen, kind))
+        tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
+        begin = Begin(*tag, fragment, past, kept, layout, call.operation, call.without)
         self.attempts[number] = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
 
     # ------------------------------------------------------------ a boundary
 
     def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
+        self.counting.held = ""
         if self.admission.lacks_base(alive):
             if self.without_base_since_s is None:
                 self.without_base_since_s = now_s
@@ -353,7 +351,7 @@ class Coordinator:
         if self.me in self.admission.leaving:
             return  # nobody can take over yet
         in_flight = len(self.attempts) + len(self.closings)
-        if self.halted or in_flight >= self._in_flight_max or self.admission.hold(alive, now_s):
+        if self.halted or in_flight >= self.in_flight_max or self.admission.hold(alive, now_s):
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
@@ -361,7 +359,8 @@ class Coordinator:
                 self._begin(1, INIT, (offering[0],), None, alive, now_s)
             return
         number = self._next_round
-        participants = self.barrier.participants(number, alive - self.admission.leaving, now_s)
+        present, may_begin = alive - self.admission.leaving, self.counting.may_begin
+        participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
             kind, chosen = choose(participants, self.roster)
             self.barrier.left_out |= {*participants} - {*chosen}

@@ -115,7 +115,8 @@ class BaseWait:
 class Proposer:
     """Drives one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0.
 
-    ``renewed`` gives a cradle's members the incarnations that they have by now.
+    ``renewed`` gives a cradle's members the incarnations that they have by now; ``settled`` says
+    who of the next view is on probation.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class Proposer:
         proposal: View | None = None,
         wait: BaseWait | None = None,
         renewed: Callable[[View], View] = lambda cradle: cradle,
+        settled: Callable[[View], View] = lambda following: following,
     ) -> None:
         self.view = view
         self.me = me
@@ -137,7 +139,7 @@ class Proposer:
         self.emit = emit
         self.proposal = proposal
         self._wait = wait or BaseWait()
-        self._renewed = renewed
+        self._renewed, self._settled = renewed, settled
         self.promises: dict[bytes, Promise] = {}
         self._quorum_at_s: float | None = None
         self._sent_s = float("-inf")
@@ -221,7 +223,10 @@ class Proposer:
             base_chain=base_chain,
             fork=False,
             rollback=lost,
+            newcomers=(),
+            absent=(),
         )
+        proposal = self._settled(proposal)
         if self.view.number == 0:
             return founded(proposal)
         return forked(proposal, self.ballot) if fork else proposal

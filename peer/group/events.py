@@ -29,6 +29,7 @@ from atoll.peer.group.effects import (
 )
 from atoll.peer.group.layouts import Advised
 from atoll.peer.group.messages import Cradle, Operation
+from atoll.peer.group.probation import NO_TERMS, Terms
 from atoll.peer.group.views import DEFAULT_RULES, Rules
 
 __all__ = [
@@ -107,6 +108,7 @@ class Configured:
     spec: str  # shown to whoever joins with another one
     fragments: int
     rounds_in_flight: int
+    terms: Terms = NO_TERMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from atoll.peer.group.events import (
     Abort,
     Apply,
-    Configured,
     Effect,
     Fetch,
     ListFinal,
@@ -33,10 +32,11 @@ from atoll.peer.group.events import (
 )
 from atoll.peer.group.leftout import LeftOut
 from atoll.peer.group.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
+from atoll.peer.group.probation import Served, Terms
 from atoll.peer.group.views import WITNESS, Member, View, chain_after, genesis_chain
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
 
-__all__ = ["Follower", "fragment_of"]
+__all__ = ["Follower"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,6 @@ class Held:
 
     run: Run
     begin: Begin | None
-
-
-def fragment_of(round_number: int, fragments: int) -> int:
-    """Which fragment a round reduces: in turn, from round 2 on; round 1 (INIT) is the whole."""
-    return (round_number - 2) % fragments if round_number > 1 else 0
 
 
 class Follower:
@@ -66,6 +61,8 @@ class Follower:
         self.digest_round = -1
         self.epoch = 1
         self.fragments = 1
+        self.terms: Terms | None = None  # of who counts; None until the specification is known
+        self.served = Served()
         self.unsynced = False
         self.doubtful = False  # our bytes differ from the others' although the chain agrees
         self.astray = False  # our state is not on the history of the view
@@ -78,9 +75,6 @@ class Follower:
         self.closed: set[int] = set()  # rounds whose attempt at hand is over
         self._spoilt: set[int] = set()  # ... to which our contribution cannot be used
         self._last_of: dict[int, int] = {}  # fragment -> its last committed round
-
-    def configure(self, event: Configured) -> None:
-        self.fragments = event.fragments
 
     # ------------------------------------------------------------ the trainer
 
@@ -302,6 +296,7 @@ class Follower:
         self.round, self.chain = run.round, chain
         self._last_of[run.fragment] = run.round
         self.offer = b""
+        self.served.count(begin)
         if begin is None or not self.is_replica:
             return
         self._emit(Apply(begin, chain, run.root))
@@ -356,6 +351,7 @@ class Follower:
         path = self._path_to(*base) if not self.unsynced else None
         for held in path or ():
             self._apply(held)
+        self.served = Served(view)
         self.drop_attempts()
         if not self.chain and self.round == 0:
             self.chain = genesis_chain(view.lineage)

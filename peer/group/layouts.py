@@ -14,7 +14,7 @@ vector of any size, beside those of a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from atoll.peer.group.views import MEMBERS_MAX
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
 
-__all__ = ["WHY_CHARS_MAX", "Advised", "Layout", "layout_for"]
+__all__ = ["WHY_CHARS_MAX", "Advised", "Layout", "layout_for", "reserved"]
 
 BUTTERFLY, RING, TREE, SITES = "butterfly", "ring", "tree", "hierarchical"
 PAIRWISE = "pairwise"  # of two: nobody owns anything, each adds up for itself
@@ -65,6 +65,11 @@ class Layout:
     @property
     def is_pairwise(self) -> bool:
         return self.kind == PAIRWISE
+
+    def lets_own(self, peers: Collection[bytes], participants: Sequence[bytes]) -> bool:
+        """Whether some of ``peers`` own a part of the result, or add up parts of others."""
+        owners = [p for p, share in zip(participants, self.shares, strict=True) if share]
+        return self.kind != BUTTERFLY or any(peer in peers for peer in owners)
 
     def routes(self) -> Routes | None:
         """None where they are a plan's usual ones, or there are none."""
@@ -115,3 +120,16 @@ def layout_for(
     shares = tuple(known[peer] for peer in participants)
     why = "butterfly: shares as planned; the shape is for steps of all, and while nobody is lost"
     return Layout(BUTTERFLY, shares, why=why) if any(shares) else None
+
+
+def reserved(layout: Layout | None, owners: Sequence[bool]) -> Layout | None:
+    """``layout``, or a butterfly in which only these participants own a part of the result."""
+    if all(owners):
+        return layout
+    planned = layout.shares if layout is not None else (1,) * len(owners)
+    shares = tuple(share if owns else 0 for share, owns in zip(planned, owners, strict=True))
+    if not any(shares):
+        shares = tuple(map(int, owners))
+    return Layout(
+        BUTTERFLY, shares, why="butterfly: who is on probation owns no part of the result"
+    )

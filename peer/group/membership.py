@@ -168,6 +168,7 @@ class Node:
             chain,
             ancestors=event.ancestors,
             rules=event.rules,
+            since=own.round,
         )
         self.changes.enter(view)
 

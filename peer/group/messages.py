@@ -13,6 +13,7 @@ from atoll.optim.spec import SPEC_BYTES_MAX
 from atoll.peer.group.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.group.layouts import Layout
 from atoll.peer.group.operations import OBJECT_BYTES_MAX, Operation, object_sizes
+from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import (
     ANCESTORS_MAX,
     DEFAULT_RULES,
@@ -136,6 +137,7 @@ class Heartbeat(InView):
     in_flight: Annotated[int, Within(1, ROUNDS_IN_FLIGHT_MAX)] = 1  # ... for a witness that leads
     operation: Operation | None = None  # what waits is this and no step ...
     given: Digest = b""  # ... with this object (operations.object_digest)
+    terms: Terms | None = None  # of the specification again: of who counts
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -154,7 +156,8 @@ class CoordinatorBeat(InView):
     commit: Commit | None = None  # of this view; none before its first
     waiting: Peers = ()  # whom the next commit waits for ...
     waiting_s: float = 0.0  # ... and since when, for people who ask
-    halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none
+    halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none ...
+    held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
 
 
 @message

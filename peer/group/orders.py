@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.peer.group import messages as ms
-from atoll.peer.group.events import Send
+from atoll.peer.group.counting import wrong_weights
+from atoll.peer.group.events import Note, Send
 
 if TYPE_CHECKING:
     from atoll.peer.group.membership import Node
@@ -20,6 +21,7 @@ __all__ = ["Orders"]
 class Orders:
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._refused: tuple[bytes, int, int] | None = None
         own = node.follower
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {
             ms.AskFinals: lambda _, ask: own.on_ask_finals(ask),
@@ -33,13 +35,25 @@ class Orders:
         }
 
     def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
+        own, view = self._node.follower, self._node.view
+        wrong = wrong_weights(begin, view, own.terms) if view is not None else ""
+        if wrong:
+            self._refuse(source, begin, wrong)
+            return
         ready = None if self._node.frozen() else self._node.follower.on_begin(begin)
         if ready is not None:
             self._node.emit(Send(source, ready))
 
+    def _refuse(self, source: bytes, begin: ms.Begin, wrong: str) -> None:
+        """Said once of each attempt: BEGIN is repeated."""
+        attempt = (begin.lineage, begin.view, begin.attempt)
+        if attempt != self._refused:
+            self._refused = attempt
+            text = f"round {begin.round} attempt {begin.attempt} is rejected: {wrong}"
+            self._node.emit(Note("rejected", text, source))
+
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
-        self._node.beats.waiting = (beat.waiting, beat.waiting_s)
-        self._node.beats.halted = beat.halted
+        self._node.beats.heard(beat)
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost
         self._aim(beat.round, beat.chain)

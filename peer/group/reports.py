@@ -115,6 +115,6 @@ class Reports:
     def _on_configured(self, event: ev.Configured) -> None:
         node = self._node
         node.spec, node.rounds_in_flight = event.spec, event.rounds_in_flight
-        node.follower.configure(event)
+        node.follower.fragments, node.follower.terms = event.fragments, event.terms
         if node.coordinator is not None:
-            node.coordinator.configure(event.rounds_in_flight)
+            node.coordinator.in_flight_max = event.rounds_in_flight

@@ -24,6 +24,7 @@ from atoll.peer.group.election import Acceptor, BaseWait, Proposer
 from atoll.peer.group.events import Note
 from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report
 from atoll.peer.group.phases import Trigger
+from atoll.peer.group.probation import settled, wrong_settling
 from atoll.peer.group.views import Ballot, View, is_quorum, short, successors
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Succession:
         self._next_probe_s = 0.0
         self._yielded_to = b""
         self._patient_until_s = 0.0
+        self._refused: Ballot | None = None
 
     @property
     def busy(self) -> bool:
@@ -134,7 +136,20 @@ class Succession:
         first, own = accept.proposal, self._node.follower
         if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
             return  # we have caught up since; a fork binds nobody, so another ballot finds better
+        wrong = wrong_settling(self.view, first, own.served, own.terms)
+        if wrong:
+            self._refuse(accept, wrong)
+            return
         self.acceptor.on_accept(accept)
+
+    def _refuse(self, accept: Accept, wrong: str) -> None:
+        """Said once of each ballot: ACCEPT is repeated."""
+        if accept.ballot != self._refused:
+            self._refused = accept.ballot
+            text = (
+                f"no vote for view {accept.proposal.number} of {short(accept.ballot.peer)}: {wrong}"
+            )
+            self._node.emit(Note("rejected", text, accept.ballot.peer))
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
         """The next view, once it is decided, and why."""
@@ -223,9 +238,14 @@ class Succession:
             node.now_s,
             wait=self._base_wait,
             renewed=node.genesis.renewed,
+            settled=self._settled,
         )
         self.candidate.step(node.now_s, self._gone(), self.may_fork())
         self.probe_missing(set(self.candidate.promises))
+
+    def _settled(self, following: View) -> View:
+        own = self._node.follower
+        return settled(self.view, following, own.served, own.terms)
 
     def _gone(self) -> set[bytes]:
         """Whose promise is not waited for: those whose processes have ended, and the coordinator

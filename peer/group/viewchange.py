@@ -94,7 +94,7 @@ class ViewChange:
         node.signatures.new_view()
         node.succession = Succession(node, decided)
         node.beats.soon()
-        node.beats.halted = ""
+        node.beats.halted = node.beats.held = ""
         leads = decided.coordinator == node.me.peer
         node.go(Trigger.LED if leads else Trigger.FOLLOWED)
         node.emit(Note("view", decided.describe(), fields={"view": decided.number}))
@@ -174,7 +174,7 @@ class ViewChange:
             return False
         node.emit(Note(kind, text))
         node.genesis.stop()  # there is a run: never found it again
-        node.beats.halted = ""
+        node.beats.halted = node.beats.held = ""
         node.go(Trigger.EXCLUDED)
         node.follower.on_excluded()
         node.syncing.excluded()

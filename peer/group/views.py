@@ -15,6 +15,7 @@ from typing import Annotated
 from atoll.peer.net.wire import Within, message
 
 __all__ = [
+    "ABSENT_MAX",
     "ADDRESS_BYTES_MAX",
     "ANCESTORS_MAX",
     "ARCHIVE",
@@ -25,6 +26,7 @@ __all__ = [
     "POLICIES",
     "REPLICA",
     "WITNESS",
+    "Absent",
     "Attempts",
     "Ballot",
     "Ballots",
@@ -32,6 +34,7 @@ __all__ = [
     "Incarnation",
     "Lineage",
     "Member",
+    "Newcomer",
     "PeerId",
     "Rounds",
     "Rules",
@@ -56,6 +59,7 @@ ON_LOST = ("halt", "rollback")
 ON_FORK = ("auto", "halt")
 MEMBERS_MAX = 1024  # one coordinator must hear everyone's heartbeat four times a second
 ADDRESS_BYTES_MAX = 300  # a DNS name has 253; so a full view takes 0.4 of its 1 MiB frame
+ABSENT_MAX = 256  # machines of a run that are being restarted; of more, the latest are remembered
 ANCESTORS_MAX = 64  # forks are rare; peers of older lineages join anew
 
 # What may arrive. Views and attempts go into data headers as u32, the others are hashed or packed
@@ -123,6 +127,25 @@ DEFAULT_RULES = Rules()
 
 @message
 @dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A member whose submissions do not count until it has been a participant of so many more
+    committed rounds (probation.py)."""
+
+    peer: PeerId
+    rounds: Rounds
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A peer that counted when it went; ``since``: the base round of the first view without it."""
+
+    peer: PeerId
+    since: Rounds
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class View:
     """``base_round`` and ``base_chain`` are the last round that every later one builds on.
 
@@ -140,6 +163,9 @@ class View:
     ancestors: tuple[Lineage, ...] = ()  # lineages that this one continues, the latest last
     rollback: bool = False
     rules: Rules = DEFAULT_RULES
+    newcomers: Annotated[tuple[Newcomer, ...], Within(0, MEMBERS_MAX)] = ()
+    absent: Annotated[tuple[Absent, ...], Within(0, ABSENT_MAX)] = ()  # the latest last
+    since: Rounds = 0  # the position from which the run was founded or resumed
 
     def __post_init__(self) -> None:
         ids = self.peers
@@ -151,6 +177,11 @@ class View:
             raise ValueError("a view's coordinator is a member and its lineage has 32 bytes")
         if len(self.ancestors) > ANCESTORS_MAX:
             raise ValueError(f"a view names at most {ANCESTORS_MAX} ancestors")
+        new, gone = {x.peer for x in self.newcomers}, {x.peer for x in self.absent}
+        if len(new) < len(self.newcomers) or len(gone) < len(self.absent):
+            raise ValueError("a view names each newcomer and each absent peer once")
+        if not new <= {*ids} or gone & {*ids}:
+            raise ValueError("newcomers are members, and the absent are not")
 
     @property
     def peers(self) -> tuple[bytes, ...]:
@@ -231,7 +262,8 @@ def founded(view: View) -> View:
     may come to be decided; they are two lineages then, which are met as such."""
     mark = b"".join(m.peer + m.inc.to_bytes(8, "big") for m in view.members)
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
-    return replace(view, lineage=new_lineage(view.lineage, mark), ancestors=ancestors)
+    begun = replace(view, since=view.base_round)
+    return replace(begun, lineage=new_lineage(view.lineage, mark), ancestors=ancestors)
 
 
 def chain_after(chain: bytes, round_number: int, fragment: int, root: bytes) -> bytes:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from atoll.collectives.errors import AddressFullError
+from atoll.peer.net.streamkeys import is_trusted_network
 
 __all__ = [
     "FAILURES_FREE",
+    "MEMBERS_PER_ADDRESS_MAX",
     "PAUSED_MAX",
     "PENDING_MAX",
     "PENDING_PER_ADDRESS_MAX",
     "STARTS_PER_ADDRESS_MAX",
     "Gate",
+    "check_members",
     "counted_as",
     "plain_ip",
 ]
@@ -36,6 +42,12 @@ PAUSE_S_MAX = 60.0
 PAUSED_MAX = 1024
 # What one customer of a provider gets of IPv6, at least: 2^64 addresses are one stranger.
 IPV6_PREFIX_BITS = 64
+
+
+# Peers of one address that are in a run with probation at a time: one household's machines.
+# Identities cost nothing, addresses a little: who wants many votes, or many who will count, needs
+# many of them.
+MEMBERS_PER_ADDRESS_MAX = 4
 
 
 class _Failures(NamedTuple):
@@ -101,6 +113,19 @@ class Gate:
             return f"more than {STARTS_PER_ADDRESS_MAX} connections of this address in a second"
         self._starts[address] += 1
         return None
+
+
+def check_members(ip: str, others: Sequence[str], most: int | None) -> None:
+    """AddressFullError if as many peers as may come from one address have a link: ``most``, or
+    MEMBERS_PER_ADDRESS_MAX if that is None, of which private networks are exempt. 0: any number."""
+    if most is None:
+        most = 0 if is_trusted_network(ip) else MEMBERS_PER_ADDRESS_MAX
+    mine = counted_as(ip)
+    count = sum(counted_as(other) == mine for other in others)
+    if most and count >= most:
+        raise AddressFullError(
+            f"{count} of the {most} peers that may come from the address {mine} have a link"
+        )
 
 
 def plain_ip(ip: str) -> str:

@@ -7,9 +7,11 @@ that the person at the dialling machine reads that reason and not "connection re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from atoll.collectives.errors import (
+    AddressFullError,
     AdmissionError,
     AtollError,
     BannedError,
@@ -113,6 +115,9 @@ class Door:
     def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
         """AdmissionError if the peer may not have a control link. ``called``: we dialled it."""
 
+    def check_address(self, ip: str, others: Sequence[str]) -> None:
+        """AddressFullError if no more peers may come from this IP address, beside ``others``."""
+
 
 def check(mine: Hello, theirs: Hello) -> None:
     """AdmissionError or VersionError, naming both sides' values, if the two cannot talk."""
@@ -150,6 +155,7 @@ def fix_of(error: AtollError) -> str:
 _ASK = "ask whoever runs the authority for an invite of your own"
 _FIXES: dict[type[AtollError], str] = {
     AdmissionError: "use the invite of the run that you mean",
+    AddressFullError: "ask the members to allow more with `atoll up --per-address N`",
     VersionError: "install the same atoll version on both machines",
     IdentityInUseError: COPIED_HOME_FIX,
     PassMissingError: f"{_ASK}, and give it with --pass",

@@ -46,8 +46,7 @@ from atoll.peer.rounds.datastream import DataStream
 
 __all__ = ["LinkHost"]
 
-# Peers that a run may have (reliability_and_security.md 3.2).
-LINKS_MAX = 4096
+LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
 
 
 class LinkHost:
@@ -281,6 +280,8 @@ class LinkHost:
         try:
             check(mine, theirs)
             if theirs.kind == CONTROL and peer_id != self.peer_id:
+                others = [x.remote_ip for peer, x in self._links.items() if peer != peer_id]
+                self._door.check_address(channel.remote_ip, others)
                 self._door.admit(peer_id, theirs, called=False)
         except ConnectError as error:
             return refusal_of(error)

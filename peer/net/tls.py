@@ -89,7 +89,7 @@ class TlsChannel:
             sock.setblocking(False)
             # Here, where whoever made the socket expects errors: a connection that is reset later
             # does not know its other end any more.
-            self._remote_ip = plain_ip(str(sock.getpeername()[0]))
+            self.remote_ip = plain_ip(str(sock.getpeername()[0]))
             tune(sock)
             self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         except BaseException:
@@ -166,7 +166,7 @@ class TlsChannel:
             raise LocalProtocolError("only an open connection that has proved itself can be taken")
         sock, self._sock = self._sock, None
         rtt_s = _kernel_rtt_s(sock) or self._rtt_s
-        return TlsSocket(sock, self.tls, self._incoming, self._outgoing, self._remote_ip, rtt_s)
+        return TlsSocket(sock, self.tls, self._incoming, self._outgoing, self.remote_ip, rtt_s)
 
     async def _read_exactly(self, count: int) -> bytes:
         data = bytearray()

@@ -17,7 +17,7 @@ from atoll.collectives import ReducePlan
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import AtollError, LocalProtocolError
 from atoll.peer.audit.host import AuditHost
-from atoll.peer.audit.terms import Terms, Work
+from atoll.peer.audit.terms import AuditTerms, Work
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.jobs import Job
 
@@ -44,7 +44,7 @@ class AuditedAttempts:
         self._is_wanted, self._failed, self._reduced = is_wanted, failed, reduced
         self._start, self._threadsafe, self._spawn = start, threadsafe, spawn
 
-    async def begin(self, job: Job, terms: Terms, source: Callable[[int, F32], None]) -> None:
+    async def begin(self, job: Job, terms: AuditTerms, source: Callable[[int, F32], None]) -> None:
         """Commit to all parts; once all others have, send them."""
         begin, work = job.begin, terms.work
         counts = terms.counted[terms.participants.index(self._me)]

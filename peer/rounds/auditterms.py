@@ -5,14 +5,14 @@ from __future__ import annotations
 from atoll.collectives import ChunkGrid
 from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import RunSpec
-from atoll.peer.audit.terms import AUDITED_PEERS_MAX, Terms
+from atoll.peer.audit.terms import AUDITED_PEERS_MAX, AuditTerms
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.entries import STEP
 
 __all__ = ["terms_of"]
 
 
-def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> Terms | None:
+def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
     """The terms of an attempt; None if it is not audited. ConfigError where it cannot be."""
     if not spec.audit or begin.kind != STEP:
         return None
@@ -25,7 +25,7 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> Terms | None:
     if layout is not None and (layout.is_pairwise or layout.routes() is not None):
         raise ConfigError(f"an audited round is a butterfly, and no {layout.kind}")
     try:
-        return Terms(
+        return AuditTerms(
             lineage=begin.lineage,
             view=begin.view,
             round=begin.round,

@@ -42,6 +42,7 @@ __all__ = [
     "Origin",
     "entry_chain",
     "entry_root",
+    "fragment_of",
 ]
 
 INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
@@ -57,6 +58,11 @@ CHUNKS_MAX = 1 << 20  # of a fragment: a terabyte of parameters
 
 Blob = Annotated[bytes, Within(0, BLOB_BYTES_MAX)]
 Fragment = Annotated[int, Within(0, FRAGMENTS_MAX - 1)]
+
+
+def fragment_of(round_number: int, fragments: int) -> int:
+    """Which fragment a round reduces: in turn, from round 2 on; round 1 (INIT) is the whole."""
+    return (round_number - 2) % fragments if round_number > 1 else 0
 
 
 @message

@@ -28,7 +28,7 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
 from atoll.optim.spec import parse_blob, rule_key
 from atoll.peer.audit.host import Attempt
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.kept import Kept, parse_kept
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.auditterms import terms_of
@@ -61,7 +61,7 @@ class Job:
     sent: SentPayload = field(default_factory=SentPayload)
     again_bytes: int = 0  # payload that the round has cost twice here so far: see resent.py
     rule: RobustRule | None = None  # that bears somebody
-    terms: Terms | None = None  # of an audited attempt ...
+    terms: AuditTerms | None = None  # of an audited attempt ...
     audit: Attempt | None = None  # ... and how it stands
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.optim.spec import (
+from atoll.optim.footprint import (
     LOG_BYTES_DEFAULT,
     LOG_ENTRIES_MAX,
     LOG_ENTRIES_MIN,

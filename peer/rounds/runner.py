@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import CodecError, DivergedError
-from atoll.optim.spec import log_cap_bytes
+from atoll.optim.footprint import log_cap_bytes
 from atoll.peer.audit.host import AuditHost
 from atoll.peer.checkpoints.checkpoint import Loaded
 from atoll.peer.group import events as ev

@@ -31,8 +31,9 @@ from harness import results
 from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.collectives import get_codec
+from atoll.optim.footprint import LOG_ENTRIES_MIN, host_bytes, log_cap_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import LOG_ENTRIES_MIN, RunSpec, host_bytes, log_cap_bytes
+from atoll.optim.spec import RunSpec
 
 MIB = 1 << 20
 BAR_BYTES = 64 * MIB

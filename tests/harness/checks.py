@@ -6,12 +6,13 @@ is in which chunk, the true state after every chain, what every peer has promise
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
-from atoll.peer.group.messages import GATHER, INIT, Begin
+from atoll.peer.group.messages import GATHER, INIT, STEP, Begin
 from atoll.peer.group.operations import unpack_objects
 from atoll.peer.group.views import View
 from harness.bounds import held_items
@@ -39,6 +40,11 @@ class Checker:
         self.decisions = Decisions(self.views)
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
+        self.probation, self.least = 0, 1  # of the run's specification
+        self._begun = {0, 1}  # rounds after which runs were founded or resumed
+        self._founders: set[bytes] = set()
+        self._work: dict[bytes, Counter[bytes]] = {}  # chain -> steps that each took part in
+        self._all_work: Counter[bytes] = Counter()  # ... with those that were taken back
         self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
         self._reduced: dict[Begin, tuple[Contribution, ...]] = {}
         self._said: dict[Host, dict[int, ms.Ready]] = {}
@@ -57,6 +63,9 @@ class Checker:
             return
         self.decisions.decided(host, view)
         self.views[view.lineage, view.number] = view
+        self._begun |= {view.base_round} if view.number == 1 else set()
+        if view.base_round in self._begun:  # nothing was trained yet, or since it was resumed
+            self._founders |= {*view.peers, *(gone.peer for gone in view.absent)}
         if view.rollback:
             self.rollbacks.append(view)
         for (lineage, number), (decided_in, chain) in self.commits.items():
@@ -117,6 +126,7 @@ class Checker:
             counted.update(mean.parts)
             for part, weight in zip(mean.parts, mean.weights, strict=True):
                 self._weighs(begin, part, weight, mean.weights)
+        self._counts(entry)
         counted |= self._given(begin)
         parts = frozenset() if begin.kind == INIT else frozenset(counted)
         chain = entry.before
@@ -133,6 +143,24 @@ class Checker:
         for offset, mean in enumerate(entry.means):
             before[entry.first + offset] = chunk_after(before[entry.first + offset], mean)
         self.truth[entry.chain] = tuple(before)
+
+    def _counts(self, entry: Entry) -> None:
+        """Enough of those in a step count, and no newcomer that has not worked for it: by what was
+        committed before, not by what views say."""
+        work = self._work.get(entry.before, Counter())
+        self._work[entry.chain] = work
+        if entry.begin.kind != STEP:
+            return
+        for _, weights in entry.origins if self.probation else ():
+            assert set(weights) <= {0.0, 1.0}, f"invariant 13: weights {weights}"
+        for peers, weights in entry.origins:
+            count = [peer for peer, weight in zip(peers, weights, strict=True) if weight]
+            assert len(count) >= self.least, f"invariant 13: {len(count)} peers count"
+            done = self._all_work if self.rollbacks else work
+            new = {p for p in count if done[p] < self.probation} - self._founders
+            assert not new, f"invariant 13: newcomers {new} count in round {entry.begin.round}"
+        self._work[entry.chain] = work + Counter(entry.begin.participants)
+        self._all_work.update(entry.begin.participants)
 
     def _given(self, begin: Begin) -> set[Contribution]:
         """Who has given what to an operation: to a GATHER as it says itself."""
@@ -165,7 +193,7 @@ class Checker:
     def _weighs(
         self, begin: Begin, part: Contribution, weight: float, all_weights: Sequence[float]
     ) -> None:
-        if begin.kind == INIT:
+        if begin.kind == INIT or (self.probation and begin.kind == STEP):
             return
         own = self.submissions[part]
         alike = set(all_weights) == {1.0}  # nobody counted anything

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.optim.footprint import log_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, log_bytes
+from atoll.optim.spec import RunSpec
 from harness.processes import WAIT_S, Fleet, until
 
 __all__ = ["Ledger", "Usage", "assert_healthy", "usage"]

@@ -43,8 +43,9 @@ from atoll.optim import (
 )
 from atoll.optim.compressors import Compressor
 from atoll.optim.every_step import EveryStep
+from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import STEPPED, RunSpec, host_bytes
+from atoll.optim.spec import STEPPED, RunSpec
 from harness.trainer_memory import OutsideSession, most_of
 
 __all__ = ["COSTS", "Costs", "Memory", "Row", "measure", "measure_memory"]

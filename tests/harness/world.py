@@ -38,7 +38,7 @@ QUEUE_MAX = (
 )
 REGIONS_KEPT = 16  # of one trainer and of those before it on the same daemon
 # Nobody here lies, and no identity runs twice: these notes accuse somebody wrongly.
-ALARMS = frozenset({"conflict", "forged", "equivocation"})
+ALARMS = frozenset({"conflict", "forged", "equivocation", "rejected"})
 
 
 def peer_id(name: str) -> bytes:

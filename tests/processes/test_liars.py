@@ -9,53 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 from harness.callers import callers
+from harness.movers import Mover, honest
 from harness.processes import WAIT_S, Fleet, fleet, until
-from torch import nn
 
-from atoll.optim import DiLoCo
 from atoll.peer.session import Session
 
 NAMES = "abcd"
 ROUNDS = 3
 
 
-def honest(name: str) -> float:
-    """How far its parameters go in each round: 1.0 to 1.3."""
-    return 1.0 + NAMES.index(name) / 10
-
-
 def train(
     session: Session, rule: str, moves: float, start: threading.Barrier, rounds: int = ROUNDS
 ) -> torch.Tensor:
     """Parameters that go by ``moves`` in each step; an outer step takes what the rule says."""
-    outer, model, inner = method_of(session, rule)
+    mover = Mover(session, aggregate=rule)
     while not all_attached(session):
         time.sleep(0.05)
     start.wait(WAIT_S)
     for _ in range(rounds):
-        step(model, inner, moves)
-    return outer_weight(outer, model)
-
-
-def method_of(session: Session, rule: str) -> tuple[DiLoCo, nn.Linear, torch.optim.SGD]:
-    model = nn.Linear(50, 40, bias=False)
-    with torch.no_grad():
-        model.weight.zero_()
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    outer = DiLoCo(
-        model, inner, 1, session, aggregate=rule, outer_lr=1.0, outer_momentum=0.0, codec="float32"
-    )
-    return outer, model, inner
-
-
-def step(model: nn.Linear, inner: torch.optim.SGD, moves: float) -> None:
-    model.weight.grad = torch.full_like(model.weight, -moves)
-    inner.step()
-
-
-def outer_weight(outer: DiLoCo, model: nn.Linear) -> torch.Tensor:
-    with outer.outer_parameters():
-        return model.weight.detach().clone()
+        mover.move(moves)
+    return mover.run
 
 
 def all_attached(session: Session) -> bool:
@@ -106,12 +79,12 @@ def test_an_absurd_lie_is_left_out_and_its_sender_named(tmp_path: Path) -> None:
     assert "times as long as the others'" in texts
 
 
-def test_too_few_peers_for_the_rule_commit_nothing_until_there_are_enough(tmp_path: Path) -> None:
+def test_a_round_of_too_few_peers_for_the_rule_is_held(tmp_path: Path) -> None:
     def until_round(session: Session, name: str) -> torch.Tensor:
-        outer, model, inner = method_of(session, "trimmed(f=1)")
+        mover = Mover(session, aggregate="trimmed(f=1)")
         while session.round < 3:  # the first one gives the run its parameters
-            step(model, inner, honest(name))
-        return outer_weight(outer, model)
+            mover.move(honest(name))
+        return mover.run
 
     with fleet(tmp_path) as run:
         run.form("ab")
@@ -119,9 +92,13 @@ def test_too_few_peers_for_the_rule_commit_nothing_until_there_are_enough(tmp_pa
             sessions = trainers.sessions
             calls = {n: trainers.start(n, lambda n=n: until_round(sessions[n], n)) for n in "ab"}
             a = run.peers["a"]
-            until(lambda: "needs at least 3 peers, and here are 2" in a.text, "it says so", a)
+            text = "round 2 is held: trimmed(f=1) needs 3 peers that count, 2 are here"
+            until(lambda: a.said("held"), "it is held", a)
+            until(lambda: run.peers["b"].status()["waiting"] == text, "all say so", a)
             time.sleep(2.0)
             assert a.status()["round"] == 1
+            assert text in a.text
+            assert not a.said("miss")
             run.join("c")
             late = trainers.add("c")
             calls["c"] = trainers.start("c", lambda: until_round(late, "c"))

@@ -91,6 +91,7 @@ class Arena(World):
         self.noted: Counter[str] = Counter()  # kinds, by anybody
         self.seen: Counter[str] = Counter()  # what this run has come to, for the summary
         self.checker.decisions.rules = options.rules
+        self.checker.probation, self.checker.least = options.probation, options.least
         self.call_of = self._call_of
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
@@ -118,9 +119,8 @@ class Arena(World):
 
     def make_node(self, member: Member) -> BoundedNode:
         options = self.options
-        signer = Seal(member.peer) if options.signed else None
-        node = BoundedNode(member, self.timing, signer)
-        node.handle(ev.Configured("spec", options.fragments, options.in_flight), 0.0)
+        node = BoundedNode(member, self.timing, Seal(member.peer) if options.signed else None)
+        node.handle(options.configured, 0.0)
         return node
 
     # ------------------------------------------------------------ disks

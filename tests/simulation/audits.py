@@ -4,82 +4,34 @@ A seed gives the number of participants, who of them lies and how, the rule, the
 and the pauses. The decisions and the arithmetic are those that ship (peer/audit/); what is replaced
 is the network and the reduction, whose owners compute with the same functions. Attempts follow each
 other, without those that were banned or named, until one passes.
-
-    python -m simulation.audits --seeds 0..1000
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import heapq
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.audit import recomputed
 from atoll.collectives.codecs import U8
-from atoll.collectives.robust.gram import Matrix, add_gram, packed_gram, unpacked_gram
 from atoll.peer.audit import effects as mc
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.evidence import Evidence, verify_evidence
 from atoll.peer.audit.statements import AskParts, AskSaid, Piece, Said
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.views import short
-from atoll.peer.signatures import verifies
-from simulation.liars import KINDS, Liar, liar_of
+from simulation.audit_options import Options, expand, keys
+from simulation.audit_sums import gram_of, matrix_of
+from simulation.liars import Liar, liar_of
 
 __all__ = ["Options", "World", "expand", "run"]
-
-RULES = ("mean", "mean", "trimmed(f={f})", "multi_krum(f={f})", "gm(f={f})", "nnm+trimmed(f={f})")
-LEAST = {"multi_krum": lambda f: 2 * f + 3}
 ATTEMPTS_MAX = 40
 TICK_S = 0.25
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a seed stands for."""
-
-    seed: int
-    peers: int
-    liars: dict[int, str]  # index -> kind of lie
-    rule: str
-    codec: str
-    blocks: int  # of 256 elements in a chunk
-    chunks: int
-    delay_s: float
-    pauses: int
-    deaf_pair: bool  # two honest ones have no link to each other
-
-
-def expand(seed: int) -> Options:
-    rng = random.Random(seed)
-    peers = rng.randint(3, 9)
-    count = rng.randint(0, (peers - 1) // 2)
-    liars = {i: rng.choice(sorted(KINDS)) for i in rng.sample(range(peers), count)}
-    text = rng.choice(RULES)
-    # So many may go, by twos where pairs are eliminated, before the rule has too few.
-    f = max(0, min(count, (peers - 2 * count - 1) // 4))
-    if "multi_krum" in text and peers - 2 * count < 2 * f + 3:
-        text = "mean"
-    return Options(
-        seed=seed,
-        peers=peers,
-        liars=liars,
-        rule=text.format(f=f) if f else "mean",
-        codec=rng.choice(("int8", "int8", "bfloat16", "float32", "int4")),
-        blocks=rng.randint(1, 3),
-        chunks=rng.randint(peers, 3 * peers),
-        delay_s=rng.choice((0.001, 0.05, 0.3)),
-        pauses=rng.choice((0, 0, 2)),
-        deaf_pair=rng.random() < 0.2 and peers - count >= 3,
-    )
 
 
 @dataclass
@@ -147,15 +99,15 @@ class World:
             assert participants, "nobody is left"
         raise AssertionError(f"{ATTEMPTS_MAX} attempts, and none has passed")
 
-    def _terms(self, participants: tuple[bytes, ...], attempt: int) -> Terms:
+    def _terms(self, participants: tuple[bytes, ...], attempt: int) -> AuditTerms:
         o = self.options
         size, count = 256 * o.blocks, len(participants)
-        return Terms(
+        return AuditTerms(
             b"L" * 32, 1, 7, attempt, 0, participants, (True,) * count, (1,) * count,
             o.rule, o.codec, size * o.chunks - 100, size,
         )  # fmt: skip
 
-    def _begin(self, terms: Terms) -> None:
+    def _begin(self, terms: AuditTerms) -> None:
         work, self.count = terms.work, len(terms.participants)
         base = self.numbers.standard_normal(terms.elements)
         for peer in self.peers.values():
@@ -234,17 +186,16 @@ class World:
         if peer.auditor is None or source in peer.banned:
             return
         auditor = peer.auditor
+        ours = isinstance(message, AskParts | Piece) and message.terms == auditor.terms.digest
         if isinstance(message, Said):
             auditor.machine.hear(message, self.now_s)
         elif isinstance(message, AskSaid):
             auditor.machine.asked(message, source)
-        elif isinstance(message, AskParts):
-            if message.terms == auditor.terms.digest:
-                for piece in peer.liar.pieces(auditor.answer(message, source)):
-                    self.send(peer.name, source, piece)
-        elif isinstance(message, Piece):
-            if message.terms == auditor.terms.digest and auditor.take(message, source, peer.wanted):
-                self._opened(peer)
+        elif isinstance(message, AskParts) and ours:
+            for piece in peer.liar.pieces(auditor.answer(message, source)):
+                self.send(peer.name, source, piece)
+        elif isinstance(message, Piece) and ours and auditor.take(message, source, peer.wanted):
+            self._opened(peer)
         elif isinstance(message, tuple):
             self._bulk(peer, message)
         self._pump(peer)
@@ -359,7 +310,7 @@ class World:
             return
         grams = work.rule is not None and work.rule.needs_gram
         if mine and grams and auditor.index not in peer.grams:
-            peer.grams[auditor.index] = peer.liar.gram(_gram(auditor, mine))
+            peer.grams[auditor.index] = peer.liar.gram(gram_of(auditor, mine))
             for dest in terms.participants:
                 if dest != peer.name:
                     told = ("gram", terms.attempt, auditor.index, 0, peer.grams[auditor.index])
@@ -368,7 +319,7 @@ class World:
             return
         if not peer.made:
             peer.made = True
-            matrix = _matrix(auditor, peer.grams)
+            matrix = matrix_of(auditor, peer.grams)
             peer.matrix = matrix.astype("<f4").tobytes() if grams and matrix is not None else b""
             for chunk in mine:
                 parts = {s: peer.got[s, chunk] for s in work.counted}
@@ -422,54 +373,6 @@ def _array(data: bytes) -> U8:
     return np.frombuffer(data, np.uint8)
 
 
-def _gram(auditor: Auditor, chunks: list[int]) -> bytes:
-    """As stacks.py sums them: chunk by chunk."""
-    work = auditor.terms.work
-    count = len(work.counted)
-    total = np.zeros((count, count))
-    for chunk in chunks:
-        size = work.grid.size(chunk)
-        rows = np.empty((count, size), np.float32)
-        for row, sender in enumerate(work.counted):
-            work.part_codec.decode(auditor.held[sender, chunk], rows[row])
-        gram = np.zeros((count, count))
-        add_gram(rows, gram)
-        total = total + gram
-    return packed_gram(total)
-
-
-class Key:
-    """signing.Signer with a key that comes of a seed."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
-        self.me = self._key.public_key().public_bytes_raw()
-
-    def sign(self, text: bytes) -> bytes:
-        return self._key.sign(text)
-
-    def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool:
-        return verifies(peer, text, signature)
-
-
-def _matrix(auditor: Auditor, grams: dict[int, bytes]) -> Matrix | None:
-    """As stacks.py makes it."""
-    work = auditor.terms.work
-    count, rule = len(work.counted), work.rule
-    if rule is None:
-        return None
-    if not rule.needs_gram:
-        return rule.matrix(None, count, work.plan.key)
-    told = (unpacked_gram(grams[owner], count) for owner in sorted(work.shards))
-    made = rule.matrix(sum(told, np.zeros((count, count))), count, work.plan.key)
-    return np.eye(count) if made is None else made
-
-
-def keys(options: Options) -> list[Key]:
-    rng = random.Random(options.seed)
-    return [Key(rng) for _ in range(options.peers)]
-
-
 def run(seed: int) -> World:
     """AssertionError, with the seed and what it stands for, if anything is wrong."""
     options = expand(seed)
@@ -481,22 +384,3 @@ def run(seed: int) -> World:
         what = f"{type(error).__name__}: {error}"
         raise AssertionError(f"seed {seed}: {what}\n{options}\n{lines}") from error
     return world
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m simulation.audits")
-    parser.add_argument("--seeds", default="0..1000", help="FIRST..END")
-    first, _, end = parser.parse_args().seeds.partition("..")
-    failed = 0
-    for seed in range(int(first), int(end)):
-        try:
-            run(seed)
-        except AssertionError as error:
-            failed += 1
-            print(error, flush=True)
-    print(f"{int(end) - int(first)} seeds, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,7 @@ from atoll.peer.audit.statements import (
     body_of,
     said,
 )
-from atoll.peer.audit.terms import Terms
+from atoll.peer.audit.terms import AuditTerms
 
 if TYPE_CHECKING:
     from simulation.audits import World
@@ -44,7 +44,7 @@ class Liar:
         self.rng = rng
         self.must_fall = False
 
-    def begin(self, terms: Terms, index: int, world: World) -> None:
+    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         self.terms, self.index, self.world = terms, index, world
         self.me = terms.participants[index]
         self.must_fall = False
@@ -198,7 +198,7 @@ class Equivocator(_Lies):
 
     kind = "equivocation"
 
-    def begin(self, terms: Terms, index: int, world: World) -> None:
+    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         super().begin(terms, index, world)
         self.phase = self.rng.choice(tuple(Phase)[:5])
         others = [p for p in terms.participants if p != self.me]
@@ -239,7 +239,7 @@ class Withholder(_Lies):
 
     kind = "withholding"
 
-    def begin(self, terms: Terms, index: int, world: World) -> None:
+    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         super().begin(terms, index, world)
         self.phase = self.rng.choice((Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT))
         self.confidant = self.victim if self.rng.random() < 0.3 else b""

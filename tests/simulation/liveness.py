@@ -17,7 +17,7 @@ from harness.host import Host
 from atoll.peer.group.election import base_of
 from atoll.peer.group.membership import Node
 from atoll.peer.group.phases import Phase
-from atoll.peer.group.views import ARCHIVE, View, is_quorum
+from atoll.peer.group.views import ARCHIVE, REPLICA, View, is_quorum
 from simulation.arena import Arena
 
 __all__ = ["Outlook", "goal_reached", "is_halted", "outlook", "why_not"]
@@ -27,6 +27,7 @@ LOST_S = 8.0  # waiting for a lost base, and the election
 MEET_S = 6.0  # lineages look for each other every 1.5 s; joining anew
 GATHER_S = 6.0  # of founders that resume together: calls, waiting for the rest, the election
 FALL_BACK_S = 12.0  # of a run that is silent, and a new incarnation before that
+BACK_S = 15.0  # of one that is down or outside: a new incarnation, catching up, a view
 REMOVE_S = 9.0  # a peer that never comes back is voted out after 8 s
 
 
@@ -56,10 +57,13 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     able = [extra_s for extra_s in found if extra_s is not None]
     if not able:
         return Outlook("no living quorum that holds the base")
+    wanting = [_wants_counting(arena, view, left) for view in tips]
+    if None in wanting:
+        return Outlook("held: those who are left do not count, or are too few")
     several = MEET_S + _gap(staying, arena) if len(tips) > 1 else 0.0
     if any(_is_poisoned(view, staying) for view in tips):
         return Outlook("memory errors without a majority against them")
-    return Outlook("recovered", True, min(able) + several)
+    return Outlook("recovered", True, min(able) + several + max(filter(None, wanting), default=0.0))
 
 
 def _resumes(arena: Arena, left: set[str]) -> bool:
@@ -148,6 +152,18 @@ def _prospect(view: View, staying: Iterable[Host]) -> float | None:
             return None
         extra_s += LOST_S
     return extra_s
+
+
+def _wants_counting(arena: Arena, view: View, left: set[str]) -> float | None:
+    """How long it may take until enough are in who count; None if they never come."""
+    new = {newcomer.peer for newcomer in view.newcomers}
+    counting = {*view.replicas, *(absent.peer for absent in view.absent)} - new
+    hosts = [h for h in arena.hosts.values() if h.peer in counting and h.name not in left]
+    able = [host for host in hosts if host.node.me.role == REPLICA and host.trains]
+    if len(able) < arena.options.least:
+        return None
+    here = sum(host.peer in view.replicas and host.node.view == view for host in able)
+    return 0.0 if here >= arena.options.least else BACK_S
 
 
 def _voters(view: View, staying: Iterable[Host]) -> dict[bytes, Node]:

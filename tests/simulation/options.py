@@ -11,6 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields, replace
 
+from atoll.peer.group.events import Configured
+from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import Rules
 
 __all__ = ["FAULT_KINDS", "PROFILES", "Options", "draw"]
@@ -84,10 +86,17 @@ class Options:
     kinds: tuple[str, ...] = ()
     checkpoints: int = 0  # rounds between two of a peer; 0: nobody writes any
     calls: float = 0.0  # share of rounds that are collectives of the trainers' own
+    probation: int = 0  # rounds of who joins
+    least: int = 1  # peers that have to count in a round
 
     @property
     def rules(self) -> Rules:
         return Rules(self.policy, self.on_lost, self.on_fork)
+
+    @property
+    def configured(self) -> Configured:
+        terms = Terms(self.probation, self.least)
+        return Configured("spec", self.fragments, self.in_flight, terms)
 
     def text(self) -> str:
         return "\n".join(f"  {f.name} = {getattr(self, f.name)!r}" for f in fields(self))
@@ -140,6 +149,11 @@ def draw(seed: int) -> Options:
     luck = random.Random(f"calls {seed}")  # of its own: seeds without any stay what they were
     if fragments == 1 and luck.random() < 0.4:
         plain = replace(plain, calls=luck.choice((0.2, 0.5, 1.0)))
+    luck = random.Random(f"terms {seed}")
+    if luck.random() < 0.3:
+        plain = replace(plain, probation=luck.choice((1, 2, 4, 12)))
+    if hosts - plain.witnesses >= 3 and luck.random() < 0.15:
+        plain = replace(plain, least=2)
     profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
     return replace(bend(plain, dice), profile=profile) if bend is not None else plain

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulation.audits import Options, World, expand, keys, run
+
+from simulation.audit_options import Options, expand, keys
+from simulation.audits import World, run
 from simulation.liars import KINDS
 
 ALONE = Options(
@@ -83,7 +85,7 @@ def test_noise_harms_nobody(kind: str) -> None:
 
 def test_false_inner_products_are_found_where_they_count() -> None:
     world = play(replace(ALONE, peers=7, chunks=14, rule="gm(f=1)", liars={1: NEEDS_GRAM}))
-    assert {kind for kind in world.kinds_of_bans()} <= {"result", "pair"}
+    assert world.kinds_of_bans() <= {"result", "pair"}
 
 
 def test_two_liars_who_cover_each_other_are_both_banned() -> None:

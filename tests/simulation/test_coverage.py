@@ -30,6 +30,9 @@ AT_LEAST = {
     "cradles": 16,
     "resumed views": 9,  # first views of a lineage that go on from checkpoints ...
     "resume": 2,  # ... of one alone
+    "views with newcomers": 24,
+    "views that remember somebody": 9,
+    "held": 2,
 }
 SPRUNG_MIN, SPRUNG_KINDS_MIN = 13, 9
 SHARE_MIN = 0.02  # of the seeds, for each profile but births

@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from atoll.collectives.codecs import Gathered, get_codec
 from atoll.collectives.errors import ConfigError, IncompatibleRunError, RemoteProtocolError
+from atoll.optim.footprint import host_bytes, log_bytes, log_cap_bytes
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import (
+    ASYNCHRONOUS,
+    METHODS,
+    PROBATION_MAX,
+    STEPPED,
     RunSpec,
     blob,
     check_same,
-    host_bytes,
-    log_bytes,
-    log_cap_bytes,
     parse_blob,
 )
 
@@ -77,6 +79,9 @@ specs = st.integers(1, 64).flatmap(
         ("group", 2.0),
         ("aggregate", "median"),
         ("aggregate", ""),
+        ("probation", -1),
+        ("probation", PROBATION_MAX + 1),
+        ("probation", 1.0),
         ("error_feedback", -0.1),
         ("error_feedback", 1.1),
         ("error_feedback", float("nan")),
@@ -88,6 +93,16 @@ def test_a_bad_field_is_named(field, value):
         RunSpec(**{**good, field: value})
     with pytest.raises(RemoteProtocolError, match=field):
         RunSpec.from_wire({**good, field: value})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_rounds_of_all_peers_can_have_newcomers(method):
+    numbers = {"sync_every": 30, "submits": "deltas", "method": method}
+    if method in STEPPED and method not in ASYNCHRONOUS:
+        assert RunSpec(**numbers, probation=PROBATION_MAX).probation == PROBATION_MAX
+    else:
+        with pytest.raises(ConfigError, match=f"probation must be 0 in a run of {method}"):
+            RunSpec(**numbers, probation=1)
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,28 @@ def test_5_eager_updates_of_one_peer_are_diloco() -> None:
     torch.testing.assert_close(mine, other, rtol=0, atol=2e-6)
 
 
+def test_an_eager_newcomer_goes_ahead_with_nothing_that_will_not_count() -> None:
+    """With a share of 0 its own part is in no mean, so it must not be in its correction."""
+
+    def corrections(session: SwarmSession, share: float) -> list[bool]:
+        waited = session.wait
+        session.wait = lambda fragment=0: replace(waited(fragment), share=share)  # type: ignore[method-assign]
+        net, inner = fresh()
+        options: dict[str, Any] = {"outer_lr": 0.4, "codec": "float32", "probation": 9}
+        outer = StreamingDiLoCo(net, inner, H, session, eager=True, **options)
+        assert outer._eager is not None
+        found = []
+        for step in range(4 * H):
+            gradient_step(net, inner, session.number, step)
+            found.append(bool(outer._eager.arrays["correction"].any()))
+        return found
+
+    (newcomer,) = Swarm(1).run(lambda session: corrections(session, 0.0))
+    (founder,) = Swarm(1).run(lambda session: corrections(session, 1.0))
+    assert not any(newcomer)
+    assert founder[-1]
+
+
 def test_what_four_bits_lose_of_ones_own_part_is_not_lost_to_oneself() -> None:
     """D_m_prev is removed as the others have decoded it; so one peer alone is exact but for the
     parts that the run itself holds."""

@@ -18,7 +18,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     SessionError,
 )
-from atoll.optim import DiLoCo, Swarm
+from atoll.optim import CO2, DiLoCo, LocalSGD, StreamingDiLoCo, Swarm
 from atoll.optim.swarm import SwarmSession
 
 ROUNDS, SYNC_EVERY = 3, 4
@@ -55,6 +55,37 @@ def test_all_end_with_the_same_bits_and_so_does_the_next_run(codec: str) -> None
 
     first, again = train(), train()
     assert all(torch.equal(first[0], other) for other in [*first, *again])
+
+
+@pytest.mark.parametrize(("probation", "expected"), [(0, {1 / 3, 2 / 3}), (3, {0.5})])
+def test_with_probation_workers_weigh_alike_whatever_they_count(
+    probation: int, expected: set[float]
+) -> None:
+    shares: set[float] = set()
+
+    def train(session: SwarmSession) -> None:
+        waited = session.wait
+
+        def wait(fragment: int = 0) -> Any:
+            outcome = waited(fragment)
+            shares.add(outcome.share)
+            return outcome
+
+        session.wait = wait  # type: ignore[method-assign]
+        trainer(session.number, probation=probation)(session)
+
+    Swarm(2).run(train)
+    assert shares == expected
+
+
+@pytest.mark.parametrize("method", [DiLoCo, StreamingDiLoCo, LocalSGD, CO2])
+def test_methods_with_rounds_of_all_peers_take_probation(method: Any) -> None:
+    def probation(session: SwarmSession) -> Any:
+        model = nn.Linear(3, 2)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        return method(model, inner, 2, session, probation=5).spec.probation
+
+    assert Swarm(1).run(probation) == [5]
 
 
 def test_rounds_are_the_plain_arithmetic(local_run: Any) -> None:

@@ -19,12 +19,15 @@ from atoll.peer.group import messages as ms
 from atoll.peer.group.layouts import Layout
 from atoll.peer.group.membership import Node
 from atoll.peer.group.operations import BARRIER, pack_objects
+from atoll.peer.group.probation import Terms
 from atoll.peer.group.views import (
     ON_FORK,
     ON_LOST,
     POLICIES,
+    Absent,
     Ballot,
     Member,
+    Newcomer,
     Rules,
     View,
 )
@@ -43,7 +46,7 @@ CLASSES = [
     cls
     for name in ms.__all__
     if isinstance(cls := getattr(ms, name), type) and cls is not ms.InView
-] + [Ballot, Layout, Member, Origin, Rules, View]
+] + [Absent, Ballot, Layout, Member, Newcomer, Origin, Rules, Terms, View]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -141,6 +144,12 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         members = tuple(unique.values()) or (Member(PEERS[0], 1),)
         drawn |= {"members": members, "lineage": LINEAGE}
         drawn["coordinator"] = draw(st.sampled_from([member.peer for member in members]))
+        new, gone = ({x.peer: x for x in drawn[name]} for name in ("newcomers", "absent"))
+        drawn["newcomers"] = tuple(new[m.peer] for m in members if m.peer in new)
+        named = {member.peer for member in members}
+        drawn["absent"] = tuple(x for peer, x in gone.items() if peer not in named)
+    elif cls is Terms:
+        drawn["rule"] = draw(st.sampled_from(["", "trimmed(f=1)"]))
     elif cls is ms.Begin:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1e15,) * len(participants)}

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.optim.spec import BLOB_BYTES_MAX, PROBATION_MAX
 from atoll.peer.group import messages as ms
 from atoll.peer.group.kept import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.group.layouts import WHY_CHARS_MAX, Layout
 from atoll.peer.group.operations import OBJECT_BYTES_MAX, pack_objects
 from atoll.peer.group.views import (
+    ABSENT_MAX,
     ADDRESS_BYTES_MAX,
     ANCESTORS_MAX,
     MEMBERS_MAX,
+    Absent,
     Ballot,
     Member,
+    Newcomer,
     View,
 )
 from atoll.peer.net.wire import (
@@ -41,7 +44,19 @@ def largest_view(letter: str) -> View:
         Member(b"p" * 32, 1, address=address + letter)
     members = tuple(Member(p, (1 << 63) - 1, address=address) for p in ids(MEMBERS_MAX))
     ancestors = (LINEAGE,) * ANCESTORS_MAX
-    return View(LINEAGE, NUMBER_MAX, members, members[0].peer, ROUND_MAX, CHAIN, True, ancestors)
+    strangers = ids(MEMBERS_MAX + ABSENT_MAX)[MEMBERS_MAX:]
+    return View(
+        LINEAGE,
+        NUMBER_MAX,
+        members,
+        members[0].peer,
+        ROUND_MAX,
+        CHAIN,
+        True,
+        ancestors,
+        newcomers=tuple(Newcomer(p, PROBATION_MAX) for p in ids(MEMBERS_MAX)),
+        absent=tuple(Absent(p, ROUND_MAX) for p in strangers),
+    )
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "\U0001f600"])

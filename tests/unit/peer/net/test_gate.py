@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.collectives.errors import AddressFullError
 from atoll.peer.net.gate import (
     FAILURES_FREE,
+    MEMBERS_PER_ADDRESS_MAX,
     PAUSED_MAX,
     PENDING_MAX,
     PENDING_PER_ADDRESS_MAX,
     STARTS_PER_ADDRESS_MAX,
     Gate,
+    check_members,
     counted_as,
     plain_ip,
 )
@@ -99,3 +102,32 @@ def test_it_remembers_only_so_many_failures() -> None:
 def test_what_counts_as_one_address(ip: str, plain: str, counted: str) -> None:
     assert plain_ip(ip) == plain
     assert counted_as(plain) == counted
+
+
+FULL = ["203.0.113.7"] * MEMBERS_PER_ADDRESS_MAX
+
+
+@pytest.mark.parametrize(
+    ("ip", "others", "most"),
+    [
+        ("203.0.113.7", FULL, None),
+        ("203.0.113.7", FULL[:2], 2),
+        ("127.0.0.1", ["127.0.0.1"], 1),
+        ("2001:db8:1:2::1", ["2001:db8:1:2::9"], 1),  # one network
+    ],
+)
+def test_an_address_has_so_many_members_and_no_more(
+    ip: str, others: list[str], most: int | None
+) -> None:
+    with pytest.raises(AddressFullError, match="that may come from the address"):
+        check_members(ip, others, most)
+    check_members(ip, others[1:], most)
+    check_members("198.51.100.1", others, most)
+    check_members(ip, others, 0)
+
+
+@pytest.mark.parametrize("ip", ["127.0.0.1", "10.1.2.3", "192.168.0.9", "::1", "fd00::1"])
+def test_private_addresses_are_exempt_unless_a_number_is_given(ip: str) -> None:
+    check_members(ip, [ip] * 100, None)
+    with pytest.raises(AddressFullError):
+        check_members(ip, [ip] * 100, 100)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.optim.spec import LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
+from atoll.optim.footprint import LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
 from atoll.peer.rounds.roundlog import DIGESTS_MAX, LOG_BYTES_DEFAULT, RoundLog
 

@@ -1,0 +1,70 @@
+"""How much memory a daemon takes for a run: its state, its results, and its log of rounds."""
+
+from __future__ import annotations
+
+from atoll.collectives.codecs import RULES, get_codec
+from atoll.optim.fragments import fragment_grid
+from atoll.optim.manifest import Manifest
+from atoll.optim.spec import RunSpec
+
+__all__ = [
+    "LOG_BYTES_DEFAULT",
+    "LOG_ENTRIES_MAX",
+    "LOG_ENTRIES_MIN",
+    "PINNED_FACTOR",
+    "SPARES_MAX",
+    "host_bytes",
+    "log_bytes",
+    "log_cap_bytes",
+]
+
+# Each daemon keeps the last rounds (peer/rounds/roundlog.py) for who missed some and for joiners.
+# 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
+LOG_BYTES_DEFAULT = 256 * 1024 * 1024
+LOG_BYTES_MIN = 1024 * 1024  # so that even a toy's log has more than a few rounds
+# Whoever missed more rounds than the state has bytes takes the state. The rest of the log is for
+# joiners, who replay what is committed while a slow link brings them the state.
+LOG_STATES = 4
+LOG_ENTRIES_MIN = 2  # of any size: a peer that missed the last commit gets it without a transfer
+LOG_ENTRIES_MAX = 1024  # of any size: of tiny ones the objects take more than the bytes
+PINNED_FACTOR = 2  # whoever reads from the log may keep it from shrinking, up to twice its cap
+SPARES_MAX = 2  # results of dropped rounds that are kept as memory for the next ones
+
+
+def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    """Host memory that the daemon takes at most, without its constant of at most 64 MiB.
+
+    θ and momentum, current and previous (16 bytes per parameter), the submission (4), error
+    feedback (4 where there is any), the encoded updates of the rounds in flight with their spares
+    (1 to 4 each, of a fragment), and the log. Of results that are gathered it is not known how many
+    will take part; as float32 (4 bytes) is used where slots take more, that is what they count as.
+    An audited round holds its encoded contribution, and those of others to its shard.
+    """
+    held = spec.rounds_in_flight * (3 if spec.audit else 1) + SPARES_MAX
+    results = held * _result_bytes(spec, manifest)
+    own_bytes = (24 if spec.error_feedback else 20) * manifest.elements
+    return own_bytes + results + log_bytes(spec, manifest)
+
+
+def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    """What the log of rounds takes at most: when it is full, and pinned by somebody who reads it.
+
+    Entry 1 carries the whole vector as float32, and LOG_ENTRIES_MIN stay whatever their size.
+    """
+    result = _result_bytes(spec, manifest)
+    least = 4 * manifest.elements + (LOG_ENTRIES_MIN - 1) * result
+    most = 4 * manifest.elements + PINNED_FACTOR * LOG_ENTRIES_MAX * result
+    return max(least, min(PINNED_FACTOR * log_cap_bytes(manifest), most))
+
+
+def log_cap_bytes(manifest: Manifest) -> int:
+    """The cap of the log of rounds for this model, where nobody pins it."""
+    state = 8 * manifest.elements
+    return min(LOG_BYTES_DEFAULT, max(LOG_BYTES_MIN, LOG_STATES * state))
+
+
+def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    """At most, whoever takes part."""
+    codec = get_codec(spec.codec if spec.aggregate not in RULES else "float32")
+    ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
+    return max(codec.encoded_bytes(fragment_grid(manifest.grid, *r).total) for r in ranges)

@@ -1,0 +1,116 @@
+"""Who counts in a round: the weights of its participants, and whether they are enough to begin it.
+
+Theory. A robust rule that has to bear f liars needs a number of participants. A round of fewer
+would be refused by each of them, and be tried again and again; so the coordinator *holds* it,
+says so, and begins it when enough have arrived. In a run with probation (probation.py) newcomers
+weigh nothing and all others alike, whatever their trainers say; a round in which nobody counts is
+held as well: to let newcomers count because the others are late would be an invitation.
+
+Every member checks that: it takes no part in a round whose BEGIN breaks the rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from atoll.peer.group.events import Effect, Note
+from atoll.peer.group.follower import Follower
+from atoll.peer.group.messages import Begin
+from atoll.peer.group.opening import choose
+from atoll.peer.group.probation import NO_TERMS, Terms
+from atoll.peer.group.roster import Roster
+from atoll.peer.group.views import View, short
+from atoll.peer.rounds.entries import STEP
+
+__all__ = ["Counting", "wrong_weights"]
+
+
+class Counting:
+    """Part of the coordinator; reads its follower and its roster."""
+
+    def __init__(
+        self, view: View, own: Follower, roster: Roster, emit: Callable[[Effect], None]
+    ) -> None:
+        self._newcomers = {newcomer.peer for newcomer in view.newcomers}
+        self._own = own
+        self._roster = roster
+        self._emit = emit
+        self.held = ""  # why the next round is not begun, for people who ask
+        self._noted = ""
+
+    @property
+    def terms(self) -> Terms:
+        return self._own.terms or NO_TERMS
+
+    def learn(self) -> None:
+        """A witness has no specification, and a replica none before its first state: most of those
+        that have one tell."""
+        own = self._own
+        if own.is_replica and own.terms is not None:
+            return
+        said = Counter(beat.terms for beat in self._roster.beats.values() if beat.terms is not None)
+        if said:
+            own.terms = max(said, key=lambda terms: (said[terms], terms.probation, terms.least))
+
+    # ------------------------------------------------------------ the next round
+
+    def weights(
+        self, chosen: Sequence[bytes], kind: str, fragment: int, before: Begin | None
+    ) -> tuple[float, ...]:
+        """Of an attempt of ``chosen``; ``before``: the one that it follows, if there was any."""
+        if kind != STEP:
+            return (1.0,) * len(chosen)
+        if self.terms.probation:
+            return tuple(0.0 if peer in self._newcomers else 1.0 for peer in chosen)
+        if before is not None:
+            known = dict(zip(before.participants, before.weights, strict=True))
+            weights = tuple(known[peer] for peer in chosen)
+        else:
+            weights = tuple(self._roster.weight(peer, fragment) for peer in chosen)
+        return weights if any(weights) else (1.0,) * len(chosen)  # nobody counted anything
+
+    def may_begin(self, number: int, arrived: Collection[bytes], fragment: int) -> bool:
+        """Whether round ``number`` of these can be begun. If not, it is held, and the log says so
+        once for each number of peers."""
+        kind, chosen = choose(arrived, self._roster)
+        return self.is_enough(number, kind, self.weights(chosen, kind, fragment, None))
+
+    def is_enough(self, number: int, kind: str, weights: Sequence[float]) -> bool:
+        """The same of an attempt with these weights."""
+        terms, counted = self.terms, sum(weight > 0 for weight in weights)
+        if kind != STEP or counted >= terms.least:
+            return True
+        new = len(weights) - counted if terms.probation else 0
+        tail = f" ({new} on probation)" if new else ""
+        count = f"{terms.least} peers that count" if terms.least > 1 else "a peer that counts"
+        here = f"{counted or 'none'} {'are' if counted > 1 else 'is'} here"
+        self.held = f"round {number} is held: {terms.rule or 'it'} needs {count}, {here}{tail}"
+        if self.held != self._noted:
+            self._noted = self.held
+            self._emit(Note("held", self.held))
+        return False
+
+    def owners(self, chosen: Sequence[bytes], kind: str) -> tuple[bool, ...]:
+        """Who of them may own a part of the result: an owner could send what it likes."""
+        return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
+
+
+def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:
+    """Why a member does not take part in a round that is begun like this; "" if it does."""
+    if begin.kind != STEP or terms is None or not terms.probation:
+        return ""
+    new = {newcomer.peer for newcomer in view.newcomers}
+    for origin in begin.origins:
+        for peer, weight in zip(origin.participants, origin.weights, strict=True):
+            if view.member(peer) is None:
+                return f"{short(peer)} is to take part and is no member"
+            if weight != (0.0 if peer in new else 1.0):
+                standing = "is on probation" if peer in new else "counts like all others"
+                return f"{short(peer)} is to weigh {weight:g} and {standing}"
+    layout = begin.layout
+    if new.intersection(begin.participants) and (
+        layout is None or layout.lets_own(new, begin.participants)
+    ):
+        return "newcomers are to own a part of the result"
+    return ""
