@@ -45,6 +45,7 @@ __all__ = [
     "SPARES_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",
+    "SYNC_EVERY_MAX",
     "RunSpec",
     "blob",
     "check_collectives",

@@ -53,8 +53,11 @@ OPTIM_PURE = {
         "text",
     )
 }
+REPLAY = "batches checkpoint commitment detection difference opening tensors"
+OPTIM_PURE |= {f"atoll.optim.replay.{name}" for name in REPLAY.split()}
 OPTIM_PURE_MAY = {
     "numpy",
+    "atoll.peer.rounds.merkle",
     "atoll.collectives.chunks",
     "atoll.collectives.codecs",
     "atoll.collectives.counter_rng",
