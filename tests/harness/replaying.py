@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from atoll.optim import ByteTransformer
 from atoll.optim.replay.replaying import Task
 
-__all__ = ["CONTEXT", "SAMPLES", "Loop", "sampled", "text_model", "windows"]
+__all__ = ["CONTEXT", "OPTIMIZERS", "SAMPLES", "Loop", "Optimizers", "sampled", "text_model"]
 
 CONTEXT, SAMPLES = 16, 4096
 I64 = NDArray[np.int64]
@@ -60,6 +60,9 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+OPTIMIZERS: dict[str, Optimizers] = {"AdamW": adamw, "SGD": sgd}
 
 
 @dataclass
