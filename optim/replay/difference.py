@@ -35,9 +35,9 @@ class Tolerance:
     tensor: float = 3e-3
 
 
-# Where machines differ and the forward pass is in bfloat16 or TF32: rounding to 8 or 11 bits gives
-# differences of up to 6e-3 and 2e-1, and what changes less than this is not found.
-MIXED_PRECISION = Tolerance(group=2e-2, tensor=5e-1)
+# Where machines differ and both run the forward pass in bfloat16: sums in another order then give
+# differences of up to 1.4e-2 and 2.2e-2, and a cheat that changes less than this is not found.
+MIXED_PRECISION = Tolerance(group=3e-2, tensor=1e-1)
 
 
 @dataclass(frozen=True)

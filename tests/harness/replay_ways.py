@@ -295,6 +295,7 @@ def _momentum(loop: Loop) -> None:
 CHEATS: dict[str, Change] = {
     "one step skipped": _skip,
     "no steps": _no_steps,
+    "rate 0": _rate(0.0),
     "rate + 10 %": _rate(1.1),
     "rate + 1 %": _rate(1.01),
     "one batch is other data": _one_batch,
