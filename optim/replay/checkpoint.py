@@ -56,6 +56,12 @@ class Checkpoint:
     inner: Tensors
     values: Mapping[str, Plain]
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the inner optimizers have taken no step: nobody can know if a trainer has come by
+        a state honestly that it brings along to its first round."""
+        return not self.inner and not self.values.get("inner")
+
     def digests(self) -> bytes:
         """Of parameters, buffers, inner optimizers and values, 32 bytes each."""
         values = hashlib.sha256(_text_of(self.values)).digest()

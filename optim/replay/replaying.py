@@ -21,6 +21,7 @@ from atoll.optim.schedules import Schedules
 __all__ = ["Task", "replay"]
 
 I64 = NDArray[np.int64]
+BATCHES_MAX = 64  # of a step, unless a task says otherwise: those of accumulation, and some skipped
 
 
 class Task:
@@ -32,6 +33,7 @@ class Task:
     numbers are put back with each; where gradients are accumulated or a GradScaler skips steps,
     there are more of them than steps. ``schedulers``, given as they were made, are brought to
     ``step`` before; ``train`` steps them as usual. ``stateful``: as ``Replay`` has it.
+    ``batches_max``: of a step; who claims more is not heard, or it could make others work.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Task:
         *,
         schedulers: Sequence[LRScheduler] = (),
         stateful: Mapping[str, Stateful] | None = None,
+        batches_max: int = BATCHES_MAX,
     ) -> None:
         self.state = TrainingState(model, inner, stateful or {})
-        self.train = train
+        self.train, self.batches_max = train, batches_max
         self._schedules = Schedules()
         for scheduler in schedulers:
             self._schedules.add(scheduler, 0)
@@ -63,6 +66,9 @@ def replay(opened: Opened, task: Task, tolerance: Tolerance | None = None) -> Ve
     tolerance = tolerance or Tolerance()
     state, steps = task.state, opened.steps
     before = state.random_states()
+    most = max(map(len, steps), default=0)
+    if most > task.batches_max:
+        return Verdict(f"{most} batches of one step; at most {task.batches_max} are taken again")
     try:
         state.load(opened.start)
         task.go_to(opened.extent.step_of(opened.segment))

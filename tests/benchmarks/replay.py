@@ -10,8 +10,12 @@ the tolerances, what a cheat gives above one of them.
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from harness.replay_elsewhere import replayed_elsewhere
 from harness.replay_ways import CHEATS, MIXED, MIXED_WAYS, WAYS, Change, segment
 from harness.replaying import OPTIMIZERS, Loop, Optimizers, text_model
 
@@ -26,16 +30,37 @@ SIZES = {
 }
 
 
-def replayed(opened: Opened, optimizer: Optimizers, way: Change, sizes: dict[str, int]) -> Verdict:
+def again(opened: Opened, optimizer: Optimizers, way: Change, sizes: dict[str, int]) -> Verdict:
     model = text_model(**sizes)
     loop = Loop(model, optimizer(model))
     way(loop)
     return replay(opened, loop.task())
 
 
-def shown(verdict: Verdict) -> str:
-    found = "passed" if verdict.passed else "found"
-    return f"{verdict.difference:8.1e} {verdict.worst_difference:8.1e} {found:6}"
+def show(what: str, found: Callable[[int], Verdict]) -> None:
+    """A row: what ``found`` says of so many steps."""
+    cells = []
+    for verdict in map(found, STEPS):
+        end = "passed" if verdict.passed else "found"
+        cells.append(f"{verdict.difference:8.1e} {verdict.worst_difference:8.1e} {end:6}")
+    print(f"{what:24} | {' | '.join(cells)}", flush=True)
+
+
+def table(name: str, warm: int, sizes: dict[str, int]) -> None:
+    optimizer, same = OPTIMIZERS[name], WAYS["the same machine"]
+
+    def made(steps: int, **changes: Change) -> Opened:
+        return segment(optimizer, steps, warm=warm, **changes, **sizes)
+
+    print(f"\n{name:24}" + "".join(f" | {f'{k} steps: group, tensor':24}" for k in STEPS))
+    for what, way in WAYS.items():
+        show(what, lambda k, way=way: again(made(k), optimizer, way, sizes))
+    with tempfile.TemporaryDirectory() as folder:
+        show("another CPU", lambda k: replayed_elsewhere(made(k), name, Path(folder), **sizes))
+    for what, way in MIXED_WAYS.items():
+        show(what, lambda k, way=way: again(made(k, way=MIXED), optimizer, way, sizes))
+    for what, cheat in CHEATS.items():
+        show(what, lambda k, cheat=cheat: again(made(k, cheat=cheat), optimizer, same, sizes))
 
 
 def main() -> None:
@@ -44,28 +69,8 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=10, help="steps before the segment")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    sizes = SIZES[options.size]
-    heads = "".join(f" | {f'{k} steps: group, tensor':26}" for k in STEPS)
-    for name, optimizer in OPTIMIZERS.items():
-        print(f"\n{name:28}{heads}")
-        for what, way in WAYS.items():
-            row = []
-            for steps in STEPS:
-                honest = segment(optimizer, steps, warm=options.warm, **sizes)
-                row.append(shown(replayed(honest, optimizer, way, sizes)))
-            print(f"{what:28} | {' | '.join(row)}", flush=True)
-        for what, way in MIXED_WAYS.items():
-            row = []
-            for steps in STEPS:
-                honest = segment(optimizer, steps, warm=options.warm, way=MIXED, **sizes)
-                row.append(shown(replayed(honest, optimizer, way, sizes)))
-            print(f"{what:28} | {' | '.join(row)}", flush=True)
-        for what, cheat in CHEATS.items():
-            row = []
-            for steps in STEPS:
-                lie = segment(optimizer, steps, warm=options.warm, cheat=cheat, **sizes)
-                row.append(shown(replayed(lie, optimizer, WAYS["the same machine"], sizes)))
-            print(f"{what:28} | {' | '.join(row)}", flush=True)
+    for name in OPTIMIZERS:
+        table(name, options.warm, SIZES[options.size])
 
 
 if __name__ == "__main__":

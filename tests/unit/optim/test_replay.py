@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness.replay_elsewhere import replayed_elsewhere
 from harness.replay_ways import CHEATS, MIXED, MIXED_WAYS, WAYS, Change, segment
 from harness.replaying import OPTIMIZERS, Loop, adamw, sgd, text_model
 from torch import nn
@@ -73,6 +75,15 @@ def test_other_machines_really_compute_otherwise(way: str) -> None:
     assert again(opened, adamw, WAYS[way]).difference > 0
     verdict = again(replace(opened, end=None), adamw, WAYS[way])
     assert "was not sent" in verdict.why
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_old_processor_is_borne_as_well(optimizer: str, tmp_path: Path) -> None:
+    """In another process: none of the instructions that made the steps are used."""
+    verdict = replayed_elsewhere(segment(OPTIMIZERS[optimizer], 5), optimizer, tmp_path)
+    assert verdict.passed
+    assert verdict.difference < Tolerance().group / MARGIN
+    assert verdict.worst_difference < Tolerance().tensor / MARGIN
 
 
 @pytest.mark.slow
@@ -189,6 +200,14 @@ def test_a_start_whose_tensors_do_not_fit_is_a_verdict() -> None:
     inner["0.1.exp_avg"] = Array("float32", (3,), np.zeros(12, np.uint8))
     lie = replace(opened, start=replace(opened.start, inner=inner))
     assert "cannot be taken: RuntimeError" in again(lie, adamw, WAYS["the same machine"]).why
+
+
+def test_more_batches_than_a_task_takes_are_a_verdict() -> None:
+    opened = segment(adamw, 2)
+    steps = [opened.steps[0], opened.steps[1] * 4]
+    task = Loop(model := text_model(), adamw(model)).task()
+    task.batches_max = 3
+    assert "4 batches of one step; at most 3" in replay(replace(opened, steps=steps), task).why
 
 
 def test_random_numbers_of_the_validator_are_its_own() -> None:
