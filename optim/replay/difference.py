@@ -35,9 +35,9 @@ class Tolerance:
     tensor: float = 3e-3
 
 
-# Where machines differ and both run the forward pass in bfloat16: sums in another order then give
-# differences of up to 1.4e-2 and 2.2e-2, and a cheat that changes less than this is not found.
-MIXED_PRECISION = Tolerance(group=3e-2, tensor=1e-1)
+# Where machines differ and both run the forward pass in bfloat16, five steps at most in a segment:
+# sums in another order then give up to 1.7e-2 and 5e-2. What changes less is not found.
+MIXED_PRECISION = Tolerance(group=5e-2, tensor=2e-1)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from atoll.optim.replay.batches import Batch
 from atoll.optim.replay.checkpoint import Checkpoint
 from atoll.optim.replay.commitment import Extent
 from atoll.optim.replay.opening import Opened
-from harness.replaying import Loop, Optimizers, sampled, text_model
+from harness.replaying import I64, Loop, Optimizers, sampled, text_model
 
-__all__ = ["CHEATS", "MIXED", "MIXED_WAYS", "WAYS", "Change", "segment"]
+__all__ = ["CHEATS", "MIXED", "MIXED_WAYS", "WAYS", "Change", "segment", "segments"]
 
 Change = Callable[[Loop], None]
 LABELS = 256
@@ -37,12 +37,33 @@ def segment(
     **sizes: int,
 ) -> Opened:
     """Of a trainer that has taken ``warm`` steps before it; in the segment it may cheat."""
+    loop, batches = _begun(optimizer, way, sizes)
+    loop(next(batches) for _ in range(warm))
+    return _next(loop, batches, warm, steps, cheat)
+
+
+def segments(
+    optimizer: Optimizers, steps: int, count: int, *, way: Change | None = None, **sizes: int
+) -> Iterator[Opened]:
+    """One after the other, of a trainer's first ``count`` steps."""
+    loop, batches = _begun(optimizer, way, sizes)
+    for step in range(0, count, steps):
+        yield _next(loop, batches, step, steps)
+
+
+def _begun(
+    optimizer: Optimizers, way: Change | None, sizes: dict[str, int]
+) -> tuple[Loop, Iterator[I64]]:
     model = text_model(**sizes)
     loop = Loop(model, optimizer(model))
     if way is not None:
         way(loop)
-    batches = sampled(1)
-    loop(next(batches) for _ in range(warm))
+    return loop, sampled(1)
+
+
+def _next(
+    loop: Loop, batches: Iterator[I64], step: int, steps: int, cheat: Change | None = None
+) -> Opened:
     state = loop.task().state
     start = _copied(state.capture())
     noted = [next(batches) for _ in range(steps)]
@@ -50,7 +71,7 @@ def segment(
         cheat(loop)
     loop(noted)
     end = _copied(state.capture())
-    extent = Extent(1, warm, steps, steps)
+    extent = Extent(1, step, steps, steps)
     return Opened(extent, 0, start, [(Batch(b),) for b in noted], end, end.digests(), None)
 
 
@@ -111,7 +132,10 @@ def _threads(count: int) -> Change:
         finally:
             torch.set_num_threads(before)
 
-    return _in_context(several)
+    def change(loop: Loop) -> None:
+        loop.around = several
+
+    return change
 
 
 def _kernels() -> Any:

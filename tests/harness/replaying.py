@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from atoll.optim import ByteTransformer
 from atoll.optim.replay.replaying import Task
 
-__all__ = ["CONTEXT", "OPTIMIZERS", "SAMPLES", "Loop", "Optimizers", "sampled", "text_model"]
+__all__ = ["CONTEXT", "I64", "OPTIMIZERS", "SAMPLES", "Loop", "Optimizers", "sampled", "text_model"]
 
 CONTEXT, SAMPLES = 16, 4096
 I64 = NDArray[np.int64]
@@ -74,12 +74,17 @@ class Loop:
     scheduler: Any = None
     scaler: Any = None
     accumulate: int = 1
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext  # of a forward pass
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext  # of the whole loop
     loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = field(
         default=lambda model, x, y: model.loss(x, y)  # type: ignore[operator]
     )
 
     def __call__(self, batches: Iterable[I64], step: int = 0) -> None:
+        with self.around():
+            self.train(batches)
+
+    def train(self, batches: Iterable[I64]) -> None:
         for number, indices in enumerate(batches, 1):
             x, y = windows(indices)
             with self.context():
