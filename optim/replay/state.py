@@ -18,6 +18,7 @@ from atoll.optim.replay.tensors import DTYPE_BYTES, Array, Tensors
 __all__ = ["Stateful", "TrainingState"]
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
+SEED = 1  # of a start that is rounded otherwise; what it is does not matter
 FACTOR_MAX = 4  # elements of a tensor of an optimizer's state for each of its parameter; usual is 1
 
 
@@ -98,6 +99,14 @@ class TrainingState:
             if not _alike(plain(one.state_dict()), others[name]):
                 raise RemoteProtocolError(f"the state of another {name}")
             one.load_state_dict(dict(others[name]))
+
+    @torch.no_grad()
+    def perturb(self) -> None:
+        """Each parameter by a rounding error, up or down, always the same ones."""
+        random = torch.Generator().manual_seed(SEED)
+        for p in self._parameters.values():
+            signs = torch.randint(2, p.shape, generator=random).mul_(2).sub_(1)
+            p.mul_(1 + torch.finfo(p.dtype).eps * signs.to(p))
 
     def random_states(self) -> tuple[bytes, bytes]:
         """Of the numbers that the host draws, and the model's device if it is another one."""

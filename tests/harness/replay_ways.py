@@ -34,10 +34,11 @@ def segment(
     warm: int = 10,
     way: Change | None = None,
     cheat: Change | None = None,
+    make: Callable[..., nn.Module] = text_model,
     **sizes: int,
 ) -> Opened:
     """Of a trainer that has taken ``warm`` steps before it; in the segment it may cheat."""
-    loop, batches = _begun(optimizer, way, sizes)
+    loop, batches = _begun(optimizer, way, make(**sizes))
     loop(next(batches) for _ in range(warm))
     return _next(loop, batches, warm, steps, cheat)
 
@@ -46,15 +47,14 @@ def segments(
     optimizer: Optimizers, steps: int, count: int, *, way: Change | None = None, **sizes: int
 ) -> Iterator[Opened]:
     """One after the other, of a trainer's first ``count`` steps."""
-    loop, batches = _begun(optimizer, way, sizes)
+    loop, batches = _begun(optimizer, way, text_model(**sizes))
     for step in range(0, count, steps):
         yield _next(loop, batches, step, steps)
 
 
 def _begun(
-    optimizer: Optimizers, way: Change | None, sizes: dict[str, int]
+    optimizer: Optimizers, way: Change | None, model: nn.Module
 ) -> tuple[Loop, Iterator[I64]]:
-    model = text_model(**sizes)
     loop = Loop(model, optimizer(model))
     if way is not None:
         way(loop)

@@ -18,7 +18,17 @@ from torch import Tensor, nn
 from atoll.optim import ByteTransformer
 from atoll.optim.replay.replaying import Task
 
-__all__ = ["CONTEXT", "I64", "OPTIMIZERS", "SAMPLES", "Loop", "Optimizers", "sampled", "text_model"]
+__all__ = [
+    "CONTEXT",
+    "I64",
+    "OPTIMIZERS",
+    "SAMPLES",
+    "Loop",
+    "Optimizers",
+    "biased_model",
+    "sampled",
+    "text_model",
+]
 
 CONTEXT, SAMPLES = 16, 4096
 I64 = NDArray[np.int64]
@@ -45,6 +55,26 @@ def windows(indices: I64) -> tuple[Tensor, Tensor]:
 def text_model(**sizes: int) -> ByteTransformer:
     torch.manual_seed(0)
     return ByteTransformer(**({"width": 32, "depth": 1, "heads": 2, "context": CONTEXT} | sizes))
+
+
+class Biased(nn.Module):
+    """Attention with biases: those of keys have gradients of nothing but rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, 32)
+        self.block = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 256)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
+        logits = self.head(self.block(self.embedding(x), src_mask=mask, is_causal=True))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+
+def biased_model() -> Biased:
+    torch.manual_seed(0)
+    return Biased()
 
 
 def sampled(seed: int, size: int = 8) -> Iterator[I64]:
