@@ -59,12 +59,13 @@ def trained(
         kept = Replay(segment_steps=SEGMENT, stateful=stateful, **settings)
         outer = method(loop.model, loop.inner, SYNC_EVERY, session, replay=kept, **(options or {}))
         torch.manual_seed(session.number)
-        worker, starts, ends = Worker(outer), [pulled(session)], []
+        worker, starts, ends, told = Worker(outer), [pulled(session)], [], []
         submit = session.submit
 
         def remembered(fill: Any, weight: float, fragment: int = 0) -> None:
             ends.append(np.zeros(outer.manifest.elements, np.float32))
             fill(ends[-1])
+            told.append(outer.recorder.commitment())
             submit(fill, weight, fragment)
 
         session.submit = remembered
@@ -75,6 +76,7 @@ def trained(
                 if len(ends) > len(worker.audits):
                     worker.audits.append(audited(outer, starts[-1], ends[-1]))
                     starts.append(pulled(session))
+                    assert worker.audits[-1].commitment is told[-1]  # known before the round is
                 if len(worker.audits) == rounds:
                     return
                 outer.note_batch(batch)
