@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -69,6 +70,13 @@ def test_the_readme_lists_what_lies_at_the_top() -> None:
     listed = {"README.md"} | {path.split("/")[0] for path in tree_of("README.md")}
     unlisted = {path for path in top - listed if not NOT_OURS.match(path)}
     assert not sorted(unlisted), "there, but not in README.md's tree"
+
+
+def test_every_package_is_installed() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
+    there = {name_of(path.parent) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
+    wanted = {"atoll"} | {f"atoll.{name.replace('/', '.')}" for name in there}
+    assert set(listed["packages"]) == wanted
 
 
 def sections(document: str) -> dict[str, str]:
