@@ -3,9 +3,10 @@
 Tensors are compared in groups: the parameters, the buffers, and each kind of number that the inner
 optimizers keep. With a the own end, b the claimed one and s the start, of a tensor or of a group::
 
-    difference = ||a - b|| / (||b - s|| + FLOOR ||s||)
+    difference = ||a - b|| / (min(||a - s||, ||b - s||) + FLOOR ||s||)
 
-that is, relative to what the steps have moved. On the machine that took them it is zero.
+that is, relative to what the steps have moved, here or there: a claim that moves nothing is far
+away, and so is one that moves too much. On the machine that took the steps it is zero.
 
 Some tensors have gradients that would be zero if nothing were rounded (biases of keys in attention,
 biases before a normalization), and Adam makes whole steps of what rounding leaves of them. So where
@@ -106,7 +107,7 @@ def differences(start: Checkpoint, mine: Checkpoint, theirs: Checkpoint) -> Diff
             return Differences(why=f"{name} is {_shown(claimed)}, and here {_shown(own)}")
         squares = _squares(before, own, claimed)
         tensors[name] = _ratio(*squares)
-        total = sums.setdefault(group, [0.0, 0.0, 0.0])
+        total = sums.setdefault(group, [0.0] * len(squares))
         sums[group] = [a + b for a, b in zip(total, squares, strict=True)]
     return Differences({group: _ratio(*total) for group, total in sums.items()}, tensors)
 
@@ -133,7 +134,8 @@ def compare(
     away = tensors.get(worst, 0.0)
     if wrong:
         why.append(f"{worst} differs by {away:.3g}")
-    unsteady = [g for g, away in own.groups.items() if not away <= tolerance.group_max]
+    # What is no number is no rounding: nobody can submit such parameters.
+    unsteady = [g for g, away in own.groups.items() if tolerance.group_max < away < math.inf]
     if why and unsteady:
         why.append(f"but so do {', '.join(unsteady)} of two replays here: segments are too long")
     return Verdict("; ".join(why) or values, found.groups, worst, away, not (why and unsteady))
@@ -158,19 +160,22 @@ def _pairs(
             yield group, f"{part} {name}"[:200], s.get(name), a.get(name), b.get(name)
 
 
-def _squares(start: Array | None, mine: Array, theirs: Array) -> tuple[float, float, float]:
-    """Of a - b, b - s and s; s is zero where there was nothing yet."""
+def _squares(start: Array | None, mine: Array, theirs: Array) -> tuple[float, float, float, float]:
+    """Of a - b, a - s, b - s and s; s is zero where there was nothing yet."""
     a, b = mine.values(), theirs.values()
     s = start.values() if start is not None and start.like(mine) else np.zeros_like(a)
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sum((a - b) ** 2)), float(np.sum((b - s) ** 2)), float(np.sum(s**2))
+        away, here, there = (float(np.sum(d * d)) for d in (a - b, a - s, b - s))
+        return away, here, there, float(np.sum(s * s))
 
 
-def _ratio(away: float, moved: float, before: float) -> float:
+def _ratio(away: float, here: float, there: float, before: float) -> float:
     """NaN where either has values that are no numbers."""
     if away == 0:
         return 0.0
-    length = math.sqrt(moved) + FLOOR * math.sqrt(before)
+    if math.isnan(away):
+        return math.nan
+    length = math.sqrt(min(here, there)) + FLOOR * math.sqrt(before)
     return math.sqrt(away) / length if length else math.inf
 
 

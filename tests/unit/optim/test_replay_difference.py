@@ -41,6 +41,13 @@ def test_a_difference_is_relative_to_what_has_moved() -> None:
     assert judged(at(4.0), at(5.01), at(5.0), Tolerance(0.02, 0.02)).passed
 
 
+@pytest.mark.parametrize("claimed", [4.0, 4.1, -1.0, 100.0, 1e6])
+def test_a_claim_that_moves_otherwise_is_far_away(claimed: float) -> None:
+    """However far: else a long step would hide what it differs by in its own length."""
+    verdict = judged(at(4.0), at(5.0), at(claimed), Tolerance())
+    assert verdict.difference >= abs(claimed - 5.0) * 0.999
+
+
 def test_steps_that_move_nothing_are_no_cheat() -> None:
     assert judged(at(4.0), at(4.0), at(4.0), Tolerance(0, 0)).passed
     assert judged(at(4.0), at(np.nextafter(np.float32(4), 5)), at(4.0), Tolerance(2, 2)).passed
@@ -108,12 +115,13 @@ def test_what_differs_between_two_own_ends_is_borne_within_bounds() -> None:
 
 
 def test_where_two_own_ends_are_far_apart_nothing_is_decided() -> None:
-    found, near = Differences({"parameters": 0.1}, {"w": 0.1}), Differences({"parameters": 1e-6})
-    for own in (0.1, float("nan")):
+    near = Differences({"parameters": 1e-6})
+    for own, decided in ((0.1, False), (0.03, False), (0.019, True), (float("nan"), True)):
+        found = Differences({"parameters": 0.1}, {"w": 0.1})
         verdict = compare(found, Tolerance(), Differences({"parameters": own}, {"w": 0.1}))
         assert not verdict.passed
-        assert not verdict.decided
-        assert "too long" in verdict.why
+        assert verdict.decided == decided
+        assert ("too long" in verdict.why) != decided
     far = Differences({"parameters": 0.1})
     assert compare(near, Tolerance(), far).decided  # what is close by needs no excuse
     assert compare(near, Tolerance(), far).passed
