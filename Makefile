@@ -118,7 +118,7 @@ simulate: $(STAMP)
 	$(SIMULATION) --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
 
 simulate-audits: $(STAMP)
-	cd tests && PYTHONPATH=. ../$(BIN)/python -m simulation.audit_seeds --seeds $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m simulation.audit_seeds --seeds $(SEEDS)
 
 replay: $(STAMP)
 	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
     from atoll.optim.rda import rda, rda_all_reduce
+    from atoll.optim.replay.recorder import Replay
     from atoll.optim.sparse_loco import SparseLoCo
     from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
@@ -56,6 +57,7 @@ __all__ = [
     "Population",
     "PowerSGD",
     "RankSession",
+    "Replay",
     "SparseLoCo",
     "StreamingDiLoCo",
     "Swarm",
@@ -83,6 +85,7 @@ _HOME = {
     "DeMo": "atoll.optim.decoupled_momentum",
     "DiLoCo": "atoll.optim.diloco",
     "RankSession": "atoll.optim.ranks",
+    "Replay": "atoll.optim.replay.recorder",
     "StreamingDiLoCo": "atoll.optim.streaming",
     "Population": "atoll.optim.population",
     "SparseLoCo": "atoll.optim.sparse_loco",

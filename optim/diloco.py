@@ -14,17 +14,22 @@ Arithmetic on θ, momentum and the network are the daemon's business (``optim.ou
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
+from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner
 from atoll.optim.local_steps import LocalSteps
+from atoll.optim.memory import say_of_replay
 from atoll.optim.method import Method, uses_muon
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.rates import OuterRate, factor_of
-from atoll.optim.sessions import TrainerSession
+from atoll.optim.replay.recorder import Recorder, Replay
+from atoll.optim.replay.state import TrainingState
+from atoll.optim.sessions import LeadingRank, TrainerSession
 from atoll.optim.spec import RunSpec
 
 __all__ = ["Blocking", "DiLoCo"]
@@ -41,6 +46,10 @@ class Blocking(Method):
     speed in the last rounds, and ``sync_every`` in the first (``StepsBySpeed``, where ``clock`` is
     explained). So peers of different speed come at the same time. It need not be equal on all; what
     each has done weighs by its steps or tokens, as ever.
+
+    ``replay``: keep what others need to take local steps of a round again (docs/replay.md); then
+    ``note_batch`` says which samples they are of, and ``recorder`` has it. It need not be equal on
+    all. A round that was under way when a state is loaded then begins anew.
     """
 
     _waits = True
@@ -54,28 +63,71 @@ class Blocking(Method):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replay: Replay | None = None,
     ) -> None:
         self._local = LocalSteps(spec.sync_every, round_s, clock)
-        super().__init__(ModelVector(model), inner, peer, spec, buffers)
+        self.recorder: Recorder | None = None
+        vector = ModelVector(model)
+        if replay is not None:
+            if isinstance(peer, LeadingRank):
+                raise ConfigError(
+                    "steps of a trainer with several processes cannot be replayed",
+                    fix="leave replay out, or train in one process",
+                )
+            state = TrainingState(model, inner, replay.stateful)
+            self.recorder = Recorder(replay, state, spec.sync_every)
+            say_of_replay(vector.manifest, self.recorder.planned, replay.folder)
+        super().__init__(vector, inner, peer, spec, buffers)
         self._begin_round()
+        self._begin_work()
+
+    def note_batch(self, indices: Iterable[int] | np.ndarray | Tensor) -> None:
+        """The samples of the batch whose forward pass comes next: integers from which the loop of
+        another trainer makes the same batch, at most 8,192 for a local step. Once for each batch,
+        also where gradients are accumulated. Nothing happens without ``replay``."""
+        if self.recorder is not None:
+            self.recorder.note(indices)
+
+    def close(self) -> None:
+        super().close()
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def _begin_work(self) -> None:
+        """From the run's parameters."""
+        if self.recorder is not None:
+            self.recorder.begin(self.peer.round, self.global_step)
 
     def _begin_round(self) -> None:
         self._local.begin(self.peer.first_rank)
 
     def _step_done(self) -> None:
-        if not self._local.step(self.peer.check):
+        is_last = self._local.step(self.peer.check)
+        if self.recorder is not None:
+            self.recorder.stepped(is_last)
+        if not is_last:
             return
         self._submit()
         self._local.end()
-        if self._outcome().kind == "missed":
+        outcome = self._outcome()
+        if outcome.kind == "missed":
+            if self.recorder is not None:
+                self.recorder.missed()
             self._stand_at(self._clock.steps)
             self._begin_round()
         else:
+            if self.recorder is not None and outcome.kind == "committed":
+                self.recorder.committed(outcome.round)
             self._take_run()
 
     def _take_run(self) -> None:
         super()._take_run()
         self._begin_round()
+        self._begin_work()
+
+    def _is_where(self, state: Mapping[str, Any]) -> bool:
+        """A round whose first steps were not kept begins anew."""
+        return super()._is_where(state) and self.recorder is None
 
     def _place(self) -> dict[str, Any]:
         return {"local_steps": self._local.place, "speeds": self._local.known}
@@ -91,7 +143,7 @@ class DiLoCo(Blocking):
     """Rounds of ``sync_every`` local steps, then Nesterov on the peers' mean pseudo-gradient.
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    does.
+    and ``replay`` do.
 
     ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
     is ``torch.optim.Muon``. That takes matrices only: give it those of the hidden layers, and the
@@ -121,6 +173,7 @@ class DiLoCo(Blocking):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replay: Replay | None = None,
     ) -> None:
         if outer_momentum is None:
             outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
@@ -136,4 +189,4 @@ class DiLoCo(Blocking):
             probation=probation,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from atoll.collectives.errors import ConfigError
 from atoll.optim.diloco import Blocking
 from atoll.optim.inner_steps import Inner
+from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
@@ -65,9 +66,9 @@ class LocalSGD(Blocking):
     """Rounds of ``sync_every`` local steps, then the mean of the peers' parameters.
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    does. With a ``QSR``, which takes no ``round_s``, all peers should follow one schedule of the
-    inner learning rate, which is read from the first group of the last inner optimizer;
-    ``follow(scheduler)`` brings that of a late joiner there. A peer that is
+    and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should follow one
+    schedule of the inner learning rate, which is read from the first group of the last inner
+    optimizer; ``follow(scheduler)`` brings that of a late joiner there. A peer that is
     out of step with the others still takes part in the same rounds: they wait for it, and its
     weight is the number of its steps.
     """
@@ -87,6 +88,7 @@ class LocalSGD(Blocking):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replay: Replay | None = None,
     ) -> None:
         self._rule = sync_every if isinstance(sync_every, QSR) else None
         if self._rule is not None and round_s is not None:
@@ -107,7 +109,7 @@ class LocalSGD(Blocking):
             probation=probation,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)
 
     def _begin_round(self) -> None:
         super()._begin_round()

@@ -32,6 +32,7 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range
 
 __all__ = [
+    "DIMENSIONS_MAX",
     "DTYPES",
     "ELEMENTS_MAX",
     "PARAMETERS_MAX",

@@ -12,12 +12,14 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import LeadingRank
 from atoll.optim.spec import RunSpec
 
-__all__ = ["say_of_copies", "say_of_rounds", "say_of_steps"]
+__all__ = ["say_of_copies", "say_of_replay", "say_of_rounds", "say_of_steps"]
 
 # Of a parameter, which the ranks of a trainer share: their submission, and θ (ranks.py).
 RANKS_BYTES = 8
 # Of a parameter in a vector of all trainers: what goes in, and what comes out.
 EXCHANGED_BYTES = 8
+# Of a parameter in a checkpoint of local steps: itself, and what AdamW keeps of it.
+CHECKPOINT_BYTES = 12
 
 
 def say_of_rounds(spec: RunSpec, manifest: Manifest, trainer_bytes: float, peer: object) -> None:
@@ -52,6 +54,17 @@ def say_of_copies(elements: int) -> None:
         f", which this trainer holds; where a member is copied it and the daemon take "
         f"{_mib(EXCHANGED_BYTES * elements)} of host memory each, and as much for each number that "
         "inner optimizers keep of a parameter",
+    )
+
+
+def say_of_replay(manifest: Manifest, checkpoints: int, folder: object) -> None:
+    """Where local steps are kept, so that others can take them again."""
+    each = CHECKPOINT_BYTES * manifest.elements
+    where = f"in {folder}" if folder is not None else "of this trainer's memory"
+    print(
+        f"atoll: for replays {checkpoints} checkpoints are kept, with AdamW about {_mib(each)} "
+        f"each, {_mib(checkpoints * each)} {where}",
+        file=sys.stderr,
     )
 
 

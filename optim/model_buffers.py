@@ -14,7 +14,7 @@ from atoll.collectives.codecs import F32
 from atoll.optim.buffers import PIECES, join, split
 from atoll.optim.names import canonical
 
-__all__ = ["ModelBuffers"]
+__all__ = ["ModelBuffers", "persistent"]
 
 Place = tuple[nn.Module, str]  # where a buffer is; code may put another tensor there
 
@@ -27,7 +27,7 @@ class ModelBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        places = canonical(_persistent(model))
+        places = persistent(model)
         of_floats = {n: p for n, p in places.items() if _tensor(p).is_floating_point()}
         of_integers = {n: p for n, p in places.items() if n not in of_floats}
         if not of_floats:
@@ -82,8 +82,8 @@ class ModelBuffers:
                 _tensor(place).copy_(values)
 
 
-def _persistent(model: nn.Module) -> list[tuple[str, Place]]:
-    """Each once, under the first of its names."""
+def persistent(model: nn.Module) -> dict[str, Place]:
+    """Where the buffers are that a state_dict has too, each once, under the first of its names."""
     found, seen = [], set()
     for path, module in model.named_modules():
         for name, tensor in module._buffers.items():
@@ -92,7 +92,7 @@ def _persistent(model: nn.Module) -> list[tuple[str, Place]]:
             if name not in module._non_persistent_buffers_set:
                 seen.add(id(tensor))
                 found.append((f"{path}.{name}" if path else name, (module, name)))
-    return found
+    return canonical(found)
 
 
 def _tensor(place: Place) -> Tensor:

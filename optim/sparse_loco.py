@@ -9,6 +9,7 @@ from torch import nn
 
 from atoll.optim.diloco import Blocking
 from atoll.optim.inner_steps import Inner
+from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
@@ -22,7 +23,7 @@ class SparseLoCo(Blocking):
         a = decay e_r + (θ - θ_r)    q_r = codec(a)    e_r = a - q_r    θ = θ - outer_lr AGG(q)
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    does. There is no outer momentum:
+    and ``replay`` do. There is no outer momentum:
     error feedback takes its place. ``aggregate``: "senders" averages each element over the peers
     that sent it, as the authors' code does; "all" over all peers, as the paper says. Peers seldom
     send the same elements, so with R peers a step of "all" is up to R times smaller, and
@@ -54,6 +55,7 @@ class SparseLoCo(Blocking):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replay: Replay | None = None,
     ) -> None:
         spec = RunSpec(
             method="sparse_loco",
@@ -66,4 +68,4 @@ class SparseLoCo(Blocking):
             error_feedback=decay,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from atoll.collectives.audit import check_codec
+from atoll.collectives.audit.bounds import check_codec
 from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
@@ -42,6 +42,7 @@ __all__ = [
     "ROUND_DEADLINE_S_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",
+    "SYNC_EVERY_MAX",
     "RunSpec",
     "blob",
     "check_collectives",

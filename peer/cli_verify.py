@@ -23,7 +23,8 @@ def add_verify_verb(verbs: Any) -> None:
 
 def _verify(parsed: argparse.Namespace) -> int:
     """EvidenceError if it proves nothing."""
-    from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, parse_evidence, verify_evidence
+    from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, parse_evidence
+    from atoll.peer.audit.verifying import verify_evidence
     from atoll.peer.group.views import short
 
     if parsed.file.stat().st_size > EVIDENCE_BYTES_MAX:

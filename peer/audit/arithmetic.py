@@ -14,44 +14,32 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.audit import (
-    SKETCH_WIDTH,
-    coefficients,
-    distance,
-    error_bounds,
+from atoll.collectives.audit.bounds import error_bounds, widened
+from atoll.collectives.audit.checks import (
     gram_is_plausible,
     identity_holds,
-    is_linear,
-    recomputed,
     shard_identity_holds,
-    sign_bits,
-    sketch,
     suspicious,
-    widened,
 )
+from atoll.collectives.audit.recompute import coefficients, is_linear, recomputed
+from atoll.collectives.audit.sketch import SKETCH_WIDTH, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError
 from atoll.collectives.parts import PartError
 from atoll.collectives.robust.gram import Matrix, unpacked_gram
 from atoll.peer.audit.statements import (
     Check,
-    Commitment,
     Resultant,
-    Statement,
-    body_of,
 )
-from atoll.peer.audit.terms import AuditTerms, Work
+from atoll.peer.audit.terms import Work
 
 __all__ = [
-    "body_fits",
     "doubted",
     "gram_of",
     "matrix_fits",
     "own_check",
     "part_numbers",
     "recomputed_digest",
-    "seed_of",
-    "told_numbers",
 ]
 
 # The last digits depend on the processor: sums in float64 and a few iterations. A choice of vectors
@@ -61,56 +49,6 @@ DOUBTED_MAX: Final = 4  # chunks that are opened at a time: one is enough to con
 F64 = NDArray[np.float64]
 _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32
-
-
-def seed_of(terms: AuditTerms, secrets: Mapping[bytes, bytes]) -> bytes:
-    """The common draw. No participant can choose it: all secrets were committed to before any was
-    revealed, and one honest secret is enough."""
-    hashed = hashlib.sha256(b"atoll audit seed 1\0" + terms.digest)
-    for peer in sorted(secrets):
-        hashed.update(peer + secrets[peer])
-    return hashed.digest()
-
-
-def body_fits(terms: AuditTerms, index: int, statement: Statement) -> str:
-    """What is wrong with what this participant says in these terms; "" if nothing is.
-    RemoteProtocolError if it cannot be read."""
-    body, work, counts = body_of(statement), terms.work, terms.counted[index]
-    if isinstance(body, Commitment):
-        wanted = len(terms.participants) if counts else 0
-        return "" if len(body.roots) == wanted else f"{len(body.roots)} roots, not {wanted}"
-    if isinstance(body, Check):
-        return _check_fits(body, work.grid.count if counts else 0)
-    if isinstance(body, Resultant):
-        return _resultant_fits(body, work, index)
-    return ""
-
-
-def _check_fits(body: Check, chunks: int) -> str:
-    lengths = (len(body.sketches), len(body.norms))
-    if lengths != (4 * SKETCH_WIDTH * chunks, 4 * chunks):
-        return f"numbers of {lengths} bytes for {chunks} chunks"
-    finite = (np.isfinite(np.frombuffer(d, _F32)).all() for d in (body.sketches, body.norms))
-    return "" if all(finite) else "numbers that are not finite"
-
-
-def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
-    owned, count = len(work.shards.get(index, ())), len(work.counted)
-    if len(body.digests) != _DIGEST_BYTES * owned:
-        return f"{len(body.digests)} bytes of digests for {owned} chunks"
-    needed = work.rule is not None and work.rule.needs_gram and owned > 0
-    if len(body.gram) != (4 * count * (count + 1) if needed else 0):
-        return f"inner products of {len(body.gram)} bytes"
-    if bool(body.matrix) != needed or len(body.matrix) % (4 * count):
-        return f"a matrix of {len(body.matrix)} bytes for {count} parts"
-    if not np.isfinite(np.frombuffer(body.matrix, _F32)).all():
-        return "a matrix that is not finite"
-    try:
-        if needed:
-            unpacked_gram(body.gram, count)
-    except ValueError as error:
-        return str(error)
-    return ""
 
 
 # ---------------------------------------------------------------- numbers of one part
@@ -130,15 +68,6 @@ def part_numbers(
     numbers[:SKETCH_WIDTH] = sketch(values, sign_bits(seed, chunk, size))
     numbers[SKETCH_WIDTH] = distance(values, whole)
     return numbers.tobytes()
-
-
-def told_numbers(work: Work, check: Check, chunk: int) -> bytes:
-    """The same, as a participant has said it."""
-    width = 4 * SKETCH_WIDTH
-    return (
-        check.sketches[width * chunk : width * (chunk + 1)]
-        + check.norms[4 * chunk : 4 * (chunk + 1)]
-    )
 
 
 def own_check(work: Work, seed: bytes, parts: Sequence[U8], results: Sequence[U8]) -> Check:

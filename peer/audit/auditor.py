@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from atoll.collectives.audit import opening, opens, shard_roots
+from atoll.collectives.audit.commitment import opening, opens, shard_roots
 from atoll.collectives.codecs import U8
 from atoll.peer.audit.arithmetic import doubted, own_check
 from atoll.peer.audit.evidence import Evidence, Shown

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from atoll.peer.audit.evidence import Evidence, Finding, verify_evidence
+from atoll.peer.audit.evidence import Evidence, Finding
+from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 
 __all__ = ["BANS_MAX", "Ban", "Bans"]

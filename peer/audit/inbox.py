@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.audit.arithmetic import body_fits, seed_of
+from atoll.peer.audit.bodies import body_fits, seed_of
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import (
     IN_ORDER,

@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.arithmetic import (
-    matrix_fits,
-    part_numbers,
-    recomputed_digest,
-    told_numbers,
-)
+from atoll.peer.audit.arithmetic import matrix_fits, part_numbers, recomputed_digest
+from atoll.peer.audit.bodies import told_numbers
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import Phase, Said

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Final
 
-from atoll.collectives import ChunkGrid, ReducePlan, get_codec, shared_plan
-from atoll.collectives.codecs import Codec
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import Codec, get_codec
+from atoll.collectives.plan import ReducePlan, shared_plan
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
 from atoll.optim.spec import rule_key

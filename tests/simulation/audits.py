@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from atoll.collectives.audit import recomputed
+from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.codecs import U8
 from atoll.peer.audit import effects as mc
 from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.evidence import Evidence, verify_evidence
+from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import AskParts, AskSaid, Piece, Said
 from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 from simulation.audit_options import Options, expand, keys
 from simulation.audit_sums import gram_of, matrix_of

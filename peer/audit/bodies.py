@@ -1,0 +1,78 @@
+"""What the bodies of statements must be like, and what is drawn from them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from atoll.collectives.audit.sketch import SKETCH_WIDTH
+from atoll.collectives.robust.gram import unpacked_gram
+from atoll.peer.audit.statements import Check, Commitment, Resultant, Statement, body_of
+from atoll.peer.audit.terms import AuditTerms, Work
+
+__all__ = ["body_fits", "seed_of", "told_numbers"]
+
+_F32: Final = np.dtype("<f4")
+_DIGEST_BYTES: Final = 32
+
+
+def seed_of(terms: AuditTerms, secrets: Mapping[bytes, bytes]) -> bytes:
+    """The common draw. No participant can choose it: all secrets were committed to before any was
+    revealed, and one honest secret is enough."""
+    hashed = hashlib.sha256(b"atoll audit seed 1\0" + terms.digest)
+    for peer in sorted(secrets):
+        hashed.update(peer + secrets[peer])
+    return hashed.digest()
+
+
+def body_fits(terms: AuditTerms, index: int, statement: Statement) -> str:
+    """What is wrong with what this participant says in these terms; "" if nothing is.
+    RemoteProtocolError if it cannot be read."""
+    body, work, counts = body_of(statement), terms.work, terms.counted[index]
+    if isinstance(body, Commitment):
+        wanted = len(terms.participants) if counts else 0
+        return "" if len(body.roots) == wanted else f"{len(body.roots)} roots, not {wanted}"
+    if isinstance(body, Check):
+        return _check_fits(body, work.grid.count if counts else 0)
+    if isinstance(body, Resultant):
+        return _resultant_fits(body, work, index)
+    return ""
+
+
+def _check_fits(body: Check, chunks: int) -> str:
+    lengths = (len(body.sketches), len(body.norms))
+    if lengths != (4 * SKETCH_WIDTH * chunks, 4 * chunks):
+        return f"numbers of {lengths} bytes for {chunks} chunks"
+    finite = (np.isfinite(np.frombuffer(d, _F32)).all() for d in (body.sketches, body.norms))
+    return "" if all(finite) else "numbers that are not finite"
+
+
+def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
+    owned, count = len(work.shards.get(index, ())), len(work.counted)
+    if len(body.digests) != _DIGEST_BYTES * owned:
+        return f"{len(body.digests)} bytes of digests for {owned} chunks"
+    needed = work.rule is not None and work.rule.needs_gram and owned > 0
+    if len(body.gram) != (4 * count * (count + 1) if needed else 0):
+        return f"inner products of {len(body.gram)} bytes"
+    if bool(body.matrix) != needed or len(body.matrix) % (4 * count):
+        return f"a matrix of {len(body.matrix)} bytes for {count} parts"
+    if not np.isfinite(np.frombuffer(body.matrix, _F32)).all():
+        return "a matrix that is not finite"
+    try:
+        if needed:
+            unpacked_gram(body.gram, count)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def told_numbers(work: Work, check: Check, chunk: int) -> bytes:
+    """The same, as a participant has said it."""
+    width = 4 * SKETCH_WIDTH
+    return (
+        check.sketches[width * chunk : width * (chunk + 1)]
+        + check.norms[4 * chunk : 4 * (chunk + 1)]
+    )

@@ -1,0 +1,282 @@
+"""What evidence proves: anybody can check it, without the network.
+
+What convicts a peer is signed by itself, together with the digest of the terms, so nobody can make
+it up; and what others have said enters only if the accused has signed that it heard just that. Two
+kinds are weaker, because somebody who withholds signs nothing: *withheld* rests on the word of more
+than half of the participants, and *pair* takes its accuser along. Whether these participants were
+members of the run is known to its members alone (``Finding.stands_alone``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+from atoll.collectives.audit.commitment import opens
+from atoll.collectives.errors import AtollError, EvidenceError, RemoteProtocolError
+from atoll.peer.audit.arithmetic import matrix_fits, part_numbers, recomputed_digest
+from atoll.peer.audit.bodies import body_fits, seed_of, told_numbers
+from atoll.peer.audit.evidence import Evidence, Finding, Shown
+from atoll.peer.audit.statements import (
+    IN_ORDER,
+    Check,
+    Commitment,
+    Elimination,
+    Phase,
+    Resultant,
+    Reveal,
+    Said,
+    Verdict,
+    Withholding,
+    body_of,
+    draw_of,
+    heard_of,
+)
+from atoll.peer.group.views import short
+from atoll.peer.signatures import verifies
+
+__all__ = ["verify_evidence"]
+
+_T = TypeVar("_T")
+
+
+def verify_evidence(evidence: Evidence) -> Finding:
+    """What it proves. EvidenceError, with the reason, if it does not."""
+    verify = KINDS.get(evidence.kind)
+    if verify is None:
+        raise EvidenceError(f"evidence of a kind that is not known here: {evidence.kind!r}")
+    try:
+        return verify(_Case(evidence))
+    except EvidenceError:
+        raise
+    except AtollError as error:  # a rule or codec that is not known, a body that cannot be read
+        raise EvidenceError(f"this evidence cannot be checked: {error.what}") from error
+
+
+class _Case:
+    """Evidence whose signatures are good, and belong to its attempt."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence, self.terms = evidence, evidence.terms
+        self.culprit, self.chunk = evidence.culprit, evidence.chunk
+        digest = self.terms.digest
+        for each in evidence.said:
+            _require(each.statement.terms == digest, "a statement is of another attempt")
+            _require(each.signer in self.terms.participants, "a signer did not take part")
+            good = verifies(each.signer, each.statement.digest, each.signature)
+            _require(good, f"a signature of {short(each.signer)} is forged")
+        _require(self.culprit in self.terms.participants, "the accused did not take part")
+
+    @property
+    def place(self) -> int:
+        return self.terms.participants.index(self.culprit)
+
+    def all_of(self, phase: Phase) -> dict[bytes, Said]:
+        return {each.signer: each for each in self.evidence.said if each.phase is phase}
+
+    def word(self, phase: Phase, signer: bytes) -> Said:
+        found = self.all_of(phase).get(signer)
+        if found is None:
+            raise EvidenceError(f"what {short(signer)} said in phase {phase.name} is missing")
+        return found
+
+    def heard(self, signer: bytes, phase: Phase) -> dict[bytes, Said]:
+        """All statements of a phase; ``signer`` has said in the next that it heard just these."""
+        found = self.all_of(phase)
+        later = self.word(Phase(phase + 1), signer)
+        _require(heard_of(found) == later.statement.heard, "it has heard something else")
+        return found
+
+    def commitment(self, index: int) -> Commitment:
+        return _body(self.word(Phase.COMMIT, self.terms.participants[index]), Commitment)
+
+    def check(self, index: int) -> Check:
+        return _body(self.word(Phase.CHECK, self.terms.participants[index]), Check)
+
+    def part(self, index: int) -> Shown:
+        """The opened part of a participant, which is what it has committed to."""
+        shown = next((s for s in self.evidence.parts if s.sender == index), None)
+        if shown is None or shown.chunk != self.chunk:
+            raise EvidenceError("a part is missing")
+        owners = self.terms.work.plan.owners
+        _require(self.chunk < len(owners), "there is no such chunk")
+        root = self.commitment(index).roots[owners[self.chunk]]
+        digest = hashlib.sha256(shown.data).digest()
+        _require(
+            opens(digest, self.chunk, owners, shown.proof, root), "a part is not what was committed"
+        )
+        return shown
+
+    @property
+    def owner(self) -> int:
+        return self.terms.work.plan.owners[self.chunk]
+
+    def result_digest(self) -> bytes:
+        """What the owner has signed for the chunk."""
+        owner = self.terms.participants[self.owner]
+        digests = _body(self.word(Phase.RESULT, owner), Resultant).digests
+        place = self.terms.work.shards[self.owner].index(self.chunk)
+        return digests[32 * place : 32 * place + 32]
+
+    def result(self) -> bytes:
+        _require(len(self.evidence.result) == 1, "the result is missing")
+        data = self.evidence.result[0].data
+        signed = hashlib.sha256(data).digest() == self.result_digest()
+        _require(signed, "the result is not what its owner has signed")
+        return data
+
+    def numbers_are_right(self, index: int) -> bool:
+        """Whether a participant's sketch and norm fit its part of the chunk, and the result that it
+        has heard of."""
+        claimed, work = self.check(index), self.terms.work
+        self.heard(self.terms.participants[index], Phase.RESULT)
+        true = part_numbers(work, claimed.seed, self.chunk, self.part(index).data, self.result())
+        return told_numbers(work, claimed, self.chunk) == true
+
+
+def _equivocation(case: _Case) -> Finding:
+    said = [each for each in case.evidence.said if each.signer == case.culprit]
+    _require(len(said) == 2, "it takes two statements")
+    one, other = said
+    _require(one.phase is other.phase and one.phase in IN_ORDER, "they are of different phases")
+    _require(one.statement != other.statement, "they are the same")
+    return _found(case, f"signed two different statements in phase {one.phase.name}")
+
+
+def _malformed(case: _Case) -> Finding:
+    (said,) = _exactly(case.evidence.said, 1)
+    _require(said.signer == case.culprit, "somebody else has said it")
+    try:
+        wrong = body_fits(case.terms, case.place, said.statement)
+    except RemoteProtocolError as error:
+        wrong = error.what
+    _require(bool(wrong), "there is nothing wrong with it")
+    return _found(case, f"signed what cannot be: {wrong}")
+
+
+def _draw(case: _Case) -> Finding:
+    committed = _body(case.word(Phase.COMMIT, case.culprit), Commitment)
+    secret = _body(case.word(Phase.REVEAL, case.culprit), Reveal).secret
+    right = draw_of(case.terms.digest, case.culprit, secret) == committed.draw
+    _require(not right, "it has revealed what it had committed to")
+    return _found(case, "revealed another number than it had committed to")
+
+
+def _seed(case: _Case) -> Finding:
+    reveals = case.heard(case.culprit, Phase.REVEAL)
+    _require(set(reveals) == set(case.terms.participants), "a revealed number is missing")
+    secrets = {peer: _body(each, Reveal).secret for peer, each in reveals.items()}
+    claimed = case.check(case.place).seed
+    _require(claimed != seed_of(case.terms, secrets), "its draw is right")
+    return _found(case, "computed another draw than the revealed numbers give")
+
+
+def _sketch(case: _Case) -> Finding:
+    _require(not case.numbers_are_right(case.place), "its numbers are right")
+    return _found(case, f"signed numbers that do not fit its part of chunk {case.chunk}")
+
+
+def _silent(case: _Case) -> Finding:
+    """The owner has seen wrong numbers, and has said nothing."""
+    _require(case.place == case.owner, "it does not own this chunk")
+    sender = _only_sender(case)
+    case.heard(case.culprit, Phase.COMMIT)
+    case.heard(case.culprit, Phase.CHECK)
+    _require(not case.numbers_are_right(sender), "there was nothing to say")
+    verdict = _body(case.word(Phase.VERDICT, case.culprit), Verdict)
+    _require(sender not in verdict.senders, "it has accused the sender")
+    name = short(case.terms.participants[sender])
+    return _found(case, f"kept silent about the wrong numbers of {name} in chunk {case.chunk}")
+
+
+def _false(case: _Case) -> Finding:
+    sender = _only_sender(case)
+    case.heard(case.culprit, Phase.COMMIT)
+    case.heard(case.culprit, Phase.CHECK)
+    verdict = _body(case.word(Phase.VERDICT, case.culprit), Verdict)
+    accused = dict(zip(verdict.senders, verdict.chunks, strict=True))
+    _require(accused.get(sender) == case.chunk, "it has not accused the sender of that")
+    _require(case.numbers_are_right(sender), "the accusation is true")
+    name = short(case.terms.participants[sender])
+    return _found(case, f"accused {name} falsely")
+
+
+def _result(case: _Case) -> Finding:
+    work = case.terms.work
+    _require(case.place == case.owner, "it does not own this chunk")
+    case.heard(case.culprit, Phase.COMMIT)
+    parts = {index: case.part(index).data for index in work.counted}
+    said = {
+        case.terms.participants.index(peer): _body(each, Resultant)
+        for peer, each in case.heard(case.culprit, Phase.RESULT).items()
+    }
+    _require(len(said) == len(case.terms.participants), "what an owner has signed is missing")
+    right = recomputed_digest(work, case.chunk, parts, said[case.place]) == case.result_digest()
+    _require(not (right and matrix_fits(work, said, case.place)), "its result is right")
+    return _found(case, f"signed a wrong result of chunk {case.chunk}")
+
+
+def _withheld(case: _Case) -> Finding:
+    words = case.all_of(Phase.WITHHELD)
+    bodies = {_body(each, Withholding) for each in words.values()}
+    _require(len(bodies) == 1, "they speak of different things")
+    _require(next(iter(bodies)).peer == case.culprit, "they speak of somebody else")
+    voices = words.keys() - {case.culprit}
+    _require(len(voices) >= case.terms.majority, "they are not more than half")
+    phase = next(iter(bodies)).phase
+    _require(phase >= Phase.REVEAL, "who says nothing before the draw is left out, and not banned")
+    what = Phase(phase).name if phase < len(IN_ORDER) else "of an opened part"
+    text = f"withheld what it owed in phase {what}, say {len(voices)}"
+    return _found(case, f"{text} of {len(case.terms.participants)}", stands_alone=False)
+
+
+def _pair(case: _Case) -> Finding:
+    (said,) = _exactly(case.evidence.said, 1)
+    other = _body(said, Elimination)
+    _require(other.peer == case.culprit != said.signer, "it names somebody else")
+    text = f"and {short(said.signer)} contradict each other: {other.why}"
+    found = _found(case, text, stands_alone=False)
+    return Finding(found.kind, (case.culprit, said.signer), found.text, stands_alone=False)
+
+
+KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {
+    "equivocation": _equivocation,
+    "malformed": _malformed,
+    "draw": _draw,
+    "seed": _seed,
+    "sketch": _sketch,
+    "silent": _silent,
+    "false": _false,
+    "result": _result,
+    "withheld": _withheld,
+    "pair": _pair,
+}
+
+
+def _found(case: _Case, text: str, *, stands_alone: bool = True) -> Finding:
+    whole = f"{short(case.culprit)} {text} (round {case.terms.round})"
+    return Finding(case.evidence.kind, (case.culprit,), whole, stands_alone)
+
+
+def _only_sender(case: _Case) -> int:
+    (shown,) = _exactly(case.evidence.parts, 1)
+    return shown.sender
+
+
+def _exactly(items: Iterable[_T], count: int) -> tuple[_T, ...]:
+    found = tuple(items)
+    _require(len(found) == count, f"it takes just {count}")
+    return found
+
+
+def _body(said: Said, kind: type[_T]) -> _T:
+    found = body_of(said.statement)
+    if not isinstance(found, kind):
+        raise EvidenceError(f"a statement is no {kind.__name__}")
+    return found
+
+
+def _require(holds: bool, why_not: str) -> None:
+    if not holds:
+        raise EvidenceError(f"this evidence proves nothing: {why_not}")

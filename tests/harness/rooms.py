@@ -1,0 +1,183 @@
+"""The house rules about imports: which room, and which module in it, may use what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("collectives", "optim", "peer")
+
+
+def _modules() -> dict[str, Path]:
+    found = {"atoll": ROOT / "src" / "atoll" / "__init__.py"}
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[f"atoll.{name}".removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = _modules()
+FOLDERS = (*ROOMS, "examples", "tests")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+SOURCES.append(MODULES["atoll"])
+
+# What a room may import beside the standard library and itself.
+COLLECTIVES_MAY = {"numpy"}
+OPTIM_PURE = {
+    f"atoll.optim.{name}"
+    for name in (
+        "buffers",
+        "contribution",
+        "footprint",
+        "fragments",
+        "gossip",
+        "layers",
+        "manifest",
+        "names",
+        "outer",
+        "rates",
+        "spec",
+        "text",
+    )
+}
+REPLAY = "batches checkpoint commitment detection difference opening tensors"
+OPTIM_PURE |= {f"atoll.optim.replay.{name}" for name in REPLAY.split()}
+OPTIM_PURE_MAY = {
+    "numpy",
+    "atoll.collectives.audit.bounds",
+    "atoll.collectives.merkle",
+    "atoll.collectives.chunks",
+    "atoll.collectives.codecs",
+    "atoll.collectives.counter_rng",
+    "atoll.collectives.robust",
+    "atoll.collectives.errors",
+    "atoll.collectives.native",
+} | OPTIM_PURE
+# Arithmetic that trainers share, without torch.
+COMPRESSORS = {n for n in MODULES if n.startswith("atoll.optim.compressors.")}
+COMPRESSORS |= {"atoll.optim.compressors", "atoll.optim.exchange"}
+COMPRESSORS_MAY = {f"atoll.collectives.{n}" for n in ("counter_rng", "codecs.scales", "feedback")}
+COMPRESSORS_MAY |= COMPRESSORS | OPTIM_PURE_MAY
+OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
+OPTIM_TORCH_MAY |= {
+    f"atoll.collectives.{name}"
+    for name in ("compensated", "counter_rng", "feedback", "parts", "result", "together")
+}
+PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
+PEER_MAY |= OPTIM_PURE
+RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast
+ATOLL_MAY = {"atoll.collectives.errors", "atoll.peer.session"}
+
+# Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
+DECISIONS = (
+    OPTIM_PURE - {"atoll.optim.text"}
+    | COMPRESSORS
+    | {name for name in MODULES if name.startswith("atoll.peer.group")}
+    | {name for name in MODULES if name.startswith("atoll.collectives.robust")}
+    | {
+        f"atoll.collectives.{name}"
+        for name in (
+            "audit.bounds",
+            "audit.checks",
+            "audit.commitment",
+            "audit.sketch",
+            "choice",
+            "chunks",
+            "costs",
+            "counter_rng",
+            "errors",
+            "exchange",
+            "merkle",
+            "network",
+            "pair_costs",
+            "pairs",
+            "plan",
+            "refusals",
+            "routes",
+            "schedule",
+            "shapes",
+            "shards",
+            "tours",
+            "trees",
+        )
+    }
+    | {
+        f"atoll.peer.{name}"
+        for name in (
+            "audit.bodies",
+            "audit.effects",
+            "audit.evidence",
+            "audit.inbox",
+            "audit.machine",
+            "audit.statements",
+            "audit.terms",
+            "authority.grants",
+            "authority.ledger",
+            "authority.messages",
+            "authority.revocations",
+            "authority.standing",
+            "checkpoints.manifest",
+            "checkpoints.tensorfile",
+            "demo.figures",
+            "demo.summary",
+            "gossip.messages",
+            "gossip.published",
+            "measuring.estimates",
+            "measuring.frames",
+            "measuring.messages",
+            "measuring.news",
+            "measuring.picture",
+            "measuring.slices",
+            "measuring.survey",
+            "measuring.tcpinfo",
+            "measuring.turns",
+            "net.gate",
+            "net.hello",
+            "net.invite",
+            "net.streamkeys",
+            "net.wire",
+            "rounds.dataframes",
+            "rounds.entries",
+            "rounds.sealing",
+            "signatures",
+            "transfer.assembly",
+            "transfer.catchup",
+            "transfer.fetching",
+            "transfer.gathering",
+            "transfer.histories",
+            "transfer.learning",
+            "transfer.proven",
+            "transfer.pull",
+            "transfer.supply",
+        )
+    }
+)
+# Codecs are pure functions with scratch for each thread, hence their import of `threading`; and the
+# kernels are found once, with `os` and `importlib`. Error feedback is built on them.
+DECISIONS_MAY = DECISIONS | {"atoll.collectives.codecs", "atoll.collectives.native"}
+DECISIONS_MAY |= COMPRESSORS_MAY
+ACTS = {
+    "asyncio",
+    "concurrent",
+    "ctypes",
+    "fcntl",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "shutil",
+    "signal",
+    "socket",
+    "ssl",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "torch",
+    "zmq",
+}
