@@ -1,0 +1,182 @@
+"""Evidence of every kind, as liars leave it behind; and what nobody may make of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.audit_options import Options, keys
+from simulation.audits import World
+
+from atoll.collectives.errors import EvidenceError
+from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
+from atoll.peer.audit.statements import IN_ORDER, Phase
+from atoll.peer.audit.verifying import KINDS, verify_evidence
+
+ALONE = Options(
+    seed=5, peers=5, liars={1: ""}, rule="mean", codec="int8", blocks=1, chunks=10,
+    delay_s=0.01, pauses=0, deaf_pair=False,
+)  # fmt: skip
+LIES = {
+    "equivocation": "equivocation",
+    "malformed": "malformed",
+    "draw abort": "draw",
+    "wrong seed": "seed",
+    "wrong sketch": "sketch",
+    "false accusation": "false",
+    "dense shift": "result",
+    "withholding": "withheld",
+    "wrong part": "pair",
+}
+
+
+@functools.cache
+def left_behind(lie: str) -> Evidence:
+    kind = LIES.get(lie, lie)
+    for seed in range(40):
+        liars = {1: "silent owner", 3: "silent owner"} if lie == "silent" else {1: lie}
+        world = World(replace(ALONE, seed=seed, liars=liars), keys(replace(ALONE, seed=seed)))
+        world.play()
+        for peer in world.honest:
+            for each in peer.banned.values():
+                if each.kind == kind:
+                    return each
+    raise AssertionError(f"no evidence of {kind}")
+
+
+ALL = [*LIES, "silent"]
+
+
+def test_these_are_all_kinds() -> None:
+    assert {LIES.get(lie, lie) for lie in ALL} == set(KINDS)
+
+
+@pytest.mark.parametrize("lie", ALL)
+def test_it_is_checked_by_who_knows_nothing_else(lie: str) -> None:
+    evidence = left_behind(lie)
+    again = parse_evidence(evidence.encoded)
+    assert again == evidence
+    assert again.digest == evidence.digest
+    finding = verify_evidence(again)
+    assert finding.kind == LIES.get(lie, lie)
+    assert evidence.culprit in finding.banned
+    assert finding.stands_alone == (finding.kind not in ("withheld", "pair"))
+
+
+def refused(evidence: Evidence) -> None:
+    with pytest.raises(EvidenceError):
+        verify_evidence(parse_evidence(evidence.encoded))
+
+
+@pytest.mark.parametrize("lie", ALL)
+def test_it_convicts_nobody_else(lie: str) -> None:
+    evidence = left_behind(lie)
+    banned = verify_evidence(evidence).banned
+    for peer in evidence.terms.participants:
+        if peer not in banned:
+            refused(replace(evidence, culprit=peer))
+
+
+@pytest.mark.parametrize("lie", ALL)
+def test_a_word_that_is_missing_or_forged_makes_it_worthless(lie: str) -> None:
+    evidence = left_behind(lie)
+    spare = len(evidence.said) - evidence.terms.majority if lie == "withholding" else 0
+    for place, each in enumerate(evidence.said):
+        forged = replace(each, signature=bytes(64))
+        said = (*evidence.said[:place], forged, *evidence.said[place + 1 :])
+        refused(replace(evidence, said=said))
+        if not spare:
+            refused(replace(evidence, said=evidence.said[:place] + evidence.said[place + 1 :]))
+
+
+@pytest.mark.parametrize("lie", ALL)
+def test_it_belongs_to_its_attempt(lie: str) -> None:
+    evidence = left_behind(lie)
+    refused(replace(evidence, terms=replace(evidence.terms, attempt=99)))
+    refused(replace(evidence, terms=replace(evidence.terms, codec="float32", rule="mean")))
+
+
+@pytest.mark.parametrize("lie", ["wrong sketch", "false accusation", "dense shift", "silent"])
+def test_parts_and_results_are_what_was_promised(lie: str) -> None:
+    evidence = left_behind(lie)
+
+    def changed(data: bytes) -> bytes:
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    for place, part in enumerate(evidence.parts):
+        for other in (
+            replace(part, data=changed(part.data)),
+            replace(part, sender=(part.sender + 1) % 5),
+            replace(part, chunk=(part.chunk + 1) % 10),
+            replace(part, proof=part.proof[:-32]),
+        ):
+            parts = (*evidence.parts[:place], other, *evidence.parts[place + 1 :])
+            refused(replace(evidence, parts=parts))
+    for result in evidence.result:
+        refused(replace(evidence, result=(replace(result, data=changed(result.data)),)))
+        refused(replace(evidence, result=()))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_words_of_honest_peers_are_evidence_of_nothing(kind: str) -> None:
+    """All that five honest peers have said, arranged as evidence of each kind."""
+    world = World(replace(ALONE, liars={}), keys(ALONE))
+    world.play()
+    peer = next(iter(world.peers.values()))
+    assert peer.auditor is not None
+    auditor = peer.auditor
+    inbox, terms = auditor.machine.inbox, auditor.terms
+    for count in (1, 2, len(IN_ORDER)):
+        words = tuple(w for phase in IN_ORDER[-count:] for w in inbox.of(phase).values())
+        for culprit in terms.participants:
+            for parts in ((), tuple(auditor._shown(auditor.index, c) for c in (0,))):  # type: ignore[misc]
+                refused(Evidence(kind, culprit, terms, words, parts=parts))  # type: ignore[arg-type]
+
+
+def test_silence_before_the_draw_is_no_evidence() -> None:
+    evidence = left_behind("withholding")
+    early = [each for each in evidence.said if each.phase is Phase.WITHHELD]
+    assert len(early) == len(evidence.said)
+    assert len(early) >= evidence.terms.majority
+
+
+def test_a_minority_bans_nobody() -> None:
+    evidence = left_behind("withholding")
+    refused(replace(evidence, said=evidence.said[: evidence.terms.majority - 1]))
+    same = (evidence.said[0],) * evidence.terms.majority
+    refused(replace(evidence, said=same))
+
+
+def test_what_is_no_evidence_at_all() -> None:
+    evidence = left_behind("draw abort")
+    for data in (b"", b"atoll evidence 1\n", b"atoll evidence 2\n" + evidence.encoded[17:]):
+        with pytest.raises(EvidenceError):
+            parse_evidence(data)
+    with pytest.raises(EvidenceError, match="no evidence"):
+        parse_evidence(bytes(EVIDENCE_BYTES_MAX + 1))
+    refused(replace(evidence, kind="unheard of"))
+
+
+def _flips(data: bytes) -> Callable[[int, int], bytes]:
+    def flipped(place: int, bit: int) -> bytes:
+        place %= len(data)
+        return data[:place] + bytes([data[place] ^ (1 << bit)]) + data[place + 1 :]
+
+    return flipped
+
+
+@settings(max_examples=300, deadline=None)
+@given(lie=st.sampled_from(ALL), place=st.integers(0, 1 << 30), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_refused_or_changes_nothing(lie: str, place: int, bit: int) -> None:
+    """Nothing else than EvidenceError is ever raised."""
+    evidence = left_behind(lie)
+    data = _flips(evidence.encoded)(place, bit)
+    try:
+        finding = verify_evidence(parse_evidence(data))
+    except EvidenceError:
+        return
+    assert set(finding.banned) == set(verify_evidence(evidence).banned)
