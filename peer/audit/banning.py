@@ -104,6 +104,7 @@ class BanKeeper:
     def unlinked(self, peer: bytes) -> None:
         for digest in [d for d, (source, _, _) in self._arriving.items() if source == peer]:
             del self._arriving[digest]
+            self._told.get(digest, set()).discard(peer)
             self._ask_again(digest)
 
     # ------------------------------------------------------------ evidence

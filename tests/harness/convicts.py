@@ -1,0 +1,43 @@
+"""Evidence against liars of the simulator, of every kind, for the tests of what reads it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from simulation.audit_options import Options, keys
+from simulation.audits import World
+
+from atoll.peer.audit.evidence import Evidence
+
+__all__ = ["ALONE", "LIES", "left_behind"]
+
+ALONE = Options(
+    seed=5, peers=5, liars={1: ""}, rule="mean", codec="int8", blocks=1, chunks=10,
+    delay_s=0.01, pauses=0, deaf_pair=False,
+)  # fmt: skip
+LIES = {
+    "equivocation": "equivocation",
+    "malformed": "malformed",
+    "draw abort": "draw",
+    "wrong seed": "seed",
+    "wrong sketch": "sketch",
+    "false accusation": "false",
+    "dense shift": "result",
+    "withholding": "withheld",
+    "wrong part": "pair",
+}
+
+
+@functools.cache
+def left_behind(lie: str) -> Evidence:
+    kind = LIES.get(lie, lie)
+    for seed in range(40):
+        liars = {1: "silent owner", 3: "silent owner"} if lie == "silent" else {1: lie}
+        world = World(replace(ALONE, seed=seed, liars=liars), keys(replace(ALONE, seed=seed)))
+        world.play()
+        for peer in world.honest:
+            for each in peer.banned.values():
+                if each.kind == kind:
+                    return each
+    raise AssertionError(f"no evidence of {kind}")

@@ -1,0 +1,209 @@
+"""Daemons tell each other of bans: evidence goes around, is checked, and is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.convicts import left_behind
+
+from atoll.collectives.errors import AtollError, BannedError
+from atoll.peer.audit import banning
+from atoll.peer.audit.banning import AskEvidence, BanKeeper, EvidencePiece, KnownBans
+
+
+class Site:
+    """One daemon's keeper; what it sends arrives at once, at those that are linked."""
+
+    def __init__(self, name: bytes, folder: Path, net: dict[bytes, Site]) -> None:
+        self.name, self.net = name, net
+        self.notes: list[str] = []
+        self.dropped: list[bytes] = []
+        self.stopped: list[AtollError] = []
+        self.failed: list[bytes] = []
+        self.sent: list[object] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        net[name] = self
+        self.keeper = BanKeeper(
+            name,
+            folder / name.hex()[:4],
+            send=self._send,
+            links=lambda: [peer for peer in net if peer != name],
+            members=lambda: list(net),
+            drop=lambda peer, why: self.dropped.append(peer),
+            note=lambda kind, text, **fields: self.notes.append(f"{kind}: {text}"),
+            stop=self.stopped.append,
+            spawn=self._spawn,
+            on_ban=self.failed.extend,
+        )
+
+    def _send(self, peer: bytes, message: object) -> bool:
+        self.sent.append(message)
+        site = self.net[peer]
+        asyncio.get_running_loop().call_soon(site.keeper.on_message, self.name, message)
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work))
+
+
+async def settle(net: dict[bytes, Site]) -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.gather(*(task for site in net.values() for task in site.tasks))
+
+
+def sites(folder: Path, names: str = "abc") -> dict[bytes, Site]:
+    net: dict[bytes, Site] = {}
+    for name in names:
+        Site(name.encode() * 32, folder, net)
+    for site in net.values():
+        (folder / site.name.hex()[:4]).parent.mkdir(exist_ok=True)
+    return net
+
+
+def test_what_one_has_found_all_know_and_keep(tmp_path: Path) -> None:
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path)
+        a, *others = net.values()
+        a.keeper.convict(evidence)
+        await settle(net)
+        for site in net.values():
+            assert site.keeper.is_out(evidence.culprit)
+            assert site.failed == [evidence.culprit]
+            with pytest.raises(BannedError, match="signed a wrong result"):
+                site.keeper.check(evidence.culprit)
+            (file,) = (tmp_path / site.name.hex()[:4]).iterdir()
+            assert file.read_bytes() == evidence.encoded
+        for site in others:
+            assert not any(note.startswith("forged") for note in site.notes)
+        again = Site(a.name, tmp_path, {})  # another life of it
+        assert again.keeper.is_out(evidence.culprit)
+
+    asyncio.run(main())
+
+
+def test_the_banned_hears_why_and_stops(tmp_path: Path) -> None:
+    evidence = left_behind("draw abort")
+
+    async def main() -> None:
+        net = sites(tmp_path, "ab")
+        banned = Site(evidence.culprit, tmp_path, net)
+        a = net[b"a" * 32]
+        a.keeper.convict(evidence)
+        await settle(net)
+        (error,) = banned.stopped
+        assert isinstance(error, BannedError)
+        assert "another number" in error.what
+
+    asyncio.run(main())
+
+
+def test_a_newcomer_asks_for_what_it_lacks_once(tmp_path: Path) -> None:
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path)
+        for site in list(net.values())[:2]:
+            site.keeper.convict(evidence)
+        await settle(net)
+        late = Site(b"z" * 32, tmp_path, net)
+        for site in list(net.values())[:3]:
+            site.keeper.linked(late.name)
+        await settle(net)
+        assert late.keeper.is_out(evidence.culprit)
+        asked = [message for message in late.sent if isinstance(message, AskEvidence)]
+        assert len(asked) == 1
+
+    asyncio.run(main())
+
+
+def test_whoever_dies_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path, "abz")
+        a, b, late = net.values()
+        late.keeper.on_message(a.name, KnownBans((evidence.digest,)))
+        late.keeper.on_message(b.name, KnownBans((evidence.digest,)))
+        b.keeper.bans.learn(evidence)
+        await settle(net)  # a has nothing to answer with
+        assert not late.keeper.is_out(evidence.culprit)
+        late.keeper.unlinked(a.name)
+        await settle(net)
+        assert late.keeper.is_out(evidence.culprit)
+
+    asyncio.run(main())
+
+
+def test_lies_about_evidence_are_named_and_forgotten(tmp_path: Path) -> None:
+    evidence = left_behind("dense shift")
+    nothing = replace(evidence, parts=evidence.parts[:1])
+
+    async def main() -> None:
+        net = sites(tmp_path, "az")
+        a, late = net.values()
+        for digest, data in (
+            (evidence.digest, nothing.encoded),  # something else
+            (nothing.digest, nothing.encoded),  # no evidence
+        ):
+            late.keeper.on_message(a.name, KnownBans((digest,)))
+            piece = banning.PIECE_BYTES
+            for offset in range(0, len(data), piece):
+                part = data[offset : offset + piece]
+                late.keeper.on_message(a.name, EvidencePiece(digest, offset, len(data), part))
+        await settle(net)
+        assert len([note for note in late.notes if note.startswith("forged")]) == 2
+        assert len(late.keeper.bans) == 0
+
+    asyncio.run(main())
+
+
+def test_pieces_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
+    async def main() -> None:
+        net = sites(tmp_path, "az")
+        late = net[b"z" * 32]
+        for offset in range(0, 1 << 20, banning.PIECE_BYTES):
+            piece = EvidencePiece(b"d" * 32, offset, 1 << 20, bytes(banning.PIECE_BYTES))
+            assert late.keeper.on_message(b"a" * 32, piece)
+        assert not late.keeper._arriving
+        for number in range(20):
+            late.keeper.on_message(b"a" * 32, KnownBans((bytes([number]) * 32,)))
+        assert len(late.keeper._arriving) == banning.ARRIVING_MAX
+
+    asyncio.run(main())
+
+
+def test_asking_again_and_again_is_answered_so_many_times(tmp_path: Path) -> None:
+    evidence = left_behind("draw abort")
+
+    async def main() -> None:
+        net = sites(tmp_path, "az")
+        a = net[b"a" * 32]
+        a.keeper.convict(evidence)
+        for _ in range(banning.ASKED_MAX + 20):
+            a.keeper.on_message(b"z" * 32, AskEvidence(evidence.digest))
+        pieces = [message for message in a.sent if isinstance(message, EvidencePiece)]
+        assert len(pieces) == banning.ASKED_MAX
+        await settle(net)
+
+    asyncio.run(main())
+
+
+def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / (b"a" * 32).hex()[:4]
+    folder.mkdir()
+    (folder / "x.evidence").write_bytes(b"atoll evidence 1\nrubbish")
+
+    async def main() -> None:
+        site = Site(b"a" * 32, tmp_path, {})
+        assert any("is left alone" in note for note in site.notes)
+        assert len(site.keeper.bans) == 0
+
+    asyncio.run(main())

@@ -1,0 +1,81 @@
+"""Who is banned as far as one member knows: evidence that stands alone, and the word of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from harness.convicts import LIES, left_behind
+
+from atoll.collectives.errors import EvidenceError
+from atoll.peer.audit import bans as module
+from atoll.peer.audit.bans import Bans
+
+ME = b"m" * 32
+MEMBERS = [ME, *(bytes([n]) * 32 for n in range(1, 5))]
+WEAK = ["withholding", "wrong part"]
+
+
+@pytest.mark.parametrize("lie", sorted(set(LIES) - set(WEAK)))
+def test_what_stands_alone_is_believed_at_once(lie: str) -> None:
+    bans, evidence = Bans(ME), left_behind(lie)
+    (ban,) = bans.learn(evidence)
+    assert ban.peer == evidence.culprit
+    assert ban.peer in bans
+    assert bans.digests == (evidence.digest,)
+    assert bans.learn(evidence) == []  # once is enough
+
+
+@pytest.mark.parametrize("lie", WEAK)
+def test_the_word_of_others_counts_for_who_took_part(lie: str) -> None:
+    bans, evidence = Bans(ME), left_behind(lie)
+    assert len(bans.learn(evidence, first_hand=True)) == (2 if lie == "wrong part" else 1)
+
+
+@pytest.mark.parametrize("lie", WEAK)
+def test_for_others_it_takes_more_than_half_of_the_view(lie: str) -> None:
+    bans, evidence = Bans(ME), left_behind(lie)
+    assert bans.learn(evidence) == []
+    assert len(bans) == 0
+    assert bans.knows(evidence.digest)
+    assert bans.told(evidence.digest, b"s" * 32, MEMBERS) == []  # a stranger
+    for member in MEMBERS[1:3]:
+        assert bans.told(evidence.digest, member, MEMBERS) == []
+        assert bans.told(evidence.digest, member, MEMBERS) == []  # twice is once
+    assert bans.told(evidence.digest, MEMBERS[3], MEMBERS)
+    assert evidence.culprit in bans
+
+
+def test_nobody_is_heard_in_its_own_cause() -> None:
+    bans, evidence = Bans(ME), left_behind("wrong part")
+    pair = {evidence.culprit, evidence.said[0].signer}
+    members = [ME, *pair, b"x" * 32]
+    bans.learn(evidence)
+    for member in pair:
+        assert bans.told(evidence.digest, member, members) == []
+    assert bans.told(evidence.digest, b"x" * 32, members) == []
+
+
+def test_what_proves_nothing_bans_nobody() -> None:
+    bans, evidence = Bans(ME), left_behind("draw abort")
+    with pytest.raises(EvidenceError):
+        bans.learn(replace(evidence, said=evidence.said[:1]), first_hand=True)
+    assert len(bans) == 0
+
+
+def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BANS_MAX", 1)
+    bans = Bans(ME)
+    assert bans.learn(left_behind("draw abort"))
+    assert bans.learn(left_behind("wrong part"), first_hand=True) == []
+    assert len(bans) == 1
+
+
+def test_what_status_shows() -> None:
+    bans, evidence = Bans(ME), left_behind("dense shift")
+    bans.learn(evidence)
+    (row,) = bans.rows()
+    assert row["kind"] == "result"
+    assert row["id"] == evidence.culprit.hex()
+    assert row["evidence"] == evidence.digest.hex()
+    assert "signed a wrong result" in str(row["text"])
