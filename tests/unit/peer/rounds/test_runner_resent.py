@@ -16,6 +16,9 @@ from harness.runner_sites import PATIENCE_S, Site, begin_of, eventually, prepare
 from atoll.peer.group import events as ev
 from atoll.peer.group.kept import Kept, pack_kept
 from atoll.peer.group.messages import STEP, Begin, Origin
+from atoll.peer.rounds import reducer
+from atoll.peer.rounds.jobs import Job
+from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.resent import SentPayload
 
 CHAIN = b"c" * 32
@@ -52,12 +55,13 @@ class Hang(NamedTuple):
 def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
     """Half of the victim's own parts leave it, and nothing after them until it is released."""
     hang, lock = Hang(threading.Event(), threading.Event()), threading.Lock()
-    reducer = victim.runner.reducer
     left = victim.state.grid.count // 2
-    source_of = reducer._source
+    contribution = reducer.contribution
 
-    def limited(job: object) -> Callable[[int, np.ndarray], None]:
-        source = source_of(job)  # type: ignore[arg-type]
+    def limited(replica: Replica, job: Job) -> tuple[None, Callable[[int, np.ndarray], None]]:
+        own, source = contribution(replica, job)
+        if replica is not victim.runner.replica:
+            return own, source  # type: ignore[return-value]
         assert source is not None
 
         def fill(chunk: int, out: np.ndarray) -> None:
@@ -70,9 +74,9 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
                 hang.released.wait(PATIENCE_S)
             source(chunk, out)
 
-        return fill
+        return None, fill
 
-    monkeypatch.setattr(reducer, "_source", limited)
+    monkeypatch.setattr(reducer, "contribution", limited)
     return hang
 
 
