@@ -56,7 +56,14 @@ def together(run: Fleet, honest: str, rule: str = "mean") -> dict[str, torch.Ten
         return {name: calls[name].result(WAIT_S) for name in honest}
 
 
-@pytest.mark.parametrize("rule", ["mean", "gm(f=1)", "nnm+trimmed(f=1)"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "mean",
+        pytest.param("gm(f=1)", marks=pytest.mark.slow),
+        pytest.param("nnm+trimmed(f=1)", marks=pytest.mark.slow),
+    ],
+)
 def test_honest_peers_pass_and_agree(tmp_path: Path, rule: str) -> None:
     with fleet(tmp_path) as run:
         run.form(NAMES)
@@ -72,7 +79,8 @@ LIES = {"result": "result", "numbers": "sketch", "two": "equivocation", "withhol
 
 
 @pytest.mark.parametrize(
-    "lie", ["result", "numbers", "two", pytest.param("withholds", marks=pytest.mark.slow)]
+    "lie",
+    ["result", *(pytest.param(o, marks=pytest.mark.slow) for o in ("numbers", "two", "withholds"))],
 )
 def test_a_liar_is_banned_and_the_others_go_on(tmp_path: Path, lie: str) -> None:
     with fleet(tmp_path) as run:
@@ -98,6 +106,7 @@ def test_a_liar_is_banned_and_the_others_go_on(tmp_path: Path, lie: str) -> None
         assert 3.0 < float(found[name].mean()) < 4.0  # what the liar promised does not count
 
 
+@pytest.mark.slow
 def test_of_two_that_contradict_each_other_both_go(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         run.odd["d"] = "audit:part"
