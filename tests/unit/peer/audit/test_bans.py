@@ -10,6 +10,8 @@ from harness.convicts import LIES, left_behind
 from atoll.collectives.errors import EvidenceError
 from atoll.peer.audit import bans as module
 from atoll.peer.audit.bans import Bans
+from atoll.peer.audit.door import describe_bans
+from atoll.peer.group.views import short
 
 ME = b"m" * 32
 MEMBERS = [ME, *(bytes([n]) * 32 for n in range(1, 5))]
@@ -79,3 +81,14 @@ def test_what_status_shows() -> None:
     assert row["id"] == evidence.culprit.hex()
     assert row["evidence"] == evidence.digest.hex()
     assert "signed a wrong result" in str(row["text"])
+
+
+def test_the_lines_of_status() -> None:
+    bans, evidence = Bans(ME), left_behind("dense shift")
+    bans.learn(evidence)
+    (line,) = describe_bans({"banned": bans.rows()})
+    assert line.startswith(f"  banned {short(evidence.culprit)} signed a wrong result")
+    assert line.endswith(f"evidence {evidence.digest.hex()[:16]}")
+    many = describe_bans({"banned": bans.rows() * 25})
+    assert many[-1] == "  and 5 more are banned"
+    assert describe_bans({"mode": "secret"}) == []
