@@ -155,7 +155,8 @@ class SwarmSession(SwarmGossip):
         fill(self._region)
         self._local_steps += 1
         state = self._swarm.state
-        alike = state.spec.probation > 0  # as among peers; here all have founded the run
+        spec = state.spec  # as among peers; here all have founded the run
+        alike = spec.probation > 0 or (spec.audit and weight > 0)
         submitted = Submitted(self.number, self._region, 1.0 if alike else float(weight))
         step = Step(state, submitted, len(self._swarm.sessions), fragment)
         self._submitted[fragment] = step

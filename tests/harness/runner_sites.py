@@ -43,16 +43,17 @@ class Site:
         )
         self.address = ""
         self.me = home.peer_id
+        self.audits = AuditHost(
+            home.peer_id,
+            HomeSigner(home),
+            send=self.host.send,
+            convict=lambda evidence: None,
+            log=self.logs.append,
+        )
         self.runner = RoundRunner(
             me=home.peer_id,
             host=self.host,
-            audits=AuditHost(
-                home.peer_id,
-                HomeSigner(home),
-                send=self.host.send,
-                convict=lambda evidence: None,
-                log=self.logs.append,
-            ),
+            audits=self.audits,
             feed=self.fed.append,
             tell_trainer=lambda effect: None,
             log=self.logs.append,
@@ -61,6 +62,8 @@ class Site:
         self.task = asyncio.get_running_loop().create_task(self.runner.run())
 
     def _on_message(self, peer: bytes, message: object) -> None:
+        if self.audits.on_message(peer, message):
+            return
         if isinstance(message, FetchResult):
             self.runner.donor.on_message(peer, message)
         elif isinstance(message, FetchKept):
@@ -70,6 +73,7 @@ class Site:
 
     async def close(self) -> None:
         self.task.cancel()
+        self.audits.close()
         self.runner.close()
         await self.host.close()
 

@@ -1,0 +1,145 @@
+"""Audited rounds over real TLS links: the bits of a swarm, what is refused, what is not kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
+
+from atoll.collectives import grid_for
+from atoll.collectives.errors import ConfigError
+from atoll.optim.spec import RunSpec
+from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.peer.audit.statements import Phase
+from atoll.peer.group import events as ev
+from atoll.peer.group.kept import Kept, pack_kept
+from atoll.peer.group.layouts import Layout
+from atoll.peer.group.messages import Begin, Finals, Origin
+from atoll.peer.rounds.auditterms import terms_of
+from atoll.peer.rounds.entries import INIT, STEP
+
+ELEMENTS = 60_000
+CHAIN = b"c" * 32
+
+
+@pytest.mark.parametrize("rule", ["mean", "trimmed(f=1)", "nnm+trimmed(f=1)", "gm(f=1)"])
+@pytest.mark.parametrize("codec", ["int8", "float32"])
+def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, codec, aggregate=rule, audit=True)
+        state = sites[0].state
+        truth = SwarmState(state.spec, state.manifest, lambda flat: np.copyto(flat, state.theta))
+        for number, weights in ((2, (1.0, 5.0, 1.0, 2.0)), (3, (1.0, 1.0, 0.0, 1.0))):
+            given = [
+                Submitted(n, site.inputs.copy(), float(weight > 0))
+                for n, (site, weight) in enumerate(zip(sites, weights, strict=True))
+            ]
+            begin = replace(begin_of(sites, 1, number), weights=weights)
+            truth.commit(given)
+            for site in sites:
+                site.runner.carry_out(ev.Reduce(begin))
+            await eventually(lambda b=begin: all(site.reduced(1, b.round) for site in sites))
+            jobs = [site.runner.reducer.jobs.get(begin.round) for site in sites]
+            assert all(job is not None and job.audit is not None for job in jobs)
+            assert all(job is not None and job.finals == b"" for job in jobs)
+            for site in sites:
+                site.runner.carry_out(ev.Apply(begin, CHAIN))
+            await eventually(lambda b=begin: all(site.applied(b.round) for site in sites))
+            for site in sites:
+                assert site.state.theta.tobytes() == truth.theta.tobytes()
+        assert not any(site.audits._attempts for site in sites)
+
+    scenario(tmp_path, "abcd", play)
+
+
+def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, audit=True)
+        begin = begin_of(sites, 1)
+        for site in sites[:-1]:
+            site.runner.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.audits._attempts for site in sites[:-1]))
+        for site in sites[:-1]:
+            (attempt,) = site.audits._attempts.values()
+            await eventually(lambda a=attempt: len(a.auditor.machine.inbox.of(Phase.COMMIT)) == 2)
+        assert all(site.runner.streams.moved_bytes == 0 for site in sites)
+        sites[-1].runner.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+
+    scenario(tmp_path, "abc", play)
+
+
+def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, audit=True)
+        begin = begin_of(sites, 2)
+        made_up = Finals(LINEAGE, begin.view, begin.round, 1, b"x" * 32)
+        past = (Origin(begin.participants, begin.weights),)
+        kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
+        assert sites[0].runner.believed(made_up) == replace(made_up, digests=b"")
+        sites[0].runner.carry_out(ev.Reduce(replace(begin, past=past, kept=kept)))
+        failed = lambda: [e for e in sites[0].fed if isinstance(e, ev.ReduceFailed)]  # noqa: E731
+        await eventually(failed)
+        assert "was not verified" in failed()[0].why
+
+    scenario(tmp_path, "abc", play)
+
+
+def opening(count: int, **more: object) -> Begin:
+    peers = tuple(bytes([n]) * 32 for n in range(1, count + 1))
+    return Begin(LINEAGE, 1, 2, 1, STEP, peers, (1.0,) * count, **more)  # type: ignore[arg-type]
+
+
+SPEC = RunSpec(sync_every=1, audit=True, aggregate="trimmed(f=1)")
+
+
+def test_terms_say_what_an_attempt_is() -> None:
+    begin = replace(opening(3), weights=(2.5, 0.0, 1.0))
+    terms = terms_of(begin, SPEC, grid_for(ELEMENTS))
+    assert terms is not None
+    assert terms.counted == (True, False, True)
+    assert (terms.rule, terms.codec, terms.elements) == ("trimmed(f=1)", "int8", ELEMENTS)
+    others = [
+        terms_of(replace(begin, attempt=2), SPEC, grid_for(ELEMENTS)),
+        terms_of(replace(begin, view=2), SPEC, grid_for(ELEMENTS)),
+        terms_of(begin, replace(SPEC, codec="int4"), grid_for(ELEMENTS)),
+        terms_of(begin, SPEC, grid_for(ELEMENTS + 1)),
+    ]
+    assert len({terms.digest, *(other.digest for other in others if other)}) == 5
+
+
+def test_what_is_not_audited() -> None:
+    grid = grid_for(ELEMENTS)
+    assert terms_of(opening(3), replace(SPEC, audit=False), grid) is None
+    assert terms_of(replace(opening(1), kind=INIT), SPEC, grid) is None
+
+
+@pytest.mark.parametrize(
+    ("begin", "why"),
+    [
+        (opening(65), "64 at most"),
+        (opening(3, layout=Layout("ring", (1, 1, 1), (0, 1, 2))), "is a butterfly, and no ring"),
+        (opening(2, layout=Layout("pairwise", (1, 1))), "is a butterfly, and no pairwise"),
+    ],
+)
+def test_what_cannot_be_audited(begin: Begin, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        terms_of(begin, SPEC, grid_for(ELEMENTS))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "sparse_loco", "codec": "topk64_2bit", "aggregate": "senders"},
+        {"codec": "dynamic8"},
+        {"aggregate": "senders"},
+        {"method": "async_diloco", "submits": "deltas"},
+        {"method": "gradient_average"},
+    ],
+)
+def test_a_specification_that_cannot_be_audited_is_refused(other: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        RunSpec(**({"sync_every": 1, "audit": True} | other))  # type: ignore[arg-type]
