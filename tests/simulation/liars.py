@@ -138,12 +138,16 @@ class TwoResults(_Lies):
 
 
 class WrongPart(_Lies):
-    """A sender whose part for one owner is not what it has committed to."""
+    """A sender whose parts for one owner, or for all, are not what it has committed to."""
 
     kind = "wrong part"
 
+    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
+        super().begin(terms, index, world)
+        self.victims = {self.victim} if self.rng.random() < 0.5 else set(terms.participants)
+
     def part(self, chunk: int, data: bytes) -> bytes:
-        if self.terms.participants[self.terms.work.plan.owners[chunk]] != self.victim:
+        if self.terms.participants[self.terms.work.plan.owners[chunk]] not in self.victims:
             return data
         self.must_fall = True
         return data[:-1] + bytes([data[-1] ^ 1])
