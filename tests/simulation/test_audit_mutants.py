@@ -23,7 +23,6 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "opened parts need not be either": (auditor.Auditor, "_is_promised", lambda self, shown: True),
     "any secret may be revealed": (inbox.Inbox, "broken_draw", lambda self: None),
-    "any draw may be used": (inbox.Inbox, "wrong_seed", lambda self: None),
     "results need not be what was signed": (machine.Audit, "_other_result", lambda self: b""),
     "nobody compares what was heard": (inbox.Inbox, "differing", lambda self, phase: []),
     "the first statement stands": (
