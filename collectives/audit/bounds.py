@@ -52,6 +52,7 @@ _HALVES: Final[Mapping[str, tuple[float, float]]] = {
 _ROUNDED: Final = 1 + 2.0**-12
 _FLUSHED: Final = 1e-30  # the values of blocks without a scale are smaller
 _UNIT: Final = 2.0**-24  # half the relative distance of two float32
+_TILE_ELEMENTS: Final = 16_384  # whole blocks of any codec; small memory comes without page faults
 _SMALLEST: Final = 2.0**-149  # of float32: what a product that underflows may lose
 
 
@@ -103,10 +104,12 @@ def widened(bounds: F64, coefficients: F64, norms: F32, result_norm: float, coun
 
 def _largest(values: F32, block: int) -> F32:
     """The largest magnitude of each block."""
-    whole = values.size - values.size % block
-    rows, rest = values[:whole].reshape(-1, block), values[whole:]
-    largest: F32 = np.maximum(rows.max(axis=1), -rows.min(axis=1))
-    return np.append(largest, np.abs(rest).max()) if rest.size else largest
+    found: F32 = np.empty(-(-values.size // block), np.float32)
+    for lo in range(0, values.size, _TILE_ELEMENTS):
+        magnitudes = np.abs(values[lo : lo + _TILE_ELEMENTS])
+        starts = np.arange(0, magnitudes.size, block)
+        np.maximum.reduceat(magnitudes, starts, out=found[lo // block :][: starts.size])
+    return found
 
 
 def _of_steps(errors: F64, block: int, count: int) -> F64:

@@ -26,9 +26,9 @@ def accusations(
 ) -> dict[int, int]:
     """Senders whose numbers are not the true ones (sender, chunk), of parts that this owner holds;
     each with the first such chunk."""
-    found: dict[int, int] = {}
+    checks, found = inbox.checks, dict[int, int]()
     for (sender, chunk), numbers in sorted(true.items(), key=lambda item: item[0][::-1]):
-        if told_numbers(terms.work, inbox.checks[sender], chunk) != numbers:
+        if told_numbers(terms.work, checks[sender], chunk) != numbers:
             found.setdefault(sender, chunk)
     return found
 
