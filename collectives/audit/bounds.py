@@ -52,6 +52,7 @@ _HALVES: Final[Mapping[str, tuple[float, float]]] = {
 _ROUNDED: Final = 1 + 2.0**-12
 _FLUSHED: Final = 1e-30  # the values of blocks without a scale are smaller
 _UNIT: Final = 2.0**-24  # half the relative distance of two float32
+_TILE_ELEMENTS: Final = 16_384  # whole blocks of any codec; small memory comes without page faults
 _SMALLEST: Final = 2.0**-149  # of float32: what a product that underflows may lose
 
 
@@ -65,22 +66,23 @@ def check_codec(codec: Codec) -> None:
         )
 
 
-def error_bounds(codec: Codec, data: U8, count: int) -> F64:
-    """The bounds of encoding, of a chunk of ``count`` elements. CodecError for malformed bytes,
-    ConfigError for a codec without bounds."""
+def error_bounds(codec: Codec, data: U8, count: int, values: F32 | None = None) -> F64:
+    """The bounds of encoding, of a chunk of ``count`` elements; ``values``: as they are decoded, if
+    they are at hand. CodecError for malformed bytes, ConfigError for a codec without bounds."""
     check_codec(codec)
-    codec.check(data, count)
+    if values is None:
+        values = np.empty(count, np.float32)
+        codec.decode(data, values)  # which checks them
     if isinstance(codec, BlockCodec):
-        values, block = _decoded(codec, data, count), codec.contract.block
-        largest = np.maximum.reduceat(np.abs(values), np.arange(0, count, block))
-        shown = largest / np.float64(_REACHED[codec.name[:4]])
+        block = codec.contract.block
+        shown = _largest(values, block) / np.float64(_REACHED[codec.name[:4]])
         scales = np.minimum(codec.block_scales(data, count), shown)
         if codec.name in _STEPS:
             return _of_steps(scales * _STEPS[codec.name], block, count)
         return bucket_sums(_of_levels(values, scales, block))
     if codec.name in _HALVES:
         smallest, half = _HALVES[codec.name]
-        exponents = _decoded(codec, data, count).view(np.uint32) & np.uint32(0x7F80_0000)
+        exponents = values.view(np.uint32) & np.uint32(0x7F80_0000)
         errors = np.maximum(exponents.view(np.float32), np.float32(smallest)).astype(np.float64)
         np.multiply(errors, half, out=errors)
         return bucket_sums(np.multiply(errors, errors, out=errors))
@@ -100,10 +102,14 @@ def widened(bounds: F64, coefficients: F64, norms: F32, result_norm: float, coun
     return np.asarray((np.sqrt(bounds) + rounding) ** 2)
 
 
-def _decoded(codec: Codec, data: U8, count: int) -> F32:
-    values: F32 = np.empty(count, np.float32)
-    codec.decode(data, values)
-    return values
+def _largest(values: F32, block: int) -> F32:
+    """The largest magnitude of each block."""
+    found: F32 = np.empty(-(-values.size // block), np.float32)
+    for lo in range(0, values.size, _TILE_ELEMENTS):
+        magnitudes = np.abs(values[lo : lo + _TILE_ELEMENTS])
+        starts = np.arange(0, magnitudes.size, block)
+        np.maximum.reduceat(magnitudes, starts, out=found[lo // block :][: starts.size])
+    return found
 
 
 def _of_steps(errors: F64, block: int, count: int) -> F64:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.audit.bounds import error_bounds, widened
+from atoll.collectives.audit.bounds import widened
 from atoll.collectives.audit.checks import (
     gram_is_plausible,
     identity_holds,
@@ -27,17 +27,14 @@ from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError
 from atoll.collectives.parts import PartError
 from atoll.collectives.robust.gram import Matrix, unpacked_gram
-from atoll.peer.audit.statements import (
-    Check,
-    Resultant,
-)
+from atoll.peer.audit.numbers import Seen
+from atoll.peer.audit.statements import Check, Resultant
 from atoll.peer.audit.terms import Work
 
 __all__ = [
     "doubted",
     "gram_of",
     "matrix_fits",
-    "own_check",
     "part_numbers",
     "recomputed_digest",
 ]
@@ -68,16 +65,6 @@ def part_numbers(
     numbers[:SKETCH_WIDTH] = sketch(values, sign_bits(seed, chunk, size))
     numbers[SKETCH_WIDTH] = distance(values, whole)
     return numbers.tobytes()
-
-
-def own_check(work: Work, seed: bytes, parts: Sequence[U8], results: Sequence[U8]) -> Check:
-    """What a participant that counts has to say of its own parts, one for each chunk."""
-    told = [
-        part_numbers(work, seed, chunk, part, result)
-        for chunk, (part, result) in enumerate(zip(parts, results, strict=True))
-    ]
-    width = 4 * SKETCH_WIDTH
-    return Check(seed, b"".join(n[:width] for n in told), b"".join(n[width:] for n in told))
 
 
 # ---------------------------------------------------------------- what all have said together
@@ -119,7 +106,7 @@ def _matrix(work: Work, said: Resultant) -> Matrix | None:
 
 
 def doubted(
-    work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[U8]
+    work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[Seen]
 ) -> list[int]:
     """The chunks whose result does not fit what those who count have said of their parts."""
     found: list[int] = []
@@ -144,7 +131,7 @@ class _Told:
     float32[chunks, n]; ``weights`` of their parts, where an owner's result is a sum of them."""
 
     def __init__(self, work: Work, checks: Mapping[int, Check], owner: Resultant) -> None:
-        self._work, self._seed = work, checks[work.counted[0]].seed
+        self._work = work
         counted = [checks[index] for index in work.counted]
         shape = (work.grid.count, SKETCH_WIDTH)
         sketches = [np.frombuffer(check.sketches, _F32).reshape(shape) for check in counted]
@@ -156,15 +143,12 @@ class _Told:
             mean = coefficients(None, None, len(counted), work.plan.key)
             self._weights = mean if matrix is None else matrix[0]
 
-    def result(self, chunk: int, data: U8) -> tuple[F32, F64]:
+    def result(self, chunk: int, seen: Seen) -> tuple[F32, F64]:
         """The sketch of a result, and how far it may be off in each bucket."""
-        work, size = self._work, self._work.grid.size(chunk)
-        values = _decoded(work.codec, data, size)
-        bounds = error_bounds(work.codec, data, size)
+        bounds, size = seen.bounds, self._work.grid.size(chunk)
         if self._weights is not None:
-            length = float(distance(values, np.zeros_like(values)))
-            bounds = widened(bounds, self._weights, self._norms[chunk], length, size)
-        return sketch(values, sign_bits(self._seed, chunk, size)), bounds
+            bounds = widened(bounds, self._weights, self._norms[chunk], seen.length, size)
+        return seen.sketch, bounds
 
     def is_wrong(self, chunk: int, seen: tuple[F32, F64]) -> bool:
         result, bounds = seen

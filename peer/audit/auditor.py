@@ -8,17 +8,19 @@ does the same without threads.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from atoll.collectives.audit.commitment import opening, opens, shard_roots
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.arithmetic import doubted, own_check
+from atoll.collectives.merkle import merkle_root
+from atoll.peer.audit.arithmetic import doubted
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.judge import accusations, settle
 from atoll.peer.audit.machine import SILENCE_S, Audit
+from atoll.peer.audit.numbers import Numbers, Seen
 from atoll.peer.audit.statements import PIECE_BYTES, AskParts, Check, Piece
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
@@ -53,8 +55,10 @@ class Auditor:
         self.machine = Audit(
             terms, me, signer, roots=roots, secret=secret, now_s=now_s, silence_s=silence_s
         )
-        self.held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns
-        self.results: Sequence[U8] = ()
+        # Parts of others, of chunks that this peer owns, with their digests.
+        self._held: dict[tuple[int, int], tuple[U8, bytes]] = {}
+        self._results: Sequence[U8] = ()
+        self._numbers: Numbers | None = None  # once there are results
         self.opened: dict[tuple[int, int], Shown] = {}
         self._pieces: dict[tuple[int, int, bytes], tuple[U8, set[int]]] = {}
         self._lent: dict[bytes, int] = {}  # parts opened to each participant
@@ -62,49 +66,60 @@ class Auditor:
     # ------------------------------------------------------------ the reduction
 
     def keep(self, sender: int, chunk: int, part: U8) -> None:
-        """A part of a chunk that this peer owns; by any thread."""
-        self.held[sender, chunk] = part
+        """A part of a chunk that this peer owns; by any thread, which hashes it."""
+        self._held[sender, chunk] = part, hashlib.sha256(part.data).digest()
+
+    def reduced(self, results: Sequence[U8]) -> None:
+        """All chunks of the result are here."""
+        held = {place: part for place, (part, _) in self._held.items()}
+        self._results = results
+        self._numbers = Numbers(self.terms.work, self._own, held, results)
 
     def unlike_promised(self) -> list[int]:
         """Senders whose parts, all of which are here, are not what they have committed to."""
-        work, wrong = self.terms.work, []
-        commitments = self.machine.inbox.commitments
-        for sender in work.counted:
-            if sender == self.index or self.index not in work.shards:
-                continue
-            root = commitments[sender].roots[self.index]
-            if (
-                shard_roots(
-                    self._held_digests(sender), work.plan.owners, len(self.terms.participants)
-                )[self.index]
-                != root
-            ):
-                wrong.append(sender)
-        return wrong
+        work, commitments = self.terms.work, self.machine.inbox.commitments
+        shard = work.shards.get(self.index, ())
+        return [
+            sender
+            for sender in work.counted
+            if sender != self.index
+            and shard
+            and merkle_root([self._held[sender, chunk][1] for chunk in shard])
+            != commitments[sender].roots[self.index]
+        ]
 
     def _held_digests(self, sender: int) -> list[bytes]:
         """Of what a sender has sent us; of other chunks nothing, and nothing is asked for."""
         digests = [b""] * self.terms.work.grid.count
         for chunk in self.terms.work.shards.get(self.index, ()):
-            digests[chunk] = hashlib.sha256(self.held[sender, chunk].data).digest()
+            digests[chunk] = self._held[sender, chunk][1]
         return digests
 
     # ------------------------------------------------------------ arithmetic, when it is due
 
+    def prepare(self) -> None:
+        """What needs no draw: the rest takes less time then."""
+        assert self._numbers is not None
+        self._numbers.prepare()
+
     def numbers(self) -> Check:
-        seed = self.machine.inbox.seed
-        if not self._own:
-            return Check(seed, b"", b"")
-        return own_check(self.terms.work, seed, self._own, self.results)
+        assert self._numbers is not None
+        return self._numbers.check(self.machine.inbox.seed)
+
+    def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
+        """What others should tell of what is here: it needs nothing that they tell."""
+        assert self._numbers is not None
+        return self._numbers.look(self.machine.inbox.seed)
 
     def verdict(self) -> tuple[dict[int, int], list[int]]:
         """Whom this owner accuses, and which chunks are in doubt for all."""
         inbox = self.machine.inbox
-        accused = accusations(self.terms, inbox, self.index, self.held, self.results)
-        return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, self.results)
+        true, seen = self.look()
+        accused = accusations(self.terms, inbox, true)
+        return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, seen)
 
     def settlement(self) -> list[Evidence]:
-        return settle(self.terms, self.machine.inbox, self.opened, self.results)
+        return settle(self.terms, self.machine.inbox, self.opened, self._results)
 
     # ------------------------------------------------------------ opening
 
@@ -162,10 +177,10 @@ class Auditor:
         if sender == self.index and self._own:
             proof = opening(self._digests, owners, chunk)
             return Shown(sender, chunk, self._own[chunk].tobytes(), proof)
-        if (sender, chunk) not in self.held or owners[chunk] != self.index:
+        if (sender, chunk) not in self._held or owners[chunk] != self.index:
             return None
         proof = opening(self._held_digests(sender), owners, chunk)
-        return Shown(sender, chunk, self.held[sender, chunk].tobytes(), proof)
+        return Shown(sender, chunk, self._held[sender, chunk][0].tobytes(), proof)
 
     def _is_promised(self, shown: Shown) -> bool:
         owners = self.terms.work.plan.owners

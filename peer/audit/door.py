@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from atoll.peer.audit.banning import BanKeeper
@@ -23,6 +24,9 @@ class BanGuard(OpenGuard):
     def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
         self.keeper.check(peer)
         self.guard.admit(peer, theirs, called=called)
+
+    def check_address(self, ip: str, others: Sequence[str]) -> None:
+        self.guard.check_address(ip, others)
 
     def linked(self, peer: bytes) -> None:
         self.guard.linked(peer)

@@ -60,7 +60,7 @@ class Attempt:
     ) -> None:
         """The whole result is here, with the inner products as owners have told them, and what the
         rule has made of them here."""
-        self.auditor.results = results
+        self.auditor.reduced(results)
         self._host.spawn(self._compare(digests, grams, matrix))
 
     async def _compare(
@@ -77,6 +77,8 @@ class Attempt:
         else:
             machine.reduced(digests, grams, matrix, self._host.now_s)
         self.pump()
+        if not self.ended:
+            await self._host.compute(self.auditor.prepare)  # until others have said theirs
 
     # ------------------------------------------------------------ effects
 
@@ -118,6 +120,8 @@ class Attempt:
         if not self.ended:
             self.auditor.machine.told(check, self._host.now_s)
             self.pump()
+        if not self.ended:
+            await self._host.compute(self.auditor.look)  # as before
 
     async def _judge(self) -> None:
         accused, doubted = await self._host.compute(self.auditor.verdict)

@@ -31,13 +31,22 @@ class Inbox:
     def __init__(self, terms: AuditTerms) -> None:
         self._terms, self._id = terms, terms.digest
         self._said: dict[Phase, dict[bytes, Said]] = {phase: {} for phase in IN_ORDER}
+        self._heard: dict[Phase, bytes] = {}  # of phases that are complete
 
     def of(self, phase: Phase) -> Mapping[bytes, Said]:
         return self._said[phase]
 
     def heard(self, phase: Phase) -> bytes:
         """The digest of all that was said in the phase before; b"" for the first."""
-        return heard_of(self._said[IN_ORDER[phase - 1]]) if phase is not Phase.COMMIT else b""
+        if phase is Phase.COMMIT:
+            return b""
+        if phase in self._heard:
+            return self._heard[phase]
+        before = IN_ORDER[phase - 1]
+        heard = heard_of(self._said[before])
+        if self.is_complete(before):
+            self._heard[phase] = heard
+        return heard
 
     def is_complete(self, phase: Phase) -> bool:
         return len(self._said[phase]) == len(self._terms.participants)

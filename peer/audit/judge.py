@@ -18,25 +18,18 @@ from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import Phase, Said
 from atoll.peer.audit.terms import AuditTerms
 
-__all__ = ["Parts", "accusations", "settle"]
-
-Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
+__all__ = ["accusations", "settle"]
 
 
 def accusations(
-    terms: AuditTerms, inbox: Inbox, me: int, held: Parts, results: Sequence[U8]
+    terms: AuditTerms, inbox: Inbox, true: Mapping[tuple[int, int], bytes]
 ) -> dict[int, int]:
-    """Senders whose numbers do not fit the parts that this owner holds, each with the first such
-    chunk."""
-    work, checks, found = terms.work, inbox.checks, dict[int, int]()
-    for chunk in work.shards.get(me, ()):
-        for sender in work.counted:
-            if sender == me or sender in found:
-                continue
-            check = checks[sender]
-            true = part_numbers(work, check.seed, chunk, held[sender, chunk], results[chunk])
-            if true != told_numbers(work, check, chunk):
-                found[sender] = chunk
+    """Senders whose numbers are not the true ones (sender, chunk), of parts that this owner holds;
+    each with the first such chunk."""
+    checks, found = inbox.checks, dict[int, int]()
+    for (sender, chunk), numbers in sorted(true.items(), key=lambda item: item[0][::-1]):
+        if told_numbers(terms.work, checks[sender], chunk) != numbers:
+            found.setdefault(sender, chunk)
     return found
 
 

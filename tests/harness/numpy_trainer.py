@@ -2,7 +2,8 @@
 
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
 outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
-fault ("none", "nan" or "fork"), codec, method ("diloco", "sparse_loco" or "async_diloco").
+fault ("none", "nan" or "fork"), codec, method ("diloco", "sparse_loco" or "async_diloco"; "noisy"
+or "audited": DiLoCo where each parameter has a target of its own, which peers only partly share).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 import atoll
+from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec
@@ -40,6 +42,15 @@ ASYNC_DILOCO = RunSpec(  # as optim/async_diloco.py has it
 )
 
 
+def targets(name: str, elements: int) -> F32:
+    """As far from those of others as from zero, as the parameters of a model are."""
+    common, own = (
+        np.random.default_rng(seed).standard_normal(elements, np.float32)
+        for seed in (0, int.from_bytes(name.encode()))
+    )
+    return np.add(common, own, out=own)
+
+
 def main() -> int:
     home, elements, rounds, inner_s = sys.argv[1], *map(float, sys.argv[2:5])
     spoils = sys.argv[5] == "nan"  # hands over what no codec can take
@@ -50,10 +61,13 @@ def main() -> int:
         spec = replace(ASYNC_DILOCO, codec=codec)
     else:
         spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
+        spec = replace(spec, audit=sys.argv[7:] == ["audited"])
     manifest = Manifest.of([Parameter("w", (int(elements),))])
     session = atoll.connect(home)
     session.attach(spec, manifest, lambda flat: flat.fill(1.0))
-    target = np.float32(session.peer_name.encode()[0] / 64)
+    target: F32 | np.float32 = np.float32(session.peer_name.encode()[0] / 64)
+    if sys.argv[7:] in (["noisy"], ["audited"]):
+        target = targets(session.peer_name, int(elements))
     here = np.zeros(int(elements), np.float32)
     began = np.zeros_like(here)
 

@@ -302,7 +302,9 @@ class World:
         needed = [(s, c) for c in mine for s in work.counted]
         if not peer.gate or any(place not in peer.got for place in needed):
             return
-        auditor.held = {place: _array(peer.got[place]) for place in needed}
+        for sender, chunk in needed:
+            if sender != auditor.index:
+                auditor.keep(sender, chunk, _array(peer.got[sender, chunk]))
         if auditor.machine.step is not mc.Step.REDUCE:
             return
         if liars := auditor.unlike_promised():
@@ -311,7 +313,7 @@ class World:
             return
         grams = work.rule is not None and work.rule.needs_gram
         if mine and grams and auditor.index not in peer.grams:
-            peer.grams[auditor.index] = peer.liar.gram(gram_of(auditor, mine))
+            peer.grams[auditor.index] = peer.liar.gram(gram_of(work, peer.got, mine))
             for dest in terms.participants:
                 if dest != peer.name:
                     told = ("gram", terms.attempt, auditor.index, 0, peer.grams[auditor.index])
@@ -320,7 +322,7 @@ class World:
             return
         if not peer.made:
             peer.made = True
-            matrix = matrix_of(auditor, peer.grams)
+            matrix = matrix_of(work, peer.grams)
             peer.matrix = matrix.astype("<f4").tobytes() if grams and matrix is not None else b""
             for chunk in mine:
                 parts = {s: peer.got[s, chunk] for s in work.counted}
@@ -336,7 +338,7 @@ class World:
                         told = ("result", terms.attempt, auditor.index, chunk, sent)
                         self.send(peer.name, dest, told, bulk=True)
         if len(peer.results) == work.grid.count:
-            auditor.results = [_array(peer.results[c]) for c in range(work.grid.count)]
+            auditor.reduced([_array(peer.results[c]) for c in range(work.grid.count)])
             digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
             auditor.machine.reduced(digests, peer.grams, peer.matrix, self.now_s)
 
