@@ -148,7 +148,8 @@ def compare(sides: dict[str, Side], chosen: argparse.Namespace) -> None:
     cpu_ms = 1e3 * (audited[2] - plain[2])
     where = f"{chosen.mbit:g} Mbit/s, {chosen.rtt_ms:g} ms" if chosen.mbit else "loopback"
     print(
-        f"{chosen.peers} peers, {chosen.parameters / 1e6:g} million, {chosen.codec}, {where}: audits"
+        f"{chosen.peers} peers, {chosen.parameters / 1e6:g} million, {chosen.codec}, {where}:"
+        " audits"
         f" add {longer:.1f} % of time, {more:.2f} % of bytes, {cpu_ms:.0f} ms of processors",
         flush=True,
     )
