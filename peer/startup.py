@@ -100,6 +100,7 @@ def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> BanGuard:
         stop=daemon.stop,
         spawn=spawn,
         on_ban=lambda peers: daemon.audits.banned(peers),
+        took_part=lambda terms: daemon.audits.took_part(terms),
     )
     return BanGuard(_authority_guard(daemon, spawn), keeper)
 

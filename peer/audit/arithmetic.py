@@ -143,34 +143,42 @@ class _Told:
             mean = coefficients(None, None, len(counted), work.plan.key)
             self._weights = mean if matrix is None else matrix[0]
 
-    def result(self, chunk: int, seen: Seen) -> tuple[F32, F64]:
-        """The sketch of a result, and how far it may be off in each bucket."""
+    def result(self, chunk: int, seen: Seen) -> tuple[F32, F64, float]:
+        """The sketch of a result, how far it may be off in each bucket, and how far in all as most
+        have it: a norm that one alone tells may excuse what it is multiplied with, and not a result
+        that lies far from everybody."""
         bounds, size = seen.bounds, self._work.grid.size(chunk)
+        error = float(np.sqrt(bounds.sum()))
         if self._weights is not None:
-            bounds = widened(bounds, self._weights, self._norms[chunk], seen.length, size)
-        return seen.sketch, bounds
+            norms = self._norms[chunk]
+            usual = np.minimum(norms, np.median(norms))
+            error = float(np.sqrt(widened(bounds, self._weights, usual, seen.length, size).sum()))
+            bounds = widened(bounds, self._weights, norms, seen.length, size)
+        return seen.sketch, bounds, error
 
-    def is_wrong(self, chunk: int, seen: tuple[F32, F64]) -> bool:
-        result, bounds = seen
+    def is_wrong(self, chunk: int, seen: tuple[F32, F64, float]) -> bool:
+        result, bounds, error = seen
         sketches = self.sketches[chunk]
-        if suspicious(self._norms[chunk], sketches, float(np.sqrt(bounds.sum()))):
+        if suspicious(self._norms[chunk], sketches, error):
             return True
         weights = self._weights
         return weights is not None and not identity_holds(weights, sketches, result, bounds)
 
-    def is_wrong_together(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64]]) -> bool:
+    def is_wrong_together(
+        self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]
+    ) -> bool:
         if self._weights is None:
             return False
-        results = np.stack([result for result, _ in seen])
-        bounds = np.stack([bound for _, bound in seen])
+        results = np.stack([result for result, _, _ in seen])
+        bounds = np.stack([bound for _, bound, _ in seen])
         return not shard_identity_holds(self._weights, self.sketches[chunks], results, bounds)
 
-    def worst(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64]]) -> int:
+    def worst(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]) -> int:
         """The chunk that is off most, by its bounds."""
         assert self._weights is not None
         gaps = [
             np.square(self._weights @ self.sketches[chunk] - result).sum() / bounds.sum()
-            for chunk, (result, bounds) in zip(chunks, seen, strict=True)
+            for chunk, (result, bounds, _) in zip(chunks, seen, strict=True)
         ]
         return chunks[int(np.argmax(gaps))]
 

@@ -11,8 +11,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-
 from atoll.collectives.audit.commitment import opening, opens, shard_roots
 from atoll.collectives.codecs import U8
 from atoll.collectives.merkle import merkle_root
@@ -21,14 +19,13 @@ from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.judge import accusations, settle
 from atoll.peer.audit.machine import SILENCE_S, Audit
 from atoll.peer.audit.numbers import Numbers, Seen
-from atoll.peer.audit.statements import PIECE_BYTES, AskParts, Check, Piece
+from atoll.peer.audit.opening import Opening
+from atoll.peer.audit.statements import Check, Phase, Piece
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 
 __all__ = ["ELEMENTS_PER_S", "Auditor"]
 
-# Parts of chunks that are opened to one participant at its request; an honest one needs few.
-OPENED_MAX: Final = 4 * 64
 # A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
 ELEMENTS_PER_S: Final = 10_000_000
 
@@ -59,9 +56,7 @@ class Auditor:
         self._held: dict[tuple[int, int], tuple[U8, bytes]] = {}
         self._results: Sequence[U8] = ()
         self._numbers: Numbers | None = None  # once there are results
-        self.opened: dict[tuple[int, int], Shown] = {}
-        self._pieces: dict[tuple[int, int, bytes], tuple[U8, set[int]]] = {}
-        self._lent: dict[bytes, int] = {}  # parts opened to each participant
+        self.opening = Opening(terms, self.index, self._shown, self._is_promised)
 
     # ------------------------------------------------------------ the reduction
 
@@ -119,55 +114,14 @@ class Auditor:
         return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, seen)
 
     def settlement(self) -> list[Evidence]:
-        return settle(self.terms, self.machine.inbox, self.opened, self._results)
+        return settle(self.terms, self.machine.inbox, self.opening.opened, self._results)
 
     # ------------------------------------------------------------ opening
 
-    def requests(self, parts: Sequence[tuple[int, int]]) -> list[AskParts]:
-        """What to ask of all others; what is here already counts as opened."""
-        for sender, chunk in parts:
-            if (shown := self._shown(sender, chunk)) is not None:
-                self.opened[sender, chunk] = shown
-        lacking = [pair for pair in parts if pair not in self.opened]
-        return [
-            AskParts(self.terms.digest, chunk, tuple(s for s, c in lacking if c == chunk))
-            for chunk in sorted({chunk for _, chunk in lacking})
-        ]
-
-    def answer(self, ask: AskParts, source: bytes) -> list[Piece]:
-        """The parts that we have, in pieces, for whoever takes part and asks for few."""
-        pieces: list[Piece] = []
-        for sender in dict.fromkeys(ask.senders):
-            shown = self._shown(sender, ask.chunk)
-            if shown is None or self._lent.get(source, 0) >= OPENED_MAX:
-                continue
-            self._lent[source] = self._lent.get(source, 0) + 1
-            for offset in range(0, len(shown.data), PIECE_BYTES):
-                data = shown.data[offset : offset + PIECE_BYTES]
-                pieces.append(
-                    Piece(self.terms.digest, sender, ask.chunk, offset, data, shown.proof)
-                )
-        return pieces
-
-    def take(self, piece: Piece, source: bytes, wanted: Sequence[tuple[int, int]]) -> bool:
-        """A piece of a part that is wanted; whether a part is whole now, and what was promised."""
-        place, work = (piece.sender, piece.chunk), self.terms.work
-        if place not in wanted or place in self.opened:
-            return False
-        length = work.part_codec.encoded_bytes(work.grid.size(piece.chunk))
-        if piece.offset % PIECE_BYTES or piece.offset + len(piece.data) > length:
-            return False
-        data, have = self._pieces.setdefault((*place, source), (np.empty(length, np.uint8), set()))
-        data[piece.offset : piece.offset + len(piece.data)] = np.frombuffer(piece.data, np.uint8)
-        have.add(piece.offset)
-        if len(have) < -(-length // PIECE_BYTES):
-            return False
-        del self._pieces[*place, source]
-        shown = Shown(piece.sender, piece.chunk, data.tobytes(), piece.proof)
-        if not self._is_promised(shown):
-            return False
-        self.opened[place] = shown
-        return True
+    def answers(self) -> list[tuple[bytes, Piece]]:
+        """To whom to send which pieces of parts that we have; once all verdicts are there."""
+        is_time = self.machine.inbox.is_complete(Phase.VERDICT)
+        return self.opening.answers() if is_time else []
 
     def _shown(self, sender: int, chunk: int) -> Shown | None:
         """A part of which we have all that proves it: our own, or one of a chunk that we own."""

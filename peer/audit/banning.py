@@ -1,8 +1,8 @@
 """A daemon's part in bans: keeps the evidence, tells everybody, and lets nobody in who is banned.
 
 Lives in the event loop. On a new link both sides say which evidence counts for them; what one lacks
-it asks for, and checks before it believes anything. Evidence is kept in the home, one file for
-each, as `atoll verify` reads it.
+it asks for, piece by piece, and checks in a thread before it believes anything. Evidence is kept in
+the home, one file for each, as `atoll verify` reads it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from atoll.collectives.errors import AtollError, BannedError, EvidenceError
 from atoll.peer.audit.bans import BANS_MAX, Ban, Bans
-from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
+from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding, parse_evidence
+from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 from atoll.peer.identity import write_atomic
 from atoll.peer.net.wire import Within, message
 
 __all__ = ["AskEvidence", "BanKeeper", "EvidencePiece", "KnownBans"]
 
-PIECE_BYTES: Final = 256 * 1024  # a control frame carries it among others
-ARRIVING_MAX: Final = 4  # pieces of evidence that come at a time, from all peers together
-ASKED_MAX: Final = 64  # times that one peer may ask for evidence over one link: files are large
+# Sent at a time, and no more before it is asked for: heartbeats wait behind it half a second on a
+# line of 1 Mbit/s, and links with too much to send are ended.
+PIECE_BYTES: Final = 64 * 1024
+ARRIVING_MAX: Final = 4  # pieces of evidence that come at a time, each from another peer
+ASKED_MAX: Final = 64  # times that one peer may begin to ask over one link: files are large
+ARRIVAL_S: Final = 10.0  # without a piece, and somebody else is asked
+WORD_S: Final = 2.0  # before we say that a pair is to go: the accuser may be found out meanwhile
 
 _Digest = Annotated[bytes, Within(32, 32)]
 _Size = Annotated[int, Within(0, EVIDENCE_BYTES_MAX)]
@@ -39,7 +45,10 @@ class KnownBans:
 
 @message
 class AskEvidence:
+    """For the piece that begins at ``offset``."""
+
     digest: _Digest
+    offset: _Size = 0
 
 
 @message
@@ -52,10 +61,18 @@ class EvidencePiece:
     data: Annotated[bytes, Within(1, PIECE_BYTES)]
 
 
+@dataclass(slots=True)
+class _Arriving:
+    source: bytes
+    data: bytearray = field(default_factory=bytearray)
+    total: int = 0
+    stalled: asyncio.TimerHandle | None = None
+
+
 class BanKeeper:
-    """``drop`` ends the link to a peer and all its streams; ``stop``: this peer may not go on;
-    ``on_ban``: the running attempts have to know. ``note`` takes the kind and the text of a line in
-    the log, and fields."""
+    """``took_part`` says whether we did, in the attempt with these terms. ``drop`` ends the link to
+    a peer and all its streams; ``stop``: this peer may not go on; ``on_ban``: the running attempts
+    have to know. ``note`` takes the kind and the text of a line in the log, and fields."""
 
     def __init__(
         self,
@@ -70,17 +87,18 @@ class BanKeeper:
         stop: Callable[[AtollError], None],
         spawn: Callable[[Any], None],
         on_ban: Callable[[Collection[bytes]], None],
+        took_part: Callable[[bytes], bool],
     ) -> None:
         self.bans = Bans(me)
         self._me, self._folder = me, folder
         self._send, self._links, self._members = send, links, members
         self._drop, self._note, self._stop, self._spawn = drop, note, stop, spawn
-        self._on_ban = on_ban
-        self._arriving: dict[
-            bytes, tuple[bytes, bytearray, int]
-        ] = {}  # digest -> source, data, total
+        self._on_ban, self._took_part = on_ban, took_part
+        self._arriving: dict[bytes, _Arriving] = {}  # by digest
         self._told: dict[bytes, set[bytes]] = {}  # digest -> peers for whom it counts
-        self._asked: dict[bytes, int] = {}
+        self._forgers: set[bytes] = set()  # over this link
+        self._asked: dict[bytes, int] = {}  # by whom, how often
+        self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
         self._load()
 
     # ------------------------------------------------------------ what others ask
@@ -97,29 +115,30 @@ class BanKeeper:
         return peer in self.bans
 
     def linked(self, peer: bytes) -> None:
-        self._asked.pop(peer, None)
         if self.bans.digests:
             self._send(peer, KnownBans(self.bans.digests))
 
     def unlinked(self, peer: bytes) -> None:
-        for digest in [d for d, (source, _, _) in self._arriving.items() if source == peer]:
-            del self._arriving[digest]
-            self._told.get(digest, set()).discard(peer)
-            self._ask_again(digest)
+        self._asked.pop(peer, None)
+        self._lent.pop(peer, None)
+        self._forgers.discard(peer)
+        for digest in [d for d, each in self._arriving.items() if each.source == peer]:
+            self._give_up(digest)
 
     # ------------------------------------------------------------ evidence
 
     def convict(self, evidence: Evidence) -> None:
         """What this peer has found itself, in an attempt that it took part in."""
-        self._adopted(self.bans.learn(evidence, first_hand=True))
+        self._believe(evidence, self.bans.learn(evidence, first_hand=True))
 
     def on_message(self, peer: bytes, message: object) -> bool:
         """False if it is about something else."""
         if isinstance(message, KnownBans):
             for digest in message.digests:
                 self._hear_known(digest, peer)
+            self._ask_more()
         elif isinstance(message, AskEvidence):
-            self._answer(message.digest, peer)
+            self._answer(message, peer)
         elif isinstance(message, EvidencePiece):
             self._take(message, peer)
         else:
@@ -127,57 +146,107 @@ class BanKeeper:
         return True
 
     def _hear_known(self, digest: bytes, peer: bytes) -> None:
+        if self.bans.knows(digest):
+            self._adopted(self.bans.told(digest, peer, self._members()))
+        elif peer in self._forgers:
+            return
         self._told.setdefault(digest, set()).add(peer)
         if len(self._told) > BANS_MAX:
             del self._told[next(iter(self._told))]
-        if self.bans.knows(digest):
-            self._adopted(self.bans.told(digest, peer, self._members()))
-        elif digest not in self._arriving and len(self._arriving) < ARRIVING_MAX:
-            self._ask(digest, peer)
 
-    def _ask(self, digest: bytes, peer: bytes) -> None:
-        if self._send(peer, AskEvidence(digest)):
-            self._arriving[digest] = (peer, bytearray(), 0)
-
-    def _ask_again(self, digest: bytes) -> None:
-        """Of somebody else who has said that it knows this."""
-        linked = set(self._links())
-        for peer in self._told.get(digest, ()):
-            if peer in linked and not self.is_out(peer):
-                self._ask(digest, peer)
+    def _ask_more(self) -> None:
+        """What we have been told of and lack, as far as there is room; of each peer one thing."""
+        linked = set(self._links()) - self._forgers
+        for digest, tellers in self._told.items():
+            if len(self._arriving) >= ARRIVING_MAX:
                 return
+            busy = {each.source for each in self._arriving.values()}
+            able = (p for p in tellers if p in linked - busy and not self.is_out(p))
+            if digest in self._arriving or self.bans.knows(digest):
+                continue
+            if (peer := next(able, None)) is not None and self._send(peer, AskEvidence(digest)):
+                self._arriving[digest] = _Arriving(peer)
+                self._watch(digest)
 
-    def _answer(self, digest: bytes, peer: bytes) -> None:
-        evidence, count = self.bans.evidence(digest), self._asked.get(peer, 0)
-        if evidence is None or count >= ASKED_MAX:
+    def _watch(self, digest: bytes) -> None:
+        loop, arriving = asyncio.get_running_loop(), self._arriving[digest]
+        if arriving.stalled is not None:
+            arriving.stalled.cancel()
+        arriving.stalled = loop.call_later(ARRIVAL_S, self._give_up, digest)
+
+    def _give_up(self, digest: bytes) -> None:
+        """This one does not send it: somebody else who has said that it knows this may."""
+        arriving = self._arriving.pop(digest)
+        if arriving.stalled is not None:
+            arriving.stalled.cancel()
+        self._told.get(digest, set()).discard(arriving.source)
+        self._ask_more()
+
+    def _answer(self, ask: AskEvidence, peer: bytes) -> None:
+        if not ask.offset:
+            evidence, count = self.bans.evidence(ask.digest), self._asked.get(peer, 0)
+            if evidence is None or count >= ASKED_MAX:
+                return
+            self._asked[peer] = count + 1
+            self._lent[peer] = (ask.digest, evidence.encoded)
+        digest, data = self._lent.get(peer, (b"", b""))
+        if digest != ask.digest or ask.offset >= len(data):
             return
-        self._asked[peer] = count + 1
-        data = evidence.encoded
-        for offset in range(0, len(data), PIECE_BYTES):
-            piece = data[offset : offset + PIECE_BYTES]
-            self._send(peer, EvidencePiece(digest, offset, len(data), piece))
+        end = ask.offset + PIECE_BYTES
+        self._send(peer, EvidencePiece(digest, ask.offset, len(data), data[ask.offset : end]))
+        if end >= len(data):
+            del self._lent[peer]
 
     def _take(self, piece: EvidencePiece, peer: bytes) -> None:
-        source, data, total = self._arriving.get(piece.digest, (b"", bytearray(), 0))
-        if source != peer or piece.offset != len(data) or (data and total != piece.total):
+        arriving = self._arriving.get(piece.digest)
+        if arriving is None or (arriving.source, len(arriving.data)) != (peer, piece.offset):
             return
-        data += piece.data
-        self._arriving[piece.digest] = (peer, data, piece.total)
-        if len(data) < piece.total:
+        if arriving.data and arriving.total != piece.total:
             return
-        del self._arriving[piece.digest]
-        if len(data) > piece.total or hashlib.sha256(data).digest() != piece.digest:
-            self._note("forged", f"{short(peer)} sent evidence with another digest than it said")
-            return
+        arriving.data += piece.data
+        arriving.total = piece.total
+        if len(arriving.data) < piece.total:
+            self._watch(piece.digest)
+            self._send(peer, AskEvidence(piece.digest, len(arriving.data)))
+        elif arriving.stalled is not None:  # else it is being looked at
+            arriving.stalled.cancel()
+            arriving.stalled = None
+            self._spawn(self._look_at(piece.digest, arriving))
+
+    async def _look_at(self, digest: bytes, arriving: _Arriving) -> None:
+        """It may take a second: in a thread."""
         try:
-            evidence = parse_evidence(bytes(data))
-            found = self.bans.learn(evidence)
+            evidence, finding = await asyncio.to_thread(_verified, digest, bytes(arriving.data))
         except EvidenceError as error:
-            self._note("forged", f"{short(peer)} sent evidence that proves nothing: {error.what}")
+            source = arriving.source
+            self._note("forged", f"{short(source)} sent evidence that is none: {error.what}")
+            self._forgers.add(source)
+            if self._arriving.get(digest) is arriving:
+                self._give_up(digest)
             return
-        for teller in self._told.get(piece.digest, ()):
-            found = found or self.bans.told(piece.digest, teller, self._members())
+        if self._arriving.get(digest) is arriving:
+            del self._arriving[digest]
+        first_hand = self._took_part(evidence.terms.digest)
+        self._believe(evidence, self.bans.weigh(evidence, finding, first_hand=first_hand))
+        self._ask_more()
+
+    def _believe(self, evidence: Evidence, found: list[Ban]) -> None:
+        digest = evidence.digest
         self._adopted(found)
+        for teller in tuple(self._told.get(digest, ())):
+            self._adopted(self.bans.told(digest, teller, self._members()))
+        if self.bans.knows(digest):
+            asyncio.get_running_loop().call_later(WORD_S, self._say, digest)
+
+    def _say(self, digest: bytes) -> None:
+        """Our word about a pair, if it is new."""
+        if self.bans.say(digest):
+            self._tell_all(digest)
+            self._adopted(self.bans.told(digest, self._me, self._members()))
+
+    def _tell_all(self, digest: bytes) -> None:
+        for peer in self._links():
+            self._send(peer, KnownBans((digest,)))
 
     def reconsider(self) -> None:
         """The view is another one: whose word counts may have changed."""
@@ -201,9 +270,7 @@ class BanKeeper:
                 self._stop(BannedError(f"this peer is banned: {ban.finding.text}", fix=fix))
         self._spawn(self._write(found[0].evidence))
         self._on_ban([ban.peer for ban in found])
-        known = KnownBans((found[0].evidence.digest,))
-        for peer in self._links():
-            self._send(peer, known)  # the banned too: so that they know why
+        self._tell_all(found[0].evidence.digest)  # the banned too: so that they know why
         loop = asyncio.get_running_loop()
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
@@ -230,6 +297,14 @@ class BanKeeper:
 
 
 LAST_WORDS_S: Final = 1.0  # for the banned to ask for the evidence, before its link ends
+
+
+def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:
+    """In a thread. EvidenceError."""
+    if hashlib.sha256(data).digest() != digest:
+        raise EvidenceError("it has another digest than was said")
+    evidence = parse_evidence(data)
+    return evidence, verify_evidence(evidence)
 
 
 def _save(path: Path, data: bytes) -> None:

@@ -2,17 +2,19 @@
 
 Evidence that stands alone convinces everybody who checks it. The word of a majority, or of one half
 of a pair, convinces only those who know that these peers were members: whoever took part in the
-attempt, and whoever hears the same from more than half of the members of its view. Nothing is ever
-taken back: a peer that was banned by mistake comes back with another identity.
+attempt, and whoever hears the same from more than half of the members of its view. Of a pair those
+who took part have to agree as well, because its accuser signs what it likes. Nothing is ever taken
+back: a peer that was banned by mistake comes back with another identity.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.peer.audit.evidence import Evidence, Finding
+from atoll.peer.audit.statements import Said
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 
@@ -30,12 +32,29 @@ class Ban:
     finding: Finding
 
 
+@dataclass(slots=True)
+class _Unsure:
+    """Evidence that waits for others to say the same. ``jury``: whose word counts, where we have
+    taken part ourselves; otherwise that of our view's members does."""
+
+    evidence: Evidence
+    finding: Finding
+    jury: frozenset[bytes] = frozenset()
+    tellers: set[bytes] = field(default_factory=set)
+
+
 class Bans:
+    """Of a pair each participant believes one in an attempt, and of each accuser one for ever: that
+    is its word. More than half of the participants beside the two have to say the same, so who
+    contradicts one before some and another before others has nobody banned but itself."""
+
     def __init__(self, me: bytes) -> None:
         self._me = me
         self._by_peer: dict[bytes, Ban] = {}
         self._by_digest: dict[bytes, Evidence] = {}
-        self._unsure: dict[bytes, tuple[Evidence, Finding, set[bytes]]] = {}
+        self._unsure: dict[bytes, _Unsure] = {}
+        self._accused: dict[bytes, bytes] = {}  # accuser -> whom we believe that it contradicts
+        self._believed_in: dict[bytes, bytes] = {}  # attempt -> the evidence believed in it
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._by_peer
@@ -49,14 +68,16 @@ class Bans:
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """Of all evidence that counts here."""
-        return tuple(self._by_digest)
+        """Of all evidence that counts here, or that is our word."""
+        words = (d for d, each in self._unsure.items() if self._me in each.tellers)
+        return (*self._by_digest, *words)[:BANS_MAX]
 
     def of(self, peer: bytes) -> Ban | None:
         return self._by_peer.get(peer)
 
     def evidence(self, digest: bytes) -> Evidence | None:
-        return self._by_digest.get(digest)
+        unsure = self._unsure.get(digest)
+        return unsure.evidence if unsure is not None else self._by_digest.get(digest)
 
     def knows(self, digest: bytes) -> bool:
         """Whether the evidence is here, whatever it counts."""
@@ -65,25 +86,72 @@ class Bans:
     def learn(self, evidence: Evidence, *, first_hand: bool = False) -> list[Ban]:
         """Who is banned by it, and was not before. ``first_hand``: we took part in that attempt.
         EvidenceError if it proves nothing."""
-        finding = verify_evidence(evidence)
-        digest = evidence.digest
-        if finding.stands_alone or first_hand:
+        return self.weigh(evidence, verify_evidence(evidence), first_hand=first_hand)
+
+    def weigh(self, evidence: Evidence, finding: Finding, *, first_hand: bool = False) -> list[Ban]:
+        """The same of evidence that was verified, which takes time."""
+        digest, is_pair = evidence.digest, len(finding.banned) > 1
+        if finding.stands_alone or (first_hand and not is_pair):
             return self._adopt(digest, evidence, finding)
-        if digest not in self._unsure and len(self._unsure) < UNSURE_MAX:
-            self._unsure[digest] = (evidence, finding, set())
+        if digest not in self._unsure:
+            if len(self._unsure) >= UNSURE_MAX and not self._forget_one():
+                return []
+            if is_pair and (other := self._contrary(evidence)) is not None:
+                two = Evidence("equivocation", evidence.said[0].signer, evidence.terms, other)
+                return self.learn(two)
+            self._unsure[digest] = _Unsure(evidence, finding)
+        if first_hand:
+            self._unsure[digest].jury = frozenset(evidence.terms.participants) - {*finding.banned}
         return []
 
+    def _forget_one(self) -> bool:
+        """What others say of attempts that we know nothing of makes room for what we do know of."""
+        spare = next((digest for digest, each in self._unsure.items() if not each.jury), None)
+        if spare is not None:
+            del self._unsure[spare]
+        return spare is not None
+
+    def _contrary(self, pair: Evidence) -> tuple[Said, Said] | None:
+        """The two statements of an accuser who contradicts two in one attempt."""
+        (said,) = pair.said
+        for each in self._unsure.values():
+            (other, *_) = each.evidence.said
+            same = (other.signer, other.phase) == (said.signer, said.phase)
+            if same and other.statement.terms == said.statement.terms:
+                return (other, said) if other.statement != said.statement else None
+        return None
+
+    def say(self, digest: bytes) -> bool:
+        """Whether it is our word from now on that this pair is to go; once, when it is new."""
+        unsure = self._unsure.get(digest)
+        if unsure is None or self._me not in unsure.jury or self._me in unsure.tellers:
+            return False
+        (said,), accused = unsure.evidence.said, unsure.evidence.culprit
+        attempt = said.statement.terms
+        if said.signer in self or accused in self:  # one of them has been found out
+            return False
+        believed = self._believed_in.setdefault(attempt, digest) == digest
+        if not believed or self._accused.setdefault(said.signer, accused) != accused:
+            return False
+        for words in (self._believed_in, self._accused):
+            while len(words) > BANS_MAX:
+                del words[next(iter(words))]
+        unsure.tellers.add(self._me)
+        return True
+
     def told(self, digest: bytes, member: bytes, members: Collection[bytes]) -> list[Ban]:
-        """A member says that this evidence counts for it; ``members``: those of our view."""
-        if digest not in self._unsure or member not in members or member in self._by_peer:
+        """A member (or we) says that this evidence counts for it; ``members``: of our view."""
+        unsure = self._unsure.get(digest)
+        if unsure is None or member in self._by_peer:
             return []
-        evidence, finding, tellers = self._unsure[digest]
-        tellers.add(member)
-        voices = {teller for teller in tellers if teller in members} - {*finding.banned}
-        if 2 * len(voices) <= len(members):
+        jury = unsure.jury or frozenset(members)
+        if member not in jury:
             return []
-        del self._unsure[digest]
-        return self._adopt(digest, evidence, finding)
+        unsure.tellers.add(member)
+        voices = (unsure.tellers & jury) - {*unsure.finding.banned}
+        if 2 * len(voices) <= len(jury):
+            return []
+        return self._adopt(digest, unsure.evidence, unsure.finding)
 
     def _adopt(self, digest: bytes, evidence: Evidence, finding: Finding) -> list[Ban]:
         self._unsure.pop(digest, None)

@@ -10,7 +10,16 @@ import numpy as np
 
 from atoll.collectives.audit.sketch import SKETCH_WIDTH
 from atoll.collectives.robust.gram import unpacked_gram
-from atoll.peer.audit.statements import Check, Commitment, Resultant, Statement, body_of
+from atoll.peer.audit.statements import (
+    Check,
+    Commitment,
+    Elimination,
+    Resultant,
+    Statement,
+    Verdict,
+    Withholding,
+    body_of,
+)
 from atoll.peer.audit.terms import AuditTerms, Work
 
 __all__ = ["body_fits", "seed_of", "told_numbers"]
@@ -39,6 +48,12 @@ def body_fits(terms: AuditTerms, index: int, statement: Statement) -> str:
         return _check_fits(body, work.grid.count if counts else 0)
     if isinstance(body, Resultant):
         return _resultant_fits(body, work, index)
+    if isinstance(body, Verdict):
+        return _verdict_fits(body, work, index)
+    if isinstance(body, Elimination | Withholding) and body.peer not in terms.participants:
+        return "it speaks of somebody who does not take part"
+    if isinstance(body, Elimination) and body.peer == terms.participants[index]:
+        return "it contradicts itself"
     return ""
 
 
@@ -66,6 +81,16 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
             unpacked_gram(body.gram, count)
     except ValueError as error:
         return str(error)
+    return ""
+
+
+def _verdict_fits(body: Verdict, work: Work, index: int) -> str:
+    """An owner has the parts of others who count, in the chunks that it owns, and of nobody else:
+    what else it names would be no accusation, and would still pass for one."""
+    if not {*body.senders} <= {*work.counted} - {index}:
+        return "it accuses somebody who has no part here"
+    if not {*body.chunks} <= {*work.shards.get(index, ())}:
+        return "it accuses in a chunk that it does not own"
     return ""
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Step, Tell
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AUDIT_MESSAGES, AskParts, AskSaid, Piece, Said
+from atoll.peer.audit.statements import AUDIT_MESSAGES, AskPart, AskSaid, Piece, Said
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 
@@ -24,6 +24,8 @@ __all__ = ["Attempt", "AuditHost"]
 
 T = TypeVar("T")
 TICK_S: Final = 0.25
+# Attempts of a view that are remembered, and of all views: what was promised there, and who was in.
+ATTEMPTS_MAX: Final = 4096
 # Statements of attempts that have not begun here: from all participants of a few of them.
 EARLY_MAX: Final = 1024
 EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -61,7 +63,7 @@ class Attempt:
         """The whole result is here, with the inner products as owners have told them, and what the
         rule has made of them here."""
         self.auditor.reduced(results)
-        self._host.spawn(self._compare(digests, grams, matrix))
+        self._spawn(self._compare(digests, grams, matrix))
 
     async def _compare(
         self, digests: Sequence[bytes], grams: dict[int, bytes], matrix: bytes
@@ -80,6 +82,18 @@ class Attempt:
         if not self.ended:
             await self._host.compute(self.auditor.prepare)  # until others have said theirs
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._host.spawn(self._unless_ended(work))
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Of an attempt that has ended the result's memory may be another one's already. And what
+        others have told may break a rule's arithmetic: that must not end a daemon."""
+        try:
+            await work
+        except Exception as error:
+            if not self.ended:
+                self._failed((), f"audit: {type(error).__name__}: {error}")
+
     # ------------------------------------------------------------ effects
 
     def pump(self) -> None:
@@ -87,6 +101,14 @@ class Attempt:
         while not self.ended and (effects := machine.take()):
             for effect in effects:
                 self._carry(effect)
+        if self.ended:
+            return
+        for peer, message in (*self.auditor.answers(), *self._asks()):
+            self._host.send(peer, message)
+
+    def _asks(self) -> list[tuple[bytes, AskPart]]:
+        is_open = self.auditor.machine.step is Step.OPEN
+        return self.auditor.opening.asks(self._host.now_s) if is_open else []
 
     def _carry(self, effect: Effect) -> None:
         if isinstance(effect, Tell):
@@ -100,13 +122,12 @@ class Attempt:
         elif effect.step is Step.REDUCE:
             self._gate()
         elif effect.step is Step.CHECK:
-            self._host.spawn(self._tell_numbers())
+            self._spawn(self._tell_numbers())
         elif effect.step is Step.VERDICT:
-            self._host.spawn(self._judge())
+            self._spawn(self._judge())
         else:
             self._wanted = effect.parts
-            for ask in self.auditor.requests(effect.parts):
-                self._tell(ask, ())
+            self.auditor.opening.want(effect.parts)
             self._settle_soon()
 
     def _tell(self, message: object, peers: Collection[bytes]) -> None:
@@ -130,10 +151,10 @@ class Attempt:
             self.pump()
 
     def _settle_soon(self) -> None:
-        complete = set(self._wanted) <= self.auditor.opened.keys()
+        complete = set(self._wanted) <= self.auditor.opening.opened.keys()
         if self.auditor.machine.step is Step.OPEN and complete and not self._settling:
             self._settling = True
-            self._host.spawn(self._settle())
+            self._spawn(self._settle())
 
     async def _settle(self) -> None:
         found = await self._host.compute(self.auditor.settlement)
@@ -156,10 +177,9 @@ class Attempt:
             machine.hear(message, self._host.now_s)
         elif isinstance(message, AskSaid):
             machine.asked(message, source)
-        elif isinstance(message, AskParts):
-            for piece in auditor.answer(message, source):
-                self._host.send(source, piece)
-        elif isinstance(message, Piece) and auditor.take(message, source, self._wanted):
+        elif isinstance(message, AskPart):
+            auditor.opening.asked(message, source)
+        elif isinstance(message, Piece) and auditor.opening.take(message, source):
             self._settle_soon()
         self.pump()
 
@@ -169,7 +189,7 @@ class Attempt:
         self._host.forget(self)
 
     def tick(self) -> None:
-        self.auditor.machine.tick(self._host.now_s, self.auditor.opened)
+        self.auditor.machine.tick(self._host.now_s, self.auditor.opening.opened)
         self.pump()
 
 
@@ -189,6 +209,9 @@ class AuditHost:
         self.send, self.convict, self.log = send, convict, log
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[bytes, Attempt] = {}  # by the digest of their terms
+        self._view: tuple[bytes, int] = (b"", 0)
+        self._numbers: set[int] = set()  # of the attempts in this view that we have promised for
+        self._took_part: dict[bytes, None] = {}  # digests of terms, the oldest first
         self._early: list[tuple[bytes, Said]] = []
         self._early_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -199,6 +222,27 @@ class AuditHost:
     @property
     def now_s(self) -> float:
         return self._loop.time()
+
+    def may_promise(self, terms: AuditTerms) -> bool:
+        """Once for each attempt: who signs two commitments for the same terms is a liar, and a
+        BEGIN that is repeated after one has fallen behind, or by a lying coordinator, asks for just
+        that. In a later life a peer is in another view."""
+        view = (terms.lineage, terms.view)
+        if view != self._view:
+            self._view, self._numbers = view, set()
+        full = len(self._numbers) >= ATTEMPTS_MAX and terms.attempt < min(self._numbers)
+        if full or terms.attempt in self._numbers:
+            return False
+        self._numbers.add(terms.attempt)
+        if len(self._numbers) > ATTEMPTS_MAX:
+            self._numbers.discard(min(self._numbers))
+        self._took_part[terms.digest] = None
+        if len(self._took_part) > ATTEMPTS_MAX:
+            del self._took_part[next(iter(self._took_part))]
+        return True
+
+    def took_part(self, terms: bytes) -> bool:
+        return terms in self._took_part
 
     def auditor(self, terms: AuditTerms, own: Sequence[U8]) -> Auditor:
         """Hashes the encoded own parts: in any thread."""

@@ -11,6 +11,7 @@ from atoll.peer.audit.bodies import body_fits, seed_of
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import (
     IN_ORDER,
+    ONCE,
     Check,
     Commitment,
     Phase,
@@ -30,11 +31,11 @@ __all__ = ["Inbox"]
 class Inbox:
     def __init__(self, terms: AuditTerms) -> None:
         self._terms, self._id = terms, terms.digest
-        self._said: dict[Phase, dict[bytes, Said]] = {phase: {} for phase in IN_ORDER}
+        self._said: dict[Phase, dict[bytes, Said]] = {phase: {} for phase in ONCE}
         self._heard: dict[Phase, bytes] = {}  # of phases that are complete
 
     def of(self, phase: Phase) -> Mapping[bytes, Said]:
-        return self._said[phase]
+        return self._said.get(phase, {})
 
     def heard(self, phase: Phase) -> bytes:
         """The digest of all that was said in the phase before; b"" for the first."""
@@ -60,8 +61,9 @@ class Inbox:
         return [p for p, each in self._said[phase].items() if each.statement.heard != mine]
 
     def add(self, each: Said) -> Evidence | None:
-        """Keep what is new; evidence where it shows that its signer lies."""
-        have = self._said[each.phase]
+        """Keep what is new; evidence where it shows that its signer lies. What a signer may say
+        often is not kept."""
+        have = self._said.get(each.phase, {})
         before = have.get(each.signer)
         if before is not None:
             if before.statement == each.statement:
@@ -110,15 +112,9 @@ class Inbox:
         return found
 
     def accused(self) -> set[tuple[int, int]]:
-        """(sender, chunk) of all verdicts that make sense: of a sender that counts, in a chunk that
-        the accuser owns."""
-        found = set()
-        for owner, verdict in self.verdicts.items():
-            owned = set(self._terms.work.shards.get(owner, ()))
-            for sender, chunk in zip(verdict.senders, verdict.chunks, strict=True):
-                if sender in self._terms.work.counted and chunk in owned:
-                    found.add((sender, chunk))
-        return found
+        """(sender, chunk) of all verdicts."""
+        told = self.verdicts.values()
+        return {pair for v in told for pair in zip(v.senders, v.chunks, strict=True)}
 
     # ------------------------------------------------------------ the draw
 

@@ -22,7 +22,6 @@ with evidence or without.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 from typing import Final
 
 from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Step, Tell
@@ -44,60 +43,25 @@ from atoll.peer.audit.statements import (
     draw_of,
     said,
 )
+from atoll.peer.audit.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, Cause
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 from atoll.peer.group.views import short
 
-__all__ = ["ASK_S", "SILENCE_S", "TRANSITIONS", "Audit", "Cause"]
+__all__ = ["ASK_S", "SILENCE_S", "Audit"]
 
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
 # A peer whose process has stopped is found dead within two seconds (group/timing.py), and who lives
 # answers at once, but for the arithmetic of a round: so this is no matter of a slow line.
 SILENCE_S: Final = 20.0
 GRACE_S: Final = 5.0  # for others to come to the same conclusion
+# What a line of 1 Mbit/s brings: nobody withholds a part that may still be on its way.
+OPEN_BYTES_PER_S: Final = 128 * 1024
 # Before one says that it contradicts another, and between the turns of those who may have to say it
 # of the same one: news goes around in that time. All of it together is less than SILENCE_S.
 PAIR_S: Final = 3.0
 TURN_S: Final = 1.0
 TURNS_S: Final = 12.0
-
-
-class Cause(Enum):
-    ALL_SAID = "all have said it"
-    REDUCED = "the result is here"
-    CLEAN = "nothing is in doubt"
-    DOUBT = "something is in doubt"
-    BROKEN = "somebody is guilty, or missing"
-
-
-TRANSITIONS: Final[Mapping[tuple[Step, Cause], Step]] = {
-    (Step.COMMIT, Cause.ALL_SAID): Step.REDUCE,
-    (Step.REDUCE, Cause.REDUCED): Step.RESULT,
-    (Step.RESULT, Cause.ALL_SAID): Step.REVEAL,
-    (Step.REVEAL, Cause.ALL_SAID): Step.CHECK,
-    (Step.CHECK, Cause.ALL_SAID): Step.VERDICT,
-    (Step.VERDICT, Cause.CLEAN): Step.PASSED,
-    (Step.VERDICT, Cause.DOUBT): Step.OPEN,
-    (Step.OPEN, Cause.CLEAN): Step.PASSED,
-    (Step.COMMIT, Cause.BROKEN): Step.FAILED,
-    (Step.REDUCE, Cause.BROKEN): Step.FAILED,
-    (Step.RESULT, Cause.BROKEN): Step.FAILED,
-    (Step.REVEAL, Cause.BROKEN): Step.FAILED,
-    (Step.CHECK, Cause.BROKEN): Step.FAILED,
-    (Step.VERDICT, Cause.BROKEN): Step.FAILED,
-    (Step.OPEN, Cause.BROKEN): Step.FAILED,
-}
-# In which step the statements of which phase are waited for.
-WAITS_FOR: Final[Mapping[Step, Phase]] = {
-    Step.COMMIT: Phase.COMMIT,
-    Step.RESULT: Phase.RESULT,
-    Step.REVEAL: Phase.REVEAL,
-    Step.CHECK: Phase.CHECK,
-    Step.VERDICT: Phase.VERDICT,
-}
-OVER: Final = (Step.PASSED, Step.FAILED)
-PATIENT: Final = (Step.REVEAL, Step.CHECK, Step.VERDICT, Step.OPEN)
-OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an opened part
 
 
 class Audit:
@@ -206,6 +170,7 @@ class Audit:
         if now_s - self._suspect_s >= PAIR_S + index * min(TURN_S, TURNS_S / count):
             peer, why = self._suspect
             word = self._signed(Phase.ELIMINATE, Elimination(peer, why))
+            self.inbox.add(word)
             self._effects.append(Tell(word))
             self._convict([Evidence("pair", peer, self.terms, (word,))], now_s)
 
@@ -219,19 +184,19 @@ class Audit:
 
     def hear(self, each: Said, now_s: float) -> None:
         """A statement, from its signer or anybody else."""
-        if self.step is Step.FAILED or not self._is_ours(each):
+        if not self._is_ours(each):
             return
-        if each.phase is Phase.WITHHELD:
-            self._hear_withheld(each, now_s)
-        elif each.phase is Phase.ELIMINATE:
-            body = body_of(each.statement)
-            others = set(self.terms.participants) - {each.signer}
-            if isinstance(body, Elimination) and body.peer in others:
-                self._convict([Evidence("pair", body.peer, self.terms, (each,))], now_s)
-        elif (evidence := self.inbox.add(each)) is not None:
+        is_new = each.signer not in self.inbox.of(each.phase)
+        if (evidence := self.inbox.add(each)) is not None:
             self._convict([evidence], now_s)
-        else:
+        elif self.step is Step.FAILED:
+            return
+        elif each.phase is Phase.WITHHELD:
+            self._hear_withheld(each, now_s)
+        elif each.phase is not Phase.ELIMINATE:
             self._advance(now_s)
+        elif is_new:
+            self._hear_contradiction(each, now_s)
 
     def asked(self, ask: AskSaid, source: bytes) -> None:
         """Hand on what we have."""
@@ -242,6 +207,17 @@ class Audit:
     def _is_ours(self, each: Said) -> bool:
         ours = each.statement.terms == self._id and each.signer in self.terms.participants
         return ours and each.signer != self.me and each.genuine(self._signer)
+
+    def _hear_contradiction(self, each: Said, now_s: float) -> None:
+        """Handed on, so that nobody contradicts one before some and another before others. Who has
+        revealed its secret has seen nothing wrong in what it was sent."""
+        self._effects.append(Tell(each))
+        body = body_of(each.statement)
+        assert isinstance(body, Elimination)
+        if each.signer not in self.inbox.of(Phase.REVEAL) and not self.is_over:
+            self._effects.append(Convicted(Evidence("pair", body.peer, self.terms, (each,))))
+            why = f"audit: {short(each.signer)} and {short(body.peer)} contradict each other"
+            self._fail((each.signer, body.peer), why, now_s)
 
     def _hear_withheld(self, each: Said, now_s: float) -> None:
         body = body_of(each.statement)
@@ -299,6 +275,9 @@ class Audit:
         if not self._wanted:
             self._pass(now_s)
             return
+        work = self.terms.work
+        part_bytes = work.part_codec.encoded_bytes(work.grid.size(0))
+        self._silence_s += len(self._wanted) * part_bytes / OPEN_BYTES_PER_S
         self._move(Cause.DOUBT, now_s)
         self._hand_on(Phase.VERDICT)
         self._effects.append(Need(Step.OPEN, self._wanted))

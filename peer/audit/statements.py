@@ -27,8 +27,9 @@ __all__ = [
     "ACCUSED_MAX",
     "AUDIT_MESSAGES",
     "IN_ORDER",
+    "ONCE",
     "PIECE_BYTES",
-    "AskParts",
+    "AskPart",
     "AskSaid",
     "Check",
     "Commitment",
@@ -53,7 +54,7 @@ BODY_BYTES_MAX: Final = 768 * 1024
 GRAM_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * (AUDITED_PEERS_MAX + 1)
 MATRIX_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * AUDITED_PEERS_MAX
 ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it
-PIECE_BYTES: Final = 256 * 1024  # of an opened part: a control frame carries it among others
+PIECE_BYTES: Final = 64 * 1024  # of an opened part: half a second of a line of 1 Mbit/s
 
 _D32 = Annotated[bytes, Within(32, 32)]
 _Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
@@ -73,6 +74,8 @@ class Phase(IntEnum):
 
 
 IN_ORDER: Final = (Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT)
+# Nobody honest says two different things in one of these: of several it contradicts one.
+ONCE: Final = (*IN_ORDER, Phase.ELIMINATE)
 
 
 @message
@@ -201,12 +204,13 @@ class AskSaid:
 
 @message
 @dataclass(frozen=True, slots=True)
-class AskParts:
-    """ "Open this chunk of the contributions of these participants", to them and to its owner."""
+class AskPart:
+    """ "Open this chunk of the contribution of this participant": the piece that begins there."""
 
     terms: _D32
+    sender: _Index
     chunk: _Chunk
-    senders: Annotated[tuple[_Index, ...], Within(1, AUDITED_PEERS_MAX)]
+    offset: Annotated[int, Within(0, 1 << 24)]
 
 
 @message
@@ -223,7 +227,7 @@ class Piece:
     proof: Annotated[bytes, Within(0, 32 * 24)]
 
 
-AUDIT_MESSAGES: Final = (Said, AskSaid, AskParts, Piece)
+AUDIT_MESSAGES: Final = (Said, AskSaid, AskPart, Piece)
 
 _BODIES: Final[Mapping[Phase, type]] = {
     Phase.COMMIT: Commitment,

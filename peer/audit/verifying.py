@@ -20,6 +20,7 @@ from atoll.peer.audit.bodies import body_fits, seed_of, told_numbers
 from atoll.peer.audit.evidence import Evidence, Finding, Shown
 from atoll.peer.audit.statements import (
     IN_ORDER,
+    ONCE,
     Check,
     Commitment,
     Elimination,
@@ -52,6 +53,9 @@ def verify_evidence(evidence: Evidence) -> Finding:
         raise
     except AtollError as error:  # a rule or codec that is not known, a body that cannot be read
         raise EvidenceError(f"this evidence cannot be checked: {error.what}") from error
+    except Exception as error:  # hostile numbers: whatever they break, they end no daemon
+        what = f"{type(error).__name__}: {error}"
+        raise EvidenceError(f"this evidence cannot be checked: {what[:200]}") from error
 
 
 class _Case:
@@ -139,7 +143,7 @@ def _equivocation(case: _Case) -> Finding:
     said = [each for each in case.evidence.said if each.signer == case.culprit]
     _require(len(said) == 2, "it takes two statements")
     one, other = said
-    _require(one.phase is other.phase and one.phase in IN_ORDER, "they are of different phases")
+    _require(one.phase is other.phase and one.phase in ONCE, "they are of different phases")
     _require(one.statement != other.statement, "they are the same")
     return _found(case, f"signed two different statements in phase {one.phase.name}")
 

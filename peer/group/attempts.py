@@ -17,6 +17,7 @@ attempt keeps those (keeping.py).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -48,6 +49,7 @@ class Attempt:
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     dispute: str = ""  # who holds which result, if they differ
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
+    audited: bool = False  # a result is there once most participants have verified it
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
@@ -102,7 +104,12 @@ class Attempt:
     def copies(self) -> dict[bytes, bytes]:
         """Replicas that hold a result; what attesters say is not a copy."""
         attesters = self.attesters
-        return {peer: root for peer, root in self.ready.items() if peer not in attesters}
+        copies = {peer: root for peer, root in self.ready.items() if peer not in attesters}
+        participants = self.begin.participants
+        votes = Counter(root for peer, root in copies.items() if peer in participants)
+        if self.audited and 2 * max(votes.values(), default=0) <= len(participants):
+            return {}  # one that lies may say that it has something, and lend it to all others
+        return copies
 
     # ------------------------------------------------------------ commit
 

@@ -41,7 +41,7 @@ from atoll.peer.group.opening import choose, opening
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, OPERATIONS, Origin, fragment_of
+from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, Origin, fragment_of
 
 __all__ = ["OFFERS_MAX", "Coordinator"]
 
@@ -329,7 +329,9 @@ class Coordinator:
         layout = reserved(layout, self.counting.owners(chosen, kind))
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         begin = Begin(*tag, fragment, past, kept, layout, call.operation, call.without)
-        self.attempts[number] = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
+        attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
+        attempt.audited = kind == STEP and self.counting.terms.audited
+        self.attempts[number] = attempt
 
     # ------------------------------------------------------------ a boundary
 

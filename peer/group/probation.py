@@ -42,6 +42,7 @@ class Terms:
     probation: Annotated[int, Within(0, PROBATION_MAX)] = 0
     least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
     rule: Annotated[str, Within(0, RULE_CHARACTERS_MAX)] = ""
+    audited: bool = False  # nobody's result is believed before most participants have the same
 
     def __post_init__(self) -> None:
         if not self.rule.isprintable():
@@ -53,7 +54,8 @@ NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
 
 
 def terms_of(spec: RunSpec) -> Terms:
-    return Terms(spec.probation, spec.least_peers, spec.aggregate if spec.rule else "")
+    rule = spec.aggregate if spec.rule else ""
+    return Terms(spec.probation, spec.least_peers, rule, spec.audit)
 
 
 class Served:

@@ -47,6 +47,9 @@ class AuditedAttempts:
     async def begin(self, job: Job, terms: AuditTerms, source: Callable[[int, F32], None]) -> None:
         """Commit to all parts; once all others have, send them."""
         begin, work = job.begin, terms.work
+        if not self._audits.may_promise(terms):
+            self._failed(begin, (), "this peer has promised something in this attempt before")
+            return
         counts = terms.counted[terms.participants.index(self._me)]
         try:
             compute = self._audits.compute
@@ -55,7 +58,7 @@ class AuditedAttempts:
         except AtollError as error:
             self._failed(begin, (), f"the own contribution: {error.what}")
             return
-        if not self._is_wanted(begin):
+        if not self._is_wanted(begin) or job.ended:
             return
 
         def gate() -> None:

@@ -324,6 +324,8 @@ class Reducer:
         if not self._is_wanted(begin):
             return
         if before is not None and before.begin is begin:
+            if before.terms is not None and self._me in begin.participants:
+                return  # who takes part in an audit believes nobody, and passes or gives up
             under_way = before.fetching is not None and not before.fetching.done()
             if before.root or (under_way and before.holder == holder):
                 return  # the order was repeated

@@ -12,7 +12,6 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,40 +20,21 @@ from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.codecs import U8
 from atoll.peer.audit import effects as mc
 from atoll.peer.audit.auditor import Auditor
+from atoll.peer.audit.banning import WORD_S
+from atoll.peer.audit.bans import Ban, Bans
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AskParts, AskSaid, Piece, Said
+from atoll.peer.audit.statements import AskPart, AskSaid, Piece, Said
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 from simulation.audit_options import Options, expand, keys
+from simulation.audit_peer import Peer
 from simulation.audit_sums import gram_of, matrix_of
-from simulation.liars import Liar, liar_of
+from simulation.liars import liar_of
 
 __all__ = ["Options", "World", "expand", "run"]
 ATTEMPTS_MAX = 40
 TICK_S = 0.25
-
-
-@dataclass
-class Peer:
-    """One participant: an auditor, and the reduction's bytes."""
-
-    name: bytes
-    signer: Any
-    liar: Liar
-    auditor: Auditor | None = None
-    got: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    grams: dict[int, bytes] = field(default_factory=dict)
-    results: dict[int, bytes] = field(default_factory=dict)
-    matrix: bytes = b""
-    gate: bool = False
-    made: bool = False
-    outcome: str = ""
-    failed: tuple[bytes, ...] = ()
-    wanted: tuple[tuple[int, int], ...] = ()
-    banned: dict[bytes, Evidence] = field(default_factory=dict)
-    paused_until_s: float = 0.0
-    early: list[tuple[bytes, object]] = field(default_factory=list)
 
 
 class World:
@@ -66,7 +46,12 @@ class World:
         self._last_s: dict[tuple[bytes, bytes], float] = {}
         self.numbers = np.random.default_rng(options.seed)
         made = [
-            Peer(signer.me, signer, liar_of(options.liars.get(i, ""), self.rng))
+            Peer(
+                signer.me,
+                signer,
+                liar_of(options.liars.get(i, ""), self.rng),
+                bans=Bans(signer.me),
+            )
             for i, signer in enumerate(signers)
         ]
         self.peers = {peer.name: peer for peer in sorted(made, key=lambda p: p.name)}
@@ -113,7 +98,7 @@ class World:
         base = self.numbers.standard_normal(terms.elements)
         for peer in self.peers.values():
             index = terms.participants.index(peer.name) if peer.name in terms.participants else -1
-            fresh = Peer(peer.name, peer.signer, peer.liar, banned=peer.banned)
+            fresh = Peer(peer.name, peer.signer, peer.liar, bans=peer.bans, attempts=peer.attempts)
             self.peers[peer.name] = fresh
             if index < 0:
                 continue
@@ -128,6 +113,7 @@ class World:
                 terms, peer.name, peer.signer, own, self.rng.randbytes(32), self.now_s
             )
             fresh.got = {(index, chunk): own[chunk].tobytes() for chunk in range(len(own))}
+            fresh.attempts.append(terms)
             fresh.liar.begin(terms, index, self)
         for _ in range(self.options.pauses):
             peer = self.rng.choice(list(self.peers.values()))
@@ -183,19 +169,18 @@ class World:
             )
             return
         if isinstance(message, Evidence):
-            self._learn(peer, message)
-        if peer.auditor is None or source in peer.banned:
+            self._learn(peer, message, source)
+        if peer.auditor is None or source in peer.bans:
             return
         auditor = peer.auditor
-        ours = isinstance(message, AskParts | Piece) and message.terms == auditor.terms.digest
+        ours = isinstance(message, AskPart | Piece) and message.terms == auditor.terms.digest
         if isinstance(message, Said):
             auditor.machine.hear(message, self.now_s)
         elif isinstance(message, AskSaid):
             auditor.machine.asked(message, source)
-        elif isinstance(message, AskParts) and ours:
-            for piece in peer.liar.pieces(auditor.answer(message, source)):
-                self.send(peer.name, source, piece)
-        elif isinstance(message, Piece) and ours and auditor.take(message, source, peer.wanted):
+        elif isinstance(message, AskPart) and ours:
+            auditor.opening.asked(message, source)
+        elif isinstance(message, Piece) and ours and auditor.opening.take(message, source):
             self._opened(peer)
         elif isinstance(message, tuple):
             self._bulk(peer, message)
@@ -205,7 +190,7 @@ class World:
         if self.peers[peer.name] is not peer or peer.auditor is None or peer.outcome:
             return
         if self.now_s >= peer.paused_until_s:
-            peer.auditor.machine.tick(self.now_s, peer.auditor.opened)
+            peer.auditor.machine.tick(self.now_s, peer.auditor.opening.opened)
             self._pump(peer)
         self._later(TICK_S, lambda: self._tick(peer))
 
@@ -217,6 +202,10 @@ class World:
         while effects := auditor.machine.take():
             for effect in effects:
                 self._carry(peer, auditor, effect)
+        for dest, piece in peer.liar.pieces(auditor.answers()):
+            self.send(peer.name, dest, piece)
+        for dest, ask in auditor.opening.asks(self.now_s) if peer.wanted else ():
+            self.send(peer.name, dest, ask)
 
     def _carry(self, peer: Peer, auditor: Auditor, effect: mc.Effect) -> None:
         others = [p for p in auditor.terms.participants if p != peer.name]
@@ -228,7 +217,7 @@ class World:
                     else:
                         self.send(peer.name, dest, message)
         elif isinstance(effect, mc.Convicted):
-            self._learn(peer, effect.evidence)
+            self._learn(peer, effect.evidence, peer.name)
         elif isinstance(effect, mc.Passed):
             peer.outcome = "passed"
         elif isinstance(effect, mc.Failed):
@@ -244,31 +233,47 @@ class World:
             auditor.machine.judged(peer.liar.accused(accused), doubted, self.now_s)
         else:
             peer.wanted = effect.parts
-            for ask in auditor.requests(effect.parts):
-                for dest in others:
-                    self.send(peer.name, dest, ask)
+            auditor.opening.want(effect.parts)
             self._opened(peer)
 
     def _opened(self, peer: Peer) -> None:
         auditor = peer.auditor
         assert auditor is not None
-        if auditor.machine.step is mc.Step.OPEN and set(peer.wanted) <= auditor.opened.keys():
+        if (
+            auditor.machine.step is mc.Step.OPEN
+            and set(peer.wanted) <= auditor.opening.opened.keys()
+        ):
             auditor.machine.resolved(auditor.settlement(), self.now_s)
 
-    def _learn(self, peer: Peer, evidence: Evidence) -> None:
-        """Whoever hears of evidence checks it, and hands it on once."""
-        if evidence.culprit in peer.banned:
-            return
-        finding = verify_evidence(evidence)
-        for banned in finding.banned:
-            peer.banned[banned] = evidence
-        self.trace.append(f"{self.now_s:.2f} {short(peer.name)}: {finding.kind} {finding.text}")
-        if peer.auditor is not None:
-            peer.auditor.machine.banned(finding.banned, self.now_s)
-        if peer.liar.honest:
-            for dest in self.peers:
-                if dest != peer.name:
-                    self.send(peer.name, dest, evidence, bulk=True)
+    def _learn(self, peer: Peer, evidence: Evidence, source: bytes) -> None:
+        """Whoever finds or hears of evidence checks it, and hands on what counts for it; of a pair,
+        a little later, its word. ``source`` says that it counts there."""
+        digest, bans = evidence.digest, peer.bans
+        if source == peer.name or not bans.knows(digest):
+            took_part = any(terms == evidence.terms for terms in peer.attempts)
+            self._adopted(peer, bans.learn(evidence, first_hand=took_part))
+            self._later(WORD_S, lambda: self._say(peer, evidence))
+        if source != peer.name:
+            self._adopted(peer, bans.told(digest, source, self.peers))
+
+    def _say(self, peer: Peer, evidence: Evidence) -> None:
+        if peer.bans.say(evidence.digest):
+            self._hand_on(peer, evidence)
+            self._adopted(peer, peer.bans.told(evidence.digest, peer.name, self.peers))
+
+    def _adopted(self, peer: Peer, found: list[Ban]) -> None:
+        for ban in found:
+            text = f"{ban.finding.kind} {ban.finding.text}"
+            self.trace.append(f"{self.now_s:.2f} {short(peer.name)}: {text}")
+            if (auditor := self.peers[peer.name].auditor) is not None:
+                auditor.machine.banned((ban.peer,), self.now_s)
+        if found:
+            self._hand_on(peer, found[0].evidence)
+
+    def _hand_on(self, peer: Peer, evidence: Evidence) -> None:
+        for dest in self.peers if peer.liar.honest else ():
+            if dest != peer.name:
+                self.send(peer.name, dest, evidence, bulk=True)
 
     # ------------------------------------------------------------ the reduction
 

@@ -23,69 +23,18 @@ from atoll.peer.audit.statements import (
     Said,
     Verdict,
     body_of,
-    said,
 )
 from atoll.peer.audit.terms import AuditTerms
+from simulation.framers import Babbler, Framer
+from simulation.liar import Liar, Lies
 
 if TYPE_CHECKING:
     from simulation.audits import World
 
-__all__ = ["KINDS", "Liar", "liar_of"]
+__all__ = ["KINDS", "liar_of"]
 
 
-class Liar:
-    """An honest one: changes nothing. Subclasses override what they lie in."""
-
-    kind = "honest"
-    honest = True
-    must_fall = False
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.must_fall = False
-
-    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
-        self.terms, self.index, self.world = terms, index, world
-        self.me = terms.participants[index]
-        self.must_fall = False
-        honest = [p for p in terms.participants if world.peers[p].liar.honest]
-        self.victim = self.rng.choice(honest)
-
-    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        yield 0.0, message
-
-    def part(self, chunk: int, data: bytes) -> bytes:
-        return data
-
-    def result(self, chunk: int, data: bytes, dest: bytes) -> bytes:
-        return data
-
-    def gram(self, data: bytes) -> bytes:
-        return data
-
-    def check(self, check: Check) -> Check:
-        return check
-
-    def accused(self, accused: dict[int, int]) -> dict[int, int]:
-        return accused
-
-    def pieces(self, pieces: list[Piece]) -> list[Piece]:
-        return pieces
-
-    def _is_mine(self, message: object, phase: Phase) -> bool:
-        return isinstance(message, Said) and (message.signer, message.phase) == (self.me, phase)
-
-    def _other(self, each: Said, body: object) -> Said:
-        """The same statement with another body, signed as well."""
-        signer = self.world.peers[self.me].signer
-        return said(each.statement.terms, each.phase, each.statement.heard, body, self.me, signer)
-
-
-class _Lies(Liar):
-    honest = False
-
-
-class DenseShift(_Lies):
+class DenseShift(Lies):
     """An owner that adds several quantization steps everywhere in a chunk."""
 
     kind = "dense shift"
@@ -120,7 +69,7 @@ class Flip(DenseShift):
         return out.tobytes()
 
 
-class TwoResults(_Lies):
+class TwoResults(Lies):
     """An owner that sends one peer another result than it has signed."""
 
     kind = "two results"
@@ -137,7 +86,7 @@ class TwoResults(_Lies):
         return out.tobytes()
 
 
-class WrongPart(_Lies):
+class WrongPart(Lies):
     """A sender whose parts for one owner, or for all, are not what it has committed to."""
 
     kind = "wrong part"
@@ -153,7 +102,7 @@ class WrongPart(_Lies):
         return data[:-1] + bytes([data[-1] ^ 1])
 
 
-class WrongSketch(_Lies):
+class WrongSketch(Lies):
     """A sender that tells other numbers than those of its part, in a chunk that another owns."""
 
     kind = "wrong sketch"
@@ -168,7 +117,7 @@ class WrongSketch(_Lies):
         return replace(check, sketches=sketches.tobytes())
 
 
-class WrongNorm(_Lies):
+class WrongNorm(Lies):
     kind = "wrong norm"
 
     def check(self, check: Check) -> Check:
@@ -188,7 +137,7 @@ class Silent(WrongSketch):
         return {}
 
 
-class FalseAccuser(_Lies):
+class FalseAccuser(Lies):
     kind = "false accusation"
 
     def accused(self, accused: dict[int, int]) -> dict[int, int]:
@@ -197,7 +146,7 @@ class FalseAccuser(_Lies):
         return accused | {victim: self.terms.work.shards[self.index][0]}
 
 
-class Equivocator(_Lies):
+class Equivocator(Lies):
     """Signs two statements in one phase, one of them for half of the others."""
 
     kind = "equivocation"
@@ -238,7 +187,7 @@ class Equivocator(_Lies):
             self.told[twice].add(dest)
 
 
-class Withholder(_Lies):
+class Withholder(Lies):
     """Says nothing from some phase on, or tells it to one alone."""
 
     kind = "withholding"
@@ -255,7 +204,7 @@ class Withholder(_Lies):
             yield 0.0, message
 
 
-class BadReveal(_Lies):
+class BadReveal(Lies):
     """Reveals another number than it has committed to."""
 
     kind = "draw abort"
@@ -273,7 +222,7 @@ class BadReveal(_Lies):
             yield 0.0, message
 
 
-class Slow(_Lies):
+class Slow(Lies):
     """Says everything late, but not so late that it counts as silent."""
 
     kind = "slow"
@@ -282,7 +231,7 @@ class Slow(_Lies):
         yield self.rng.uniform(0, 3), message
 
 
-class Replayer(_Lies):
+class Replayer(Lies):
     """Repeats what it and others have said, also in earlier attempts."""
 
     kind = "replay"
@@ -298,7 +247,7 @@ class Replayer(_Lies):
         yield 0.0, message
 
 
-class Forger(_Lies):
+class Forger(Lies):
     """Puts words into the mouths of others, and sends what cannot be read."""
 
     kind = "forgery"
@@ -310,7 +259,7 @@ class Forger(_Lies):
         yield 0.0, message
 
 
-class Malformed(_Lies):
+class Malformed(Lies):
     kind = "malformed"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
@@ -324,7 +273,20 @@ class Malformed(_Lies):
             yield 0.0, message
 
 
-class WrongSeed(_Lies):
+class Deflector(Silent):
+    """Silent in favour of others, but it names them, in a chunk that is none of its own."""
+
+    kind = "deflecting owner"
+
+    def accused(self, accused: dict[int, int]) -> dict[int, int]:
+        if not accused:
+            return {}
+        self.must_fall = True
+        foreign = next(c for c, o in enumerate(self.terms.work.plan.owners) if o != self.index)
+        return dict.fromkeys(accused, foreign)
+
+
+class WrongSeed(Lies):
     """Computes with a draw of its own."""
 
     kind = "wrong seed"
@@ -339,13 +301,13 @@ class Closed(WrongSketch):
 
     kind = "opens nothing"
 
-    def pieces(self, pieces: list[Piece]) -> list[Piece]:
+    def pieces(self, pieces: list[tuple[bytes, Piece]]) -> list[tuple[bytes, Piece]]:
         if self.rng.random() < 0.5:
             return []
-        return [replace(piece, data=bytes(len(piece.data))) for piece in pieces]
+        return [(dest, replace(p, data=bytes(len(p.data)))) for dest, p in pieces]
 
 
-class WrongGram(_Lies):
+class WrongGram(Lies):
     """An owner whose inner products are of other vectors."""
 
     kind = "wrong inner products"
@@ -373,6 +335,9 @@ KINDS = {
         Replayer,
         Forger,
         Malformed,
+        Babbler,
+        Framer,
+        Deflector,
         WrongSeed,
         Closed,
         WrongGram,

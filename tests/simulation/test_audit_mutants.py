@@ -28,7 +28,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "the first statement stands": (
         inbox.Inbox,
         "add",
-        lambda self, each: self._said[each.phase].setdefault(each.signer, each) and None,
+        lambda self, each: self._said.get(each.phase, {}).setdefault(each.signer, each) and None,
     ),
     "nobody asks for what is missing": (machine, "ASK_S", 1e9),
     "no turns among those who contradict": (machine, "TURN_S", 0.0),

@@ -24,6 +24,7 @@ ALONE = Options(
 )
 # What these do is not against anybody, or cannot be told from a slow machine.
 HARMLESS = ("slow", "replay", "forgery")
+FRAMING = "framing"
 NEEDS_GRAM = "wrong inner products"
 
 
@@ -64,7 +65,7 @@ def test_honest_participants_pass_at_once_and_open_nothing(rule: str, codec: str
     assert not any(peer.banned for peer in world.peers.values())
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {*HARMLESS, NEEDS_GRAM}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {*HARMLESS, FRAMING, NEEDS_GRAM}))
 def test_each_lie_costs_its_author_the_run(kind: str) -> None:
     """In a few attempts, in some of which it may not have had an occasion."""
     world = play(replace(ALONE, liars={1: kind}))
@@ -95,3 +96,23 @@ def test_two_liars_who_cover_each_other_are_both_banned() -> None:
         if "silent" in world.kinds_of_bans():
             return
     pytest.fail("in no seed was one silent for the other")
+
+
+def test_who_frames_many_takes_one_along_at_most() -> None:
+    """Those whom it contradicts before different others, and one after another, stay."""
+    kinds = set[str]()
+    for seed in range(20):
+        world = play(replace(ALONE, seed=seed, peers=7, chunks=14, liars={1: "framing"}))
+        honest = {name for p in world.honest for name in p.banned if world.peers[name].liar.honest}
+        assert len(honest) <= 1
+        kinds |= world.kinds_of_bans()
+    assert "equivocation" in kinds
+
+
+def test_an_owner_that_names_another_chunk_is_not_silent_but_malformed() -> None:
+    for seed in range(40):
+        liars = {1: "wrong sketch", 3: "deflecting owner"}
+        world = play(replace(ALONE, seed=seed, liars=liars))
+        if "malformed" in world.kinds_of_bans():
+            return
+    pytest.fail("in no seed did it have to accuse anybody")

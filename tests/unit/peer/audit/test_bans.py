@@ -28,10 +28,23 @@ def test_what_stands_alone_is_believed_at_once(lie: str) -> None:
     assert bans.learn(evidence) == []  # once is enough
 
 
-@pytest.mark.parametrize("lie", WEAK)
-def test_the_word_of_others_counts_for_who_took_part(lie: str) -> None:
-    bans, evidence = Bans(ME), left_behind(lie)
-    assert len(bans.learn(evidence, first_hand=True)) == (2 if lie == "wrong part" else 1)
+def test_the_word_of_a_majority_counts_for_who_took_part() -> None:
+    bans, evidence = Bans(ME), left_behind("withholding")
+    assert len(bans.learn(evidence, first_hand=True)) == 1
+
+
+def test_of_a_pair_those_who_took_part_have_to_agree() -> None:
+    evidence = left_behind("wrong part")
+    pair = {evidence.culprit, evidence.said[0].signer}
+    me, *others = (peer for peer in evidence.terms.participants if peer not in pair)
+    bans = Bans(me)
+    assert bans.learn(evidence, first_hand=True) == []
+    assert bans.say(evidence.digest)
+    assert not bans.say(evidence.digest)
+    assert bans.told(evidence.digest, me, []) == []
+    for stranger in (*pair, b"s" * 32):
+        assert bans.told(evidence.digest, stranger, []) == []
+    assert {ban.peer for ban in bans.told(evidence.digest, others[0], [])} == pair
 
 
 @pytest.mark.parametrize("lie", WEAK)
@@ -69,7 +82,7 @@ def test_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BANS_MAX", 1)
     bans = Bans(ME)
     assert bans.learn(left_behind("draw abort"))
-    assert bans.learn(left_behind("wrong part"), first_hand=True) == []
+    assert bans.learn(left_behind("malformed"), first_hand=True) == []
     assert len(bans) == 1
 
 

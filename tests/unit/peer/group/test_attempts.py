@@ -359,3 +359,33 @@ def test_every_reported_edge_is_covered(misses: dict[bytes, tuple[bytes, ...]]) 
             assert reporter in cover or peer in cover
     if A in cover:  # only if it reported itself
         assert A in misses.get(A, ())
+
+
+# ---------------------------------------------------------------- audited rounds
+
+
+def test_nobodys_result_is_lent_before_most_have_verified_the_same() -> None:
+    """A liar says READY at once, and that it misses somebody: nobody is told to fetch from it."""
+    part = Round(A, B, C, D, E)
+    part.attempt.audited = True
+    part.ready(E, root=OTHER)
+    part.miss(E, A)
+    assert part.step(0.1) is None
+    assert part.repaired() == []
+    part.ready(D, root=OTHER)
+    assert part.step(0.2, dead=(B,)) == (A, C, D, E)
+    assert part.repaired() == []
+
+
+def test_once_most_have_it_the_others_fetch_it_and_a_liar_is_left_out() -> None:
+    part = Round(A, B, C, D)
+    part.attempt.audited = True
+    part.ready(A, B)
+    assert part.step(0.1) is None
+    assert part.repaired() == []
+    part.ready(C)
+    assert part.step(0.2, dead=(D,)) is None
+    assert [peer for peer, _ in part.repaired()] == [E]
+    part.ready(D, root=OTHER)
+    assert part.committed() == b""
+    assert part.step(0.3) == (A, B, C)

@@ -1,0 +1,56 @@
+"""Participants that lie in what is said at any time: it is to harm others, or to break them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from atoll.peer.audit.statements import Elimination, Phase, Said, Statement, said
+from atoll.peer.audit.terms import AuditTerms
+from simulation.liar import Lies
+
+if TYPE_CHECKING:
+    from simulation.audits import World
+
+__all__ = ["Babbler", "Framer"]
+
+
+class Babbler(Lies):
+    """Signs what cannot be read, as a statement that is said at any time."""
+
+    kind = "babble"
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        if self._is_mine(message, Phase.COMMIT):
+            assert isinstance(message, Said)
+            self.must_fall = True
+            phase = self.rng.choice((Phase.WITHHELD, Phase.ELIMINATE))
+            statement = Statement(message.statement.terms, int(phase), b"", b"\xc1")
+            signer = self.world.peers[self.me].signer
+            yield 0.0, Said(self.me, statement, signer.sign(statement.digest))
+        yield 0.0, message
+
+
+class Framer(Lies):
+    """Contradicts many honest ones: one after another before all, or each before another one; at
+    once, or when nobody needs it any more."""
+
+    kind = "framing"
+
+    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
+        super().begin(terms, index, world)
+        self.phase = self.rng.choice((Phase.COMMIT, Phase.RESULT, Phase.VERDICT))
+        self.delay_s = self.rng.choice((0.0, 0.2, 5.0))
+        self.at_all = self.rng.random() < 0.5
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        yield 0.0, message
+        if self._is_mine(message, self.phase):
+            assert isinstance(message, Said)
+            others = [p for p in self.terms.participants if p != self.me]
+            accused = others if self.at_all else [self.rng.choice(others)]
+            for each in accused:
+                body, signer = Elimination(each, "framed"), self.world.peers[self.me].signer
+                terms = message.statement.terms
+                word = said(terms, Phase.ELIMINATE, b"", body, self.me, signer)
+                yield self.delay_s, word

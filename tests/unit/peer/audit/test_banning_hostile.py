@@ -1,0 +1,225 @@
+"""What hostile peers cannot make of evidence and of contradictions, between daemons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.convicts import ALONE, left_behind
+from simulation.audit_options import Key, keys
+from simulation.audits import World
+
+from atoll.peer.audit import banning
+from atoll.peer.audit.banning import AskEvidence, BanKeeper, EvidencePiece, KnownBans
+from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.statements import Elimination, Phase, said
+
+PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
+
+
+class Net:
+    """Keepers whose messages arrive in the next turn of the loop."""
+
+    def __init__(self, folder: Path, names: tuple[bytes, ...] = PEERS) -> None:
+        self.names, self.sent = names, list[tuple[bytes, bytes, object]]()
+        self.took_part = set[bytes]()
+        self.notes: list[tuple[bytes, str]] = []
+        self.mute: set[bytes] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.loop = asyncio.get_running_loop()
+        self.keepers = {name: self._keeper(name, folder / name.hex()[:4]) for name in names}
+
+    def _keeper(self, me: bytes, folder: Path) -> BanKeeper:
+        return BanKeeper(
+            me,
+            folder,
+            send=lambda peer, message: self._send(me, peer, message),
+            links=lambda: tuple(name for name in self.names if name != me),
+            members=lambda: self.names,
+            drop=lambda peer, why: None,
+            note=lambda kind, text, **_: self.notes.append((me, kind)),
+            stop=lambda error: None,
+            spawn=self._spawn,
+            on_ban=lambda peers: None,
+            took_part=lambda terms: terms in self.took_part,
+        )
+
+    def _send(self, source: bytes, dest: bytes, message: object) -> bool:
+        self.sent.append((source, dest, message))
+        if source not in self.mute:
+            self.loop.call_soon(self.keepers[dest].on_message, source, message)
+        return True
+
+    def _spawn(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        for _ in range(3000):
+            if holds():
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it has not come about")
+
+    def out(self, peer: bytes) -> set[bytes]:
+        """For whom it is banned."""
+        return {name for name, keeper in self.keepers.items() if keeper.is_out(peer)}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banning, "WORD_S", 0.1)
+    monkeypatch.setattr(banning, "ARRIVAL_S", 0.1)
+
+
+def play(act: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await act()
+
+    asyncio.run(run())
+
+
+def found(count: int) -> list[Evidence]:
+    """That stands alone, each against somebody else."""
+    evidence = []
+    for seed in range(count):
+        options = replace(ALONE, seed=1000 + seed, liars={1: "draw abort"})
+        world = World(options, keys(options))
+        world.play()
+        evidence += [e for p in world.honest[:1] for e in p.banned.values()]
+    return evidence
+
+
+def test_who_comes_later_hears_of_all_bans(tmp_path: Path) -> None:
+    """Of more than arrive at a time."""
+    all_of_it = found(2 * banning.ARRIVING_MAX + 1)
+
+    async def act() -> None:
+        net = Net(tmp_path, PEERS[:2])
+        for evidence in all_of_it:
+            net.keepers[PEERS[0]].bans.learn(evidence)
+        late = net.keepers[PEERS[1]]
+        net.keepers[PEERS[0]].linked(PEERS[1])
+        await net.until(lambda: len(late.bans) == len(all_of_it))
+
+    play(act)
+
+
+def test_a_large_file_comes_piece_by_piece_as_it_is_asked_for(tmp_path: Path) -> None:
+    evidence = left_behind("dense shift")
+    size = len(evidence.encoded)
+
+    async def act() -> None:
+        net = Net(tmp_path, PEERS[:2])
+        net.keepers[PEERS[0]].bans.learn(evidence)
+        net.keepers[PEERS[0]].linked(PEERS[1])
+        await net.until(lambda: net.keepers[PEERS[1]].is_out(evidence.culprit))
+        kinds = [type(m) for _, _, m in net.sent if isinstance(m, AskEvidence | EvidencePiece)]
+        assert kinds == [AskEvidence, EvidencePiece] * (-(-size // 512))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(banning, "PIECE_BYTES", 512)
+        play(act)
+
+
+def test_who_announces_and_sends_nothing_stops_nobody_else(tmp_path: Path) -> None:
+    evidence = left_behind("draw abort")
+
+    async def act() -> None:
+        net = Net(tmp_path, PEERS[:3])
+        honest, hostile, late = (net.keepers[name] for name in net.names)
+        honest.bans.learn(evidence)
+        net.mute.add(PEERS[1])
+        digests = (evidence.digest, *(bytes([i]) * 32 for i in range(20)))
+        late.on_message(PEERS[1], KnownBans(digests))
+        honest.linked(PEERS[2])
+        await net.until(lambda: late.is_out(evidence.culprit))
+        assert not hostile.is_out(evidence.culprit)
+
+    play(act)
+
+
+def test_who_sends_what_is_no_evidence_is_not_asked_again(tmp_path: Path) -> None:
+    async def act() -> None:
+        net = Net(tmp_path, PEERS[:2])
+        net.mute.add(PEERS[0])
+        keeper = net.keepers[PEERS[1]]
+        for digest in (b"1" * 32, b"2" * 32):
+            keeper.on_message(PEERS[0], KnownBans((digest,)))
+            keeper.on_message(PEERS[0], EvidencePiece(digest, 0, 7, b"rubbish"))
+            await net.until(lambda: (PEERS[1], "forged") in net.notes)
+        asked = [m for _, _, m in net.sent if isinstance(m, AskEvidence)]
+        assert [m.digest for m in asked] == [b"1" * 32]
+
+    play(act)
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def contradiction(evidence: Evidence, accuser: Key, accused: bytes) -> Evidence:
+    body, terms = Elimination(accused, "framed"), evidence.terms
+    word = said(terms.digest, Phase.ELIMINATE, b"", body, accuser.me, accuser)
+    return Evidence("pair", accused, terms, (word,))
+
+
+def site(tmp_path: Path) -> tuple[Net, Evidence, Key, list[bytes]]:
+    """Five participants, all of whom took part; the liar's key, and the others."""
+    options = replace(ALONE, seed=77)
+    signers = sorted(keys(options), key=lambda key: key.me)
+    world = World(options, keys(options))
+    terms = world._terms(tuple(world.peers), 1)
+    liar, *others = signers
+    net = Net(tmp_path, tuple(key.me for key in signers))
+    net.took_part.add(terms.digest)
+    evidence = contradiction(Evidence("pair", others[0].me, terms, ()), liar, others[0].me)
+    return net, evidence, liar, [key.me for key in others]
+
+
+def test_most_of_the_others_have_to_say_the_same_of_a_pair(tmp_path: Path) -> None:
+    async def act() -> None:
+        net, evidence, liar, (accused, *others) = site(tmp_path)
+        for name in (others[0], accused):
+            net.keepers[name].convict(evidence)
+        assert not net.out(accused)
+        await net.until(lambda: len(net.out(accused)) == 5)
+        assert net.out(liar.me) == {*net.names}
+
+    play(act)
+
+
+def test_who_contradicts_one_before_each_goes_alone(tmp_path: Path) -> None:
+    async def act() -> None:
+        net, evidence, liar, others = site(tmp_path)
+        for place, name in enumerate(others):
+            framed = contradiction(evidence, liar, others[place - 1])
+            net.keepers[name].convict(framed)
+        await net.until(lambda: net.out(liar.me) >= {*others})
+        await asyncio.sleep(0.3)
+        assert not any(net.out(name) for name in others)
+        bans = [net.keepers[name].bans.of(liar.me) for name in others]
+        assert {ban.finding.kind for ban in bans if ban is not None} == {"equivocation"}
+
+    play(act)
+
+
+def test_who_took_no_part_believes_the_members_only(tmp_path: Path) -> None:
+    """Terms are signed by nobody: liars can make up attempts with whom they like in them."""
+
+    async def act() -> None:
+        net, evidence, liar, (accused, *others) = site(tmp_path)
+        net.took_part.clear()
+        keeper = net.keepers[others[0]]
+        keeper.bans.learn(evidence)
+        for name in (liar.me, others[1]):
+            keeper.on_message(name, KnownBans((evidence.digest,)))
+        await asyncio.sleep(0.3)
+        assert not keeper.is_out(accused)
+        assert not [m for s, _, m in net.sent if s == others[0] and isinstance(m, KnownBans)]
+
+    play(act)

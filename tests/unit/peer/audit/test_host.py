@@ -1,0 +1,138 @@
+"""The audited attempts of a daemon: what comes at the wrong time, and what is promised once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from simulation.audit_options import Key
+
+from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.host import Attempt, AuditHost
+from atoll.peer.audit.statements import AskPart, Phase, Said, Statement
+from atoll.peer.audit.terms import AuditTerms
+
+rng = random.Random(3)
+KEYS = sorted((Key(rng) for _ in range(3)), key=lambda key: key.me)
+TERMS = AuditTerms(
+    b"L" * 32, 1, 7, 1, 0, tuple(key.me for key in KEYS), (True,) * 3, (1,) * 3,
+    "mean", "int8", 3 * 256, 256,
+)  # fmt: skip
+ME, LIAR = KEYS[0], KEYS[2]
+
+
+class Site:
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, object]] = []
+        self.convicted: list[Evidence] = []
+        self.failed: list[tuple[bytes, ...]] = []
+        self.host = AuditHost(
+            ME.me, ME, send=self._send, convict=self.convicted.append, log=lambda line: None
+        )
+
+    def _send(self, peer: bytes, message: object) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def begin(self) -> Attempt:
+        work = TERMS.work
+        own = [np.empty(work.part_codec.encoded_bytes(256), np.uint8) for _ in range(3)]
+        for part in own:
+            work.part_codec.encode(np.ones(256, np.float32), part)
+        attempt = self.host.begin(
+            self.host.auditor(TERMS, own),
+            gate=lambda: None,
+            passed=lambda: None,
+            failed=lambda peers, why: self.failed.append(peers),
+        )
+        attempt.pump()
+        return attempt
+
+
+def play(act: Callable[[Site], None]) -> None:
+    async def run() -> None:
+        site = Site()
+        act(site)
+        await asyncio.sleep(0.05)
+        site.host.close()
+
+    asyncio.run(run())
+
+
+def garbage(phase: Phase) -> Said:
+    statement = Statement(TERMS.digest, int(phase), b"", b"\xc1")
+    return Said(LIAR.me, statement, LIAR.sign(statement.digest))
+
+
+def test_garbage_that_comes_before_the_attempt_is_evidence_and_ends_nothing() -> None:
+    def act(site: Site) -> None:
+        assert site.host.on_message(LIAR.me, garbage(Phase.WITHHELD))
+        site.begin()
+        (evidence,) = site.convicted
+        assert (evidence.kind, evidence.culprit) == ("malformed", LIAR.me)
+        assert site.failed == [(LIAR.me,)]
+
+    play(act)
+
+
+def test_an_attempt_that_failed_still_sees_who_lies() -> None:
+    def act(site: Site) -> None:
+        site.begin()
+        site.host.on_message(LIAR.me, garbage(Phase.WITHHELD))
+        site.host.on_message(LIAR.me, garbage(Phase.ELIMINATE))
+        assert len(site.convicted) == 2
+        assert len(site.failed) == 1
+
+    play(act)
+
+
+def test_parts_are_not_shown_to_who_may_still_choose_its_own() -> None:
+    def act(site: Site) -> None:
+        site.begin()
+        site.sent.clear()
+        site.host.on_message(LIAR.me, AskPart(TERMS.digest, 0, 1, 0))
+        assert site.sent == []
+
+    play(act)
+
+
+def test_nobody_promises_twice_in_one_attempt() -> None:
+    """A BEGIN may be repeated to one who had fallen behind."""
+
+    def act(site: Site) -> None:
+        assert site.host.may_promise(TERMS)
+        assert site.host.took_part(TERMS.digest)
+        assert not site.host.may_promise(TERMS)
+        assert not site.host.may_promise(replace(TERMS, rule="krum(f=0)"))
+        assert site.host.may_promise(replace(TERMS, attempt=3))
+        assert site.host.may_promise(replace(TERMS, attempt=2))
+        assert site.host.may_promise(replace(TERMS, view=2))
+        assert not site.host.took_part(replace(TERMS, view=9).digest)
+
+    play(act)
+
+
+def test_arithmetic_that_breaks_fails_the_attempt_and_not_the_daemon() -> None:
+    def act(site: Site) -> None:
+        attempt = site.begin()
+
+        async def breaks() -> None:
+            raise ValueError("no such vectors")
+
+        attempt._spawn(breaks())
+        attempt._spawn(breaks())
+
+    async def run() -> None:
+        site = Site()
+        broken: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+        act(site)
+        await asyncio.sleep(0.05)
+        assert site.failed == [(), ()]
+        assert not broken
+        site.host.close()
+
+    asyncio.run(run())
