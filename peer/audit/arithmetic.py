@@ -8,7 +8,8 @@ same part, result and seed gets the same bits, on any machine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
@@ -42,7 +43,8 @@ __all__ = [
 # The last digits depend on the processor: sums in float64 and a few iterations. A choice of vectors
 # is all or nothing, and coefficients of many peers are a sixty-fourth or more.
 MATRIX_OFF: Final = 1e-4
-DOUBTED_MAX: Final = 4  # chunks that are opened at a time: one is enough to convict somebody
+# Chunks that are opened in an attempt: all that 16 million parameters have.
+DOUBTED_MAX: Final = 64
 F64 = NDArray[np.float64]
 _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32
@@ -109,21 +111,32 @@ def doubted(
     work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[Seen]
 ) -> list[int]:
     """The chunks whose result does not fit what those who count have said of their parts."""
-    found: list[int] = []
+    found: list[list[int]] = []
     for owner, chunks in sorted(work.shards.items()):
         if not matrix_fits(work, said, owner):
-            found.append(chunks[0])
+            found.append([chunks[0]])
             continue
         told = _Told(work, checks, said[owner])
         seen = [told.result(chunk, results[chunk]) for chunk in chunks]
         wrong = [c for c, one in zip(chunks, seen, strict=True) if told.is_wrong(c, one)]
-        if not wrong and told.is_wrong_together(chunks, seen):
-            wrong = [told.worst(chunks, seen)]
+        if told.is_wrong_together(chunks, seen):
+            wrong = list({*wrong, told.worst(chunks, seen)})
         if not wrong and said[owner].gram:
             gram = unpacked_gram(said[owner].gram, len(work.counted))
             wrong = [] if gram_is_plausible(gram, told.sketches[chunks]) else list(chunks)
-        found += wrong
-    return found[:DOUBTED_MAX]
+        found.append(wrong)
+    return _chosen(found, checks[work.counted[0]].seed)
+
+
+def _chosen(by_owner: Iterable[list[int]], seed: bytes) -> list[int]:
+    """So many as are opened: of each owner alike, and which ones nobody could know before the draw.
+    Else one would hide a wrong chunk behind others, of honest owners too, that only look wrong."""
+
+    def drawn(chunk: int) -> bytes:
+        return hashlib.sha256(seed + chunk.to_bytes(8, "little")).digest()
+
+    rows = zip_longest(*(sorted(chunks, key=drawn) for chunks in by_owner))
+    return [chunk for row in rows for chunk in row if chunk is not None][:DOUBTED_MAX]
 
 
 class _Told:
@@ -159,7 +172,8 @@ class _Told:
     def is_wrong(self, chunk: int, seen: tuple[F32, F64, float]) -> bool:
         result, bounds, error = seen
         sketches = self.sketches[chunk]
-        if suspicious(self._norms[chunk], sketches, error):
+        # In a mean one part may move the result away from all others, and that is no owner's doing.
+        if self._work.rule is not None and suspicious(self._norms[chunk], sketches, error):
             return True
         weights = self._weights
         return weights is not None and not identity_holds(weights, sketches, result, bounds)

@@ -257,6 +257,7 @@ class BanKeeper:
     def _adopted(self, found: list[Ban]) -> None:
         if not found:
             return
+        loop = asyncio.get_running_loop()
         for ban in found:
             digest = ban.evidence.digest
             self._note(
@@ -267,11 +268,11 @@ class BanKeeper:
             )
             if ban.peer == self._me:
                 fix = "see docs/errors.md: E34"
-                self._stop(BannedError(f"this peer is banned: {ban.finding.text}", fix=fix))
+                error = BannedError(f"this peer is banned: {ban.finding.text}", fix=fix)
+                loop.call_later(LAST_WORDS_S, self._stop, error)  # others may lack what it has
         self._spawn(self._write(found[0].evidence))
         self._on_ban([ban.peer for ban in found])
         self._tell_all(found[0].evidence.digest)  # the banned too: so that they know why
-        loop = asyncio.get_running_loop()
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
                 loop.call_later(LAST_WORDS_S, self._drop, ban.peer, f"banned: {ban.finding.kind}")
@@ -296,7 +297,8 @@ class BanKeeper:
                 self._note("forged", f"{path} is left alone: {error}")
 
 
-LAST_WORDS_S: Final = 1.0  # for the banned to ask for the evidence, before its link ends
+# For the banned to ask for the evidence before its link ends, and for others to get what it has.
+LAST_WORDS_S: Final = 1.0
 
 
 def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:

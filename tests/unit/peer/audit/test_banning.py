@@ -91,7 +91,8 @@ def test_what_one_has_found_all_know_and_keep(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_banned_hears_why_and_stops(tmp_path: Path) -> None:
+def test_the_banned_hears_why_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banning, "LAST_WORDS_S", 0.0)
     evidence = left_behind("draw abort")
 
     async def main() -> None:
