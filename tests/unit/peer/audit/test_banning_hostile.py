@@ -80,6 +80,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def play(act: Callable[[], Awaitable[None]]) -> None:
     async def run() -> None:
         await act()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*others)
 
     asyncio.run(run())
 
