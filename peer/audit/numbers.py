@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from atoll.peer.audit.terms import Work
 
 __all__ = ["Numbers", "Parts", "Seen"]
 
+# Chunks that a thread looks at for one that it brings: more than come, so that none are left over
+# for long, and few, as its stream waits meanwhile.
+EACH_TIME: Final = 2
 Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
 
 
@@ -69,7 +72,7 @@ class Numbers:
         self._came.append((chunk, result))
         if self._lock.acquire(blocking=False):
             try:
-                self._catch_up()
+                self._catch_up(EACH_TIME)
             finally:
                 self._lock.release()
 
@@ -99,7 +102,7 @@ class Numbers:
     def _checked(self, seed: bytes, results: Sequence[U8]) -> Check:
         if self._check is None:
             self._came.extend((c, data) for c, data in enumerate(results) if c not in self._undrawn)
-            self._catch_up()
+            self._catch_up(len(self._came))
             sketches = []
             for chunk in range(len(results)):
                 bits = sign_bits(seed, chunk, self._work.grid.size(chunk))
@@ -112,8 +115,8 @@ class Numbers:
             self._check = Check(seed, b"".join(sketches), b"".join(norms))
         return self._check
 
-    def _catch_up(self) -> None:
-        while self._came:
+    def _catch_up(self, most: int) -> None:
+        for _ in range(min(most, len(self._came))):
             chunk, result = self._came.popleft()
             if chunk not in self._undrawn:
                 self._undrawn[chunk] = self._undrawn_of(chunk, result)
