@@ -55,7 +55,8 @@ class Reduction:
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
     ``coded(chunk)``, if given, shows the own part as it was encoded before; then
-    ``keep(participant, chunk, part)`` gets a copy of every part that others send.
+    ``keep(participant, chunk, part)`` gets a copy of every part that others send, and
+    ``came(chunk, data)`` is called for each chunk of the result that is final, where it lies.
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
     changes it before the reduction has ended and its threads have been joined.
@@ -89,13 +90,14 @@ class Reduction:
         part_codec: Codec | None = None,
         coded: Callable[[int], U8] | None = None,
         keep: Callable[[int, int, U8], None] | None = None,
+        came: Callable[[int, U8], None] | None = None,
     ) -> None:
         self._kept = kept or {}
         plan.check_use(me, result.grid.count, self._kept)
         self._plan, self._me, self._result = plan, me, result
         self._codec, self._grid = part_codec or result.codec.part_codec, result.grid
         self._layout = encoded_layout(self._grid, self._codec)  # of parts
-        self._on_done, self._on_failed = on_done, on_failed
+        self._on_done, self._on_failed, self._on_came = on_done, on_failed, came
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
         make = PairSchedule if plan.is_pairwise else TreeSchedule
         self._schedule: Schedule = make(plan, me, part_bytes, sum_bytes)
@@ -271,7 +273,9 @@ class Reduction:
 
     @property
     def _fold_calls(self) -> FoldCalls:
-        return FoldCalls(lambda: self._aborted, self._wake, self._fail, self._on_done)
+        return FoldCalls(
+            lambda: self._aborted, self._wake, self._fail, self._on_done, self._on_came
+        )
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():

@@ -33,6 +33,7 @@ class FoldCalls(NamedTuple):
     wake: Callable[[], None]
     failed: Callable[[int, str], None]
     done: Callable[[list[bytes]], None]
+    came: Callable[[int, U8], None] | None  # a chunk of the result is final
 
 
 class Folding:
@@ -146,5 +147,7 @@ class Folding:
             self._schedule.final(chunk)
             digests = list(self._result.digests) if self._schedule.done else []
             calls.wake()
+        if calls.came is not None:
+            calls.came(chunk, self._result.view(chunk))
         if digests:
             calls.done(digests)

@@ -1,5 +1,5 @@
-"""The numbers of an audited attempt: what each participant has to say, and what follows from what
-all have said. Pure functions of bytes, over collectives/audit/.
+"""What follows from what all have said in an audited attempt, and from parts that are opened: which
+results are in doubt, which bytes are right. Pure functions, over collectives/audit/.
 
 Arrays travel as little-endian float32. They are compared as bytes: whoever computes them from the
 same part, result and seed gets the same bits, on any machine.

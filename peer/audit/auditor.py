@@ -52,23 +52,26 @@ class Auditor:
         self.machine = Audit(
             terms, me, signer, roots=roots, secret=secret, now_s=now_s, silence_s=silence_s
         )
-        # Parts of others, of chunks that this peer owns, with their digests.
-        self._held: dict[tuple[int, int], tuple[U8, bytes]] = {}
+        self._held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns ...
+        self._held_digests: dict[tuple[int, int], bytes] = {}
         self._results: Sequence[U8] = ()
-        self._numbers: Numbers | None = None  # once there are results
+        self._numbers = Numbers(terms.work, own, self._held)
         self.opening = Opening(terms, self.index, self._shown, self._is_promised)
 
     # ------------------------------------------------------------ the reduction
 
     def keep(self, sender: int, chunk: int, part: U8) -> None:
         """A part of a chunk that this peer owns; by any thread, which hashes it."""
-        self._held[sender, chunk] = part, hashlib.sha256(part.data).digest()
+        self._held_digests[sender, chunk] = hashlib.sha256(part.data).digest()
+        self._held[sender, chunk] = part
+
+    def came(self, chunk: int, result: U8) -> None:
+        """A chunk of the result; by any thread, which computes what needs no draw."""
+        self._numbers.came(chunk, result)
 
     def reduced(self, results: Sequence[U8]) -> None:
         """All chunks of the result are here."""
-        held = {place: part for place, (part, _) in self._held.items()}
         self._results = results
-        self._numbers = Numbers(self.terms.work, self._own, held, results)
 
     def unlike_promised(self) -> list[int]:
         """Senders whose parts, all of which are here, are not what they have committed to."""
@@ -79,32 +82,18 @@ class Auditor:
             for sender in work.counted
             if sender != self.index
             and shard
-            and merkle_root([self._held[sender, chunk][1] for chunk in shard])
+            and merkle_root([self._held_digests[sender, chunk] for chunk in shard])
             != commitments[sender].roots[self.index]
         ]
 
-    def _held_digests(self, sender: int) -> list[bytes]:
-        """Of what a sender has sent us; of other chunks nothing, and nothing is asked for."""
-        digests = [b""] * self.terms.work.grid.count
-        for chunk in self.terms.work.shards.get(self.index, ()):
-            digests[chunk] = self._held[sender, chunk][1]
-        return digests
-
     # ------------------------------------------------------------ arithmetic, when it is due
 
-    def prepare(self) -> None:
-        """What needs no draw: the rest takes less time then."""
-        assert self._numbers is not None
-        self._numbers.prepare()
-
     def numbers(self) -> Check:
-        assert self._numbers is not None
-        return self._numbers.check(self.machine.inbox.seed)
+        return self._numbers.check(self.machine.inbox.seed, self._results)
 
     def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
         """What others should tell of what is here: it needs nothing that they tell."""
-        assert self._numbers is not None
-        return self._numbers.look(self.machine.inbox.seed)
+        return self._numbers.look(self.machine.inbox.seed, self._results)
 
     def verdict(self) -> tuple[dict[int, int], list[int]]:
         """Whom this owner accuses, and which chunks are in doubt for all."""
@@ -133,8 +122,10 @@ class Auditor:
             return Shown(sender, chunk, self._own[chunk].tobytes(), proof)
         if (sender, chunk) not in self._held or owners[chunk] != self.index:
             return None
-        proof = opening(self._held_digests(sender), owners, chunk)
-        return Shown(sender, chunk, self._held[sender, chunk][0].tobytes(), proof)
+        # Of what a sender has sent us; of other chunks nothing, and nothing is asked for.
+        digests = [self._held_digests.get((sender, other), b"") for other in range(len(owners))]
+        proof = opening(digests, owners, chunk)
+        return Shown(sender, chunk, self._held[sender, chunk].tobytes(), proof)
 
     def _is_promised(self, shown: Shown) -> bool:
         owners = self.terms.work.plan.owners

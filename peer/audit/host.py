@@ -79,8 +79,6 @@ class Attempt:
         else:
             machine.reduced(digests, grams, matrix, self._host.now_s)
         self.pump()
-        if not self.ended:
-            await self._host.compute(self.auditor.prepare)  # until others have said theirs
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._host.spawn(self._unless_ended(work))
@@ -142,7 +140,7 @@ class Attempt:
             self.auditor.machine.told(check, self._host.now_s)
             self.pump()
         if not self.ended:
-            await self._host.compute(self.auditor.look)  # as before
+            await self._host.compute(self.auditor.look)  # until others have told theirs
 
     async def _judge(self) -> None:
         accused, doubted = await self._host.compute(self.auditor.verdict)

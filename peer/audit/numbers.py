@@ -1,18 +1,17 @@
 """The numbers that a participant computes in an attempt, each of them once and as soon as it can.
 
-Distances and the bounds of encoding need no draw: there is time for them while others still say
-what their results are. Projections need the draw; but nobody has to have told anything for those
-of the results and of the parts that are held here, so they are done by the time all have.
-
-A chunk is decoded into the same memory again and again: fresh pages cost more than the arithmetic
-on them. Any thread may ask; whoever comes first computes, and the others wait for it.
+Distances and the bounds of encoding need no draw: who brings a chunk of the result computes them,
+while others are still on their way; one thread at a time, in the same memory, for fresh pages cost
+more than the arithmetic on them. Projections need the draw; but nobody has to have told anything
+for those of the results and of the parts that are held here, so they are done by the time all have.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from atoll.peer.audit.terms import Work
 
 __all__ = ["Numbers", "Parts", "Seen"]
 
+# Chunks that a thread looks at for one that it brings: more than come, so that none are left over
+# for long, and few, as its stream waits meanwhile.
+EACH_TIME: Final = 2
 Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
 
 
@@ -37,83 +39,108 @@ class Seen(NamedTuple):
     length: float
 
 
+class _Undrawn(NamedTuple):
+    """Of a chunk, what needs no draw; norms are float32 as bytes, b"" of a part that does not
+    decode."""
+
+    bounds: F64
+    length: float
+    own_norm: bytes
+    norms: dict[int, bytes]  # of what is held, by sender
+
+
 class Numbers:
     """``own``: the encoded own parts, one for each chunk, or none. ``held``: those of others, of
-    the chunks that this peer owns. ``results``: all chunks, which have been checked."""
+    the chunks that this peer owns; all of a chunk are there when its result is."""
 
-    def __init__(self, work: Work, own: Sequence[U8], held: Parts, results: Sequence[U8]) -> None:
-        self._work, self._own, self._held, self._results = work, own, held, results
-        self._lock = threading.RLock()
-        self._bounds: list[tuple[F64, float]] = []  # and lengths, of results
-        self._own_norms: list[bytes] = []
-        self._norms: dict[tuple[int, int], bytes] = {}  # of what is held; b"": it does not decode
+    def __init__(self, work: Work, own: Sequence[U8], held: Parts) -> None:
+        self._work, self._own, self._held = work, own, held
+        size = work.grid.size(0)
+        self._lock = threading.Lock()  # held by whoever computes, with this memory
+        self._part: F32 = np.empty(size, np.float32)
+        self._whole: F32 = np.empty(size, np.float32)
+        self._zeros: F32 = np.zeros(size, np.float32)
+        self._came: deque[tuple[int, U8]] = deque()  # chunks of the result that nobody looked at
+        self._undrawn: dict[int, _Undrawn] = {}
         self._bits: list[U8] = []
         self._check: Check | None = None
-        self._seen: list[Seen] = []
         self._told: dict[tuple[int, int], bytes] = {}
+        self._seen: list[Seen] = []
 
-    def prepare(self) -> None:
-        """What needs no draw."""
-        with self._lock:
-            if self._bounds:
-                return
-            work, zeros = self._work, np.zeros(self._work.grid.size(0), np.float32)
-            for chunk, values, whole in self._chunks():
-                work.codec.decode(self._results[chunk], whole)
-                length = float(distance(whole, zeros[: whole.size]))
-                bounds = error_bounds(work.codec, self._results[chunk], whole.size, whole)
-                self._bounds.append((bounds, length))
-                if self._own:
-                    work.part_codec.decode(self._own[chunk], values)
-                    self._own_norms.append(distance(values, whole).tobytes())
-                for place in self._places(chunk):
-                    norm = b""
-                    if self._decodes(self._held[place], values):
-                        norm = distance(values, whole).tobytes()
-                    self._norms[place] = norm
+    def came(self, chunk: int, result: U8) -> None:
+        """A chunk of the result, which has been checked; by any thread, and none has to wait."""
+        self._came.append((chunk, result))
+        if self._lock.acquire(blocking=False):
+            try:
+                self._catch_up(EACH_TIME)
+            finally:
+                self._lock.release()
 
-    def check(self, seed: bytes) -> Check:
+    def check(self, seed: bytes, results: Sequence[U8]) -> Check:
         """What this participant has to say of its own parts."""
         with self._lock:
-            if self._check is None:
-                self.prepare()
-                grid = self._work.grid
-                self._bits = [sign_bits(seed, c, grid.size(c)) for c in range(grid.count)]
-                told = []
-                for chunk, values, _ in self._chunks() if self._own else ():
-                    self._work.part_codec.decode(self._own[chunk], values)
-                    told.append(sketch(values, self._bits[chunk]).tobytes())
-                self._check = Check(seed, b"".join(told), b"".join(self._own_norms))
-            return self._check
+            return self._checked(seed, results)
 
-    def look(self, seed: bytes) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
+    def look(
+        self, seed: bytes, results: Sequence[U8]
+    ) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
         """What senders should have told of the parts that are held here, b"" for those that do not
         decode; and what all results look like."""
         with self._lock:
-            if not self._seen:
-                self.check(seed)
-                for chunk, values, whole in self._chunks():
-                    bits = self._bits[chunk]
-                    self._work.codec.decode(self._results[chunk], whole)
-                    self._seen.append(Seen(sketch(whole, bits), *self._bounds[chunk]))
-                    for place in self._places(chunk):
-                        numbers = self._norms[place]
-                        if numbers and self._decodes(self._held[place], values):
-                            numbers = sketch(values, bits).tobytes() + numbers
-                        self._told[place] = numbers
+            self._checked(seed, results)
+            for chunk in range(len(self._seen), len(results)):
+                values, whole = self._memory(chunk)
+                self._work.codec.decode(results[chunk], whole)
+                undrawn, bits = self._undrawn[chunk], self._bits[chunk]
+                self._seen.append(Seen(sketch(whole, bits), undrawn.bounds, undrawn.length))
+                for sender, norm in undrawn.norms.items():
+                    decodes = norm and self._decodes(self._held[sender, chunk], values)
+                    numbers = sketch(values, bits).tobytes() + norm if decodes else b""
+                    self._told[sender, chunk] = numbers
             return self._told, self._seen
 
-    def _chunks(self) -> Iterator[tuple[int, F32, F32]]:
-        """Each with memory for a part and for a result."""
-        grid = self._work.grid
-        values, whole = (np.empty(grid.size(0), np.float32) for _ in range(2))
-        for chunk in range(grid.count):
-            size = grid.size(chunk)
-            yield chunk, values[:size], whole[:size]
+    def _checked(self, seed: bytes, results: Sequence[U8]) -> Check:
+        if self._check is None:
+            self._came.extend((c, data) for c, data in enumerate(results) if c not in self._undrawn)
+            self._catch_up(len(self._came))
+            sketches = []
+            for chunk in range(len(results)):
+                bits = sign_bits(seed, chunk, self._work.grid.size(chunk))
+                self._bits.append(bits)
+                if self._own:
+                    values, _ = self._memory(chunk)
+                    self._work.part_codec.decode(self._own[chunk], values)
+                    sketches.append(sketch(values, bits).tobytes())
+            norms = (self._undrawn[chunk].own_norm for chunk in range(len(results)))
+            self._check = Check(seed, b"".join(sketches), b"".join(norms))
+        return self._check
 
-    def _places(self, chunk: int) -> list[tuple[int, int]]:
-        places = ((sender, chunk) for sender in self._work.counted)
-        return [place for place in places if place in self._held]
+    def _catch_up(self, most: int) -> None:
+        for _ in range(min(most, len(self._came))):
+            chunk, result = self._came.popleft()
+            if chunk not in self._undrawn:
+                self._undrawn[chunk] = self._undrawn_of(chunk, result)
+
+    def _undrawn_of(self, chunk: int, result: U8) -> _Undrawn:
+        work, own_norm, norms = self._work, b"", dict[int, bytes]()
+        values, whole = self._memory(chunk)
+        work.codec.decode(result, whole)
+        if self._own:
+            work.part_codec.decode(self._own[chunk], values)
+            own_norm = distance(values, whole).tobytes()
+        for sender in work.counted:
+            part = self._held.get((sender, chunk))
+            if part is not None:
+                decodes = self._decodes(part, values)
+                norms[sender] = distance(values, whole).tobytes() if decodes else b""
+        length = float(distance(whole, self._zeros[: whole.size]))
+        bounds = error_bounds(work.codec, result, whole.size, whole)
+        return _Undrawn(bounds, length, own_norm, norms)
+
+    def _memory(self, chunk: int) -> tuple[F32, F32]:
+        """For a part of a chunk, and for its result."""
+        size = self._work.grid.size(chunk)
+        return self._part[:size], self._whole[:size]
 
     def _decodes(self, part: U8, out: F32) -> bool:
         try:

@@ -66,6 +66,7 @@ class AuditedAttempts:
                 "source": source,
                 "coded": parts.__getitem__,
                 "keep": auditor.keep,
+                "came": auditor.came,
                 "on_done": lambda digests: self._threadsafe(self._compare, job, digests),
             }
             self._start(job, work.plan, how)

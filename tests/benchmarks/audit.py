@@ -147,10 +147,10 @@ def compare(sides: dict[str, Side], chosen: argparse.Namespace) -> None:
     longer, more = (100 * (audited[i] / plain[i] - 1) for i in (0, 1))
     cpu_ms = 1e3 * (audited[2] - plain[2])
     where = f"{chosen.mbit:g} Mbit/s, {chosen.rtt_ms:g} ms" if chosen.mbit else "loopback"
+    what = f"{chosen.peers} peers, {chosen.parameters / 1e6:g} million, {chosen.codec}"
     print(
-        f"{chosen.peers} peers, {chosen.parameters / 1e6:g} million, {chosen.codec}, {where}:"
-        " audits"
-        f" add {longer:.1f} % of time, {more:.2f} % of bytes, {cpu_ms:.0f} ms of processors",
+        f"{what}, {where}: audits add {longer:.1f} % of time, {more:.2f} % of bytes,"
+        f" {cpu_ms:.0f} ms of processors",
         flush=True,
     )
     kind = f"{chosen.mbit:g}" if chosen.mbit else "loopback"

@@ -81,6 +81,8 @@ COMMANDS = {
         "--rounds 6",
     ),
     "robust": Command("robust_rounds.py --peers 16 --elements 10e6", "--times 5"),
+    "audit": Command("audit.py --mbit 50 --rtt-ms 20 --rounds 6", "--times 3"),
+    "audit-loopback": Command("audit.py --rounds 6", "--times 3"),
     "join": Command("join.py --mib 1024 --mbit 200 --slow 20 --inner 60", "--rounds 5"),
 }
 
@@ -214,7 +216,14 @@ ROWS = (
         "int8/bulyan(f=3)/over_mean",
         "<= 50 %",
     ),
-    # without a bar: what users of a session get
+    Row("audits, 50 Mbit/s, 20 ms: longer by", "audit", "50/longer", "<= 10 %"),
+    Row("... more bytes", "audit", "50/more_bytes", "<= 1 %"),
+    Row(
+        "audits, loopback, 8 peers share the cores", "audit-loopback", "loopback/longer", "<= 10 %"
+    ),
+    Row("... more bytes", "audit-loopback", "loopback/more_bytes", "<= 1 %"),
+    # without a bar
+    Row("audits, processors for each peer", "audit-loopback", "loopback/cpu", ""),
     Row("session, float32, 2 trainers, x Gloo", "session", "2/sealed/float32/over_gloo", ""),
     Row("session, float32, 4 trainers, x Gloo", "session", "4/sealed/float32/over_gloo", ""),
     Row("session, int8, 2 trainers, x Gloo", "session", "2/sealed/int8/over_gloo", ""),

@@ -37,11 +37,13 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
                 Submitted(n, site.inputs.copy(), float(weight > 0))
                 for n, (site, weight) in enumerate(zip(sites, weights, strict=True))
             ]
-            begin = replace(begin_of(sites, 1, number), weights=weights)
+            begin = replace(begin_of(sites, number - 1, number), weights=weights)
             truth.commit(given)
             for site in sites:
                 site.runner.carry_out(ev.Reduce(begin))
-            await eventually(lambda b=begin: all(site.reduced(1, b.round) for site in sites))
+            await eventually(
+                lambda b=begin: all(site.reduced(b.attempt, b.round) for site in sites)
+            )
             jobs = [site.runner.reducer.jobs.get(begin.round) for site in sites]
             assert all(job is not None and job.audit is not None for job in jobs)
             assert all(job is not None and job.finals == b"" for job in jobs)
