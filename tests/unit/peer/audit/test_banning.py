@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness.convicts import left_behind
+from harness.loops import run_to_rest
 
 from atoll.collectives.errors import AtollError, BannedError
 from atoll.peer.audit import banning
@@ -88,7 +89,7 @@ def test_what_one_has_found_all_know_and_keep(tmp_path: Path) -> None:
         again = Site(a.name, tmp_path, {})  # another life of it
         assert again.keeper.is_out(evidence.culprit)
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_the_banned_hears_why_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_the_banned_hears_why_and_stops(tmp_path: Path, monkeypatch: pytest.Monk
         assert isinstance(error, BannedError)
         assert "another number" in error.what
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_a_newcomer_asks_for_what_it_lacks_once(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_newcomer_asks_for_what_it_lacks_once(tmp_path: Path) -> None:
         asked = [message for message in late.sent if isinstance(message, AskEvidence)]
         assert len(asked) == 1
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_whoever_dies_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_whoever_dies_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
         await settle(net)
         assert late.keeper.is_out(evidence.culprit)
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_lies_about_evidence_are_named_and_forgotten(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_lies_about_evidence_are_named_and_forgotten(tmp_path: Path) -> None:
         assert len([note for note in late.notes if note.startswith("forged")]) == 2
         assert len(late.keeper.bans) == 0
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_pieces_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_pieces_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
             late.keeper.on_message(b"a" * 32, KnownBans((bytes([number]) * 32,)))
         assert len(late.keeper._arriving) == 1  # of each
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_asking_again_and_again_is_answered_so_many_times(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_asking_again_and_again_is_answered_so_many_times(tmp_path: Path) -> Non
         assert len(pieces) == banning.ASKED_MAX
         await settle(net)
 
-    asyncio.run(main())
+    run_to_rest(main)
 
 
 def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
@@ -210,4 +211,4 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
         assert any("is left alone" in note for note in site.notes)
         assert len(site.keeper.bans) == 0
 
-    asyncio.run(main())
+    run_to_rest(main)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.convicts import ALONE, left_behind
+from harness.loops import run_to_rest
 from simulation.audit_options import Key, keys
 from simulation.audits import World
 
@@ -77,15 +78,6 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banning, "ARRIVAL_S", 0.1)
 
 
-def play(act: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await act()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.gather(*others)
-
-    asyncio.run(run())
-
-
 def found(count: int) -> list[Evidence]:
     """That stands alone, each against somebody else."""
     evidence = []
@@ -109,7 +101,7 @@ def test_who_comes_later_hears_of_all_bans(tmp_path: Path) -> None:
         net.keepers[PEERS[0]].linked(PEERS[1])
         await net.until(lambda: len(late.bans) == len(all_of_it))
 
-    play(act)
+    run_to_rest(act)
 
 
 def test_a_large_file_comes_piece_by_piece_as_it_is_asked_for(tmp_path: Path) -> None:
@@ -126,7 +118,7 @@ def test_a_large_file_comes_piece_by_piece_as_it_is_asked_for(tmp_path: Path) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(banning, "PIECE_BYTES", 512)
-        play(act)
+        run_to_rest(act)
 
 
 def test_who_announces_and_sends_nothing_stops_nobody_else(tmp_path: Path) -> None:
@@ -143,7 +135,7 @@ def test_who_announces_and_sends_nothing_stops_nobody_else(tmp_path: Path) -> No
         await net.until(lambda: late.is_out(evidence.culprit))
         assert not hostile.is_out(evidence.culprit)
 
-    play(act)
+    run_to_rest(act)
 
 
 def test_who_sends_what_is_no_evidence_is_not_asked_again(tmp_path: Path) -> None:
@@ -158,7 +150,7 @@ def test_who_sends_what_is_no_evidence_is_not_asked_again(tmp_path: Path) -> Non
         asked = [m for _, _, m in net.sent if isinstance(m, AskEvidence)]
         assert [m.digest for m in asked] == [b"1" * 32]
 
-    play(act)
+    run_to_rest(act)
 
 
 # ---------------------------------------------------------------- pairs
@@ -192,7 +184,7 @@ def test_most_of_the_others_have_to_say_the_same_of_a_pair(tmp_path: Path) -> No
         await net.until(lambda: len(net.out(accused)) == 5)
         assert net.out(liar.me) == {*net.names}
 
-    play(act)
+    run_to_rest(act)
 
 
 def test_who_contradicts_one_before_each_goes_alone(tmp_path: Path) -> None:
@@ -207,7 +199,7 @@ def test_who_contradicts_one_before_each_goes_alone(tmp_path: Path) -> None:
         bans = [net.keepers[name].bans.of(liar.me) for name in others]
         assert {ban.finding.kind for ban in bans if ban is not None} == {"equivocation"}
 
-    play(act)
+    run_to_rest(act)
 
 
 def test_who_took_no_part_believes_the_members_only(tmp_path: Path) -> None:
@@ -224,4 +216,4 @@ def test_who_took_no_part_believes_the_members_only(tmp_path: Path) -> None:
         assert not keeper.is_out(accused)
         assert not [m for s, _, m in net.sent if s == others[0] and isinstance(m, KnownBans)]
 
-    play(act)
+    run_to_rest(act)
