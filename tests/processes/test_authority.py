@@ -290,7 +290,7 @@ def test_runs_without_an_authority_are_as_they_were(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         run.form("ab")
         for name in "ab":
-            assert run.peers[name].status()["admission"] == {"mode": "secret"}
+            assert run.peers[name].status()["admission"] == {"mode": "secret", "banned": []}
             assert not (run.peers[name].home / "admission").exists()
         with pytest.raises(AtollError, match="this run has no authority"):
             ask(run.peers["a"].home, "revoke", signed=b"x")

@@ -87,6 +87,7 @@ def test_after_a_power_cut_a_majority_goes_on_from_its_best_checkpoint(tmp_path:
         assert manifest.on_lost == "rollback"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_enough_to_go_on_elsewhere(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         train_until_all_have_checkpoints(run, tmp_path, "ab", "--policy", "majority")

@@ -24,6 +24,7 @@ def contributes(trainer: Process, rounds: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_peers_agree_through_a_death_a_joiner_and_a_power_cut(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     with fleet(tmp_path) as run:
