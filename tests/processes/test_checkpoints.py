@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness.processes import Fleet, fleet, until
 
 from atoll.peer.checkpoints.checkpoint import MANIFEST_FILE, STATE_FILE, candidates, read_manifest

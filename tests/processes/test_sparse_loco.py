@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from harness.processes import Fleet, Process, fleet, until
 
 from atoll.peer.checkpoints.checkpoint import candidates, read_manifest
