@@ -212,3 +212,21 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
         assert len(site.keeper.bans) == 0
 
     run_to_rest(main)
+
+
+def test_what_was_lost_is_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that dial each other at once have one link in the end, and what the other took is lost."""
+    monkeypatch.setattr(banning, "REPEAT_S", 0.01)
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path, "a")
+        net[b"a" * 32].keeper.convict(evidence)
+        late = Site(b"z" * 32, tmp_path, net)  # and nobody says that there is a link
+        while not late.keeper.is_out(evidence.culprit):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        for site in net.values():
+            assert site.keeper._repeating is not None
+            site.keeper._repeating.cancel()
+
+    run_to_rest(main)
