@@ -215,7 +215,7 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_was_lost_is_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that dial each other at once have one link in the end, and what the other took is lost."""
+    """Two that dial each other at once have one link in the end; what the other took is lost."""
     monkeypatch.setattr(banning, "REPEAT_S", 0.01)
     evidence = left_behind("dense shift")
 
