@@ -156,7 +156,9 @@ def draw(seed: int) -> Options:
         plain = replace(plain, least=2)
     profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
-    return replace(bend(plain, dice), profile=profile) if bend is not None else plain
+    bent = replace(bend(plain, dice), profile=profile) if bend is not None else plain
+    # With fewer replicas than have to count no round is ever begun, and rightly so.
+    return bent if bent.hosts - bent.witnesses >= bent.least else replace(bent, least=1)
 
 
 def _holders(plain: Options, dice: random.Random) -> Options:
