@@ -129,7 +129,7 @@ class Reduction:
     def inner_products(self) -> tuple[Mapping[int, bytes], bytes]:
         """As each owner has told them, by participant, and the matrix that the rule has made of
         them, float32; none where the rule needs none, or nothing is owned here."""
-        return self._sums.all_told, self._sums.made_of_it
+        return self._sums.told_by_owner, self._sums.rule_matrix
 
     # ---- the life of a reduction
 

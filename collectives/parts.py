@@ -92,13 +92,13 @@ class Parts(ABC):
         return None
 
     @property
-    def all_told(self) -> Mapping[int, bytes]:
+    def told_by_owner(self) -> Mapping[int, bytes]:
         """What owners have told, with the own part, by participant."""
         return {}
 
     @property
-    def made_of_it(self) -> bytes:
-        """What the rule has made of it, once all is told."""
+    def rule_matrix(self) -> bytes:
+        """float32: the coefficients that the rule has made of what was told, once all is."""
         return b""
 
     def told(self, owner: int, data: U8) -> Sequence[int]:

@@ -59,7 +59,7 @@ class Stacks(Parts):
         self._heard: dict[int, Matrix] = {}  # by owner
         self._owner_of, self._owners = plan.owners, sorted({*plan.owners} - {NOBODY})
         self._told: U8 | None = None
-        self._all_told: dict[int, bytes] = {}
+        self._told_by_owner: dict[int, bytes] = {}
         self._matrix = matrix
         if not self._rule.needs_gram:
             self._matrix = self._rule.matrix(None, len(self._counted), self._key)
@@ -105,18 +105,18 @@ class Stacks(Parts):
             packed = packed_gram(sum((self._grams[c] for c in shard), np.zeros_like(gram)))
             self._heard[owner] = unpacked_gram(packed, len(gram))
             self._told = np.frombuffer(packed, np.uint8)
-            self._all_told[owner] = packed
+            self._told_by_owner[owner] = packed
             return self._released()
 
     def to_tell(self) -> U8 | None:
         return self._told
 
     @property
-    def all_told(self) -> Mapping[int, bytes]:
-        return self._all_told
+    def told_by_owner(self) -> Mapping[int, bytes]:
+        return self._told_by_owner
 
     @property
-    def made_of_it(self) -> bytes:
+    def rule_matrix(self) -> bytes:
         if self._matrix is None or not self._rule.needs_gram:
             return b""
         return self._matrix.astype("<f4").tobytes()
@@ -128,7 +128,7 @@ class Stacks(Parts):
             raise PartError(owner, f"its {error}") from error
         with self._lock:
             self._heard.setdefault(owner, heard)
-            self._all_told.setdefault(owner, data.tobytes())
+            self._told_by_owner.setdefault(owner, data.tobytes())
             return self._released()
 
     def _released(self) -> Sequence[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.collectives.codecs import RULES, get_codec
 from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec
+from atoll.optim.spec import RunSpec, fragment_ranges
 
 __all__ = [
     "LOG_BYTES_DEFAULT",
@@ -66,5 +66,7 @@ def log_cap_bytes(manifest: Manifest) -> int:
 def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
     """At most, whoever takes part."""
     codec = get_codec(spec.codec if spec.aggregate not in RULES else "float32")
-    ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
-    return max(codec.encoded_bytes(fragment_grid(manifest.grid, *r).total) for r in ranges)
+    return max(
+        codec.encoded_bytes(fragment_grid(manifest.grid, *r).total)
+        for r in fragment_ranges(spec, manifest)
+    )

@@ -29,6 +29,7 @@ from atoll.optim.manifest import Manifest
 __all__ = [
     "AGGREGATES",
     "ASYNCHRONOUS",
+    "AUDITED_CHUNKS_MAX",
     "BLOB_BYTES_MAX",
     "CARRIED",
     "COLLECTIVES",
@@ -47,6 +48,7 @@ __all__ = [
     "blob",
     "check_collectives",
     "check_same",
+    "fragment_ranges",
     "parse_blob",
     "rule_key",
 ]
@@ -75,6 +77,8 @@ ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer for nothing
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
+# What participants say of each chunk has to fit a message: 5.6 billion parameters in a fragment.
+AUDITED_CHUNKS_MAX = 21_500
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
 # Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
@@ -296,9 +300,10 @@ def _names(values: object) -> list[str]:
 def blob(spec: RunSpec, manifest: Manifest) -> bytes:
     """Specification and manifest for the wire.
 
-    ConfigError if the model has too many names, or fewer chunks than the run has fragments.
+    ConfigError if the model has too many names, fewer chunks than the run has fragments, or more
+    than can be audited.
     """
-    manifest.chunks_of(0, spec.fragments)
+    _check_chunks(spec, manifest)
     packed = zlib.compress(f"{json.dumps(spec.to_wire())}\n{manifest.to_wire()}".encode())
     if len(packed) > BLOB_BYTES_MAX:
         raise ConfigError(
@@ -323,10 +328,24 @@ def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
         if len(head) > SPEC_BYTES_MAX:
             raise RemoteProtocolError(f"specification of {len(head)} bytes; limit {SPEC_BYTES_MAX}")
         spec, manifest = RunSpec.from_wire(json.loads(head)), Manifest.from_wire(tail)
-        manifest.chunks_of(0, spec.fragments)
+        _check_chunks(spec, manifest)
         return spec, manifest
     except (zlib.error, ValueError, RecursionError, ConfigError) as error:
         raise RemoteProtocolError(f"run blob cannot be read: {error}") from error
+
+
+def _check_chunks(spec: RunSpec, manifest: Manifest) -> None:
+    sizes = [stop - first for first, stop in fragment_ranges(spec, manifest)]
+    if spec.audit and max(sizes) > AUDITED_CHUNKS_MAX:
+        raise ConfigError(
+            f"a fragment of {max(sizes):,} chunks; rounds of {AUDITED_CHUNKS_MAX:,} can be audited",
+            fix="cut the model into more fragments (StreamingDiLoCo), or found it without audit",
+        )
+
+
+def fragment_ranges(spec: RunSpec, manifest: Manifest) -> list[tuple[int, int]]:
+    """The chunks [first, end) of each fragment. ConfigError if there are not so many fragments."""
+    return [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
 
 
 def rule_key(lineage: bytes, round_number: int) -> int:

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import AskSaid, Said
+from atoll.peer.audit.steps import Step
 
-__all__ = ["Convicted", "Effect", "Failed", "Need", "Passed", "Step", "Tell"]
-
-
-class Step(Enum):
-    COMMIT = "commit"  # until all have committed
-    REDUCE = "reduce"  # until the result is here
-    RESULT = "result"  # until all owners have committed to theirs
-    REVEAL = "reveal"  # until all secrets are known
-    CHECK = "check"  # until all have told their numbers
-    VERDICT = "verdict"  # until all owners have compared them
-    OPEN = "open"  # until what is in doubt is opened and judged
-    PASSED = "passed"
-    FAILED = "failed"
+__all__ = ["Convicted", "Effect", "Failed", "Need", "Passed", "Tell"]
 
 
 @dataclass(frozen=True, slots=True)

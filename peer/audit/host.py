@@ -14,9 +14,10 @@ from typing import Any, Final, TypeVar
 
 from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Step, Tell
+from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Tell
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import AUDIT_MESSAGES, AskPart, AskSaid, Piece, Said
+from atoll.peer.audit.steps import Step
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 
@@ -174,7 +175,7 @@ class Attempt:
         if isinstance(message, Said):
             machine.hear(message, self._host.now_s)
         elif isinstance(message, AskSaid):
-            machine.asked(message, source)
+            machine.asked(message, source, self._host.now_s)
         elif isinstance(message, AskPart):
             auditor.opening.asked(message, source)
         elif isinstance(message, Piece) and auditor.opening.take(message, source):

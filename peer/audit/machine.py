@@ -1,22 +1,6 @@
 """One participant's part in one audited attempt: a state machine without clock, sockets or threads.
 
-Theory (BTARD, Gorbunov et al. 2022, algorithms 1 to 3). Everybody *commits* to its encoded parts
-and to a secret number before any part is sent, so that nobody can choose its part by those of
-others. Owners *commit to their results* before any number is revealed, so that nobody can choose a
-result by the draw; then all secrets are *revealed*, and together they are the draw. From it
-everybody computes the same random projections, tells those of its own parts (*check*), and owners
-compare what is told with the parts that they hold (*verdict*). Where a result or a number is in
-doubt, the parts of that chunk are *opened* to all, and everybody computes what is right.
-
-What an honest participant does not get from another is asked of all the others: statements prove
-themselves, so that anybody may hand them on. So who said something to one honest participant has
-said it to all, and who said two things is found out. What nobody has after ``SILENCE_S`` is
-*withheld*: more than half of the participants who say so are evidence, once the draw has begun.
-Before it, and where they are fewer, the attempt fails and names who was missing. A participant that
-dies is the membership machine's affair: it ends the attempt long before.
-
-The step says what is waited for; what comes early is kept. An attempt ends in PASSED, or in FAILED
-with evidence or without.
+Its steps, the table of their transitions and the theory are in steps.py.
 """
 
 from __future__ import annotations
@@ -24,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Step, Tell
+from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Tell
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import (
@@ -43,7 +27,7 @@ from atoll.peer.audit.statements import (
     draw_of,
     said,
 )
-from atoll.peer.audit.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, Cause
+from atoll.peer.audit.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, Cause, Step
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
 from atoll.peer.group.views import short
@@ -85,6 +69,7 @@ class Audit:
         self._id = terms.digest
         self._voices: dict[tuple[int, bytes], dict[bytes, Said]] = {}  # who misses what
         self._since_s = self._asked_s = now_s
+        self._answered_s: dict[tuple[bytes, int], float] = {}  # who has asked for a phase, when
         self._handed_on: set[Phase] = set()
         self._digests: tuple[bytes, ...] = ()  # of the result as it is here ...
         self._grams: dict[int, bytes] = {}  # ... and the inner products that it was made with
@@ -198,11 +183,16 @@ class Audit:
         elif is_new:
             self._hear_contradiction(each, now_s)
 
-    def asked(self, ask: AskSaid, source: bytes) -> None:
-        """Hand on what we have."""
-        if ask.terms == self._id and source in self.terms.participants:
-            have = self.inbox.of(IN_ORDER[ask.phase])
-            self._effects += [Tell(have[p], (source,)) for p in ask.peers if p in have]
+    def asked(self, ask: AskSaid, source: bytes, now_s: float) -> None:
+        """Hand on what we have; not more often than an honest one asks, as an answer is much
+        larger than a question."""
+        last_s = self._answered_s.get((source, ask.phase), float("-inf"))
+        ours = ask.terms == self._id and source in self.terms.participants
+        if not ours or now_s - last_s < ASK_S / 2:
+            return
+        self._answered_s[source, ask.phase] = now_s
+        have = self.inbox.of(IN_ORDER[ask.phase])
+        self._effects += [Tell(have[p], (source,)) for p in ask.peers if p in have]
 
     def _is_ours(self, each: Said) -> bool:
         ours = each.statement.terms == self._id and each.signer in self.terms.participants

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final
 
+from atoll.optim.spec import AUDITED_CHUNKS_MAX
 from atoll.peer.audit.terms import AUDITED_PEERS_MAX
 from atoll.peer.group.signing import Signer
 from atoll.peer.group.views import PeerId
@@ -48,9 +49,9 @@ __all__ = [
     "said",
 ]
 
-# Numbers of a whole fragment: 36 bytes for each chunk, or 32. With more chunks than fit, audits are
-# refused at the start.
-BODY_BYTES_MAX: Final = 768 * 1024
+# Numbers of a whole fragment: 36 bytes for each chunk, or 32; fragments of more chunks are refused
+# when a run is founded.
+BODY_BYTES_MAX: Final = 36 * AUDITED_CHUNKS_MAX + 4096
 GRAM_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * (AUDITED_PEERS_MAX + 1)
 MATRIX_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * AUDITED_PEERS_MAX
 ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it

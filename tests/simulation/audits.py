@@ -24,6 +24,7 @@ from atoll.peer.audit.banning import WORD_S
 from atoll.peer.audit.bans import Ban, Bans
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import AskPart, AskSaid, Piece, Said
+from atoll.peer.audit.steps import Step
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
@@ -177,7 +178,7 @@ class World:
         if isinstance(message, Said):
             auditor.machine.hear(message, self.now_s)
         elif isinstance(message, AskSaid):
-            auditor.machine.asked(message, source)
+            auditor.machine.asked(message, source, self.now_s)
         elif isinstance(message, AskPart) and ours:
             auditor.opening.asked(message, source)
         elif isinstance(message, Piece) and ours and auditor.opening.take(message, source):
@@ -222,13 +223,13 @@ class World:
             peer.outcome = "passed"
         elif isinstance(effect, mc.Failed):
             peer.outcome, peer.failed = "failed", effect.peers
-        elif effect.step is mc.Step.REDUCE:
+        elif effect.step is Step.REDUCE:
             peer.gate = True
             self._send_parts(peer, auditor)
             self._reduce(peer)
-        elif effect.step is mc.Step.CHECK:
+        elif effect.step is Step.CHECK:
             auditor.machine.told(peer.liar.check(auditor.numbers()), self.now_s)
-        elif effect.step is mc.Step.VERDICT:
+        elif effect.step is Step.VERDICT:
             accused, doubted = auditor.verdict()
             auditor.machine.judged(peer.liar.accused(accused), doubted, self.now_s)
         else:
@@ -239,10 +240,7 @@ class World:
     def _opened(self, peer: Peer) -> None:
         auditor = peer.auditor
         assert auditor is not None
-        if (
-            auditor.machine.step is mc.Step.OPEN
-            and set(peer.wanted) <= auditor.opening.opened.keys()
-        ):
+        if auditor.machine.step is Step.OPEN and set(peer.wanted) <= auditor.opening.opened.keys():
             auditor.machine.resolved(auditor.settlement(), self.now_s)
 
     def _learn(self, peer: Peer, evidence: Evidence, source: bytes) -> None:
@@ -310,7 +308,7 @@ class World:
         for sender, chunk in needed:
             if sender != auditor.index:
                 auditor.keep(sender, chunk, _array(peer.got[sender, chunk]))
-        if auditor.machine.step is not mc.Step.REDUCE:
+        if auditor.machine.step is not Step.REDUCE:
             return
         if liars := auditor.unlike_promised():
             peer_name = terms.participants[liars[0]]

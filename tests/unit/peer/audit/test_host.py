@@ -12,7 +12,7 @@ from simulation.audit_options import Key
 
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.host import Attempt, AuditHost
-from atoll.peer.audit.statements import AskPart, Phase, Said, Statement
+from atoll.peer.audit.statements import AskPart, AskSaid, Phase, Said, Statement
 from atoll.peer.audit.terms import AuditTerms
 
 rng = random.Random(3)
@@ -136,3 +136,16 @@ def test_arithmetic_that_breaks_fails_the_attempt_and_not_the_daemon() -> None:
         site.host.close()
 
     asyncio.run(run())
+
+
+def test_a_question_that_is_repeated_is_answered_once() -> None:
+    """An answer is much larger than a question."""
+
+    def act(site: Site) -> None:
+        site.begin()
+        site.sent.clear()
+        for _ in range(100):
+            site.host.on_message(LIAR.me, AskSaid(TERMS.digest, Phase.COMMIT, (ME.me,)))
+        assert len(site.sent) == 1
+
+    play(act)

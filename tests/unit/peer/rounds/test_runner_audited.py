@@ -10,14 +10,18 @@ import pytest
 from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
 
 from atoll.collectives import grid_for
+from atoll.collectives.audit.sketch import SKETCH_WIDTH
+from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.errors import ConfigError
-from atoll.optim.spec import RunSpec
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob
 from atoll.optim.swarm_state import Submitted, SwarmState
-from atoll.peer.audit.statements import Phase
+from atoll.peer.audit.statements import Check, Phase, Said, Statement
 from atoll.peer.group import events as ev
 from atoll.peer.group.kept import Kept, pack_kept
 from atoll.peer.group.layouts import Layout
 from atoll.peer.group.messages import Begin, Finals, Origin
+from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
 from atoll.peer.rounds.auditterms import terms_of
 from atoll.peer.rounds.entries import INIT, STEP
 
@@ -55,6 +59,19 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
         assert not any(site.audits._attempts for site in sites)
 
     scenario(tmp_path, "abcd", play)
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_run_begins_with_one_and_two(tmp_path: Path, names: str) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS, audit=True)
+        begin = begin_of(sites, 1)
+        for site in sites:
+            site.runner.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        assert len({site.reduced(1) for site in sites}) == 1
+
+    scenario(tmp_path, names, play)
 
 
 def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
@@ -145,3 +162,20 @@ def test_what_cannot_be_audited(begin: Begin, why: str) -> None:
 def test_a_specification_that_cannot_be_audited_is_refused(other: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         RunSpec(**({"sync_every": 1, "audit": True} | other))  # type: ignore[arg-type]
+
+
+def test_a_fragment_that_does_not_fit_a_statement_is_refused_when_a_run_is_founded() -> None:
+    most = AUDITED_CHUNKS_MAX * CHUNK_ELEMENTS_MAX
+    large = Manifest.of([Parameter(str(number), (most // 4 + 1,)) for number in range(4)])
+    fits = Manifest.of([Parameter("w", (most,))])
+    assert parse_blob(blob(SPEC, fits)) == (SPEC, fits)
+    with pytest.raises(ConfigError, match="chunks; rounds of 21,500 can be audited"):
+        blob(SPEC, large)
+
+
+def test_what_is_said_of_so_many_chunks_fits() -> None:
+    numbers = bytes(4 * SKETCH_WIDTH * AUDITED_CHUNKS_MAX)
+    check = encode(Check(bytes(32), numbers, bytes(4 * AUDITED_CHUNKS_MAX)))
+    word = Said(b"p" * 32, Statement(bytes(32), Phase.CHECK, bytes(32), check), bytes(64))
+    assert len(encode(word)) < CONTROL_FRAME_BYTES_MAX
+    assert decode(encode(word)) == word
