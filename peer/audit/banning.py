@@ -26,7 +26,6 @@ __all__ = ["AskEvidence", "BanKeeper", "EvidencePiece", "KnownBans"]
 
 # Sent at a time, and no more before it is asked for: heartbeats wait behind it half a second on a
 # line of 1 Mbit/s, and links with too much to send are ended.
-REPEAT_S: Final = 10.0  # between two times that all bans are told: 32 bytes for each
 PIECE_BYTES: Final = 64 * 1024
 ARRIVING_MAX: Final = 4  # pieces of evidence that come at a time, each from another peer
 ASKED_MAX: Final = 64  # times that one peer may begin to ask over one link: files are large
@@ -100,7 +99,6 @@ class BanKeeper:
         self._forgers: set[bytes] = set()  # over this link
         self._asked: dict[bytes, int] = {}  # by whom, how often
         self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
-        self._repeating: asyncio.TimerHandle | None = None
         self._load()
 
     # ------------------------------------------------------------ what others ask
@@ -119,18 +117,6 @@ class BanKeeper:
     def linked(self, peer: bytes) -> None:
         if self.bans.digests:
             self._send(peer, KnownBans(self.bans.digests))
-            self._repeat_later()
-
-    def _repeat_later(self) -> None:
-        """What was said over a link that another one took the place of is lost."""
-        if self._repeating is None:
-            self._repeating = asyncio.get_running_loop().call_later(REPEAT_S, self._repeat)
-
-    def _repeat(self) -> None:
-        self._repeating = None
-        for peer in self._links():
-            self._send(peer, KnownBans(self.bans.digests))
-        self._repeat_later()
 
     def unlinked(self, peer: bytes) -> None:
         self._asked.pop(peer, None)
@@ -287,7 +273,6 @@ class BanKeeper:
         self._spawn(self._write(found[0].evidence))
         self._on_ban([ban.peer for ban in found])
         self._tell_all(found[0].evidence.digest)  # the banned too: so that they know why
-        self._repeat_later()
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
                 loop.call_later(LAST_WORDS_S, self._drop, ban.peer, f"banned: {ban.finding.kind}")

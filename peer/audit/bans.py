@@ -53,6 +53,7 @@ class Bans:
         self._by_peer: dict[bytes, Ban] = {}
         self._by_digest: dict[bytes, Evidence] = {}
         self._unsure: dict[bytes, _Unsure] = {}
+        self._spare: dict[bytes, None] = {}  # digests of more evidence against who is out
         self._accused: dict[bytes, bytes] = {}  # accuser -> whom we believe that it contradicts
         self._believed_in: dict[bytes, bytes] = {}  # attempt -> the evidence believed in it
 
@@ -81,7 +82,7 @@ class Bans:
 
     def knows(self, digest: bytes) -> bool:
         """Whether the evidence is here, whatever it counts."""
-        return digest in self._by_digest or digest in self._unsure
+        return digest in self._by_digest or digest in self._unsure or digest in self._spare
 
     def learn(self, evidence: Evidence, *, first_hand: bool = False) -> list[Ban]:
         """Who is banned by it, and was not before. ``first_hand``: we took part in that attempt.
@@ -91,6 +92,9 @@ class Bans:
     def weigh(self, evidence: Evidence, finding: Finding, *, first_hand: bool = False) -> list[Ban]:
         """The same of evidence that was verified, which takes time."""
         digest, is_pair = evidence.digest, len(finding.banned) > 1
+        if all(peer in self for peer in finding.banned):
+            self._set_aside(digest)
+            return []
         if finding.stands_alone or (first_hand and not is_pair):
             return self._adopt(digest, evidence, finding)
         if digest not in self._unsure:
@@ -148,20 +152,35 @@ class Bans:
         if member not in jury:
             return []
         unsure.tellers.add(member)
-        voices = (unsure.tellers & jury) - {*unsure.finding.banned}
-        if 2 * len(voices) <= len(jury):
+        same = {digest: unsure}
+        if not unsure.jury:
+            banned = {*unsure.finding.banned}
+            same = {d: u for d, u in self._unsure.items() if {*u.finding.banned} == banned}
+        voices = {teller for each in same.values() for teller in each.tellers & jury}
+        if 2 * len(voices - {*unsure.finding.banned}) <= len(jury):
             return []
-        return self._adopt(digest, unsure.evidence, unsure.finding)
+        most = max(same, key=lambda digest: len(same[digest].tellers & jury))
+        return self._adopt(most, same[most].evidence, same[most].finding)
 
     def _adopt(self, digest: bytes, evidence: Evidence, finding: Finding) -> list[Ban]:
         self._unsure.pop(digest, None)
         new = [peer for peer in finding.banned if peer not in self._by_peer]
-        if not new or len(self._by_peer) + len(new) > BANS_MAX:
+        if len(self._by_peer) + len(new) > BANS_MAX:
             return []
         self._by_digest[digest] = evidence
         bans = [Ban(peer, evidence, finding) for peer in new]
         self._by_peer |= {ban.peer: ban for ban in bans}
+        for other, each in list(self._unsure.items()):
+            if all(peer in self._by_peer for peer in each.finding.banned):
+                del self._unsure[other]
+                self._set_aside(other)
         return bans
+
+    def _set_aside(self, digest: bytes) -> None:
+        if digest not in self._by_digest:
+            self._spare[digest] = None
+        if len(self._spare) > BANS_MAX:
+            del self._spare[next(iter(self._spare))]
 
     def rows(self) -> list[dict[str, object]]:
         """For `atoll status`: plain types."""

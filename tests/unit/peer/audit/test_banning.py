@@ -128,6 +128,24 @@ def test_a_newcomer_asks_for_what_it_lacks_once(tmp_path: Path) -> None:
     run_to_rest(main)
 
 
+def test_a_newcomer_counts_who_holds_another_file_against_the_same_peer(tmp_path: Path) -> None:
+    one = left_behind("withholding")
+    other = replace(one, said=one.said[::-1])
+
+    async def main() -> None:
+        net = sites(tmp_path)
+        for site, evidence in zip(net.values(), (one, other, one), strict=True):
+            site.keeper.bans.learn(evidence, first_hand=True)
+        late = Site(b"z" * 32, tmp_path, net)
+        for site in list(net.values())[:3]:
+            site.keeper.linked(late.name)
+        await settle(net)
+        assert late.keeper.is_out(one.culprit)
+        assert late.keeper.bans.digests == (one.digest,)
+
+    run_to_rest(main)
+
+
 def test_whoever_dies_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
     evidence = left_behind("dense shift")
 
@@ -210,23 +228,5 @@ def test_a_damaged_file_is_left_alone(tmp_path: Path) -> None:
         site = Site(b"a" * 32, tmp_path, {})
         assert any("is left alone" in note for note in site.notes)
         assert len(site.keeper.bans) == 0
-
-    run_to_rest(main)
-
-
-def test_what_was_lost_is_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that dial each other at once have one link in the end; what the other took is lost."""
-    monkeypatch.setattr(banning, "REPEAT_S", 0.01)
-    evidence = left_behind("dense shift")
-
-    async def main() -> None:
-        net = sites(tmp_path, "a")
-        net[b"a" * 32].keeper.convict(evidence)
-        late = Site(b"z" * 32, tmp_path, net)  # and nobody says that there is a link
-        while not late.keeper.is_out(evidence.culprit):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        for site in net.values():
-            assert site.keeper._repeating is not None
-            site.keeper._repeating.cancel()
 
     run_to_rest(main)

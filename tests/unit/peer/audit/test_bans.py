@@ -61,6 +61,28 @@ def test_for_others_it_takes_more_than_half_of_the_view(lie: str) -> None:
     assert evidence.culprit in bans
 
 
+def test_a_majority_may_be_shown_by_several_files() -> None:
+    """Each member put together its own: with other signatures, or in another order."""
+    one = left_behind("withholding")
+    files = [
+        replace(one, said=said) for said in (one.said[::-1], one.said, one.said[1:] + one.said[:1])
+    ]
+    assert len({file.digest for file in files}) == 3
+    bans = Bans(ME)
+    for file in files:
+        assert bans.learn(file) == []
+    assert bans.told(files[0].digest, MEMBERS[1], MEMBERS) == []
+    assert bans.told(files[0].digest, b"s" * 32, MEMBERS) == []
+    assert bans.told(files[1].digest, MEMBERS[1], MEMBERS) == []  # the same one again
+    assert bans.told(files[1].digest, MEMBERS[2], MEMBERS) == []
+    (ban,) = bans.told(files[1].digest, MEMBERS[3], MEMBERS)
+    assert ban.peer == one.culprit
+    assert bans.digests == (files[1].digest,)  # which most of them hold
+    assert all(bans.knows(file.digest) for file in files)  # and nobody is asked for them again
+    assert bans.learn(files[0]) == []
+    assert bans.told(files[0].digest, MEMBERS[3], MEMBERS) == []
+
+
 def test_nobody_is_heard_in_its_own_cause() -> None:
     bans, evidence = Bans(ME), left_behind("wrong part")
     pair = {evidence.culprit, evidence.said[0].signer}
