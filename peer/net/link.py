@@ -66,7 +66,7 @@ class ControlLink:
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._state = _State.OPEN
-        self._deliver = True
+        self._deliver, self._said_goodbye = True, False
         self._stall_timer: asyncio.TimerHandle | None = None
         self._leave_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._sock, self._on_readable)
@@ -100,8 +100,15 @@ class ControlLink:
         if self._state not in (_State.OPEN, _State.DRAINING):
             return
         self._leave(_State.LEAVING, GOODBYE_TIMEOUT_S, deliver)
+        # Not before what came behind the hello is read: OpenSSL throws away what it has not read.
+        self._loop.call_soon(self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        if self.ended.is_set():
+            return
         with contextlib.suppress(ssl.SSLError):  # "want read": the other's goodbye is to come
             self._tls.unwrap()
+        self._said_goodbye = True
         self._flush()
 
     def drain(self) -> None:
@@ -186,7 +193,7 @@ class ControlLink:
             self._unsent.clear()
             self._fail_soon(reason_of(error))
             return
-        if self._state is _State.LEAVING:
+        if self._said_goodbye:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
 

@@ -62,6 +62,45 @@ def test_of_two_links_dialled_at_once_one_stays_and_nothing_is_lost(
     net.run(scenario())
 
 
+@pytest.mark.parametrize("head_start", range(12))
+def test_who_dials_twice_at_once_loses_nothing(net: Net, head_start: int) -> None:
+
+    async def scenario() -> None:
+        a, b = net.node("a"), net.node("b")
+        a.on_up = lambda peer_id: a.host.send(peer_id, RaceNote(1)) and None
+        address = await a.listen()
+
+        async def late() -> bytes:
+            for _ in range(head_start):  # so many turns of the loop later
+                await asyncio.sleep(0)
+            return await b.host.dial(address)
+
+        await asyncio.gather(b.host.dial(address), late())
+        await b.until(lambda: b.messages)
+        await settled(a, b)
+        assert b.messages == [(a.id, RaceNote(1))]
+        assert len(a.ups) == len(b.ups) == 1
+        assert not a.downs
+        assert not b.downs
+
+    net.run(scenario())
+
+
+def test_what_came_behind_the_hello_is_read_before_the_goodbye(net: Net) -> None:
+    """A link may be superseded in the very turn of the loop in which it is made. OpenSSL throws
+    away what it has not read when it says goodbye."""
+
+    async def scenario() -> None:
+        a, b = net.node("a"), net.node("b")
+        a.on_up = lambda peer_id: a.host.send(peer_id, RaceNote(1)) and None
+        b.on_up = lambda peer_id: b.host._links[peer_id].close(deliver=True)
+        await b.host.dial(await a.listen())
+        await b.host._links[a.id].ended.wait()
+        assert b.messages == [(a.id, RaceNote(1))]
+
+    net.run(scenario())
+
+
 def test_the_smaller_id_wins_when_both_links_stand(net: Net) -> None:
     async def scenario() -> None:
         a, b = sorted((net.node("a"), net.node("b")), key=lambda node: node.id)
