@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner
 from atoll.optim.local_steps import LocalSteps
@@ -29,8 +30,10 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.state import TrainingState
-from atoll.optim.sessions import LeadingRank, TrainerSession
+from atoll.optim.replay.validating import Validator
+from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
 from atoll.optim.spec import RunSpec
+from atoll.peer.session import Outcome
 
 __all__ = ["Blocking", "DiLoCo"]
 
@@ -50,6 +53,10 @@ class Blocking(Method):
     ``replay``: keep what others need to take local steps of a round again (docs/replay.md); then
     ``note_batch`` says which samples they are of, and ``recorder`` has it. It need not be equal on
     all. A round that was under way when a state is loaded then begins anew.
+
+    ``validators`` (with ``audit=True``): so many peers, drawn anew in each round, take a segment of
+    the local steps of as many others again; who did other steps than it says is banned. It takes a
+    ``replay`` with a ``task``.
     """
 
     _waits = True
@@ -65,6 +72,11 @@ class Blocking(Method):
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
     ) -> None:
+        if spec.validators and (replay is None or replay.task is None):
+            raise ConfigError(
+                f"validators={spec.validators} without a replay that has a task",
+                fix="give replay=Replay(task=...): docs/replay.md says how a task is written",
+            )
         self._local = LocalSteps(spec.sync_every, round_s, clock)
         self.recorder: Recorder | None = None
         vector = ModelVector(model)
@@ -78,8 +90,24 @@ class Blocking(Method):
             self.recorder = Recorder(replay, state, spec.sync_every)
             say_of_replay(vector.manifest, self.recorder.planned, replay.folder)
         super().__init__(vector, inner, peer, spec, buffers)
+        self._validator = self._validator_of(replay)
         self._begin_round()
         self._begin_work()
+
+    def _validator_of(self, replay: Replay | None) -> Validator | None:
+        """In a swarm nobody lies, so nothing is drawn there."""
+        session: Any = self.peer
+        if not self.spec.validators or replay is None or not isinstance(session, ValidatingSession):
+            return None
+        assert self.recorder is not None
+        steady = self._local.is_steady
+        return Validator(session, self.recorder, replay, self.manifest, steady)
+
+    def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
+        if self._validator is None:
+            super()._hand_over(fill, weight, fragment)
+        else:
+            self._validator.submit(fill, weight)
 
     def note_batch(self, indices: Iterable[int] | np.ndarray | Tensor) -> None:
         """The samples of the batch whose forward pass comes next: integers from which the loop of
@@ -110,6 +138,9 @@ class Blocking(Method):
         self._submit()
         self._local.end()
         outcome = self._outcome()
+        self._round_over(outcome)
+
+    def _round_over(self, outcome: Outcome) -> None:
         if outcome.kind == "missed":
             if self.recorder is not None:
                 self.recorder.missed()
@@ -119,6 +150,8 @@ class Blocking(Method):
             if self.recorder is not None and outcome.kind == "committed":
                 self.recorder.committed(outcome.round)
             self._take_run()
+        if self._validator is not None:
+            self._validator.round_over(outcome)
 
     def _take_run(self) -> None:
         super()._take_run()
@@ -142,8 +175,8 @@ class Blocking(Method):
 class DiLoCo(Blocking):
     """Rounds of ``sync_every`` local steps, then Nesterov on the peers' mean pseudo-gradient.
 
-    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    and ``replay`` do.
+    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``,
+    ``replay`` and ``validators`` do.
 
     ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
     is ``torch.optim.Muon``. That takes matrices only: give it those of the hidden layers, and the
@@ -174,6 +207,7 @@ class DiLoCo(Blocking):
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
+        validators: int = 0,
     ) -> None:
         if outer_momentum is None:
             outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
@@ -187,6 +221,7 @@ class DiLoCo(Blocking):
             aggregate=aggregate,
             audit=audit,
             probation=probation,
+            validators=validators,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

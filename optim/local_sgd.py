@@ -89,6 +89,7 @@ class LocalSGD(Blocking):
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
+        validators: int = 0,
     ) -> None:
         self._rule = sync_every if isinstance(sync_every, QSR) else None
         if self._rule is not None and round_s is not None:
@@ -107,6 +108,7 @@ class LocalSGD(Blocking):
             aggregate=aggregate,
             audit=audit,
             probation=probation,
+            validators=validators,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

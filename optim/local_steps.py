@@ -109,6 +109,11 @@ class LocalSteps:
             self.wanted = self._by_speed.next_sync_every(agreed(self._by_speed.step_s))
             self._by_speed.begin()
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether all peers take as many in a round."""
+        return self._by_speed is None
+
     def step(self, check: Callable[[], None]) -> bool:
         """Whether it was the last of the round. ``check`` is called after all others: an inner
         phase may be long, and so a dead daemon is noticed in the middle."""

@@ -40,6 +40,7 @@ __all__ = [
     "Parameter",
     "pseudo_gradient",
     "round_to_working",
+    "rounded_to_working",
 ]
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # working dtypes; the run itself is float32
@@ -279,6 +280,14 @@ def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.fl
             np.copyto(out, values.astype(np.float16))
     else:
         np.copyto(out, values)
+
+
+def rounded_to_working(theta: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:
+    """float32[manifest.elements]: the run's parameters as those of working models are."""
+    rounded = np.empty_like(theta)
+    for lo, hi, dtype in manifest.segments(0, manifest.elements):
+        round_to_working(theta[lo:hi], dtype, rounded[lo:hi])
+    return rounded
 
 
 def pseudo_gradient(

@@ -230,7 +230,10 @@ class Method(InnerSteps):
         steps, tokens = self._counted.get(fragment, (0, 0))
         weight = float(self._tokens - tokens or self._steps - steps)
         self._submitted[fragment] = self._steps, self._tokens
-        self.peer.submit(partial(self._write_submission, fragment), weight, fragment)
+        self._hand_over(partial(self._write_submission, fragment), weight, fragment)
+
+    def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
+        self.peer.submit(fill, weight, fragment)
 
     def _write_whole(
         self, write: Callable[[F32], None], flat: F32, part: slice = slice(None)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec
-from atoll.peer.session import Members, Outcome, Reduced
+from atoll.peer.session import Members, Outcome, Reduced, Validation
 
 __all__ = [
     "Closable",
@@ -16,6 +16,7 @@ __all__ = [
     "LeadingRank",
     "OperationsSession",
     "TrainerSession",
+    "ValidatingSession",
     "VectorAsked",
 ]
 
@@ -78,6 +79,8 @@ class VectorAsked(Protocol):
 
     def wait(self, timeout_s: float, /) -> None: ...
 
+    def is_here(self, timeout_s: float, /) -> bool: ...
+
     def read(self) -> F32: ...
 
     def drop(self) -> None: ...
@@ -108,6 +111,31 @@ class GossipSession(Protocol):
     def check(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ValidatingSession(Protocol):
+    """Of a method whose trainers take local steps of each other again."""
+
+    def submit(
+        self, fill: Callable[[F32], None], weight: float, fragment: int = 0, steps: bytes = b"", /
+    ) -> None: ...
+
+    def validations(self) -> list[Validation]: ...
+
+    def shown(self, validation: Validation, /) -> None: ...
+
+    def fits(
+        self, validation: Validation, fill: Callable[[F32], None], /, *, start: bool
+    ) -> bool: ...
+
+    def judged(self, validation: Validation, judgement: int | None, why: str, /) -> None: ...
+
+    def publish(self, name: str, number: int, values: F32, codec: str, /) -> None: ...
+
+    def ask_vector(
+        self, peer: str, name: str, number: int, elements: int, codec: str, /
+    ) -> VectorAsked: ...
 
 
 @runtime_checkable

@@ -44,6 +44,7 @@ __all__ = [
     "SPEC_BYTES_MAX",
     "STEPPED",
     "SYNC_EVERY_MAX",
+    "VALIDATORS_MAX",
     "RunSpec",
     "blob",
     "check_collectives",
@@ -61,6 +62,8 @@ CARRIED = ("gradient_average", "demo", "zeroth_order", "population", "noloco", C
 METHODS = STEPPED + CARRIED
 # Rounds of these are of whoever has submitted: nobody waits for those who are still computing.
 ASYNCHRONOUS = ("async_diloco",)
+# Of these a round's local steps can be taken again by others (optim/replay/).
+REPLAYED = ("diloco", "local_sgd")
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
 # them (collectives/codecs/gathered.py); anything else is a robust rule (collectives/robust/).
@@ -76,6 +79,7 @@ GROUP_MAX = 32  # each fetches from all others of its group; for more there are 
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer for nothing
+VALIDATORS_MAX = 32  # of a round; half of the most that an audited round has
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 # What participants say of each chunk has to fit a message: 5.6 billion parameters in a fragment.
 AUDITED_CHUNKS_MAX = 21_500
@@ -115,6 +119,7 @@ class RunSpec:
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
+    validators: int = 0  # of each audited round: peers that take local steps of others again
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -176,6 +181,10 @@ class RunSpec:
         self._check_codec()
         if self.audit:
             self._check_audit()
+        replays = self.audit and self.method in REPLAYED and self.fragments == 1
+        validators_max = VALIDATORS_MAX if replays and not self.error_feedback else 0
+        wanted = f"0 to {VALIDATORS_MAX}, and audit=True" if validators_max else "0 in such a run"
+        self._check(0 <= self.validators <= validators_max, "validators", wanted)
 
     def _check_codec(self) -> None:
         try:

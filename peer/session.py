@@ -41,6 +41,7 @@ from atoll.peer.local import LIFELINE
 from atoll.peer.memory import Region, map_floats, receive_region
 from atoll.peer.session_gossip import AskedVector, Gossip, Members
 from atoll.peer.session_ops import POLL_S, Operations, Reduced
+from atoll.peer.session_validation import Validation, Validations
 from atoll.peer.vectors import vector_of
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Reduced",
     "Region",
     "Session",
+    "Validation",
     "ask",
     "connect",
     "map_floats",
@@ -89,7 +91,7 @@ def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
             return dealer.ask(command, arguments)
 
 
-class Session(Operations, Gossip):
+class Session(Operations, Gossip, Validations):
     """Made by :func:`connect`. Any method may raise DaemonLostError."""
 
     def __init__(self, home: Path, timeout_s: float) -> None:
@@ -147,9 +149,16 @@ class Session(Operations, Gossip):
             answer = self._ask("attach", blob=packed)
         self._dealer.events.clear()
 
-    def submit(self, fill: Callable[[Floats], None], weight: float, fragment: int = 0) -> None:
+    def submit(
+        self,
+        fill: Callable[[Floats], None],
+        weight: float,
+        fragment: int = 0,
+        steps: bytes = b"",
+    ) -> None:
         """Hand over the trainer's parameters: ``fill`` writes them, ``weight`` is their share. Of a
-        run with fragments it writes those of one, while other ones may be under way."""
+        run with fragments it writes those of one, while other ones may be under way. ``steps``: the
+        commitment to the local steps that led there, in a run with validators."""
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
@@ -161,9 +170,8 @@ class Session(Operations, Gossip):
             for kind, value in self._dealer.events
             if kind == "outcome" and value["call"] in waited_for
         ]
-        self._ask(
-            "submit", epoch=self.epoch, weight=float(weight), fragment=fragment, call=self._calls
-        )
+        how = {"weight": float(weight), "fragment": fragment, "steps": steps}
+        self._ask("submit", epoch=self.epoch, call=self._calls, **how)
 
     def wait(self, fragment: int = 0) -> Outcome:
         """What became of its submission. RoundTimeoutError after the run's round deadline."""

@@ -72,6 +72,10 @@ class TrainerDesk:
             "pull": self._pull,
             "valid": self._valid,
             "report": self._report,
+            "validations": self._validations,
+            "fits": self._fits,
+            "shown": self._shown,
+            "judged": self._judged,
         }
 
     def tell(self, effect: ev.TellTrainer) -> None:
@@ -218,6 +222,7 @@ class TrainerDesk:
         self._feed(submission)
         if self._node.follower.submissions.get(fragment) is submission:
             self._runner.inputs = trainer.region.floats
+            self._runner.replica.steps = bytes(arguments.get("steps", b""))
 
     async def _next(self, client: bytes, _: dict[str, Any]) -> int:
         """Of which fragment a submission is wanted next: of the first round that has not begun and
@@ -284,6 +289,32 @@ class TrainerDesk:
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
         metrics = list(arguments["metrics"].items())[:METRICS_MAX]
         self.known(client).metrics.update((str(k)[:64], float(v)) for k, v in metrics)
+
+    async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
+        self.known(client)
+        return self._runner.validating.tasks()
+
+    async def _fits(self, client: bytes, arguments: dict[str, Any]) -> bool:
+        """Whether what the trainer has written to its region fits a round; not while a submission
+        of it may be read."""
+        trainer = self.known(client)
+        if trainer.region is None or trainer.awaiting:
+            raise SessionError("the memory of submissions is in use")
+        terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
+        fits = self._runner.validating.fits
+        return await asyncio.to_thread(
+            fits, terms, target, trainer.region.floats, start=bool(arguments["start"])
+        )
+
+    async def _shown(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self.known(client)
+        self._runner.validating.shown(bytes(arguments["terms"]))
+
+    async def _judged(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self.known(client)
+        terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
+        judgement, why = arguments["judgement"], str(arguments["why"])
+        self._runner.validating.judged(terms, target, judgement, why)
 
     def known(self, client: bytes) -> Trainer:
         """SessionError if this client is not the trainer."""

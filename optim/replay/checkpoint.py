@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.manifest import Manifest, pseudo_gradient, round_to_working
+from atoll.optim.manifest import Manifest, pseudo_gradient, rounded_to_working
 from atoll.optim.replay.tensors import Array, Tensors, decode, digest, encode
 
 __all__ = [
@@ -104,10 +104,7 @@ class Checkpoint:
 
     def starts_at(self, outer: F32, manifest: Manifest) -> bool:
         """Whether the parameters are the group's ``outer``, float32[elements], to the bit."""
-        rounded: F32 = np.empty_like(outer)
-        for lo, hi, dtype in manifest.segments(0, manifest.elements):
-            round_to_working(outer[lo:hi], dtype, rounded[lo:hi])
-        return np.array_equal(rounded, self.flat(manifest))
+        return np.array_equal(rounded_to_working(outer, manifest), self.flat(manifest))
 
     def pseudo_gradient(self, outer: F32, manifest: Manifest) -> F32:
         """What a trainer that ends here contributes to a round that begins at ``outer``: the codec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from atoll.collectives.errors import ConfigError
 from atoll.optim.replay.batches import Batch, Steps, batches_leaf, check_step, pack
 from atoll.optim.replay.checkpoint import leaf_of
 from atoll.optim.replay.commitment import SEGMENTS_MAX, Commitment, Extent
+from atoll.optim.replay.difference import Tolerance
 from atoll.optim.replay.opening import Ending, Opening
+from atoll.optim.replay.replaying import Task
 from atoll.optim.replay.state import Stateful, TrainingState
 from atoll.optim.replay.store import FolderStore, MemoryStore, Store
 from atoll.optim.spec import SYNC_EVERY_MAX
@@ -36,11 +38,16 @@ class Replay:
     not among them, because rates follow from ``global_step``. ``rng``: keep the states of torch's
     random numbers at each batch, for models with dropout; 5 KB each.
 
+    ``task`` makes what takes steps of others again, in a run with validators, and ``tolerance``
+    says how far they may differ then. Neither need be equal on all peers, but the steps must.
+
     Checkpoints are in memory, at most ``memory_bytes`` of them, or in a ``folder`` of this
     trainer's own.
     """
 
     segment_steps: int = 10
+    task: Callable[[], Task] | None = None
+    tolerance: Tolerance = field(default_factory=Tolerance)
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     rng: bool = False
     folder: Path | str | None = None

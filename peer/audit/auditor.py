@@ -42,6 +42,7 @@ class Auditor:
         own: Sequence[U8],
         secret: bytes,
         now_s: float,
+        work: bytes = b"",
     ) -> None:
         self.terms, self.index = terms, terms.participants.index(me)
         self._own = own
@@ -50,7 +51,14 @@ class Auditor:
         roots = shard_roots(self._digests, owners, len(terms.participants)) if own else ()
         silence_s = SILENCE_S + terms.elements / ELEMENTS_PER_S
         self.machine = Audit(
-            terms, me, signer, roots=roots, secret=secret, now_s=now_s, silence_s=silence_s
+            terms,
+            me,
+            signer,
+            roots=roots,
+            work=work if own else b"",
+            secret=secret,
+            now_s=now_s,
+            silence_s=silence_s,
         )
         self._held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns ...
         self._held_digests: dict[tuple[int, int], bytes] = {}

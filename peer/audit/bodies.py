@@ -14,6 +14,7 @@ from atoll.peer.audit.statements import (
     Check,
     Commitment,
     Elimination,
+    Replayed,
     Resultant,
     Statement,
     Verdict,
@@ -42,19 +43,29 @@ def body_fits(terms: AuditTerms, index: int, statement: Statement) -> str:
     RemoteProtocolError if it cannot be read."""
     body, work, counts = body_of(statement), terms.work, terms.counted[index]
     if isinstance(body, Commitment):
-        wanted = len(terms.participants) if counts else 0
-        return "" if len(body.roots) == wanted else f"{len(body.roots)} roots, not {wanted}"
+        return _commitment_fits(body, terms, counts)
     if isinstance(body, Check):
         return _check_fits(body, work.grid.count if counts else 0)
     if isinstance(body, Resultant):
         return _resultant_fits(body, work, index)
     if isinstance(body, Verdict):
         return _verdict_fits(body, work, index)
-    if isinstance(body, Elimination | Withholding) and body.peer not in terms.participants:
+    if (
+        isinstance(body, Elimination | Withholding | Replayed)
+        and body.peer not in terms.participants
+    ):
         return "it speaks of somebody who does not take part"
     if isinstance(body, Elimination) and body.peer == terms.participants[index]:
         return "it contradicts itself"
     return ""
+
+
+def _commitment_fits(body: Commitment, terms: AuditTerms, counts: bool) -> str:
+    wanted = len(terms.participants) if counts else 0
+    if len(body.roots) != wanted:
+        return f"{len(body.roots)} roots, not {wanted}"
+    work_bytes = _DIGEST_BYTES if terms.validators and counts else 0
+    return "" if len(body.work) == work_bytes else f"a commitment to work of {len(body.work)} bytes"
 
 
 def _check_fits(body: Check, chunks: int) -> str:

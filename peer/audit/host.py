@@ -16,9 +16,10 @@ from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Tell
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AUDIT_MESSAGES, AskPart, AskSaid, Piece, Said
+from atoll.peer.audit.statements import AUDIT_MESSAGES, AskPart, AskSaid, Phase, Piece, Said
 from atoll.peer.audit.steps import Step
 from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.audit.validating import Validating
 from atoll.peer.group.signing import Signer
 
 __all__ = ["Attempt", "AuditHost"]
@@ -206,6 +207,7 @@ class AuditHost:
     ) -> None:
         self._me, self._signer = me, signer
         self.send, self.convict, self.log = send, convict, log
+        self.validating = Validating(me, signer, send=send, convict=convict)
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[bytes, Attempt] = {}  # by the digest of their terms
         self._view: tuple[bytes, int] = (b"", 0)
@@ -243,10 +245,10 @@ class AuditHost:
     def took_part(self, terms: bytes) -> bool:
         return terms in self._took_part
 
-    def auditor(self, terms: AuditTerms, own: Sequence[U8]) -> Auditor:
+    def auditor(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> Auditor:
         """Hashes the encoded own parts: in any thread."""
         secret = secrets.token_bytes(32)
-        return Auditor(terms, self._me, self._signer, own, secret, self.now_s)
+        return Auditor(terms, self._me, self._signer, own, secret, self.now_s, steps)
 
     def begin(
         self,
@@ -281,6 +283,7 @@ class AuditHost:
         self._attempts.pop(attempt.terms.digest, None)
 
     def banned(self, peers: Collection[bytes]) -> None:
+        self.validating.banned(peers)
         for attempt in list(self._attempts.values()):
             attempt.auditor.machine.banned(peers, self.now_s)
             attempt.pump()
@@ -297,6 +300,9 @@ class AuditHost:
         """False if it is about something else."""
         if not isinstance(message, AUDIT_MESSAGES):
             return False
+        if isinstance(message, Said) and message.phase is Phase.REPLAYED:
+            self.validating.hear(message)
+            return True
         digest = message.statement.terms if isinstance(message, Said) else message.terms
         attempt = self._attempts.get(digest)
         if attempt is not None:

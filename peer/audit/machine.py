@@ -49,7 +49,8 @@ TURNS_S: Final = 12.0
 
 
 class Audit:
-    """``roots``: of the own encoded parts; none if this peer does not count. ``secret``: 32 random
+    """``roots``: of the own encoded parts; none if this peer does not count. ``work``: the
+    commitment to the local steps behind them, where there are validators. ``secret``: 32 random
     bytes. Times are of the caller's clock."""
 
     def __init__(
@@ -59,6 +60,7 @@ class Audit:
         signer: Signer,
         *,
         roots: Iterable[bytes],
+        work: bytes = b"",
         secret: bytes,
         now_s: float,
         silence_s: float = SILENCE_S,
@@ -77,7 +79,9 @@ class Audit:
         self._suspect_s = 0.0
         self._wanted: tuple[tuple[int, int], ...] = ()
         self._effects: list[Effect] = []
-        self._say(Phase.COMMIT, Commitment(tuple(roots), draw_of(self._id, me, secret)), now_s)
+        self._say(
+            Phase.COMMIT, Commitment(tuple(roots), draw_of(self._id, me, secret), work), now_s
+        )
 
     def take(self) -> list[Effect]:
         """What is to be done, in order; each is given once."""

@@ -30,13 +30,16 @@ __all__ = [
     "IN_ORDER",
     "ONCE",
     "PIECE_BYTES",
+    "WHY_MAX",
     "AskPart",
     "AskSaid",
     "Check",
     "Commitment",
     "Elimination",
+    "Judgement",
     "Phase",
     "Piece",
+    "Replayed",
     "Resultant",
     "Reveal",
     "Said",
@@ -57,13 +60,15 @@ MATRIX_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * AUDITED_PEERS_MAX
 ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it
 PIECE_BYTES: Final = 64 * 1024  # of an opened part: half a second of a line of 1 Mbit/s
 
+WHY_MAX: Final = 400  # characters of a reason: two lines of a log
+
 _D32 = Annotated[bytes, Within(32, 32)]
 _Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
 _Chunk = Annotated[int, Within(0, CHUNKS_MAX - 1)]
 
 
 class Phase(IntEnum):
-    """In this order; the last two are said at any time."""
+    """In this order; the last three are said at any time, REPLAYED after the round as well."""
 
     COMMIT = 0
     RESULT = 1
@@ -72,6 +77,7 @@ class Phase(IntEnum):
     VERDICT = 4
     WITHHELD = 5
     ELIMINATE = 6
+    REPLAYED = 7
 
 
 IN_ORDER: Final = (Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT)
@@ -120,10 +126,12 @@ class Said:
 class Commitment:
     """Before anybody sends. ``roots``: of the encoded parts that go to each participant
     (collectives/audit/commitment.py); none of a participant that does not count. ``draw``: the
-    commitment to the number that is revealed later."""
+    commitment to the number that is revealed later. ``work``: to the local steps behind the part
+    (optim/replay/commitment.py), where validators may take some of them again."""
 
     roots: Annotated[tuple[Annotated[bytes, Within(0, 32)], ...], Within(0, AUDITED_PEERS_MAX)]
     draw: _D32
+    work: Annotated[bytes, Within(0, 32)] = b""
 
 
 @message
@@ -187,7 +195,26 @@ class Elimination:
     """ "One of us two is broken or lies, and I cannot prove which": both go."""
 
     peer: PeerId
-    why: Annotated[str, Within(0, 400)]
+    why: Annotated[str, Within(0, WHY_MAX)]
+
+
+class Judgement(IntEnum):
+    """Of the local steps of another. WITHHELD: it has shown nothing that fits what it has committed
+    to, which may be no fault of its own."""
+
+    RIGHT = 0
+    WRONG = 1
+    WITHHELD = 2
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """ "I have taken some of the local steps of this participant again." """
+
+    peer: PeerId
+    judgement: Annotated[int, Within(0, len(Judgement) - 1)]
+    why: Annotated[str, Within(0, WHY_MAX)]
 
 
 # ---------------------------------------------------------------- messages beside statements
@@ -238,6 +265,7 @@ _BODIES: Final[Mapping[Phase, type]] = {
     Phase.VERDICT: Verdict,
     Phase.WITHHELD: Withholding,
     Phase.ELIMINATE: Elimination,
+    Phase.REPLAYED: Replayed,
 }
 
 

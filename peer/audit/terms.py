@@ -17,7 +17,7 @@ from atoll.collectives.codecs import Codec, get_codec
 from atoll.collectives.plan import ReducePlan, shared_plan
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
-from atoll.optim.spec import rule_key
+from atoll.optim.spec import VALIDATORS_MAX, rule_key
 from atoll.peer.group.views import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
@@ -52,6 +52,7 @@ class AuditTerms:
     codec: Annotated[str, Within(1, CODEC_CHARACTERS_MAX)]
     elements: _Count
     chunk_elements: _Count
+    validators: Annotated[int, Within(0, VALIDATORS_MAX)] = 0  # how many take local steps again
 
     def __post_init__(self) -> None:
         count = len(self.participants)

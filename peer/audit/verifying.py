@@ -1,9 +1,10 @@
 """What evidence proves: anybody can check it, without the network.
 
 What convicts a peer is signed by itself, together with the digest of the terms, so nobody can make
-it up; and what others have said enters only if the accused has signed that it heard just that. Two
-kinds are weaker, because somebody who withholds signs nothing: *withheld* rests on the word of more
-than half of the participants, and *pair* takes its accuser along. Whether these participants were
+it up; and what others have said enters only if the accused has signed that it heard just that. Four
+kinds are weaker. Somebody who withholds signs nothing, and local steps that were taken again give
+other digits on other machines: *withheld*, *work* and *slander* rest on the word of more than half
+of the participants, and *pair* takes its accuser along. Whether these participants were
 members of the run is known to its members alone (``Finding.stands_alone``).
 """
 
@@ -24,7 +25,9 @@ from atoll.peer.audit.statements import (
     Check,
     Commitment,
     Elimination,
+    Judgement,
     Phase,
+    Replayed,
     Resultant,
     Reveal,
     Said,
@@ -91,6 +94,13 @@ class _Case:
         later = self.word(Phase(phase + 1), signer)
         _require(heard_of(found) == later.statement.heard, "it has heard something else")
         return found
+
+    def replayed(self, peer: bytes, judgement: Judgement) -> dict[bytes, Said]:
+        """Who says this of the local steps of a participant."""
+        words = self.all_of(Phase.REPLAYED)
+        bodies = {signer: _body(each, Replayed) for signer, each in words.items()}
+        same = {s for s, b in bodies.items() if (b.peer, b.judgement) == (peer, judgement)}
+        return {signer: words[signer] for signer in same}
 
     def commitment(self, index: int) -> Commitment:
         return _body(self.word(Phase.COMMIT, self.terms.participants[index]), Commitment)
@@ -244,6 +254,25 @@ def _pair(case: _Case) -> Finding:
     return Finding(found.kind, (case.culprit, said.signer), found.text, stands_alone=False)
 
 
+def _work(case: _Case) -> Finding:
+    words = case.replayed(case.culprit, Judgement.WRONG)
+    voices = words.keys() - {case.culprit}
+    _require(len(voices) >= case.terms.majority, "they are not more than half")
+    text = f"did other local steps than it has committed to, say {len(voices)}"
+    return _found(case, f"{text} of {len(case.terms.participants)}", stands_alone=False)
+
+
+def _slander(case: _Case) -> Finding:
+    """The accused may speak for itself: without it honest ones may be no majority, and with it
+    liars are none."""
+    said = _body(case.word(Phase.REPLAYED, case.culprit), Replayed)
+    _require(said.judgement == Judgement.WRONG, "it accuses nobody")
+    voices = case.replayed(said.peer, Judgement.RIGHT).keys() - {case.culprit}
+    _require(len(voices) >= case.terms.majority, "they are not more than half")
+    text = f"accused {short(said.peer)}, whose local steps are right, say {len(voices)}"
+    return _found(case, f"{text} of {len(case.terms.participants)}", stands_alone=False)
+
+
 KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {
     "equivocation": _equivocation,
     "malformed": _malformed,
@@ -255,6 +284,8 @@ KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {
     "result": _result,
     "withheld": _withheld,
     "pair": _pair,
+    "work": _work,
+    "slander": _slander,
 }
 
 

@@ -11,17 +11,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from atoll.collectives import ReducePlan
-from atoll.collectives.codecs import F32, U8
-from atoll.collectives.errors import AtollError, LocalProtocolError
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import AtollError
 from atoll.peer.audit.host import AuditHost
-from atoll.peer.audit.terms import AuditTerms, Work
+from atoll.peer.audit.parts import encoded_parts
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.jobs import Job
 
-__all__ = ["AuditedAttempts", "encoded_parts"]
+__all__ = ["AuditedAttempts"]
 
 
 class AuditedAttempts:
@@ -44,17 +43,23 @@ class AuditedAttempts:
         self._is_wanted, self._failed, self._reduced = is_wanted, failed, reduced
         self._start, self._threadsafe, self._spawn = start, threadsafe, spawn
 
-    async def begin(self, job: Job, terms: AuditTerms, source: Callable[[int, F32], None]) -> None:
-        """Commit to all parts; once all others have, send them."""
+    async def begin(
+        self, job: Job, terms: AuditTerms, source: Callable[[int, F32], None], steps: bytes
+    ) -> None:
+        """Commit to all parts, and to the local ``steps`` behind them; once all others have, send
+        them."""
         begin, work = job.begin, terms.work
         if not self._audits.may_promise(terms):
             self._failed(begin, (), "this peer has promised something in this attempt before")
             return
         counts = terms.counted[terms.participants.index(self._me)]
+        if counts and terms.validators and not steps:
+            self._failed(begin, (), "this peer's trainer has committed to no local steps")
+            return
         try:
             compute = self._audits.compute
             parts = await compute(encoded_parts, work, source) if counts else []
-            auditor = await compute(self._audits.auditor, terms, parts)
+            auditor = await compute(self._audits.auditor, terms, parts, steps)
         except AtollError as error:
             self._failed(begin, (), f"the own contribution: {error.what}")
             return
@@ -90,22 +95,3 @@ class AuditedAttempts:
     async def _passed(self, job: Job) -> None:
         root = await asyncio.to_thread(job.root_of, list(job.result.digests))
         self._reduced(job, root)
-
-
-def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
-    """The own part of each chunk, encoded, in one piece of memory. What ``source`` raises goes on;
-    CodecError for NaN and infinity."""
-    grid, codec = work.grid, work.part_codec
-    sizes = [codec.encoded_bytes(grid.size(chunk)) for chunk in range(grid.count)]
-    whole, values = np.empty(sum(sizes), np.uint8), np.empty(grid.size(0), np.float32)
-    parts, lo = [], 0
-    for chunk, nbytes in enumerate(sizes):
-        part = whole[lo : lo + nbytes]
-        floats = values[: grid.size(chunk)]
-        source(chunk, floats)
-        codec.encode(floats, part)
-        parts.append(part)
-        lo += nbytes
-    if lo != whole.size:
-        raise LocalProtocolError("an encoded vector has another length than its chunks")
-    return parts

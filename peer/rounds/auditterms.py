@@ -38,6 +38,7 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
             codec=spec.codec,
             elements=grid.total,
             chunk_elements=grid.chunk_elements,
+            validators=spec.validators,
         )
     except ValueError as error:
         raise ConfigError(f"round {begin.round} cannot be audited: {error}") from error

@@ -63,6 +63,7 @@ class Job:
     rule: RobustRule | None = None  # that bears somebody
     terms: AuditTerms | None = None  # of an audited attempt ...
     audit: Attempt | None = None  # ... and how it stands
+    before: F32 | None = None  # the run's parameters before it, where validators need them
 
     @property
     def is_read(self) -> bool:

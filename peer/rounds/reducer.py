@@ -194,7 +194,7 @@ class Reducer:
             return
         self.layout = begin.layout
         if job.terms is not None:
-            self._spawn(self._audited.begin(job, job.terms, source))
+            self._spawn(self._audited.begin(job, job.terms, source, self._replica.steps))
         else:
             kept = {item.chunk: item.digest for item in job.kept}
             plan = plan_of(begin, job.result.grid, kept, job.rule)

@@ -31,6 +31,7 @@ class Replica:
     # The region whose submission the membership machine has accepted last. It is not cleared:
     # whether an attempt may read it is the machine's decision.
     inputs: F32 | None = None
+    steps: bytes = b""  # what its trainer has committed to of the local steps that led to them
     outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
     view: View | None = None
     residual: Residual = field(default_factory=Residual)

@@ -60,7 +60,7 @@ class RoundRunner:
         shelf: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
-        self._me, self._audits = me, audits
+        self._me, self._audits, self.validating = me, audits, audits.validating
         self._feed = feed
         self._tell_trainer = tell_trainer
         self._log = log
@@ -237,6 +237,9 @@ class RoundRunner:
                     f" {job.again_bytes:,} bytes sent again"
                 )
         self.last_commit_unix_s = time.time()
+        if job is not None and job.audit is not None and job.before is not None:
+            auditor, before = job.audit.auditor, job.before
+            self.validating.committed(auditor, state.spec, state.manifest, before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         self._feed(ev.Applied(begin.round, state.digest))
 
@@ -250,6 +253,8 @@ class RoundRunner:
         assert state is not None
         head = job.entry(chain)
         self.replica.residual.commit(job, self._me)
+        if job.audit is not None and state.spec.validators:
+            job.before = state.theta.copy()
         state.apply(head, array)
         self.replica.log.append(head, array, state.digest)
         if job.is_read:

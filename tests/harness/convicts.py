@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+from simulation import validations
 from simulation.audit_options import Options, keys
 from simulation.audits import World
+from simulation.validations import CHEATS, SLANDERS
 
 from atoll.peer.audit.evidence import Evidence
 
@@ -26,12 +28,20 @@ LIES = {
     "dense shift": "result",
     "withholding": "withheld",
     "wrong part": "pair",
+    "other steps": "work",
+    "false replay": "slander",
 }
+STEPS = {"other steps": CHEATS, "false replay": SLANDERS}  # after the round
 
 
 @functools.cache
 def left_behind(lie: str) -> Evidence:
     kind = LIES.get(lie, lie)
+    if lie in STEPS:
+        world = validations.World(validations.Options(ALONE.seed, ALONE.peers, {1: STEPS[lie]}, 2))
+        next(number for number in world.play(100) if world.banned)
+        (evidence,) = world.banned.values()
+        return evidence
     for seed in range(40):
         liars = {1: "silent owner", 3: "silent owner"} if lie == "silent" else {1: lie}
         world = World(replace(ALONE, seed=seed, liars=liars), keys(replace(ALONE, seed=seed)))

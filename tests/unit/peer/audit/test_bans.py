@@ -15,7 +15,7 @@ from atoll.peer.group.views import short
 
 ME = b"m" * 32
 MEMBERS = [ME, *(bytes([n]) * 32 for n in range(1, 5))]
-WEAK = ["withholding", "wrong part"]
+WEAK = ["withholding", "wrong part", "other steps", "false replay"]
 
 
 @pytest.mark.parametrize("lie", sorted(set(LIES) - set(WEAK)))

@@ -1,0 +1,235 @@
+"""A trainer's part in the validation of local steps: showing its own, taking those of others again.
+
+Between two rounds it asks its daemon what was drawn (peer/audit/validation.py). Its own segment it
+publishes; that of another it fetches, within a few rounds, and judges:
+
+==============================================  =========
+nothing that fits the commitment was shown      withheld
+it begins or ends elsewhere than the round did  wrong
+its steps lead elsewhere here                   wrong
+two replays here differ as much                 nothing
+==============================================  =========
+
+Only what the commitment proves is called wrong: everybody who looks at it finds the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import AtollError, ConfigError, RemoteProtocolError, SessionError
+from atoll.optim.manifest import Manifest
+from atoll.optim.replay.checkpoint import Checkpoint
+from atoll.optim.replay.commitment import Extent
+from atoll.optim.replay.opening import Opened, Opening, opening_bytes_max
+from atoll.optim.replay.recorder import Recorder, Replay
+from atoll.optim.replay.replaying import Task, replay
+from atoll.optim.sessions import ValidatingSession, VectorAsked
+from atoll.peer.session import Outcome, Validation
+
+__all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
+
+RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
+SIZE, SEGMENT = "replay.size", "replay.segment"  # what is published: how many bytes, and these
+EXACT = 1 << 20  # numbers below it are the same in float32; sizes are two of them
+LOOK_S = 0.2  # between two rounds, for what is on its way; then again after the next one
+PATIENCE_ROUNDS = 8  # until it is called withheld: a segment of a large model takes a while
+EXTENTS_MAX = 16  # own rounds that are remembered, with which those of others are compared
+
+
+@dataclass
+class _Fetch:
+    """A segment on its way here: first its size, then its bytes."""
+
+    size: VectorAsked
+    rounds: int = 0
+    nbytes: int = 0
+    segment: VectorAsked | None = None
+
+
+@dataclass
+class Validator:
+    """``steady``: whether all trainers take as many steps in a round, so that all know where the
+    run stands."""
+
+    session: ValidatingSession
+    recorder: Recorder
+    replay: Replay
+    manifest: Manifest
+    steady: bool
+    _task: Task | None = None
+    _fetches: dict[tuple[bytes, bytes], _Fetch] = field(default_factory=dict)
+    _extents: dict[int, Extent] = field(default_factory=dict)
+
+    def submit(self, fill: Callable[[F32], None], weight: float) -> None:
+        """With the commitment to the steps; without one nobody would count it."""
+        commitment = self.recorder.commitment()
+        if commitment is None:
+            self.session.submit(fill, 0.0, 0, b"")
+        else:
+            self.session.submit(fill, weight, 0, commitment.digest)
+
+    def round_over(self, outcome: Outcome) -> None:
+        """Between two rounds. ConfigError if the task does not lead where the own steps led."""
+        if outcome.kind == "committed":
+            self._remember(outcome.round)
+        open_now = self.session.validations()
+        wanted = {(each.terms, each.target) for each in open_now}
+        for key in self._fetches.keys() - wanted:
+            self._drop(self._fetches.pop(key))
+        for each in open_now:
+            if each.own:
+                self._show(each)
+            else:
+                self._examine(each)
+
+    def _remember(self, round_number: int) -> None:
+        commitment = self.recorder.commitment(round_number)
+        if commitment is None:
+            return
+        self._extents[round_number] = commitment.extent
+        while len(self._extents) > EXTENTS_MAX:
+            del self._extents[min(self._extents)]
+        if self._task is None:
+            self._task = self._tried(round_number, commitment.digest)
+
+    def _tried(self, round_number: int, commitment: bytes) -> Task:
+        """A task that is wrong would accuse everybody: it has to agree with the own steps first."""
+        assert self.replay.task is not None
+        task, opening = self.replay.task(), self.recorder.opening(round_number, 0)
+        verdict = replay(opening.open(commitment), task, self.replay.tolerance)
+        if not verdict.passed:
+            raise ConfigError(
+                f"the replay's task does not lead where the own steps have led: {verdict.why}",
+                fix="make model and inner optimizer there as here, and train in the same way",
+            )
+        return task
+
+    # ------------------------------------------------------------ the own steps
+
+    def _show(self, validation: Validation) -> None:
+        commitment = self.recorder.commitment(validation.round)
+        if commitment is not None and commitment.digest == validation.work:
+            segment = validation.number % commitment.extent.segments
+            data = self.recorder.opening(validation.round, segment).encode()
+            size = np.array(divmod(len(data), EXACT), np.float32)
+            self.session.publish(SEGMENT, validation.round, as_floats(data), "float32")
+            self.session.publish(SIZE, validation.round, size, "float32")
+        self.session.shown(validation)
+
+    # ------------------------------------------------------------ those of others
+
+    def _examine(self, validation: Validation) -> None:
+        if self._task is None:  # no round of its own yet with which it could be tried
+            return
+        key = validation.terms, validation.target
+        try:
+            data = self._fetched(key, validation)
+        except SessionError:
+            raise
+        except AtollError as error:
+            self._judge(validation, WITHHELD, error.what)
+            return
+        if data is None:
+            return
+        self._drop(self._fetches.pop(key))
+        self._judge(validation, *self._judgement(validation, data, self._task))
+
+    def _fetched(self, key: tuple[bytes, bytes], validation: Validation) -> bytes | None:
+        """None if it is still on its way. AtollError if it cannot be had."""
+        name, number = validation.name, validation.round
+        fetch = self._fetches.get(key)
+        if fetch is None:
+            asked = self.session.ask_vector(name, SIZE, number, 2, "float32")
+            fetch = self._fetches[key] = _Fetch(asked)
+        if fetch.segment is None and fetch.size.is_here(LOOK_S):
+            high, low = fetch.size.read().tolist()
+            fetch.nbytes = int(high) * EXACT + int(low)
+            if not 0 < fetch.nbytes <= opening_bytes_max(self.manifest, self.replay.segment_steps):
+                raise RemoteProtocolError(f"a segment of {fetch.nbytes:,} bytes")
+            elements = -(-fetch.nbytes // 3)
+            fetch.segment = self.session.ask_vector(name, SEGMENT, number, elements, "float32")
+        if fetch.segment is not None and fetch.segment.is_here(LOOK_S):
+            return as_bytes(fetch.segment.read(), fetch.nbytes)
+        fetch.rounds += 1
+        if fetch.rounds > PATIENCE_ROUNDS:
+            raise RemoteProtocolError(f"nothing came within {PATIENCE_ROUNDS} rounds")
+        return None
+
+    def _drop(self, fetch: _Fetch) -> None:
+        for asked in (fetch.size, fetch.segment):
+            if asked is not None:
+                asked.drop()
+
+    def _judgement(self, validation: Validation, data: bytes, task: Task) -> tuple[int | None, str]:
+        try:
+            opened = Opening.decode(data, self.manifest).open(validation.work)
+        except RemoteProtocolError as error:
+            return WITHHELD, error.what
+        if opened.end is None or opened.segment != validation.number % opened.extent.segments:
+            return WITHHELD, "another segment was shown, or not all of it"
+        try:
+            judgement, why = self._ends(validation, opened)
+        except SessionError as error:  # the round is too long ago
+            return None, error.what
+        if judgement != RIGHT:
+            return judgement, why
+        verdict = replay(opened, task, self.replay.tolerance)
+        if verdict.passed:
+            return RIGHT, ""
+        return (WRONG if verdict.decided else None), verdict.why
+
+    def _ends(self, validation: Validation, opened: Opened) -> tuple[int, str]:
+        """Whether the segment fits what came before it, and what came of it."""
+        extent, mine = opened.extent, self._extents.get(validation.round)
+        if validation.before and extent.base != validation.round - 1:
+            return WRONG, f"its steps begin after round {extent.base}"
+        same = mine is not None and (mine.base, mine.steps) == (extent.base, extent.steps)
+        if self.steady and mine is not None and same and mine.first_step != extent.first_step:
+            return WRONG, f"it stands at step {extent.first_step}, others at {mine.first_step}"
+        if opened.is_first and validation.before:
+            if opened.before is None or not opened.before.leads_to(validation.before):
+                if not opened.start.is_fresh:
+                    return WITHHELD, "how its last round ended was not shown"
+            elif not opened.carries_over(validation.before):
+                return WRONG, "its inner optimizer begins elsewhere than it had ended"
+        begins_here = opened.is_first and extent.base == validation.round - 1
+        if begins_here and not self._fits(validation, opened.start, start=True):
+            return WRONG, "it begins elsewhere than the run was"
+        if opened.is_last and not self._fits(validation, opened.end, start=False):
+            return WRONG, "it has submitted something else than its steps end in"
+        return RIGHT, ""
+
+    def _fits(self, validation: Validation, point: Checkpoint | None, *, start: bool) -> bool:
+        assert point is not None  # its digests alone would not have been taken
+        flat = point.flat(self.manifest)
+        return self.session.fits(validation, lambda out: np.copyto(out, flat), start=start)
+
+    def _judge(self, validation: Validation, judgement: int | None, why: str) -> None:
+        if judgement != RIGHT:
+            what = {WRONG: "are wrong", WITHHELD: "were withheld", None: "cannot be judged"}
+            print(
+                f"atoll: local steps of {validation.name} in round {validation.round} "
+                f"{what[judgement]}: {why}",
+                file=sys.stderr,
+            )
+        self.session.judged(validation, judgement, why)
+
+
+def as_floats(data: bytes) -> F32:
+    """Three bytes in each float32, which has their number exactly: vectors hold no other bits."""
+    padded = np.frombuffer(data + bytes(-len(data) % 3), np.uint8).reshape(-1, 3)
+    return padded.astype(np.float32) @ np.array([1, 256, 65536], np.float32)
+
+
+def as_bytes(values: F32, nbytes: int) -> bytes:
+    """The inverse, of values of anyone. RemoteProtocolError for what are no bytes."""
+    if not (np.isfinite(values).all() and (values >= 0).all() and (values < 1 << 24).all()):
+        raise RemoteProtocolError("a segment of local steps that holds no bytes")
+    numbers = values.astype("<u4")
+    return numbers.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()[:nbytes]
