@@ -78,8 +78,10 @@ def _is_positive(gram: Matrix) -> bool:
 
 
 def combined(gram: Matrix, matrix: Matrix) -> Matrix:
-    """The Gram matrix of ``matrix @ vectors``."""
-    return matrix @ gram @ matrix.T
+    """The Gram matrix of ``matrix @ vectors``, symmetric to the last bit: rules that choose compare
+    a distance with the same one seen from the other end."""
+    made: Matrix = matrix @ gram @ matrix.T
+    return (made + made.T) / 2
 
 
 def distances(gram: Matrix) -> Matrix:

@@ -59,6 +59,7 @@ class World:
         honest = [p.name for p in self.peers.values() if p.liar.honest]
         self.deaf = set(honest[:2]) if options.deaf_pair else set[bytes]()
         self.attempt = self.count = self.attempts = 0
+        self.round = 6
         self.trace: list[str] = []
 
     def kinds_of_bans(self) -> set[str]:
@@ -72,8 +73,10 @@ class World:
     # ------------------------------------------------------------ attempts
 
     def play(self) -> int:
-        """Attempts until one passes; the number of them."""
-        participants = tuple(self.peers)
+        """A round of those who are not banned: attempts until one passes; the number of them."""
+        banned = {b for p in self.honest for b in p.banned}
+        participants = tuple(name for name in self.peers if name not in banned)
+        self.round += 1
         for attempt in range(1, ATTEMPTS_MAX + 1):
             self.attempt = attempt
             self._begin(self._terms(participants, attempt))
@@ -90,7 +93,7 @@ class World:
         o = self.options
         size, count = 256 * o.blocks, len(participants)
         return AuditTerms(
-            b"L" * 32, 1, 7, attempt, 0, participants, (True,) * count, (1,) * count,
+            b"L" * 32, 1, self.round, attempt, 0, participants, (True,) * count, (1,) * count,
             o.rule, o.codec, size * o.chunks - 100, size,
         )  # fmt: skip
 
@@ -159,6 +162,7 @@ class World:
             return
         pair = (source, dest)
         at_s = self.now_s + self.rng.uniform(0.5, 1.5) * self.options.delay_s
+        at_s += self.peers[dest].liar.reads_after_s
         at_s = self._last_s[pair] = max(at_s, self._last_s.get(pair, 0.0))
         self._later(at_s - self.now_s, lambda: self._deliver(source, dest, message))
 
@@ -205,7 +209,8 @@ class World:
                 self._carry(peer, auditor, effect)
         for dest, piece in peer.liar.pieces(auditor.answers()):
             self.send(peer.name, dest, piece)
-        for dest, ask in auditor.opening.asks(self.now_s) if peer.wanted else ():
+        wants = peer.wanted and not peer.outcome
+        for dest, ask in auditor.opening.asks(self.now_s) if wants else ():
             self.send(peer.name, dest, ask)
 
     def _carry(self, peer: Peer, auditor: Auditor, effect: mc.Effect) -> None:

@@ -21,6 +21,7 @@ class Liar:
     kind = "honest"
     honest = True
     must_fall = False
+    reads_after_s = 0.0  # so long everything that comes lies unread
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -26,6 +26,7 @@ from atoll.peer.audit.statements import (
 )
 from atoll.peer.audit.terms import AuditTerms
 from simulation.framers import Babbler, Framer
+from simulation.laggards import Replayer, Slow, SlowReader
 from simulation.liar import Liar, Lies
 
 if TYPE_CHECKING:
@@ -222,31 +223,6 @@ class BadReveal(Lies):
             yield 0.0, message
 
 
-class Slow(Lies):
-    """Says everything late, but not so late that it counts as silent."""
-
-    kind = "slow"
-
-    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        yield self.rng.uniform(0, 3), message
-
-
-class Replayer(Lies):
-    """Repeats what it and others have said, also in earlier attempts."""
-
-    kind = "replay"
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__(rng)
-        self.heap: list[object] = []
-
-    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        self.heap.append(message)
-        for _ in range(3):
-            yield 0.0, self.rng.choice(self.heap)
-        yield 0.0, message
-
-
 class Forger(Lies):
     """Puts words into the mouths of others, and sends what cannot be read."""
 
@@ -257,6 +233,16 @@ class Forger(Lies):
             yield 0.0, replace(message, signer=self.victim)
             yield 0.0, replace(message, signature=bytes(64))
         yield 0.0, message
+
+
+class DrawRefuser(Withholder):
+    """Hears the numbers of all others, and then keeps its own: it does not like the draw."""
+
+    kind = "draw refused"
+
+    def begin(self, terms: AuditTerms, index: int, world: World) -> None:
+        super().begin(terms, index, world)
+        self.phase, self.confidant = Phase.REVEAL, b""
 
 
 class Malformed(Lies):
@@ -331,7 +317,9 @@ KINDS = {
         Equivocator,
         Withholder,
         BadReveal,
+        DrawRefuser,
         Slow,
+        SlowReader,
         Replayer,
         Forger,
         Malformed,

@@ -23,7 +23,7 @@ ALONE = Options(
     deaf_pair=False,
 )
 # What these do is not against anybody, or cannot be told from a slow machine.
-HARMLESS = ("slow", "replay", "forgery")
+HARMLESS = ("slow", "slow reading", "replay", "forgery")
 FRAMING = "framing"
 NEEDS_GRAM = "wrong inner products"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness.lanes import WAIT_S, Lane, start_lanes, until
 
-from atoll.collectives import Kind, arrivals
+from atoll.collectives import Kind, arrivals, engine
 from atoll.collectives import lanes as lanes_module
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
@@ -21,6 +21,7 @@ from atoll.collectives.schedule import Frame
 
 MakeGroup = Callable[..., Any]
 LANES = 3
+SOON_S = 0.04  # real links take longer; a frame that is sent again too soon does no harm
 SHAPES: dict[str, Callable[[int], Routes]] = {
     "butterfly": star,
     "ring": lambda count: ring(range(count)),
@@ -118,9 +119,21 @@ def test_what_a_broken_one_has_not_sent_another_sends(
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_one_has_taken_and_lost_another_sends(
-    make_group: MakeGroup, shape: str, codec: str, hangs: bool, delivered: int, piece_bytes: int
+    make_group: MakeGroup,
+    shape: str,
+    codec: str,
+    hangs: bool,
+    delivered: int,
+    piece_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Own parts, partial sums and results; the other side never learns of it."""
+    for module, limit in (
+        (lanes_module, "LATE_S_MIN"),
+        (lanes_module, "DELIVERY_S"),
+        (engine, "POLL_S"),
+    ):
+        monkeypatch.setattr(module, limit, SOON_S)
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
     go_on = threading.Event()
 
