@@ -41,6 +41,7 @@ __all__ = [
     "PROBATION_MAX",
     "ROUNDS_IN_FLIGHT_MAX",
     "ROUND_DEADLINE_S_MAX",
+    "SAID_BYTES_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",
     "SYNC_EVERY_MAX",
@@ -51,6 +52,7 @@ __all__ = [
     "fragment_ranges",
     "parse_blob",
     "rule_key",
+    "shard_chunks_max",
 ]
 
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
@@ -79,6 +81,7 @@ PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer 
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 # What participants say of each chunk has to fit a message: 5.6 billion parameters in a fragment.
 AUDITED_CHUNKS_MAX = 21_500
+SAID_BYTES_MAX = 36 * AUDITED_CHUNKS_MAX  # eight projections and a distance of each
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
 # Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
@@ -336,11 +339,21 @@ def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
 
 def _check_chunks(spec: RunSpec, manifest: Manifest) -> None:
     sizes = [stop - first for first, stop in fragment_ranges(spec, manifest)]
-    if spec.audit and max(sizes) > AUDITED_CHUNKS_MAX:
+    least = spec.least_peers
+    most = min(AUDITED_CHUNKS_MAX, least * shard_chunks_max(spec.rule, least))
+    if spec.audit and max(sizes) > most:
         raise ConfigError(
-            f"a fragment of {max(sizes):,} chunks; rounds of {AUDITED_CHUNKS_MAX:,} can be audited",
+            f"a fragment of {max(sizes):,} chunks; rounds of {most:,} can be audited",
             fix="cut the model into more fragments (StreamingDiLoCo), or found it without audit",
         )
+
+
+def shard_chunks_max(rule: RobustRule | None, count: int) -> int:
+    """How many chunks one peer can own in an audited round in which so many count: of each it says
+    a digest, and n (n + 1) / 2 inner products where the rule needs them, beside its matrix."""
+    if rule is None or not rule.needs_gram:
+        return AUDITED_CHUNKS_MAX
+    return (SAID_BYTES_MAX - 4 * count**2) // (32 + 4 * count * (count + 1))
 
 
 def fragment_ranges(spec: RunSpec, manifest: Manifest) -> list[tuple[int, int]]:

@@ -26,7 +26,9 @@ LIES = {
     "dense shift": "result",
     "withholding": "withheld",
     "wrong part": "pair",
+    "wrong inner products of a chunk": "gram",
 }
+RULES = {"wrong inner products of a chunk": "gm(f=1)"}  # others are of the mean
 
 
 @functools.cache
@@ -34,7 +36,8 @@ def left_behind(lie: str) -> Evidence:
     kind = LIES.get(lie, lie)
     for seed in range(40):
         liars = {1: "silent owner", 3: "silent owner"} if lie == "silent" else {1: lie}
-        world = World(replace(ALONE, seed=seed, liars=liars), keys(replace(ALONE, seed=seed)))
+        options = replace(ALONE, seed=seed, liars=liars, rule=RULES.get(lie, "mean"))
+        world = World(options, keys(options))
         world.play()
         for peer in world.honest:
             for each in peer.banned.values():
