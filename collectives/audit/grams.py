@@ -19,7 +19,7 @@ from atoll.collectives.audit.sketch import F64
 from atoll.collectives.codecs import F32
 from atoll.collectives.robust.gram import Matrix
 
-__all__ = ["gram_holds", "implausible_grams"]
+__all__ = ["gram_holds", "implausible_grams", "unlike_norms"]
 
 FALSE_ALARM: Final = 1e-5  # of all distances of a shard together
 OPENED_OF_SUM: Final = 4  # chunks
@@ -64,6 +64,25 @@ def implausible_grams(grams: Matrix, sketches: F32) -> list[int]:
         worst = (gaps / np.maximum(gaps.max(axis=0), np.finfo(np.float64).tiny)).max(axis=1)
         chosen |= dict.fromkeys(np.argsort(-worst, kind="stable")[:OPENED_OF_SUM].tolist())
     return list(chosen)
+
+
+def unlike_norms(grams: Matrix, weights: F64, norms: F32, errors: F64) -> list[int]:
+    """Where the inner products contradict the distances from the result, which all tell too: norms
+    float32[c, n]. Of a linear rule, whose result is the sum of ``weights[i] g_i`` but for what
+    encoding and rounding may move it by (its length, ``errors`` float64[c]), they give the same
+    distances, exactly. So distances from what the rule has chosen are true ones; those between the
+    vectors that it has left out are judged by ``implausible_grams`` alone.
+    """
+    inner = grams @ weights
+    squares = np.diagonal(grams, axis1=1, axis2=2)
+    found = np.maximum(squares - 2.0 * inner + (inner @ weights)[:, None], 0.0)
+    lengths = np.sqrt(np.maximum(squares, 0.0))
+    slack = GRAM_ROUNDING * (lengths + (lengths @ np.abs(weights))[:, None]) ** 2
+    told = norms.astype(np.float64)
+    room = errors[:, None] + SKETCH_ROUNDING * told
+    near = told < np.sqrt(np.maximum(found - slack, 0.0)) - room
+    far = told > np.sqrt(found + slack) + room
+    return np.flatnonzero((near | far).any(axis=1)).tolist()
 
 
 def gram_holds(told: Matrix, true: Matrix) -> bool:

@@ -21,7 +21,7 @@ from atoll.collectives.audit.checks import (
     shard_identity_holds,
     suspicious,
 )
-from atoll.collectives.audit.grams import gram_holds, implausible_grams
+from atoll.collectives.audit.grams import gram_holds, implausible_grams, unlike_norms
 from atoll.collectives.audit.recompute import chunk_gram, coefficients, is_linear, recomputed
 from atoll.collectives.audit.sketch import SKETCH_WIDTH, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8, Codec
@@ -127,7 +127,8 @@ def doubted(
         found.append(wrong)
         if said[owner].gram:
             grams = grams_of_chunks(said[owner].gram, len(work.counted))
-            off = implausible_grams(grams, told.sketches[chunks])
+            off = {*implausible_grams(grams, told.sketches[chunks])}
+            off |= {*told.grams_off(grams, chunks, seen)}
             found.append([chunks[place] for place in off])  # beside others, and behind none
     return _chosen(found, checks[work.counted[0]].seed)
 
@@ -191,6 +192,15 @@ class _Told:
         results = np.stack([result for result, _, _ in seen])
         bounds = np.stack([bound for _, bound, _ in seen])
         return not shard_identity_holds(self._weights, self.sketches[chunks], results, bounds)
+
+    def grams_off(
+        self, grams: Matrix, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]
+    ) -> list[int]:
+        """Places of chunks in which all are not as far from the result as inner products say."""
+        if self._weights is None:
+            return []
+        errors = np.array([error for _, _, error in seen])
+        return unlike_norms(grams, self._weights, self._norms[chunks], errors)
 
     def worst(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]) -> int:
         """The chunk that is off most, by its bounds."""

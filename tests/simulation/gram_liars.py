@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll.collectives.audit.recompute import is_linear
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, packed_gram
 from atoll.peer.audit.statements import Phase, Resultant, Said, body_of
 from simulation.liar import Lies
 
-__all__ = ["EvenGram", "FarGram", "OneGram", "TwoGrams"]
+__all__ = ["EvenGram", "FarGram", "OneGram", "StretchedGram", "TwoGrams"]
 
 FACTOR = 1e6  # of squares: beyond what eight projections of one chunk can be off by
 
@@ -45,6 +46,18 @@ class OneGram(EvenGram):
         grams[place] = grams[place] * self.rng.choice((FACTOR, 1 / FACTOR))
         self.must_fall = True
         return self._packed(grams)
+
+
+class StretchedGram(EvenGram):
+    """Of vectors that are four times as long: too little for projections of a few chunks, but with
+    a linear rule all know how far they are from the result."""
+
+    kind = "stretched vectors"
+
+    def gram(self, data: bytes) -> bytes:
+        grams = grams_of_chunks(data, len(self.terms.work.counted))
+        self.must_fall = is_linear(self.terms.work.rule)
+        return self._packed([gram * 16.0 for gram in grams])
 
 
 class FarGram(EvenGram):

@@ -26,7 +26,7 @@ from atoll.peer.audit.statements import (
 )
 from atoll.peer.audit.terms import AuditTerms
 from simulation.framers import Babbler, Framer
-from simulation.gram_liars import EvenGram, FarGram, OneGram, TwoGrams
+from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.liar import Liar, Lies
 
 if TYPE_CHECKING:
@@ -334,6 +334,7 @@ KINDS = {
         EvenGram,
         OneGram,
         FarGram,
+        StretchedGram,
         TwoGrams,
     )
 }

@@ -8,7 +8,7 @@ import pytest
 
 from simulation.audit_options import Options, expand, keys
 from simulation.audits import World, run
-from simulation.gram_liars import EvenGram, FarGram, OneGram, TwoGrams
+from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.liars import KINDS
 
 ALONE = Options(
@@ -26,7 +26,7 @@ ALONE = Options(
 # What these do is not against anybody, or cannot be told from a slow machine.
 HARMLESS = ("slow", "replay", "forgery")
 FRAMING = "framing"
-NEEDS_GRAM = {each.kind for each in (EvenGram, OneGram, FarGram, TwoGrams)}
+NEEDS_GRAM = {each.kind for each in (EvenGram, OneGram, StretchedGram, FarGram, TwoGrams)}
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
@@ -90,6 +90,9 @@ def test_noise_harms_nobody(kind: str) -> None:
 def test_who_lies_about_inner_products_is_banned_in_that_attempt(kind: str, rule: str) -> None:
     for seed in range(5):
         world = play(replace(ALONE, seed=seed, peers=7, chunks=21, rule=rule, liars={1: kind}))
+        if kind == StretchedGram.kind and "trimmed" in rule:
+            assert world.kinds_of_bans() <= {"gram"}  # it may pass: docs/audit.md says how far
+            continue
         assert world.attempts == 2
         assert world.kinds_of_bans() == {"pair" if kind == TwoGrams.kind else "gram"}
 

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.audit.grams import OPENED_OF_SUM, gram_holds, implausible_grams
-from atoll.collectives.audit.sketch import sign_bits, sketch
+from atoll.collectives.audit.grams import (
+    OPENED_OF_SUM,
+    gram_holds,
+    implausible_grams,
+    unlike_norms,
+)
+from atoll.collectives.audit.sketch import distance, sign_bits, sketch
 from atoll.collectives.codecs import F32
 from atoll.collectives.robust.gram import Matrix, add_gram
 
@@ -103,6 +108,29 @@ def test_sketches_that_are_not_finite_make_nothing_plausible() -> None:
     grams, sketches, _ = shard(5, 2, 0)
     sketches[1, 2, 3] = np.nan
     assert implausible_grams(grams, sketches) == [0, 1]
+
+
+@pytest.mark.parametrize("weights", [[0, 0, 1.0, 0, 0, 0], [1 / 6] * 6, [0.1, 0.4, 0, 0, 0.3, 0]])
+def test_distances_from_the_result_are_those_that_inner_products_give(weights: list[float]) -> None:
+    for seed in range(20):
+        grams, _, vectors = shard(6, 4, seed)
+        coefficients = np.array(weights, np.float32).astype(np.float64)
+        results = np.einsum("n,cnk->ck", coefficients, vectors).astype(np.float32)
+        dice = np.random.default_rng(seed)
+        errors = np.array([0.0, 1e-6, 1e-2, 1.0])
+        moved = dice.standard_normal(results.shape)
+        moved *= (errors / np.linalg.norm(moved, axis=1))[:, None]
+        results = (results + moved).astype(np.float32)
+        pairs = zip(vectors, results, strict=True)
+        norms = np.array([[distance(part, result) for part in row] for row, result in pairs])
+        room = errors + 1e-5  # results are float32 here
+        assert unlike_norms(grams, coefficients, norms, room) == []
+        for factor in (0.5, 1.5):
+            wrong = grams.copy()
+            wrong[1] *= factor
+            assert unlike_norms(wrong, coefficients, norms, room) == [1]
+        norms[2, 5] += np.float32(0.1)
+        assert unlike_norms(grams, coefficients, norms, room) == [2]
 
 
 @given(st.integers(0, 1 << 30), st.sampled_from([1e-30, 1e-3, 1.0, 1e15]), st.booleans())
