@@ -45,7 +45,7 @@ def implausible_grams(grams: Matrix, sketches: F32) -> list[int]:
     what is left where the one large bucket has cancelled out.
 
     So what is told of eight dense vectors may be too small and too large by factors of 7 and 140 in
-    one chunk, 2.9 and 5.2 in a shard of five, 1.8 and 2.1 in one of 20, 1.3 and 1.4 in one of 100.
+    one chunk, 2.4 and 3.6 in a shard of 8, 1.8 and 2.1 in one of 20, 1.3 and 1.4 in one of 100.
 
     Where only the sum is off, those chunks are to be opened that are most off: a few, as an honest
     one among them may happen to look worse.

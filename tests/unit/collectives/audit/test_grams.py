@@ -20,7 +20,7 @@ from atoll.collectives.robust.gram import Matrix, add_gram
 SIZE = 256
 PEERS = 8
 # docs/audit.md: of a shard of so many chunks, how much too small and too large squares may be.
-FACTORS = {1: (7.0, 140.0), 5: (3.0, 5.3), 20: (1.9, 2.2), 100: (1.4, 1.4)}
+FACTORS = {1: (7.0, 140.0), 8: (2.4, 3.6), 20: (1.9, 2.2), 100: (1.4, 1.4)}
 
 
 def shard(n: int, chunks: int, seed: int, vectors: F32 | None = None) -> tuple[Matrix, F32, F32]:

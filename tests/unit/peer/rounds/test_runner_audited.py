@@ -17,7 +17,16 @@ from atoll.collectives.robust import get_rule
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob, shard_chunks_max
 from atoll.optim.swarm_state import Submitted, SwarmState
-from atoll.peer.audit.statements import Check, Phase, Resultant, Said, Statement
+from atoll.peer.audit.statements import (
+    Check,
+    Commitment,
+    Phase,
+    Resultant,
+    Reveal,
+    Said,
+    Statement,
+    Verdict,
+)
 from atoll.peer.group import events as ev
 from atoll.peer.group.kept import Kept, pack_kept
 from atoll.peer.group.layouts import Layout
@@ -215,6 +224,30 @@ def test_what_is_said_of_a_shard_with_inner_products_fits(count: int) -> None:
     word = Said(b"p" * 32, Statement(bytes(32), Phase.RESULT, bytes(32), told), bytes(64))
     assert len(encode(word)) < CONTROL_FRAME_BYTES_MAX
     assert decode(encode(word)) == word
+
+
+def test_eight_peers_of_ten_million_parameters_say_little() -> None:
+    """docs/audit.md: 0.17 % of the bytes of a round, and 0.27 % with inner products."""
+    grid, shares = grid_for(10_000_000), {}
+    for rule in ("mean", "nnm+trimmed(f=2)"):
+        terms = terms_of(opening(8), replace(SPEC, aggregate=rule), grid)
+        assert terms is not None
+        work = terms.work
+        owned = max(map(len, work.shards.values()))
+        products = (bytes(288 * owned), bytes(4 * 64)) if work.rule is not None else (b"", b"")
+        bodies = (
+            Commitment((bytes(32),) * 8, bytes(32)),
+            Resultant(bytes(32 * owned), *products),
+            Reveal(bytes(32)),
+            Check(bytes(32), bytes(4 * SKETCH_WIDTH * grid.count), bytes(4 * grid.count)),
+            Verdict((), ()),
+        )
+        words = [Statement(bytes(32), 0, bytes(32), encode(body)) for body in bodies]
+        said = 7 * sum(len(encode(Said(b"p" * 32, word, bytes(64)))) for word in words)
+        sizes = [work.part_codec.encoded_bytes(grid.size(c)) for c in range(grid.count)]
+        shares[rule] = said / (2 * 7 / 8 * sum(sizes))
+    assert shares["mean"] < 0.0017
+    assert shares["nnm+trimmed(f=2)"] < 0.0027
 
 
 def test_what_is_said_of_so_many_chunks_fits() -> None:
