@@ -41,6 +41,7 @@ from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.refusals import held_too_long, twice, wrong_length
 from atoll.collectives.result import RoundResult
+from atoll.collectives.robust.gram import InnerProducts
 from atoll.collectives.schedule import Admission, Frame, Idle, Kind, Schedule, Send
 from atoll.collectives.senders import Outlet, SendCalls, Senders
 from atoll.collectives.slots import parts_for
@@ -126,10 +127,9 @@ class Reduction:
         self._senders = Senders(self._sums.encoded)
 
     @property
-    def inner_products(self) -> tuple[Mapping[int, bytes], bytes]:
-        """As each owner has told them, by participant, and the matrix that the rule has made of
-        them, float32; none where the rule needs none, or nothing is owned here."""
-        return self._sums.told_by_owner, self._sums.rule_matrix
+    def inner_products(self) -> InnerProducts:
+        """Which the result was made with."""
+        return self._sums.inner_products
 
     # ---- the life of a reduction
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
+from atoll.collectives.robust.gram import InnerProducts
 
 __all__ = ["ENCODERS_MAX", "PartError", "Parts"]
 
@@ -92,14 +93,9 @@ class Parts(ABC):
         return None
 
     @property
-    def told_by_owner(self) -> Mapping[int, bytes]:
-        """What owners have told, with the own part, by participant."""
-        return {}
-
-    @property
-    def rule_matrix(self) -> bytes:
-        """float32: the coefficients that the rule has made of what was told, once all is."""
-        return b""
+    def inner_products(self) -> InnerProducts:
+        """Once all owners have told theirs."""
+        return InnerProducts()
 
     def told(self, owner: int, data: U8) -> Sequence[int]:
         """Another owner's: which chunks can be encoded now. PartError."""
@@ -123,6 +119,12 @@ class Parts(ABC):
         copy = self.encoded.take()
         copy[: payload.size] = payload
         return copy
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether it is verified afterwards what owners have told; then no word of a single one
+        breaks the reduction off and names somebody else."""
+        return self.keep is not None
 
     def came(self, chunk: int, participant: int, buffer: U8) -> None:
         """A participant's part is here, and is about to be added."""

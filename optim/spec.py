@@ -41,6 +41,7 @@ __all__ = [
     "PROBATION_MAX",
     "ROUNDS_IN_FLIGHT_MAX",
     "ROUND_DEADLINE_S_MAX",
+    "SAID_BYTES_MAX",
     "SPEC_BYTES_MAX",
     "STEPPED",
     "SYNC_EVERY_MAX",
@@ -52,6 +53,7 @@ __all__ = [
     "fragment_ranges",
     "parse_blob",
     "rule_key",
+    "shard_chunks_max",
 ]
 
 # COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
@@ -83,6 +85,7 @@ VALIDATORS_MAX = 32  # of a round; half of the most that an audited round has
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 # What participants say of each chunk has to fit a message: 5.6 billion parameters in a fragment.
 AUDITED_CHUNKS_MAX = 21_500
+SAID_BYTES_MAX = 36 * AUDITED_CHUNKS_MAX  # eight projections and a distance of each
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
 # Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
@@ -181,9 +184,8 @@ class RunSpec:
         self._check_codec()
         if self.audit:
             self._check_audit()
-        replays = self.audit and self.method in REPLAYED and self.fragments == 1
-        validators_max = VALIDATORS_MAX if replays and not self.error_feedback else 0
-        wanted = f"0 to {VALIDATORS_MAX}, and audit=True" if validators_max else "0 in such a run"
+        validators_max = VALIDATORS_MAX if self.audit and self.method in REPLAYED else 0
+        wanted = f"0 to {validators_max}; only an audited run of DiLoCo or LocalSGD has any"
         self._check(0 <= self.validators <= validators_max, "validators", wanted)
 
     def _check_codec(self) -> None:
@@ -191,18 +193,16 @@ class RunSpec:
             contract = get_codec(self.codec).contract
         except CodecError as error:
             raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
-        lacking = ""
+        lacking, coarse = "", contract.errors.gauss > CODEC_ERROR_MAX
         if contract.keyed:
             lacking = "a key for each chunk, which rounds do not have yet"
-        elif contract.errors.gauss > CODEC_ERROR_MAX and not self.error_feedback:
+        elif coarse and not self.error_feedback:
             lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
-        elif contract.errors.gauss > CODEC_ERROR_MAX and self.aggregate not in RULES:
+        elif coarse and self.aggregate not in RULES:
             lacking = f'aggregate="{RULES[-1]}": of an encoded mean, what it leaves out is lost'
         if lacking:
-            raise ConfigError(
-                f"codec {self.codec!r} needs {lacking}",
-                fix="use int8, or int4 where bytes count for more",
-            )
+            what = f"codec {self.codec!r} needs {lacking}"
+            raise ConfigError(what, fix="use int8, or int4 where bytes count for more")
 
     def _check_audit(self) -> None:
         """ConfigError where a result cannot be verified."""
@@ -345,11 +345,21 @@ def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
 
 def _check_chunks(spec: RunSpec, manifest: Manifest) -> None:
     sizes = [stop - first for first, stop in fragment_ranges(spec, manifest)]
-    if spec.audit and max(sizes) > AUDITED_CHUNKS_MAX:
+    least = spec.least_peers
+    most = min(AUDITED_CHUNKS_MAX, least * shard_chunks_max(spec.rule, least))
+    if spec.audit and max(sizes) > most:
         raise ConfigError(
-            f"a fragment of {max(sizes):,} chunks; rounds of {AUDITED_CHUNKS_MAX:,} can be audited",
+            f"a fragment of {max(sizes):,} chunks; rounds of {most:,} can be audited",
             fix="cut the model into more fragments (StreamingDiLoCo), or found it without audit",
         )
+
+
+def shard_chunks_max(rule: RobustRule | None, count: int) -> int:
+    """How many chunks one peer can own in an audited round in which so many count: of each it says
+    a digest, and n (n + 1) / 2 inner products where the rule needs them, beside its matrix."""
+    if rule is None or not rule.needs_gram:
+        return AUDITED_CHUNKS_MAX
+    return (SAID_BYTES_MAX - 4 * count**2) // (32 + 4 * count * (count + 1))
 
 
 def fragment_ranges(spec: RunSpec, manifest: Manifest) -> list[tuple[int, int]]:

@@ -30,16 +30,14 @@ shards show much.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
 
-from atoll.collectives.audit.sketch import F64, SKETCH_WIDTH
+from atoll.collectives.audit.sketch import F64
 from atoll.collectives.codecs import F32
-from atoll.collectives.robust.gram import Matrix, distances
 
-__all__ = ["gram_is_plausible", "identity_holds", "shard_identity_holds", "suspicious"]
+__all__ = ["SKETCH_ROUNDING", "identity_holds", "shard_identity_holds", "suspicious"]
 
 SPREADS: Final = 8.0
 EXPONENT: Final = 23.0
@@ -48,11 +46,6 @@ SKETCH_ROUNDING: Final = 2.0**-23
 # Honest results are 0.5 to 1 times as far from the vectors as these are from each other; estimates
 # from one chunk make up to 3 of it. What lies 12 times as far as an honest result is always found.
 FACTOR: Final = 4.0
-# By how much a squared distance may be smaller than its estimate: an estimate is t times too large
-# with a probability of sqrt(t) exp((1 - t) / 2) at most, whatever the vectors are: 1.7e-13 for 64.
-NEAR: Final = 64.0
-FALSE_ALARM: Final = 1e-6  # of all distances of a shard together
-GRAM_ROUNDING: Final = 1e-9  # of inner products, beside the squares: see robust/gram.py
 
 
 def identity_holds(coefficients: F64, sketches: F32, result: F32, bounds: F64) -> bool:
@@ -104,41 +97,6 @@ def suspicious(norms: F32, sketches: F32, error: float) -> bool:
     majority = len(norms) // 2 + 1
     apart = np.sqrt(pairs[majority * (majority - 1) // 2 - 1]) if pairs.size else 0.0
     return bool(np.median(norms.astype(np.float64)) > FACTOR * apart + error)
-
-
-def gram_is_plausible(gram: Matrix, sketches: F32) -> bool:
-    """Whether inner products float64[n, n] that the owner of a shard has told can be those of the
-    vectors whose sketches, float32[c, n, 8], all have seen. False for sketches that are not finite.
-
-    Distances are what rules go by, so these are judged: between all vectors, and from zero. Told
-    ones are refused if they are a NEAR-th of their estimate, as squares: an eighth of the distance.
-    They are refused as well if their squares are more than ``_far_of(n)`` times the estimate: 11 to
-    14 times the distance for 8 to 16 vectors. That holds for vectors which differ in many elements;
-    of those that differ in a few only, signs may cancel out.
-    """
-    if not np.isfinite(sketches).all():
-        return False
-    chunks, count, width = sketches.shape
-    points = np.zeros((chunks, count + 1, width))  # the last is zero
-    points[:, :count] = sketches
-    inner: Matrix = np.zeros((count + 1, count + 1))
-    inner[:count, :count] = gram
-    seen, told = np.sqrt(_squared_distances(points)), distances(inner)
-    lengths = seen[-1]
-    seen_rounding = SKETCH_ROUNDING * (lengths[:, None] + lengths[None, :])
-    squares = inner.diagonal()
-    told_rounding = GRAM_ROUNDING * (squares[:, None] + squares[None, :])
-    near = seen > np.sqrt(NEAR * (told + told_rounding)) + seen_rounding
-    far = np.sqrt(told) > np.sqrt(_far_of(count)) * (seen + seen_rounding) + np.sqrt(told_rounding)
-    return not bool((near | far).any())
-
-
-def _far_of(count: int) -> float:
-    """How many times too small an estimate may be. Of vectors that fill the eight buckets of one
-    chunk evenly it is a chi-square of 8 degrees of freedom, that is below x with a probability of
-    (x / 2)^4 / 24 at most; of more chunks it is seldom so small."""
-    pairs = count * (count + 1) / 2
-    return SKETCH_WIDTH / 2 * math.sqrt(math.sqrt(pairs / (24 * FALSE_ALARM)))
 
 
 def _squared_distances(points: F64) -> F64:

@@ -8,23 +8,23 @@ what its owner has committed to is what is in the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from atoll.collectives.audit.sketch import F64
 from atoll.collectives.chunks import ChunkGrid
-from atoll.collectives.codecs import BLOCK_ELEMENTS, F32, Codec, Decoder, factors_of
+from atoll.collectives.codecs import BLOCK_ELEMENTS, F32, U8, Codec, Decoder, factors_of
 from atoll.collectives.errors import CodecError, LocalProtocolError
 from atoll.collectives.parts import PartError
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust import RobustRule
-from atoll.collectives.robust.gram import Matrix
+from atoll.collectives.robust.gram import Matrix, add_gram
 from atoll.collectives.slots import parts_for
 
-__all__ = ["coefficients", "is_linear", "recomputed"]
+__all__ = ["chunk_gram", "coefficients", "is_linear", "recomputed"]
 
 
 def recomputed(
@@ -65,6 +65,17 @@ def recomputed(
             raise PartError(participant, f"its part of chunk {chunk}: {error.what}") from error
     adding.encode(0, result.view(0))
     return result.array.tobytes()
+
+
+def chunk_gram(parts: Sequence[bytes | U8], codec: Codec, size: int) -> Matrix:
+    """The inner products over a chunk of ``size`` elements of all who have positive weight, from
+    their encoded parts in order: as an owner computes them (stacks.py). CodecError."""
+    rows = np.empty((len(parts), size), np.float32)
+    for row, part in zip(rows, parts, strict=True):
+        codec.decode(np.frombuffer(part, np.uint8), row)
+    gram: Matrix = np.zeros((len(parts), len(parts)))
+    add_gram(rows, gram)
+    return gram
 
 
 def _no_source(chunk: int, out: F32) -> None:

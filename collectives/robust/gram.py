@@ -9,7 +9,9 @@ scales whole vectors (mixing.py) is a function from the Gram matrix to its coeff
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +19,15 @@ from numpy.typing import NDArray
 from atoll.collectives.robust.coordinate import COLUMNS, Rows
 
 __all__ = [
+    "InnerProducts",
     "Matrix",
     "add_gram",
     "combined",
     "distances",
+    "grams_of_chunks",
     "medoid",
     "packed_gram",
+    "packed_sum",
     "recentred",
     "unpacked_gram",
 ]
@@ -33,6 +38,18 @@ _LITTLE: Final = np.dtype("<f8")
 # Of 2^40 numbers next to the largest float32, which no shard has: sums over owners stay finite.
 PRODUCT_MAX: Final = 1e90
 ROUNDING: Final = 1e-9  # of sums of 2^40 products in float64, generously
+
+
+class InnerProducts(NamedTuple):
+    """What an owner has needed for a rule; nothing where the rule needs none, or nothing is owned.
+
+    ``told``: by owner, those over its shard, packed. ``chunks``: of each own chunk, packed and end
+    to end, whose ``packed_sum`` was told. ``matrix``: float32, what the rule has made of all.
+    """
+
+    told: Mapping[int, bytes] = MappingProxyType({})
+    chunks: bytes = b""
+    matrix: bytes = b""
 
 
 def add_gram(rows: Rows, total: Matrix) -> None:
@@ -47,6 +64,32 @@ def packed_gram(gram: Matrix) -> bytes:
     """The upper triangle, row by row, as little-endian float64."""
     upper = gram[np.triu_indices(len(gram))]
     return upper.astype(_LITTLE).tobytes()
+
+
+def packed_sum(chunks: bytes, count: int) -> bytes:
+    """That of a shard, from those of its chunks, packed and end to end: added up in their order, so
+    that all who have them have the same bits. ValueError unless they are whole and finite."""
+    rows = _upper(chunks, count)
+    return sum(rows, np.zeros(rows.shape[1])).astype(_LITTLE).tobytes()
+
+
+def grams_of_chunks(chunks: bytes, count: int) -> Matrix:
+    """The same as float64[chunks, n, n]."""
+    rows = _upper(chunks, count)
+    grams: Matrix = np.zeros((len(rows), count, count))
+    places = np.triu_indices(count)
+    grams[:, *places] = rows
+    grams[:, *places[::-1]] = rows
+    return grams
+
+
+def _upper(chunks: bytes, count: int) -> Matrix:
+    rows = np.frombuffer(chunks, _LITTLE).astype(np.float64)
+    if rows.size % (count * (count + 1) // 2):
+        raise ValueError(f"{rows.size} inner products of {count} vectors")
+    if not (np.abs(rows) <= PRODUCT_MAX).all():
+        raise ValueError("inner products that no vectors have")
+    return rows.reshape(-1, count * (count + 1) // 2)
 
 
 def unpacked_gram(data: bytes | memoryview, count: int) -> Matrix:

@@ -17,23 +17,25 @@ from numpy.typing import NDArray
 
 from atoll.collectives.audit.bounds import widened
 from atoll.collectives.audit.checks import (
-    gram_is_plausible,
     identity_holds,
     shard_identity_holds,
     suspicious,
 )
-from atoll.collectives.audit.recompute import coefficients, is_linear, recomputed
+from atoll.collectives.audit.grams import gram_holds, implausible_grams, unlike_norms
+from atoll.collectives.audit.recompute import chunk_gram, coefficients, is_linear, recomputed
 from atoll.collectives.audit.sketch import SKETCH_WIDTH, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError
 from atoll.collectives.parts import PartError
-from atoll.collectives.robust.gram import Matrix, unpacked_gram
+from atoll.collectives.robust.gram import Matrix, grams_of_chunks, unpacked_gram
+from atoll.peer.audit.bodies import shard_gram
 from atoll.peer.audit.numbers import Seen
 from atoll.peer.audit.statements import Check, Resultant
 from atoll.peer.audit.terms import Work
 
 __all__ = [
     "doubted",
+    "gram_fits",
     "gram_of",
     "matrix_fits",
     "part_numbers",
@@ -73,12 +75,12 @@ def part_numbers(
 
 
 def gram_of(work: Work, said: Mapping[int, Resultant]) -> Matrix | None:
-    """The inner products over all shards, of what each owner has signed; None where the rule needs
+    """The inner products of whole vectors, of what each owner has signed; None where the rule needs
     none. Summed as owners sum them (collectives/stacks.py)."""
     if work.rule is None or not work.rule.needs_gram:
         return None
     count = len(work.counted)
-    heard = (unpacked_gram(said[owner].gram, count) for owner in sorted(work.shards))
+    heard = (unpacked_gram(shard_gram(work, said[owner]), count) for owner in sorted(work.shards))
     return sum(heard, np.zeros((count, count)))
 
 
@@ -110,7 +112,8 @@ def _matrix(work: Work, said: Resultant) -> Matrix | None:
 def doubted(
     work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[Seen]
 ) -> list[int]:
-    """The chunks whose result does not fit what those who count have said of their parts."""
+    """The chunks whose result, or inner products, do not fit what those who count have said of
+    their parts."""
     found: list[list[int]] = []
     for owner, chunks in sorted(work.shards.items()):
         if not matrix_fits(work, said, owner):
@@ -121,10 +124,12 @@ def doubted(
         wrong = [c for c, one in zip(chunks, seen, strict=True) if told.is_wrong(c, one)]
         if told.is_wrong_together(chunks, seen):
             wrong = list({*wrong, told.worst(chunks, seen)})
-        if not wrong and said[owner].gram:
-            gram = unpacked_gram(said[owner].gram, len(work.counted))
-            wrong = [] if gram_is_plausible(gram, told.sketches[chunks]) else list(chunks)
         found.append(wrong)
+        if said[owner].gram:
+            grams = grams_of_chunks(said[owner].gram, len(work.counted))
+            off = {*implausible_grams(grams, told.sketches[chunks])}
+            off |= {*told.grams_off(grams, chunks, seen)}
+            found.append([chunks[place] for place in off])  # beside others, and behind none
     return _chosen(found, checks[work.counted[0]].seed)
 
 
@@ -136,7 +141,8 @@ def _chosen(by_owner: Iterable[list[int]], seed: bytes) -> list[int]:
         return hashlib.sha256(seed + chunk.to_bytes(8, "little")).digest()
 
     rows = zip_longest(*(sorted(chunks, key=drawn) for chunks in by_owner))
-    return [chunk for row in rows for chunk in row if chunk is not None][:DOUBTED_MAX]
+    found = dict.fromkeys(chunk for row in rows for chunk in row if chunk is not None)
+    return list(found)[:DOUBTED_MAX]
 
 
 class _Told:
@@ -187,6 +193,15 @@ class _Told:
         bounds = np.stack([bound for _, bound, _ in seen])
         return not shard_identity_holds(self._weights, self.sketches[chunks], results, bounds)
 
+    def grams_off(
+        self, grams: Matrix, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]
+    ) -> list[int]:
+        """Places of chunks in which all are not as far from the result as inner products say."""
+        if self._weights is None:
+            return []
+        errors = np.array([error for _, _, error in seen])
+        return unlike_norms(grams, self._weights, self._norms[chunks], errors)
+
     def worst(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]) -> int:
         """The chunk that is off most, by its bounds."""
         assert self._weights is not None
@@ -208,6 +223,21 @@ def recomputed_digest(
     except (CodecError, PartError):
         return b""
     return hashlib.sha256(made).digest()
+
+
+def gram_fits(work: Work, chunk: int, parts: Mapping[int, bytes], owner: Resultant) -> bool:
+    """Whether the inner products that the owner of a chunk has signed are those of these encoded
+    parts (participant -> bytes); false where it would refuse them. True where the rule needs none.
+    """
+    if not owner.gram:
+        return True
+    place = work.shards[work.plan.owners[chunk]].index(chunk)
+    told = grams_of_chunks(owner.gram, len(work.counted))[place]
+    counted = [parts[index] for index in work.counted]
+    try:
+        return gram_holds(told, chunk_gram(counted, work.part_codec, work.grid.size(chunk)))
+    except CodecError:
+        return False
 
 
 def _decoded(codec: Codec, data: bytes | U8, size: int) -> F32:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.audit.sketch import SKETCH_WIDTH
-from atoll.collectives.robust.gram import unpacked_gram
+from atoll.collectives.robust.gram import packed_sum, unpacked_gram
 from atoll.peer.audit.statements import (
     Check,
     Commitment,
@@ -23,7 +23,7 @@ from atoll.peer.audit.statements import (
 )
 from atoll.peer.audit.terms import AuditTerms, Work
 
-__all__ = ["body_fits", "seed_of", "told_numbers"]
+__all__ = ["body_fits", "seed_of", "shard_gram", "told_numbers"]
 
 _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32
@@ -81,7 +81,7 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
     if len(body.digests) != _DIGEST_BYTES * owned:
         return f"{len(body.digests)} bytes of digests for {owned} chunks"
     needed = work.rule is not None and work.rule.needs_gram and owned > 0
-    if len(body.gram) != (4 * count * (count + 1) if needed else 0):
+    if len(body.gram) != (4 * count * (count + 1) * owned if needed else 0):
         return f"inner products of {len(body.gram)} bytes"
     if bool(body.matrix) != needed or len(body.matrix) % (4 * count):
         return f"a matrix of {len(body.matrix)} bytes for {count} parts"
@@ -89,7 +89,7 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
         return "a matrix that is not finite"
     try:
         if needed:
-            unpacked_gram(body.gram, count)
+            unpacked_gram(shard_gram(work, body), count)
     except ValueError as error:
         return str(error)
     return ""
@@ -103,6 +103,12 @@ def _verdict_fits(body: Verdict, work: Work, index: int) -> str:
     if not {*body.chunks} <= {*work.shards.get(index, ())}:
         return "it accuses in a chunk that it does not own"
     return ""
+
+
+def shard_gram(work: Work, owner: Resultant) -> bytes:
+    """The inner products over a shard, packed, as its owner has told them before the rule, if they
+    are those that it has signed; b"" where the rule needs none. ValueError for no such numbers."""
+    return packed_sum(owner.gram, len(work.counted)) if owner.gram else b""
 
 
 def told_numbers(work: Work, check: Check, chunk: int) -> bytes:

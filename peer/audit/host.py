@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from atoll.collectives.codecs import U8
+from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import Convicted, Effect, Failed, Passed, Tell
 from atoll.peer.audit.evidence import Evidence
@@ -59,17 +60,13 @@ class Attempt:
         self,
         results: Sequence[U8],
         digests: Sequence[bytes],
-        grams: dict[int, bytes],
-        matrix: bytes,
+        products: InnerProducts,
     ) -> None:
-        """The whole result is here, with the inner products as owners have told them, and what the
-        rule has made of them here."""
+        """The whole result is here, with the inner products that it was made with."""
         self.auditor.reduced(results)
-        self._spawn(self._compare(digests, grams, matrix))
+        self._spawn(self._compare(digests, products))
 
-    async def _compare(
-        self, digests: Sequence[bytes], grams: dict[int, bytes], matrix: bytes
-    ) -> None:
+    async def _compare(self, digests: Sequence[bytes], products: InnerProducts) -> None:
         """What was sent with what was promised."""
         liars = await self._host.compute(self.auditor.unlike_promised)
         if self.ended:
@@ -79,7 +76,7 @@ class Attempt:
             peer = self.terms.participants[liars[0]]
             machine.mismatch(peer, "its part is not what it has committed to", self._host.now_s)
         else:
-            machine.reduced(digests, grams, matrix, self._host.now_s)
+            machine.reduced(digests, products, self._host.now_s)
         self.pump()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

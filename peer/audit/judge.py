@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.arithmetic import matrix_fits, part_numbers, recomputed_digest
+from atoll.peer.audit.arithmetic import (
+    gram_fits,
+    matrix_fits,
+    part_numbers,
+    recomputed_digest,
+)
 from atoll.peer.audit.bodies import told_numbers
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.inbox import Inbox
@@ -44,6 +49,7 @@ def settle(
     for chunk in sorted({chunk for _, chunk in opened}):
         shown = {sender: part for (sender, of), part in opened.items() if of == chunk}
         found += _wrong_result(terms, inbox, chunk, shown)
+        found += _wrong_gram(terms, inbox, chunk, shown)
         for sender in sorted(shown):
             found += _wrong_numbers(terms, inbox, shown[sender], results[chunk].tobytes())
     first: dict[bytes, Evidence] = {}
@@ -71,6 +77,21 @@ def _wrong_result(
     yield Evidence(
         "result", terms.participants[owner], terms, tuple(words), chunk=chunk, parts=ordered
     )
+
+
+def _wrong_gram(
+    terms: AuditTerms, inbox: Inbox, chunk: int, shown: Mapping[int, Shown]
+) -> Iterable[Evidence]:
+    work, owner = terms.work, terms.work.plan.owners[chunk]
+    if not shown.keys() >= {*work.counted}:
+        return
+    parts = {index: shown[index].data for index in work.counted}
+    if gram_fits(work, chunk, parts, inbox.resultants[owner]):
+        return
+    peer = terms.participants[owner]
+    words = (*_all(inbox, Phase.COMMIT), inbox.of(Phase.RESULT)[peer])
+    ordered = tuple(shown[index] for index in work.counted)
+    yield Evidence("gram", peer, terms, words, chunk=chunk, parts=ordered)
 
 
 def _wrong_numbers(

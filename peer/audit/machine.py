@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from atoll.collectives.robust.gram import InnerProducts
+from atoll.peer.audit.bodies import shard_gram
 from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Tell
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.inbox import Inbox
@@ -103,20 +105,19 @@ class Audit:
     def reduced(
         self,
         digests: Sequence[bytes],
-        grams: Mapping[int, bytes],
-        matrix: bytes,
+        products: InnerProducts,
         now_s: float,
     ) -> None:
         """The whole result is here: the SHA-256 of each chunk; and, where the rule needs them, the
-        inner products that we have computed with (owner -> packed), ours among them, and the matrix
-        that the rule has made of them, float32; b"" if we own nothing."""
+        inner products that we have computed with."""
         if self.step is Step.REDUCE:
-            self._digests, self._grams = tuple(digests), dict(grams)
+            self._digests, self._grams = tuple(digests), dict(products.told)
             index = self.terms.participants.index(self.me)
             owned = self.terms.work.shards.get(index, ())
             self._move(Cause.REDUCED, now_s)
             mine = b"".join(digests[chunk] for chunk in owned)
-            self._say(Phase.RESULT, Resultant(mine, grams.get(index, b""), matrix), now_s)
+            resultant = Resultant(mine, products.chunks, products.matrix)
+            self._say(Phase.RESULT, resultant, now_s)
 
     def told(self, check: Check, now_s: float) -> None:
         """Our own numbers."""
@@ -252,8 +253,8 @@ class Audit:
         """An owner that has sent us other bytes than it has signed; only we two know that."""
         signed, owners = self.inbox.result_digests(), self.terms.work.plan.owners
         wrong = [owners[c] for c, digest in enumerate(self._digests) if signed[c] != digest]
-        told = self.inbox.resultants
-        wrong += [owner for owner, gram in self._grams.items() if told[owner].gram != gram]
+        work, told = self.terms.work, self.inbox.resultants
+        wrong += [o for o, gram in self._grams.items() if shard_gram(work, told[o]) != gram]
         return self.terms.participants[wrong[0]] if wrong else b""
 
     def _hand_on(self, phase: Phase) -> None:

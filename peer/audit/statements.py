@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final
 
-from atoll.optim.spec import AUDITED_CHUNKS_MAX
+from atoll.optim.spec import SAID_BYTES_MAX
 from atoll.peer.audit.terms import AUDITED_PEERS_MAX
 from atoll.peer.group.signing import Signer
 from atoll.peer.group.views import PeerId
@@ -52,10 +52,9 @@ __all__ = [
     "said",
 ]
 
-# Numbers of a whole fragment: 36 bytes for each chunk, or 32; fragments of more chunks are refused
+# Numbers of a whole fragment, or of a shard (optim/spec.py); fragments of more chunks are refused
 # when a run is founded.
-BODY_BYTES_MAX: Final = 36 * AUDITED_CHUNKS_MAX + 4096
-GRAM_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * (AUDITED_PEERS_MAX + 1)
+BODY_BYTES_MAX: Final = SAID_BYTES_MAX + 4096
 MATRIX_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * AUDITED_PEERS_MAX
 ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it
 PIECE_BYTES: Final = 64 * 1024  # of an opened part: half a second of a line of 1 Mbit/s
@@ -138,12 +137,13 @@ class Commitment:
 @dataclass(frozen=True, slots=True)
 class Resultant:
     """What an owner has made. ``digests``: SHA-256 of its chunks of the result, in order, end to
-    end. Where the rule needs inner products, ``gram``: those over its shard; and ``matrix``:
+    end. Where the rule needs inner products, ``gram``: those over each of its chunks, packed
+    (robust/gram.py) and end to end, whose sum it has told the other owners; and ``matrix``:
     float32, what it has made of those of all owners, because other processors may round the last
     digits differently."""
 
     digests: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
-    gram: Annotated[bytes, Within(0, GRAM_BYTES_MAX)]
+    gram: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
     matrix: Annotated[bytes, Within(0, MATRIX_BYTES_MAX)] = b""
 
 

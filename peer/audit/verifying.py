@@ -16,7 +16,12 @@ from typing import Final, TypeVar
 
 from atoll.collectives.audit.commitment import opens
 from atoll.collectives.errors import AtollError, EvidenceError, RemoteProtocolError
-from atoll.peer.audit.arithmetic import matrix_fits, part_numbers, recomputed_digest
+from atoll.peer.audit.arithmetic import (
+    gram_fits,
+    matrix_fits,
+    part_numbers,
+    recomputed_digest,
+)
 from atoll.peer.audit.bodies import body_fits, seed_of, told_numbers
 from atoll.peer.audit.evidence import Evidence, Finding, Shown
 from atoll.peer.audit.statements import (
@@ -231,6 +236,16 @@ def _result(case: _Case) -> Finding:
     return _found(case, f"signed a wrong result of chunk {case.chunk}")
 
 
+def _gram(case: _Case) -> Finding:
+    _require(case.place == case.owner, "it does not own this chunk")
+    case.heard(case.culprit, Phase.COMMIT)
+    parts = {index: case.part(index).data for index in case.terms.work.counted}
+    signed = _body(case.word(Phase.RESULT, case.culprit), Resultant)
+    right = gram_fits(case.terms.work, case.chunk, parts, signed)
+    _require(not right, "its inner products are right")
+    return _found(case, f"signed wrong inner products of chunk {case.chunk}")
+
+
 def _withheld(case: _Case) -> Finding:
     words = case.all_of(Phase.WITHHELD)
     bodies = {_body(each, Withholding) for each in words.values()}
@@ -282,6 +297,7 @@ KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {
     "silent": _silent,
     "false": _false,
     "result": _result,
+    "gram": _gram,
     "withheld": _withheld,
     "pair": _pair,
     "work": _work,

@@ -89,8 +89,7 @@ class AuditedAttempts:
     def _compare(self, job: Job, digests: list[bytes]) -> None:
         if job.audit is not None and job.reduction is not None and not job.ended:
             views = [job.result.view(chunk) for chunk in range(job.result.grid.count)]
-            grams, matrix = job.reduction.inner_products
-            job.audit.reduced(views, digests, dict(grams), matrix)
+            job.audit.reduced(views, digests, job.reduction.inner_products)
 
     async def _passed(self, job: Job) -> None:
         root = await asyncio.to_thread(job.root_of, list(job.result.digests))

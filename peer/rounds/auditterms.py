@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.collectives import ChunkGrid
 from atoll.collectives.errors import ConfigError
-from atoll.optim.spec import RunSpec
+from atoll.optim.spec import RunSpec, shard_chunks_max
 from atoll.peer.audit.terms import AUDITED_PEERS_MAX, AuditTerms
 from atoll.peer.group.messages import Begin
 from atoll.peer.rounds.entries import STEP
@@ -24,6 +24,8 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
         )
     if layout is not None and (layout.is_pairwise or layout.routes() is not None):
         raise ConfigError(f"an audited round is a butterfly, and no {layout.kind}")
+    planned = layout.shares if layout is not None else (1,) * count
+    counted = tuple(weight > 0 for weight in begin.weights)
     try:
         return AuditTerms(
             lineage=begin.lineage,
@@ -32,8 +34,8 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
             attempt=begin.attempt,
             fragment=begin.fragment,
             participants=begin.participants,
-            counted=tuple(weight > 0 for weight in begin.weights),
-            shares=layout.shares if layout is not None else (1,) * count,
+            counted=counted,
+            shares=_shares_that_fit(spec, planned, sum(counted), grid.count),
             rule=spec.aggregate,
             codec=spec.codec,
             elements=grid.total,
@@ -42,3 +44,20 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
         )
     except ValueError as error:
         raise ConfigError(f"round {begin.round} cannot be audited: {error}") from error
+
+
+def _shares_that_fit(
+    spec: RunSpec, planned: tuple[int, ...], count: int, chunks: int
+) -> tuple[int, ...]:
+    """Those that were planned, where every owner can sign what it has to say of its shard, or else
+    equal ones: all work them out alike. ConfigError if these are too large as well."""
+    most = shard_chunks_max(spec.rule, count)
+    for shares in (planned, tuple(min(share, 1) for share in planned)):
+        if sum(shares) < 1 or -(-max(shares) * chunks // sum(shares)) <= most:
+            return shares
+    owners = sum(share > 0 for share in planned)
+    raise ConfigError(
+        f"{owners} owners of {chunks:,} chunks under {spec.aggregate}; where {count} count, each"
+        f" can own {most:,} in an audited round",
+        fix="cut the model into more fragments, or take a rule by coordinate (trimmed, median)",
+    )

@@ -30,8 +30,10 @@ LIES = {
     "wrong part": "pair",
     "other steps": "work",
     "false replay": "slander",
+    "wrong inner products of a chunk": "gram",
 }
 STEPS = {"other steps": CHEATS, "false replay": SLANDERS}  # after the round
+RULES = {"wrong inner products of a chunk": "gm(f=1)"}  # others are of the mean
 
 
 @functools.cache
@@ -44,7 +46,8 @@ def left_behind(lie: str) -> Evidence:
         return evidence
     for seed in range(40):
         liars = {1: "silent owner", 3: "silent owner"} if lie == "silent" else {1: lie}
-        world = World(replace(ALONE, seed=seed, liars=liars), keys(replace(ALONE, seed=seed)))
+        options = replace(ALONE, seed=seed, liars=liars, rule=RULES.get(lie, "mean"))
+        world = World(options, keys(options))
         world.play()
         for peer in world.honest:
             for each in peer.banned.values():

@@ -25,6 +25,7 @@ class Peer:
     got: dict[tuple[int, int], bytes] = field(default_factory=dict)
     grams: dict[int, bytes] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
+    own_grams: bytes = b""  # of each own chunk
     matrix: bytes = b""
     gate: bool = False
     made: bool = False

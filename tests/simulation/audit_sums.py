@@ -6,26 +6,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from atoll.collectives.robust.gram import Matrix, add_gram, packed_gram, unpacked_gram
+from atoll.collectives.audit.recompute import chunk_gram
+from atoll.collectives.robust.gram import Matrix, packed_gram, unpacked_gram
 from atoll.peer.audit.terms import Work
 
 __all__ = ["gram_of", "matrix_of"]
 
 
 def gram_of(work: Work, parts: Mapping[tuple[int, int], bytes], chunks: list[int]) -> bytes:
-    """As stacks.py sums them: chunk by chunk. ``parts``: (sender, chunk) -> encoded."""
-    count = len(work.counted)
-    total = np.zeros((count, count))
+    """Of each chunk, packed and end to end. ``parts``: (sender, chunk) -> encoded."""
+    found = []
     for chunk in chunks:
-        size = work.grid.size(chunk)
-        rows = np.empty((count, size), np.float32)
-        for row, sender in enumerate(work.counted):
-            part = np.frombuffer(parts[sender, chunk], np.uint8)
-            work.part_codec.decode(part, rows[row])
-        gram = np.zeros((count, count))
-        add_gram(rows, gram)
-        total = total + gram
-    return packed_gram(total)
+        counted = [parts[sender, chunk] for sender in work.counted]
+        found.append(packed_gram(chunk_gram(counted, work.part_codec, work.grid.size(chunk))))
+    return b"".join(found)
 
 
 def matrix_of(work: Work, grams: dict[int, bytes]) -> Matrix | None:

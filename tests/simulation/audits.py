@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.codecs import U8
+from atoll.collectives.robust.gram import InnerProducts, packed_sum
 from atoll.peer.audit import effects as mc
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.banning import WORD_S
@@ -321,7 +322,8 @@ class World:
             return
         grams = work.rule is not None and work.rule.needs_gram
         if mine and grams and auditor.index not in peer.grams:
-            peer.grams[auditor.index] = peer.liar.gram(gram_of(work, peer.got, mine))
+            peer.own_grams = peer.liar.gram(gram_of(work, peer.got, mine))
+            peer.grams[auditor.index] = packed_sum(peer.own_grams, len(work.counted))
             for dest in terms.participants:
                 if dest != peer.name:
                     told = ("gram", terms.attempt, auditor.index, 0, peer.grams[auditor.index])
@@ -348,7 +350,8 @@ class World:
         if len(peer.results) == work.grid.count:
             auditor.reduced([_array(peer.results[c]) for c in range(work.grid.count)])
             digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
-            auditor.machine.reduced(digests, peer.grams, peer.matrix, self.now_s)
+            products = InnerProducts(peer.grams, peer.own_grams, peer.matrix)
+            auditor.machine.reduced(digests, products, self.now_s)
 
     # ------------------------------------------------------------ checks
 

@@ -26,6 +26,7 @@ from atoll.peer.audit.statements import (
 )
 from atoll.peer.audit.terms import AuditTerms
 from simulation.framers import Babbler, Framer
+from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.laggards import Replayer, Slow, SlowReader
 from simulation.liar import Liar, Lies
 
@@ -66,7 +67,7 @@ class Flip(DenseShift):
         work.codec.decode(np.frombuffer(data, np.uint8), values)
         out = np.empty(len(data), np.uint8)
         work.codec.encode(-20 * values, out)
-        self.must_fall = True
+        self.must_fall = work.codec.name != "int4"  # the room of whose steps grows as it does
         return out.tobytes()
 
 
@@ -293,16 +294,6 @@ class Closed(WrongSketch):
         return [(dest, replace(p, data=bytes(len(p.data)))) for dest, p in pieces]
 
 
-class WrongGram(Lies):
-    """An owner whose inner products are of other vectors."""
-
-    kind = "wrong inner products"
-
-    def gram(self, data: bytes) -> bytes:
-        told = np.frombuffer(data, "<f8").copy()
-        return (told * 4).tobytes()
-
-
 KINDS = {
     each.kind: each
     for each in (
@@ -328,7 +319,11 @@ KINDS = {
         Deflector,
         WrongSeed,
         Closed,
-        WrongGram,
+        EvenGram,
+        OneGram,
+        FarGram,
+        StretchedGram,
+        TwoGrams,
     )
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.peer.audit import auditor, inbox, judge, machine
+from atoll.peer.audit import arithmetic, auditor, inbox, judge, machine
 from simulation.audits import run
 
 SEEDS = 200
@@ -15,6 +15,8 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "owners accuse nobody": (auditor, "accusations", lambda *given: {}),
     "nothing is ever in doubt": (auditor, "doubted", lambda *given: []),
     "wrong results are forgiven": (judge, "_wrong_result", lambda *given: []),
+    "wrong inner products are forgiven": (judge, "_wrong_gram", lambda *given: []),
+    "nobody looks at inner products": (arithmetic, "implausible_grams", lambda *given: []),
     "wrong numbers are forgiven": (judge, "_wrong_numbers", lambda *given: []),
     "parts need not be what was promised": (
         auditor.Auditor,

@@ -8,6 +8,7 @@ import pytest
 
 from simulation.audit_options import Options, expand, keys
 from simulation.audits import World, run
+from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.liars import KINDS
 
 ALONE = Options(
@@ -25,7 +26,7 @@ ALONE = Options(
 # What these do is not against anybody, or cannot be told from a slow machine.
 HARMLESS = ("slow", "slow reading", "replay", "forgery")
 FRAMING = "framing"
-NEEDS_GRAM = "wrong inner products"
+NEEDS_GRAM = {each.kind for each in (EvenGram, OneGram, StretchedGram, FarGram, TwoGrams)}
 
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
@@ -65,7 +66,7 @@ def test_honest_participants_pass_at_once_and_open_nothing(rule: str, codec: str
     assert not any(peer.banned for peer in world.peers.values())
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {*HARMLESS, FRAMING, NEEDS_GRAM}))
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {*HARMLESS, FRAMING, *NEEDS_GRAM}))
 def test_each_lie_costs_its_author_the_run(kind: str) -> None:
     """In a few attempts, in some of which it may not have had an occasion."""
     world = play(replace(ALONE, liars={1: kind}))
@@ -84,9 +85,16 @@ def test_noise_harms_nobody(kind: str) -> None:
     assert not any(peer.banned for peer in world.peers.values())
 
 
-def test_false_inner_products_are_found_where_they_count() -> None:
-    world = play(replace(ALONE, peers=7, chunks=14, rule="gm(f=1)", liars={1: NEEDS_GRAM}))
-    assert world.kinds_of_bans() <= {"result", "pair"}
+@pytest.mark.parametrize("rule", ["multi_krum(f=1)", "gm(f=1)", "nnm+trimmed(f=1)"])
+@pytest.mark.parametrize("kind", sorted(NEEDS_GRAM))
+def test_who_lies_about_inner_products_is_banned_in_that_attempt(kind: str, rule: str) -> None:
+    for seed in range(5):
+        world = play(replace(ALONE, seed=seed, peers=7, chunks=21, rule=rule, liars={1: kind}))
+        if kind == StretchedGram.kind and "trimmed" in rule:
+            assert world.kinds_of_bans() <= {"gram"}  # it may pass: docs/audit.md says how far
+            continue
+        assert world.attempts == 2
+        assert world.kinds_of_bans() == {"pair" if kind == TwoGrams.kind else "gram"}
 
 
 def test_two_liars_who_cover_each_other_are_both_banned() -> None:

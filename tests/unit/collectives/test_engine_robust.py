@@ -21,7 +21,7 @@ from atoll.collectives.errors import ConfigError, ConnectError, RemoteProtocolEr
 from atoll.collectives.parts import PartError
 from atoll.collectives.plan import shared_plan
 from atoll.collectives.robust import RobustRule, get_rule
-from atoll.collectives.robust.gram import add_gram
+from atoll.collectives.robust.gram import add_gram, packed_sum
 from atoll.collectives.routes import ring
 from atoll.collectives.schedule import Frame
 from atoll.collectives.together import reduce_together
@@ -180,6 +180,21 @@ def test_absurd_lengths_are_named_by_every_owner(make_group: MakeGroup, rule: st
     for found in group.failed:
         assert [participant for participant, _ in found] == [3]
         assert "times as long as the others'" in found[0][1]
+
+
+def test_in_an_audited_round_no_owner_s_word_names_another_peer(make_group: MakeGroup) -> None:
+    """An owner that lies about a length is found later: what is absurd is left to the rule."""
+    vectors = [np.random.default_rng(p).normal(size=5000).astype(np.float32) for p in range(5)]
+    vectors[3] *= np.float32(1e9)
+    group = make_group(get_codec("float32"), weights=[1.0] * 5, vectors=vectors, rule="krum(f=1)")
+    for reduction in group.reductions:
+        reduction._sums.keep = lambda *part: None
+    run(group)
+    for me, reduction in enumerate(group.reductions):
+        products = reduction.inner_products
+        assert products.told[me] == packed_sum(products.chunks, 5)
+        assert products.told == group.reductions[0].inner_products.told
+        assert len(products.chunks) == 120 * group.plan.owners.count(me)
 
 
 def test_an_owner_that_sees_it_last_tells_the_others_all_the_same(make_group: MakeGroup) -> None:

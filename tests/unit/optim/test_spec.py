@@ -16,6 +16,7 @@ from atoll.optim.spec import (
     METHODS,
     PROBATION_MAX,
     STEPPED,
+    VALIDATORS_MAX,
     RunSpec,
     blob,
     check_same,
@@ -314,3 +315,14 @@ def test_the_cap_of_the_log_is_four_states_within_limits(elements, cap):
 def test_the_log_may_be_pinned_to_twice_its_cap():
     manifest = Manifest.of([Parameter("w", (1 << 20,))])
     assert log_bytes(RunSpec(sync_every=1), manifest) == 64 << 20
+
+
+def test_validators_need_an_audit_and_local_steps_of_all() -> None:
+    for method in ("diloco", "local_sgd"):
+        assert RunSpec(method=method, sync_every=5, audit=True, validators=2).validators == 2
+        with pytest.raises(ConfigError, match="validators must be 0 to 0; only an audited run"):
+            RunSpec(method=method, sync_every=5, validators=1)
+    with pytest.raises(ConfigError, match="validators"):
+        RunSpec(method="streaming_diloco", sync_every=5, audit=True, validators=1)
+    with pytest.raises(ConfigError, match="validators"):
+        RunSpec(sync_every=5, audit=True, validators=VALIDATORS_MAX + 1)

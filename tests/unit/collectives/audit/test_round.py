@@ -11,11 +11,11 @@ from harness.roundtrip import decoded
 
 from atoll.collectives.audit.bounds import error_bounds, widened
 from atoll.collectives.audit.checks import (
-    gram_is_plausible,
     identity_holds,
     shard_identity_holds,
     suspicious,
 )
+from atoll.collectives.audit.grams import implausible_grams
 from atoll.collectives.audit.recompute import coefficients, is_linear
 from atoll.collectives.audit.sketch import F64, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8, get_codec
@@ -52,12 +52,14 @@ def told_of(group: Any, chunk: int, data: U8) -> Told:
     )
 
 
-def gram_of(group: Any, owner: int) -> Matrix:
+def grams_of(group: Any, owner: int) -> Matrix:
+    """Of each chunk."""
     rows: F32 = np.stack(group.vectors)
-    total: Matrix = np.zeros((COUNT, COUNT))
-    for chunk in (c for c in range(group.grid.count) if owner == group.plan.owners[c]):
-        add_gram(rows[:, slice(*group.grid.bounds(chunk))], total)
-    return total
+    chunks = [c for c in range(group.grid.count) if owner == group.plan.owners[c]]
+    found: Matrix = np.zeros((len(chunks), COUNT, COUNT))
+    for gram, chunk in zip(found, chunks, strict=True):
+        add_gram(rows[:, slice(*group.grid.bounds(chunk))], gram)
+    return found
 
 
 def judged(group: Any, owner: int, results: list[U8]) -> dict[str, bool]:
@@ -66,8 +68,10 @@ def judged(group: Any, owner: int, results: list[U8]) -> dict[str, bool]:
     chunks = [c for c in range(group.grid.count) if plan.owners[c] == owner]
     told = [told_of(group, chunk, results[chunk]) for chunk in chunks]
     sketches = np.stack([of.sketches for of in told])
-    whole = sum((gram_of(group, other) for other in group.everyone), np.zeros((COUNT, COUNT)))
-    found = {"gram": gram_is_plausible(gram_of(group, owner), sketches)}
+    whole: Matrix = np.zeros((COUNT, COUNT))
+    for other in group.everyone:
+        whole += grams_of(group, other).sum(axis=0)
+    found = {"gram": not implausible_grams(grams_of(group, owner), sketches)}
     ones = np.full(COUNT, 1 / COUNT)
     factors = coefficients(rule, whole, COUNT, plan.key) if is_linear(rule) else ones
     bounds = np.stack(

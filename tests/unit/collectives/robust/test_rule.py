@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import get_rule
 from atoll.collectives.robust.coordinate import sorted_rows
-from atoll.collectives.robust.gram import add_gram, packed_gram, unpacked_gram
+from atoll.collectives.robust.gram import (
+    add_gram,
+    grams_of_chunks,
+    packed_gram,
+    packed_sum,
+    unpacked_gram,
+)
 
 LEAST = {
     "trimmed(f=2)": 5,
@@ -139,6 +145,21 @@ def test_inner_products_of_parts_add_up_to_those_of_the_whole() -> None:
         parts += unpacked_gram(packed_gram(part), 6)
     np.testing.assert_allclose(parts, whole, rtol=1e-12)
     np.testing.assert_allclose(whole, rows.astype(np.float64) @ rows.T.astype(np.float64))
+
+
+def test_what_was_signed_of_chunks_gives_the_bits_of_what_was_told() -> None:
+    rows = np.random.default_rng(5).normal(size=(6, 10_000)).astype(np.float32)
+    parts, total = [], np.zeros((6, 6))
+    for lo in range(0, 10_000, 1_000):
+        parts.append(np.zeros((6, 6)))
+        add_gram(rows[:, lo : lo + 1_000], parts[-1])
+        total += parts[-1]
+    chunks = b"".join(map(packed_gram, parts))
+    assert packed_sum(chunks, 6) == packed_gram(total)
+    np.testing.assert_array_equal(grams_of_chunks(chunks, 6), parts)
+    for wrong in (chunks[:-8], b"\xff" * len(chunks)):
+        with pytest.raises(ValueError, match="inner products"):
+            packed_sum(wrong, 6)
 
 
 @pytest.mark.parametrize(

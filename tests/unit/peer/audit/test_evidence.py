@@ -19,6 +19,7 @@ from atoll.peer.audit.verifying import KINDS, verify_evidence
 
 ALL = [*LIES, "silent"]
 WEAK = ("withholding", "wrong part", "other steps", "false replay")
+OF_A_CHUNK = "wrong inner products of a chunk"
 
 
 def test_these_are_all_kinds() -> None:
@@ -70,7 +71,9 @@ def test_it_belongs_to_its_attempt(lie: str) -> None:
     refused(replace(evidence, terms=replace(evidence.terms, codec="float32", rule="mean")))
 
 
-@pytest.mark.parametrize("lie", ["wrong sketch", "false accusation", "dense shift", "silent"])
+@pytest.mark.parametrize(
+    "lie", ["wrong sketch", "false accusation", "dense shift", "silent", OF_A_CHUNK]
+)
 def test_parts_and_results_are_what_was_promised(lie: str) -> None:
     evidence = left_behind(lie)
 
@@ -91,10 +94,23 @@ def test_parts_and_results_are_what_was_promised(lie: str) -> None:
         refused(replace(evidence, result=()))
 
 
+def test_inner_products_that_are_right_convict_nobody() -> None:
+    """Of another chunk of the same owner."""
+    evidence = left_behind(OF_A_CHUNK)
+    work = evidence.terms.work
+    shard = work.shards[evidence.terms.participants.index(evidence.culprit)]
+    assert evidence.chunk in shard
+    for chunk in shard:
+        if chunk != evidence.chunk:
+            parts = tuple(replace(part, chunk=chunk) for part in evidence.parts)
+            refused(replace(evidence, chunk=chunk, parts=parts))
+
+
+@pytest.mark.parametrize("rule", ["mean", "gm(f=1)"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_words_of_honest_peers_are_evidence_of_nothing(kind: str) -> None:
+def test_words_of_honest_peers_are_evidence_of_nothing(kind: str, rule: str) -> None:
     """All that five honest peers have said, arranged as evidence of each kind."""
-    world = World(replace(ALONE, liars={}), keys(ALONE))
+    world = World(replace(ALONE, liars={}, rule=rule), keys(ALONE))
     world.play()
     peer = next(iter(world.peers.values()))
     assert peer.auditor is not None
