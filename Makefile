@@ -56,16 +56,18 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard collectives/native/
 demo: $(STAMP)
 	$(BIN)/atoll demo $(ARGS)
 
-# Those without processes of their own share the cores; daemons mostly wait, so the tests of two files
-# run beside each other; what measures a network is alone. With ARGS it is one run of what they say.
-ALONE := tests/netlab
-DAEMONS := tests/processes
+# Three at a time, on two cores: tests wait for disks, for each other's threads and for silence. The
+# tests of one file with daemons stay together, and the longest, which waits for probes most of the time,
+# comes first; what measures a network is alone. With ARGS it is one run of what they say.
+PROBES := tests/netlab/test_planning.py
+ALONE := tests/netlab --ignore $(PROBES)
+DAEMONS := $(PROBES) tests/processes
 SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
 test: $(STAMP)
 ifeq ($(ARGS),)
-	$(BIN)/pytest -m "not slow" -n 2 --dist worksteal $(SHARED)
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(DAEMONS)
+	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal $(SHARED)
+	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(DAEMONS)
 	$(BIN)/pytest -m "not slow" $(ALONE)
 else
 	$(BIN)/pytest -m "not slow" $(ARGS)

@@ -68,7 +68,7 @@ def read_until(demo: subprocess.Popen[str], part: str) -> None:
 
 
 def test_short_demo_with_a_killed_first_peer_and_a_newcomer(start: Start) -> None:
-    demo = start("--peers", "3", "--rounds", "6")
+    demo = start("--peers", "3", "--rounds", "4")
     output, errors = demo.communicate(timeout=FULL_S)
     assert demo.returncode == 0, output + errors
     assert "SIGKILL to the daemon of peer 1" in output

@@ -91,8 +91,17 @@ def test_three_peers_and_a_swarm_of_three_agree_bit_for_bit(tmp_path: Path, meth
         assert torch.equal(found[name], expected)
 
 
-@every_method
-@pytest.mark.parametrize("seed", [1, 2], ids=["begun-alike", "begun-otherwise"])
+@pytest.mark.parametrize(
+    ("method", "seed"),
+    [
+        pytest.param(demo, 1, id="demo-begun-alike", marks=pytest.mark.slow),
+        pytest.param(demo, 2, id="demo-begun-otherwise"),
+        pytest.param(long_demo, 1, id="long_demo-begun-alike", marks=pytest.mark.slow),
+        pytest.param(long_demo, 2, id="long_demo-begun-otherwise"),
+        pytest.param(zeroth_order, 1, id="zeroth_order-begun-alike"),  # the two differ in what
+        pytest.param(zeroth_order, 2, id="zeroth_order-begun-otherwise"),  # the joiner is given
+    ],
+)
 def test_a_late_joiner_ends_with_the_same_parameters(
     tmp_path: Path, method: Any, seed: int
 ) -> None:

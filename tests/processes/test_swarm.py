@@ -72,7 +72,13 @@ def all_attached(session: Session) -> bool:
     return all(member.get("attached", True) for member in members)
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Beside these, others have what is special in them: another codec, rule, delay or aggregate.
+LONG = ("diloco int4", "trimmed", "eager", "sparse, all")
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[pytest.mark.slow] * (m in LONG)) for m in METHODS]
+)
 def test_three_peers_and_a_swarm_of_three_agree_bit_for_bit(tmp_path: Path, method: str) -> None:
     make = METHODS[method]
     with fleet(tmp_path) as run:

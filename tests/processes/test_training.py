@@ -48,8 +48,15 @@ def test_a_joiner_in_mid_run_gets_the_state_and_takes_part(tmp_path: Path) -> No
         assert run.agree("abc") >= 3
 
 
-@pytest.mark.parametrize("leaver", ["a", "b"], ids=["coordinator", "member"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("leaver", "number"),
+    [
+        pytest.param("a", signal.SIGINT, id="coordinator-SIGINT"),
+        pytest.param("b", signal.SIGTERM, id="member-SIGTERM"),
+        pytest.param("a", signal.SIGTERM, id="coordinator-SIGTERM", marks=pytest.mark.slow),
+        pytest.param("b", signal.SIGINT, id="member-SIGINT", marks=pytest.mark.slow),
+    ],
+)
 def test_ctrl_c_leaves_cleanly_in_under_five_seconds(
     tmp_path: Path, leaver: str, number: int
 ) -> None:

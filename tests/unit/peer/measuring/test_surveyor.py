@@ -130,7 +130,16 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROW_LOOK_S", 0.05)
+    """A fifth of the usual times, or less."""
+    for name in ("ROW_LOOK_S", "READ_S"):
+        monkeypatch.setattr(module, name, 0.05)
+    for name, soon_s in (
+        ("QUIET_S", 0.1),
+        ("PAUSE_S", 0.05),
+        ("REFUSED_S", 0.2),
+        ("ROW_PAUSE_S", 0.5),
+    ):
+        monkeypatch.setattr(survey, name, soon_s)
 
 
 def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
@@ -152,7 +161,7 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
                 assert seen["in_bytes_per_s"] > 1e6
                 assert seen["rtt_ms"] < 100
             count = len(a.said(AskProbe))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.5)
             assert len(a.said(AskProbe)) == count, "they know each other now"
         assert all(header.kind == PROBE for header in (*a.headers, *b.headers))
 
@@ -172,7 +181,7 @@ def test_nobody_probes_in_a_reduction() -> None:
             b.begins, a.begins = [], [begin()]
             await asyncio.sleep(0.1)
             asked = len(a.said(AskProbe))
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(0.5)
             assert len(a.said(AskProbe)) == asked
             assert a.surveyor.probe_bytes == 0
 
@@ -245,7 +254,7 @@ def test_nobody_is_let_in_while_a_probe_is_sent(monkeypatch: pytest.MonkeyPatch)
             await eventually(lambda: a.headers or b.headers)
             site, other = (a, b) if b.headers else (b, a)
             before = len(site.said(MayProbe))
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(0.5)
             assert not other.said(ProbeOver)
             assert not site.headers, "one at a time"
             answers = site.said(MayProbe)[before:]
@@ -274,7 +283,7 @@ def test_a_stream_that_cannot_be_had_ends_the_probe() -> None:
         a.refuses = True
         async with running(a):
             await eventually(lambda: a.said(ProbeOver))
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
             assert len(a.said(AskProbe)) == 1, "not again so soon"
 
     scenario(play)
@@ -285,7 +294,7 @@ def test_without_the_kernels_counters_nothing_is_probed(monkeypatch: pytest.Monk
 
     async def play(a: Site, b: Site) -> None:
         async with running(a, b):
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.5)
             assert not a.said(AskProbe)
             assert a.surveyor.status(B) == {}
 
