@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
-	@echo "make test    unit, protocol, process and network tests, in about ten minutes"
+	@echo "make test    unit, protocol, process and network tests, in about nine minutes"
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
@@ -56,19 +56,18 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard collectives/native/
 demo: $(STAMP)
 	$(BIN)/atoll demo $(ARGS)
 
-# Three at a time, on two cores: tests wait for disks, for each other's threads and for silence. The
-# tests of one file with daemons stay together, and the longest, which waits for probes most of the time,
-# comes first; what measures a network is alone. With ARGS it is one run of what they say.
-PROBES := tests/netlab/test_planning.py
-ALONE := tests/netlab --ignore $(PROBES)
-DAEMONS := $(PROBES) tests/processes
+# Those without processes of their own share the cores, three at a time: they wait for disks and threads.
+# Daemons keep the cores busy: two at a time, each all tests of a file. What measures a network is beside
+# one test only, which waits for probes most of the time. With ARGS it is one run of what they say.
+NETWORKS := tests/netlab/test_planning.py tests/netlab
+DAEMONS := tests/processes
 SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
 test: $(STAMP)
 ifeq ($(ARGS),)
 	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal $(SHARED)
-	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(DAEMONS)
-	$(BIN)/pytest -m "not slow" $(ALONE)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(DAEMONS)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(NETWORKS)
 else
 	$(BIN)/pytest -m "not slow" $(ARGS)
 endif

@@ -27,7 +27,13 @@ from atoll.peer.session import Session
 LARGE = 8_000_000  # takes long enough to be caught in the middle
 
 
-@pytest.mark.parametrize("victim", ["b", "a"], ids=["member", "coordinator"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("b", id="member", marks=pytest.mark.slow),  # as test_kills.py has it
+        pytest.param("a", id="coordinator"),
+    ],
+)
 def test_survivors_share_one_result_when_a_daemon_is_killed(tmp_path: Path, victim: str) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")

@@ -46,7 +46,9 @@ def train(
     return flat(net), state_of(inner)
 
 
-@pytest.mark.parametrize("name", ["none", "power_sgd", "ef21"])
+@pytest.mark.parametrize(
+    "name", ["none", pytest.param("power_sgd", marks=pytest.mark.slow), "ef21"]
+)
 def test_three_peers_and_a_swarm_of_three_agree_bit_for_bit(tmp_path: Path, name: str) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")

@@ -76,7 +76,13 @@ def test_a_voter_that_votes_for_two_views_is_shown_and_one_is_decided(tmp_path: 
         assert run.agree("abcd") >= 1
 
 
-@pytest.mark.parametrize("victim", ["b", "a"], ids=["member", "coordinator"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("b", id="member", marks=pytest.mark.slow),  # as test_kills.py has it
+        pytest.param("a", id="coordinator"),
+    ],
+)
 def test_one_dies_while_it_reduces_several_fragments(tmp_path: Path, victim: str) -> None:
     """No trainer hands over fragments yet, so these daemons do it themselves."""
     with fleet(tmp_path) as run:

@@ -20,7 +20,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=SCHEMES)
+@pytest.fixture(
+    scope="module",
+    # DDP is the simpler one of both: quick tests have it with real daemons (test_ranks.py).
+    params=[pytest.param(s, marks=[pytest.mark.slow] * (s == "ddp")) for s in SCHEMES],
+)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """By name of the run, of either rank. One pair of processes makes them all."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -72,7 +72,7 @@ def train(session: Any, peer: int) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_ranks_share_a_daemon_and_hold_the_same(tmp_path: Path, kind: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)

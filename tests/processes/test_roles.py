@@ -27,7 +27,11 @@ def two_and_a_witness(run: Fleet, order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "victim"), [("abw", "a"), ("wab", "b")], ids=["tie-breaker", "other"]
+    ("order", "victim"),
+    [
+        pytest.param("abw", "a", id="tie-breaker"),
+        pytest.param("wab", "b", id="other", marks=pytest.mark.slow),
+    ],
 )
 def test_with_a_witness_either_of_two_trainers_may_die(
     tmp_path: Path, order: str, victim: str
