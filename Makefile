@@ -57,9 +57,9 @@ demo: $(STAMP)
 	$(BIN)/atoll demo $(ARGS)
 
 # Those without processes of their own share the cores, three at a time: they wait for disks and threads.
-# Daemons keep the cores busy: two at a time, each all tests of a file. What measures a network is beside
-# one test only, which waits for probes most of the time. With ARGS it is one run of what they say.
-NETWORKS := tests/netlab/test_planning.py tests/netlab
+# Daemons keep the cores busy: two at a time, each all tests of a file. What measures a network is alone.
+# With ARGS it is one run of what they say.
+ALONE := tests/netlab
 DAEMONS := tests/processes
 SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
 
@@ -67,7 +67,7 @@ test: $(STAMP)
 ifeq ($(ARGS),)
 	$(BIN)/pytest -m "not slow" -n 3 --dist worksteal $(SHARED)
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(DAEMONS)
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(NETWORKS)
+	$(BIN)/pytest -m "not slow" $(ALONE)
 else
 	$(BIN)/pytest -m "not slow" $(ARGS)
 endif
