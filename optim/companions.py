@@ -28,6 +28,7 @@ __all__ = ["OF_PARTNERS", "Companions", "check_alone", "check_ranks", "every_ran
 # What may be wrong with another peer, and is no reason to end.
 OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
 CODEC = "float32"
+ASKED_MAX = 9  # a joiner waits for each in turn; four of them may lie
 WAIT_S = 5.0  # for a vector that should be there, or about to come
 
 
@@ -47,12 +48,14 @@ class Companions:
 
         self.lead(publish, 0)
 
-    def any(self, number: int, elements: int) -> tuple[int, F32] | None:
+    def any(self, number: int, elements: int, *, most: bool = False) -> tuple[int, F32] | None:
         """What some member has published under this number; else the newest that can be had, and
-        its number. Its own counts as well: its trainer may have ended since."""
+        its number. Its own counts as well: its trainer may have ended since. ``most``: what most of
+        the first ``ASKED_MAX`` say who are at this number, so that no single one can mislead."""
 
         def look(session: GossipSession) -> F32:
-            found = _look(session, self._name, number, elements)
+            found = _agreed(session, self._name, number, elements) if most else None
+            found = found or _look(session, self._name, number, elements)
             # A number has up to 44 bits, of which a float32 holds 24.
             which = [0, 0] if found is None else divmod(found[0], 1 << 20)
             values = np.zeros(elements, np.float32) if found is None else found[1]
@@ -110,6 +113,31 @@ def check_alone(method: str, peer: object, ranks: int = 1) -> None:
         )
 
 
+def _agreed(session: GossipSession, name: str, number: int, n: int) -> tuple[int, F32] | None:
+    told: list[bytes] = []
+    for member in session.members().names:
+        if len(told) == ASKED_MAX:
+            break
+        try:
+            if number <= session.newest(member, name) <= number + 1:
+                told.append(_fetched(session, member, name, number, n).tobytes())
+        except OF_PARTNERS:
+            continue
+    found = [np.frombuffer(data, np.float32) for data in told]
+    sizes = {data: told.count(data) for data in told}
+    best = max(told, key=lambda data: sizes[data], default=b"")
+    fits = [values for values in found if values.tobytes() == best and values.size == n]
+    return (number, fits[0].copy()) if fits else None
+
+
+def _fetched(session: GossipSession, member: str, name: str, number: int, n: int) -> F32:
+    asked = session.ask_vector(member, name, number, n, CODEC)
+    asked.wait(WAIT_S)
+    values = asked.read().copy()
+    asked.drop()
+    return values
+
+
 def _look(session: GossipSession, name: str, number: int, elements: int) -> tuple[int, F32] | None:
     newest: dict[str, int] = {}
     for member in session.members().names:
@@ -123,10 +151,7 @@ def _look(session: GossipSession, name: str, number: int, elements: int) -> tupl
     wanted += sorted(((m, n) for m, n in newest.items() if n), key=lambda one: -one[1])
     for member, which in wanted:
         try:
-            asked = session.ask_vector(member, name, which, elements, CODEC)
-            asked.wait(WAIT_S)
-            values = asked.read().copy()
-            asked.drop()
+            values = _fetched(session, member, name, which, elements)
         except OF_PARTNERS:
             continue
         if values.size == elements:

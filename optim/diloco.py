@@ -35,7 +35,19 @@ from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
 from atoll.optim.spec import RunSpec
 from atoll.peer.session import Outcome
 
-__all__ = ["Blocking", "DiLoCo"]
+__all__ = ["Blocking", "DiLoCo", "segment_steps_of"]
+
+
+def segment_steps_of(replay: Replay | None, validators: int) -> int:
+    """For the specification of a run. ConfigError for validators without what they need."""
+    if not validators:
+        return 0
+    if replay is None or replay.task is None:
+        raise ConfigError(
+            f"validators={validators} without a replay that has a task",
+            fix="give replay=Replay(task=...): docs/replay.md says how a task is written",
+        )
+    return replay.segment_steps
 
 
 MOMENTUM = 0.9  # arXiv 2311.08105
@@ -56,7 +68,7 @@ class Blocking(Method):
 
     ``validators`` (with ``audit=True``): so many peers, drawn anew in each round, take a segment of
     the local steps of as many others again; who did other steps than it says is banned. It takes a
-    ``replay`` with a ``task``.
+    ``replay`` with a ``task``. Steps of a round that went on without a trainer are dropped then.
     """
 
     _waits = True
@@ -72,11 +84,6 @@ class Blocking(Method):
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
     ) -> None:
-        if spec.validators and (replay is None or replay.task is None):
-            raise ConfigError(
-                f"validators={spec.validators} without a replay that has a task",
-                fix="give replay=Replay(task=...): docs/replay.md says how a task is written",
-            )
         self._local = LocalSteps(spec.sync_every, round_s, clock)
         self.recorder: Recorder | None = None
         vector = ModelVector(model)
@@ -141,7 +148,7 @@ class Blocking(Method):
         self._round_over(outcome)
 
     def _round_over(self, outcome: Outcome) -> None:
-        if outcome.kind == "missed":
+        if outcome.kind == "missed" and self._validator is None:
             if self.recorder is not None:
                 self.recorder.missed()
             self._stand_at(self._clock.steps)
@@ -154,12 +161,16 @@ class Blocking(Method):
             self._validator.round_over(outcome)
 
     def _take_run(self) -> None:
+        if self.recorder is not None and self._validator is not None:
+            self.recorder.rewind()
         super()._take_run()
         self._begin_round()
         self._begin_work()
 
     def _is_where(self, state: Mapping[str, Any]) -> bool:
         """A round whose first steps were not kept begins anew."""
+        if self.recorder is not None:
+            self.recorder.forget()
         return super()._is_where(state) and self.recorder is None
 
     def _place(self) -> dict[str, Any]:
@@ -222,6 +233,7 @@ class DiLoCo(Blocking):
             audit=audit,
             probation=probation,
             validators=validators,
+            segment_steps=segment_steps_of(replay, validators),
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.diloco import Blocking
+from atoll.optim.diloco import Blocking, segment_steps_of
 from atoll.optim.inner_steps import Inner
 from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
@@ -109,6 +109,7 @@ class LocalSGD(Blocking):
             audit=audit,
             probation=probation,
             validators=validators,
+            segment_steps=segment_steps_of(replay, validators),
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

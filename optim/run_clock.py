@@ -44,7 +44,9 @@ class RunClock:
     def find(self) -> None:
         """Where the run is, whose parameters have just been pulled."""
         self.number, self._operations = self._peer.round, self._peer.operations
-        found = self._companions.any(self.number, ELEMENTS) if self.number > FIRST else None
+        found = None
+        if self.number > FIRST:
+            found = self._companions.any(self.number, ELEMENTS, most=True)
         told = _parse(found[1]) if found is not None else None
         self.is_estimate = self.number > FIRST and told is None
         self.rounds = self.steps = 0

@@ -122,7 +122,8 @@ class RunSpec:
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
-    validators: int = 0  # of each audited round: peers that take local steps of others again
+    validators: int = 0  # of each audited round: peers that take local steps of others again ...
+    segment_steps: int = 0  # ... so many of them
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -135,11 +136,8 @@ class RunSpec:
             text = getattr(self, name)
             fits = text.isprintable() and len(text) <= SCHEDULE_CHARACTERS_MAX
             self._check(fits, name, f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters")
-        self._check(
-            0 <= self.check_every <= SYNC_EVERY_MAX,
-            "check_every",
-            f"up to {SYNC_EVERY_MAX} steps, or 0",
-        )
+        fits = 0 <= self.check_every <= SYNC_EVERY_MAX
+        self._check(fits, "check_every", f"up to {SYNC_EVERY_MAX} steps, or 0")
         self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
         self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
         self._check(0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
@@ -187,6 +185,9 @@ class RunSpec:
         validators_max = VALIDATORS_MAX if self.audit and self.method in REPLAYED else 0
         wanted = f"0 to {validators_max}; only an audited run of DiLoCo or LocalSGD has any"
         self._check(0 <= self.validators <= validators_max, "validators", wanted)
+        steps_max = SYNC_EVERY_MAX if self.validators else 0
+        fits = bool(self.validators) <= self.segment_steps <= steps_max
+        self._check(fits, "segment_steps", "a positive number of steps; 0 without validators")
 
     def _check_codec(self) -> None:
         try:
@@ -224,9 +225,8 @@ class RunSpec:
 
     def _check(self, ok: bool, name: str, wanted: str) -> None:
         if not ok:
-            raise ConfigError(
-                f"{name} is {repr(getattr(self, name))[:80]}", fix=f"{name} must be {wanted}"
-            )
+            value = repr(getattr(self, name))[:80]
+            raise ConfigError(f"{name} is {value}", fix=f"{name} must be {wanted}")
 
     def result_codec(self, weights: Sequence[float]) -> Decoder:
         """How the result of a round is encoded; ``weights`` are those of its participants, in the

@@ -25,9 +25,10 @@ Floats = NDArray[np.float32]
 class Validation:
     """One segment of the local steps of one peer, drawn in a round that is committed.
 
-    ``own``: this trainer's own, to be shown. Otherwise those of peer ``name``, to be taken again.
-    The segment is the one with ``number`` modulo their count. ``work`` is the commitment to the
-    steps of the round, ``before`` that of the same peer in the round before, or b"".
+    ``own``: this trainer's own, to be shown. Otherwise those of ``target``, called ``name``, to be
+    taken again. The segment is the one with ``number`` modulo their count. ``work`` is the
+    commitment to the steps of the round, ``before`` that of the last round before in which this
+    peer counted, or b"".
     """
 
     terms: bytes
@@ -67,6 +68,7 @@ class Validations(ABC):
         return bool(self._ask("fits", start=start, **place))
 
     def judged(self, validation: Validation, judgement: int | None, why: str) -> None:
-        """0: right, 1: wrong, 2: withheld; None: nothing can be said."""
+        """0: right, 1: wrong, 2: withheld; None: nothing can be said. Judgement in
+        peer/audit/statements.py."""
         place = {"terms": validation.terms, "target": validation.target}
         self._ask("judged", judgement=judgement, why=why, **place)

@@ -82,7 +82,12 @@ class Checkpoint:
             if part not in parts or not rest:
                 raise RemoteProtocolError(f"a checkpoint of local steps has a tensor {name[:80]!r}")
             parts[part][rest] = array
-        return cls(**parts, values=_values_of(metadata.get(VALUES, "")))
+        values = _values_of(metadata.get(VALUES, ""))
+        try:
+            _text_of(values)
+        except ConfigError as error:  # numbers that are none
+            raise RemoteProtocolError(f"values of a checkpoint: {error.what}") from error
+        return cls(**parts, values=values)
 
     def flat(self, manifest: Manifest) -> F32:
         """The parameters as their trainer submits them. RemoteProtocolError if they are not those

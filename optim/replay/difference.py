@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -55,6 +55,18 @@ class Tolerance:
     own: float = 5.0
     group_max: float = 2e-2
     tensor_max: float = 2.0
+
+    @property
+    def doubled(self) -> Tolerance:
+        """What lies between the two may be right on one machine and wrong on another."""
+        return replace(
+            self,
+            group=2 * self.group,
+            tensor=2 * self.tensor,
+            own=2 * self.own,
+            group_max=2 * self.group_max,
+            tensor_max=2 * self.tensor_max,
+        )
 
     def of_group(self, own: float) -> float:
         return max(self.group, min(self.own * own, self.group_max))

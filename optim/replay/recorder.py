@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.replay.batches import Batch, Steps, batches_leaf, check_step, pack
-from atoll.optim.replay.checkpoint import leaf_of
+from atoll.optim.replay.checkpoint import Checkpoint, leaf_of
 from atoll.optim.replay.commitment import SEGMENTS_MAX, Commitment, Extent
 from atoll.optim.replay.difference import Tolerance
 from atoll.optim.replay.opening import Ending, Opening
@@ -39,7 +39,8 @@ class Replay:
     random numbers at each batch, for models with dropout; 5 KB each.
 
     ``task`` makes what takes steps of others again, in a run with validators, and ``tolerance``
-    says how far they may differ then. Neither need be equal on all peers, but the steps must.
+    says how far they may differ then; ``segment_steps`` and ``tolerance`` must be equal on all
+    peers of such a run.
 
     Checkpoints are in memory, at most ``memory_bytes`` of them, or in a ``folder`` of this
     trainer's own.
@@ -115,6 +116,19 @@ class Recorder:
         self._now = Work(self._works, base, first_step)
         self._batches.clear()
         self._at_boundary = True
+
+    def rewind(self) -> None:
+        """The steps since ``begin`` are dropped: inner optimizers, buffers and ``stateful`` objects
+        are as they were before them, so that the next round goes on from the last one that
+        counted. The parameters as well, but those are the run's in a moment."""
+        if self._now is not None and self._now.digests and not self._is_kept(self._now):
+            self._state.load(Checkpoint.decode(self._store.get(self._now.number, 0)))
+
+    def forget(self) -> None:
+        """Somebody has loaded another state: nothing goes on from the last round."""
+        if self._now is not None and not self._is_kept(self._now):
+            self._store.drop(self._now.number)
+        self._now = self._last = None
 
     def note(self, indices: Iterable[int] | np.ndarray | Tensor) -> None:
         """Of the batch whose forward pass comes next. ConfigError for what is not kept."""

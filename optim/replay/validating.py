@@ -3,12 +3,14 @@
 Between two rounds it asks its daemon what was drawn (peer/audit/validation.py). Its own segment it
 publishes; that of another it fetches, within a few rounds, and judges:
 
-==============================================  =========
-nothing that fits the commitment was shown      withheld
-it begins or ends elsewhere than the round did  wrong
-its steps lead elsewhere here                   wrong
-two replays here differ as much                 nothing
-==============================================  =========
+==================================================  =========
+nothing that fits the commitment was shown          withheld
+it begins or ends elsewhere than the round did      wrong
+its steps lead elsewhere here, by twice what is     wrong
+borne, and two times
+its steps lead elsewhere, but by less, or so do     nothing
+own ones that are taken again
+==================================================  =========
 
 Only what the commitment proves is called wrong: everybody who looks at it finds the same.
 """
@@ -16,17 +18,25 @@ Only what the commitment proves is called wrong: everybody who looks at it finds
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import AtollError, ConfigError, RemoteProtocolError, SessionError
+from atoll.collectives.errors import (
+    CheckpointError,
+    CodecError,
+    ConfigError,
+    RemoteProtocolError,
+    SessionError,
+)
+from atoll.optim.companions import OF_PARTNERS
 from atoll.optim.manifest import Manifest
 from atoll.optim.replay.checkpoint import Checkpoint
 from atoll.optim.replay.commitment import Extent
-from atoll.optim.replay.opening import Opened, Opening, opening_bytes_max
+from atoll.optim.replay.opening import Opened, Opening
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import Task, replay
 from atoll.optim.sessions import ValidatingSession, VectorAsked
@@ -37,8 +47,11 @@ __all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
 RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
 SIZE, SEGMENT = "replay.size", "replay.segment"  # what is published: how many bytes, and these
 EXACT = 1 << 20  # numbers below it are the same in float32; sizes are two of them
-LOOK_S = 0.2  # between two rounds, for what is on its way; then again after the next one
-PATIENCE_ROUNDS = 8  # until it is called withheld: a segment of a large model takes a while
+LOOK_S = 0.2  # between two rounds, for all that is on its way; then again after the next one
+# Until it is called withheld. Then everybody looks as long, and is in time still (VALIDATED_MAX in
+# peer/audit/validation.py).
+PATIENCE_ROUNDS = 2
+SIZES_MAX = 2  # times the size of an own segment, and a MiB: more samples, other numbers
 EXTENTS_MAX = 16  # own rounds that are remembered, with which those of others are compared
 
 
@@ -63,6 +76,8 @@ class Validator:
     manifest: Manifest
     steady: bool
     _task: Task | None = None
+    _own_bytes: int = 0  # of an own segment
+    _until_s: float = 0.0
     _fetches: dict[tuple[bytes, bytes], _Fetch] = field(default_factory=dict)
     _extents: dict[int, Extent] = field(default_factory=dict)
 
@@ -79,6 +94,7 @@ class Validator:
         if outcome.kind == "committed":
             self._remember(outcome.round)
         open_now = self.session.validations()
+        self._until_s = time.monotonic() + LOOK_S
         wanted = {(each.terms, each.target) for each in open_now}
         for key in self._fetches.keys() - wanted:
             self._drop(self._fetches.pop(key))
@@ -96,30 +112,40 @@ class Validator:
         while len(self._extents) > EXTENTS_MAX:
             del self._extents[min(self._extents)]
         if self._task is None:
-            self._task = self._tried(round_number, commitment.digest)
+            assert self.replay.task is not None
+            task = self.replay.task()
+            if why := self._unlike_own(task):
+                raise ConfigError(
+                    f"the replay's task does not lead where the own steps have led: {why}",
+                    fix="make model and inner optimizer there as here, and train in the same way",
+                )
+            self._task = task
 
-    def _tried(self, round_number: int, commitment: bytes) -> Task:
-        """A task that is wrong would accuse everybody: it has to agree with the own steps first."""
-        assert self.replay.task is not None
-        task, opening = self.replay.task(), self.recorder.opening(round_number, 0)
-        verdict = replay(opening.open(commitment), task, self.replay.tolerance)
-        if not verdict.passed:
-            raise ConfigError(
-                f"the replay's task does not lead where the own steps have led: {verdict.why}",
-                fix="make model and inner optimizer there as here, and train in the same way",
-            )
-        return task
+    def _unlike_own(self, task: Task) -> str:
+        """Why the own steps lead elsewhere when they are taken again; "" if they do not. A task
+        that is wrong would accuse everybody, and so would a machine without memory."""
+        number = max(self._extents)
+        commitment = self.recorder.commitment(number)
+        if commitment is None:
+            return ""
+        opening = self.recorder.opening(number, 0)
+        self._own_bytes = len(opening.encode())
+        return replay(opening.open(commitment.digest), task, self.replay.tolerance).why
 
     # ------------------------------------------------------------ the own steps
 
     def _show(self, validation: Validation) -> None:
         commitment = self.recorder.commitment(validation.round)
-        if commitment is not None and commitment.digest == validation.work:
-            segment = validation.number % commitment.extent.segments
-            data = self.recorder.opening(validation.round, segment).encode()
-            size = np.array(divmod(len(data), EXACT), np.float32)
-            self.session.publish(SEGMENT, validation.round, as_floats(data), "float32")
-            self.session.publish(SIZE, validation.round, size, "float32")
+        try:
+            if commitment is not None and commitment.digest == validation.work:
+                segment = validation.number % commitment.extent.segments
+                data = self.recorder.opening(validation.round, segment).encode()
+                size = np.array(divmod(len(data), EXACT), np.float32)
+                self.session.publish(SEGMENT, validation.round, as_floats(data), "float32")
+                self.session.publish(SIZE, validation.round, size, "float32")
+        except (CheckpointError, ConfigError) as error:  # training goes on without
+            what = f"local steps of round {validation.round} cannot be shown: {error}"
+            print(f"atoll: {what}", file=sys.stderr)
         self.session.shown(validation)
 
     # ------------------------------------------------------------ those of others
@@ -130,9 +156,7 @@ class Validator:
         key = validation.terms, validation.target
         try:
             data = self._fetched(key, validation)
-        except SessionError:
-            raise
-        except AtollError as error:
+        except OF_PARTNERS as error:
             self._judge(validation, WITHHELD, error.what)
             return
         if data is None:
@@ -142,24 +166,28 @@ class Validator:
 
     def _fetched(self, key: tuple[bytes, bytes], validation: Validation) -> bytes | None:
         """None if it is still on its way. AtollError if it cannot be had."""
-        name, number = validation.name, validation.round
+        name, number = validation.target.hex(), validation.round
         fetch = self._fetches.get(key)
         if fetch is None:
             asked = self.session.ask_vector(name, SIZE, number, 2, "float32")
             fetch = self._fetches[key] = _Fetch(asked)
-        if fetch.segment is None and fetch.size.is_here(LOOK_S):
+        if fetch.segment is None and fetch.size.is_here(self._left_s):
             high, low = fetch.size.read().tolist()
             fetch.nbytes = int(high) * EXACT + int(low)
-            if not 0 < fetch.nbytes <= opening_bytes_max(self.manifest, self.replay.segment_steps):
+            if not 0 < fetch.nbytes <= SIZES_MAX * self._own_bytes + EXACT:
                 raise RemoteProtocolError(f"a segment of {fetch.nbytes:,} bytes")
             elements = -(-fetch.nbytes // 3)
             fetch.segment = self.session.ask_vector(name, SEGMENT, number, elements, "float32")
-        if fetch.segment is not None and fetch.segment.is_here(LOOK_S):
+        if fetch.segment is not None and fetch.segment.is_here(self._left_s):
             return as_bytes(fetch.segment.read(), fetch.nbytes)
         fetch.rounds += 1
         if fetch.rounds > PATIENCE_ROUNDS:
             raise RemoteProtocolError(f"nothing came within {PATIENCE_ROUNDS} rounds")
         return None
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._until_s - time.monotonic())
 
     def _drop(self, fetch: _Fetch) -> None:
         for asked in (fetch.size, fetch.segment):
@@ -169,37 +197,45 @@ class Validator:
     def _judgement(self, validation: Validation, data: bytes, task: Task) -> tuple[int | None, str]:
         try:
             opened = Opening.decode(data, self.manifest).open(validation.work)
-        except RemoteProtocolError as error:
-            return WITHHELD, error.what
-        if opened.end is None or opened.segment != validation.number % opened.extent.segments:
+        except (RemoteProtocolError, RecursionError, MemoryError) as error:
+            return WITHHELD, str(error)
+        extent = opened.extent
+        if opened.end is None or opened.segment != validation.number % extent.segments:
             return WITHHELD, "another segment was shown, or not all of it"
+        if extent.segment_steps != self.replay.segment_steps:
+            return WITHHELD, f"segments of {extent.segment_steps} steps"
         try:
             judgement, why = self._ends(validation, opened)
         except SessionError as error:  # the round is too long ago
             return None, error.what
-        if judgement != RIGHT:
-            return judgement, why
+        except (CodecError, RemoteProtocolError) as error:  # proven, and still no parameters
+            return WRONG, error.what
+        return (judgement, why) if judgement != RIGHT else self._replayed(opened, task)
+
+    def _replayed(self, opened: Opened, task: Task) -> tuple[int | None, str]:
         verdict = replay(opened, task, self.replay.tolerance)
         if verdict.passed:
             return RIGHT, ""
-        return (WRONG if verdict.decided else None), verdict.why
+        again = replay(opened, task, self.replay.tolerance.doubled)
+        if again.passed or not (again.decided and verdict.decided):
+            return None, verdict.why
+        if why := self._unlike_own(task):
+            return None, f"{verdict.why}; but own steps differ as well: {why}"
+        return WRONG, again.why
 
     def _ends(self, validation: Validation, opened: Opened) -> tuple[int, str]:
         """Whether the segment fits what came before it, and what came of it."""
         extent, mine = opened.extent, self._extents.get(validation.round)
-        if validation.before and extent.base != validation.round - 1:
-            return WRONG, f"its steps begin after round {extent.base}"
-        same = mine is not None and (mine.base, mine.steps) == (extent.base, extent.steps)
+        same = mine is not None and mine.steps == extent.steps
         if self.steady and mine is not None and same and mine.first_step != extent.first_step:
-            return WRONG, f"it stands at step {extent.first_step}, others at {mine.first_step}"
+            return WITHHELD, f"it stands at step {extent.first_step}, here {mine.first_step}"
         if opened.is_first and validation.before:
             if opened.before is None or not opened.before.leads_to(validation.before):
                 if not opened.start.is_fresh:
                     return WITHHELD, "how its last round ended was not shown"
             elif not opened.carries_over(validation.before):
                 return WRONG, "its inner optimizer begins elsewhere than it had ended"
-        begins_here = opened.is_first and extent.base == validation.round - 1
-        if begins_here and not self._fits(validation, opened.start, start=True):
+        if opened.is_first and not self._fits(validation, opened.start, start=True):
             return WRONG, "it begins elsewhere than the run was"
         if opened.is_last and not self._fits(validation, opened.end, start=False):
             return WRONG, "it has submitted something else than its steps end in"

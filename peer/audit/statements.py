@@ -30,6 +30,7 @@ __all__ = [
     "IN_ORDER",
     "ONCE",
     "PIECE_BYTES",
+    "REPLAYED_BYTES_MAX",
     "WHY_MAX",
     "AskPart",
     "AskSaid",
@@ -60,6 +61,7 @@ ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to 
 PIECE_BYTES: Final = 64 * 1024  # of an opened part: half a second of a line of 1 Mbit/s
 
 WHY_MAX: Final = 400  # characters of a reason: two lines of a log
+REPLAYED_BYTES_MAX: Final = 2048  # of a word about local steps, whose reason takes most of it
 
 _D32 = Annotated[bytes, Within(32, 32)]
 _Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
@@ -200,11 +202,12 @@ class Elimination:
 
 class Judgement(IntEnum):
     """Of the local steps of another. WITHHELD: it has shown nothing that fits what it has committed
-    to, which may be no fault of its own."""
+    to, which may be no fault of its own. NEVER: nor has it for long, to whoever says so."""
 
     RIGHT = 0
     WRONG = 1
     WITHHELD = 2
+    NEVER = 3
 
 
 @message

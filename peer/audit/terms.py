@@ -75,6 +75,11 @@ class AuditTerms:
         return _work(self)
 
     @property
+    def jury(self) -> list[PeerId]:
+        """Whose word about local steps counts. Who is on probation has shown nothing yet."""
+        return [p for p, counts in zip(self.participants, self.counted, strict=True) if counts]
+
+    @property
     def majority(self) -> int:
         """So many of them are more than half: one at least is honest, where most are."""
         return len(self.participants) // 2 + 1

@@ -8,8 +8,9 @@ where it says WRONG, everybody does the same, and hands its word on. More than h
 participants who say WRONG are evidence against the target (*work*), more than half who say RIGHT
 against the validator (*slander*). So who is right is never banned as long as most are honest.
 
-Who shows nothing may have lost it: its trainer may have died just then. So WITHHELD is no evidence;
-it makes everybody ask. Whoever has shown us nothing ``WITHHELD_MAX`` times in succession is WRONG.
+Who shows nothing may have lost it: its trainer may have died just then. Or it shows it to all but
+one. So WITHHELD is no evidence, it makes everybody ask; and whoever has shown us nothing often
+enough is NEVER, which counts against it but accuses nobody: no validator is banned for it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.audit.effects import Convicted, Tell
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import (
+    REPLAYED_BYTES_MAX,
     WHY_MAX,
     Judgement,
     Phase,
@@ -36,11 +38,15 @@ from atoll.peer.group.signing import Signer
 
 __all__ = ["VALIDATED_MAX", "WITHHELD_MAX", "Task", "Validations", "draw"]
 
-# Attempts that are remembered: whoever has to take steps again does it within a few rounds, and the
-# parameters before each round that is remembered are kept.
-VALIDATED_MAX: Final = 4
+# Attempts that are remembered: a validator waits PATIENCE_ROUNDS for a segment, and then so does
+# everybody (optim/replay/validating.py).
+VALIDATED_MAX: Final = 8
 WITHHELD_MAX: Final = 3  # trainers that die in the seconds after a round do so once
-WORDS_MAX: Final = 256  # of attempts that are not over here yet
+# So much less for each segment that was shown. Who hides one of ten is found after some 40 of them,
+# and whoever loses one of a hundred never.
+SHOWN: Final = 0.02
+WORDS_MAX: Final = 8  # of each signer, about attempts that are not over here yet
+SIGNERS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,8 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class Task:
     """For the own trainer. ``target``: the peer whose steps it is about, which is this one if they
-    are to be shown. ``work``: what it has committed to, ``before``: in the round before, or b""."""
+    are to be shown. ``work``: what it has committed to, ``before``: when it counted last,
+    or b""."""
 
     terms: AuditTerms
     target: bytes
@@ -76,8 +83,8 @@ class _Case:
     done: bool = False  # judged here
     over: bool = False  # somebody was found guilty, or the validator has found nothing wrong
 
-    def saying(self, judgement: Judgement) -> dict[bytes, Said]:
-        return {s: w for s, w in self.words.items() if _body(w).judgement == judgement}
+    def saying(self, *judgements: Judgement) -> dict[bytes, Said]:
+        return {s: w for s, w in self.words.items() if _body(w).judgement in judgements}
 
 
 def draw(terms: AuditTerms, seed: bytes) -> list[Drawn]:
@@ -101,10 +108,9 @@ class Validations:
     def __init__(self, me: bytes, signer: Signer) -> None:
         self._me, self._signer = me, signer
         self._attempts: dict[bytes, dict[bytes, _Case]] = {}  # by terms and target, oldest first
-        # Of the last round here: its number, and what each that counted has committed to.
-        self._last: tuple[int, dict[bytes, bytes]] = (0, {})
-        self._withheld: dict[bytes, int] = {}  # how often in succession, from us
-        self._early: list[Said] = []
+        self._works: dict[bytes, bytes] = {}  # what each has committed to when it counted last
+        self._withheld: dict[bytes, float] = {}  # how often from us, less SHOWN for what was shown
+        self._early: dict[bytes, list[Said]] = {}  # by signer
         self._effects: list[Tell | Convicted] = []
 
     def take(self) -> list[Tell | Convicted]:
@@ -126,19 +132,20 @@ class Validations:
 
     def committed(self, terms: AuditTerms, seed: bytes, works: Mapping[bytes, bytes]) -> None:
         """An attempt's result is in the run. ``works``: what each that counts has committed to."""
-        cases, (number, last) = {}, self._last
+        cases = {}
         for each in draw(terms, seed):
-            before = last.get(each.target, b"") if number == terms.round - 1 else b""
+            before = self._works.get(each.target, b"")
             task = Task(terms, each.target, each.number, works[each.target], before)
             cases[each.target] = _Case(task, each.validator)
             cases[each.target].open = self._me in (each.validator, each.target)
         self._attempts[terms.digest] = cases
-        self._last = (terms.round, dict(works))
+        self._works = {p: w for p, w in {**self._works, **works}.items() if p in terms.participants}
         while len(self._attempts) > VALIDATED_MAX:
             del self._attempts[next(iter(self._attempts))]
-        early, self._early = self._early, []
-        for word in early:
-            self.hear(word)
+        early, self._early = self._early, {}
+        for words in early.values():
+            for word in words:
+                self.hear(word)
 
     def tasks(self) -> list[Task]:
         return [c.task for cases in self._attempts.values() for c in cases.values() if c.open]
@@ -154,22 +161,27 @@ class Validations:
         if case is None or case.done or target == self._me:
             return
         case.open, case.done = False, True
+        times = self._withheld.get(target, 0.0)
         if judgement is Judgement.WITHHELD:
-            times = self._withheld[target] = self._withheld.get(target, 0) + 1
-            if times >= WITHHELD_MAX:
-                judgement, why = Judgement.WRONG, f"has shown nothing {times} times: {why}"
+            times += 1
+            if times > WITHHELD_MAX - 1:
+                judgement, why = Judgement.NEVER, f"{WITHHELD_MAX} times nothing, now: {why}"
         else:
-            self._withheld.pop(target, None)
+            times = max(0.0, times - SHOWN)
+        self._withheld[target] = times
         if judgement is not None:
             self._say(case, judgement, why)
 
     def hear(self, word: Said) -> None:
         """From its signer or anybody else."""
-        terms = word.statement.terms
-        if word.phase is not Phase.REPLAYED or not word.genuine(self._signer):
+        statement = word.statement
+        terms, is_long = statement.terms, len(statement.body) > REPLAYED_BYTES_MAX
+        if word.phase is not Phase.REPLAYED or is_long or not word.genuine(self._signer):
             return
         if terms not in self._attempts:
-            self._early = [*self._early[-WORDS_MAX + 1 :], word]
+            if word.signer in self._early or len(self._early) < SIGNERS_MAX:
+                words = self._early.setdefault(word.signer, [])
+                self._early[word.signer] = [*words[-WORDS_MAX + 1 :], word]
             return
         try:
             case = self._case(terms, _body(word).peer)
@@ -194,8 +206,8 @@ class Validations:
         self._consider(case)
 
     def _consider(self, case: _Case) -> None:
-        task, wrong = case.task, case.saying(Judgement.WRONG)
-        first, accusation = case.words.get(case.validator), wrong.get(case.validator)
+        task, first = case.task, case.words.get(case.validator)
+        accusation = case.saying(Judgement.WRONG).get(case.validator)
         if first is None or case.over:
             return
         if _body(first).judgement == Judgement.RIGHT:
@@ -207,11 +219,15 @@ class Validations:
         if not (case.open or case.done or task.target == self._me):
             case.open = True
             self._effects.append(Tell(first, _others(task.terms, self._me)))  # so that all look
-        guilty = {s: w for s, w in wrong.items() if s != task.target}
-        if len(guilty) >= task.terms.majority:
+        jury = set(task.terms.jury)
+        guilty = case.saying(Judgement.WRONG, Judgement.NEVER)
+        guilty = {s: w for s, w in guilty.items() if s in jury - {task.target}}
+        if 2 * len(guilty) > len(jury):
             self._convict(case, "work", task.target, guilty.values())
-        right = case.saying(Judgement.RIGHT)
-        if accusation is not None and len(right) >= task.terms.majority:
+            return
+        right = {s: w for s, w in case.saying(Judgement.RIGHT).items() if s in jury}
+        right.pop(case.validator, None)
+        if accusation is not None and 2 * len(right) > len(jury):
             words = (accusation, *right.values())
             self._convict(case, "slander", case.validator, words)
 

@@ -100,12 +100,15 @@ class _Case:
         _require(heard_of(found) == later.statement.heard, "it has heard something else")
         return found
 
-    def replayed(self, peer: bytes, judgement: Judgement) -> dict[bytes, Said]:
-        """Who says this of the local steps of a participant."""
-        words = self.all_of(Phase.REPLAYED)
-        bodies = {signer: _body(each, Replayed) for signer, each in words.items()}
-        same = {s for s, b in bodies.items() if (b.peer, b.judgement) == (peer, judgement)}
-        return {signer: words[signer] for signer in same}
+    def replayed(self, peer: bytes, *judgements: Judgement) -> set[bytes]:
+        """Who of the jury says one of these of the local steps of a participant."""
+        words = self.all_of(Phase.REPLAYED).items()
+        bodies = {signer: _body(each, Replayed) for signer, each in words}
+        return {
+            signer
+            for signer in bodies.keys() & set(self.terms.jury)
+            if bodies[signer].peer == peer and bodies[signer].judgement in judgements
+        }
 
     def commitment(self, index: int) -> Commitment:
         return _body(self.word(Phase.COMMIT, self.terms.participants[index]), Commitment)
@@ -270,11 +273,11 @@ def _pair(case: _Case) -> Finding:
 
 
 def _work(case: _Case) -> Finding:
-    words = case.replayed(case.culprit, Judgement.WRONG)
-    voices = words.keys() - {case.culprit}
-    _require(len(voices) >= case.terms.majority, "they are not more than half")
-    text = f"did other local steps than it has committed to, say {len(voices)}"
-    return _found(case, f"{text} of {len(case.terms.participants)}", stands_alone=False)
+    voices = case.replayed(case.culprit, Judgement.WRONG, Judgement.NEVER) - {case.culprit}
+    jury = case.terms.jury
+    _require(2 * len(voices) > len(jury), "they are not more than half")
+    text = f"did other local steps than it has committed to, say {len(voices)} of {len(jury)}"
+    return _found(case, text, stands_alone=False)
 
 
 def _slander(case: _Case) -> Finding:
@@ -282,10 +285,10 @@ def _slander(case: _Case) -> Finding:
     liars are none."""
     said = _body(case.word(Phase.REPLAYED, case.culprit), Replayed)
     _require(said.judgement == Judgement.WRONG, "it accuses nobody")
-    voices = case.replayed(said.peer, Judgement.RIGHT).keys() - {case.culprit}
-    _require(len(voices) >= case.terms.majority, "they are not more than half")
+    voices, jury = case.replayed(said.peer, Judgement.RIGHT) - {case.culprit}, case.terms.jury
+    _require(2 * len(voices) > len(jury), "they are not more than half")
     text = f"accused {short(said.peer)}, whose local steps are right, say {len(voices)}"
-    return _found(case, f"{text} of {len(case.terms.participants)}", stands_alone=False)
+    return _found(case, f"{text} of {len(jury)}", stands_alone=False)
 
 
 KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {

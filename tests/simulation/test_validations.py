@@ -9,9 +9,9 @@ import pytest
 
 from atoll.optim.replay.detection import detection
 from atoll.peer.audit.validation import WITHHELD_MAX, draw
-from simulation.validations import CHEATS, COVERS, HIDES, SLANDERS, Options, World
+from simulation.validations import CHEATS, CHOOSES, COVERS, FAVOURS, HIDES, SLANDERS, Options, World
 
-KINDS = (CHEATS, SLANDERS, COVERS, HIDES)
+KINDS = (CHEATS, SLANDERS, COVERS, HIDES, CHOOSES, FAVOURS)
 
 
 def any_options(seed: int) -> Options:
@@ -68,7 +68,7 @@ def test_who_shows_nothing_is_banned_and_who_has_lost_it_once_is_not() -> None:
         numbers = [n for n in world.play(60) if not world.banned]
         assert [each.kind for each in world.banned.values()] == ["work"]
         assert len(numbers) >= WITHHELD_MAX - 1
-        unlucky = World(Options(seed, 6, {}, validators=1, lost=0.05))
+        unlucky = World(Options(seed, 6, {}, validators=1, lost=0.02))
         for _ in unlucky.play(30):
             pass
         assert not unlucky.banned
@@ -84,3 +84,19 @@ def test_the_draw_names_each_once_and_reaches_all() -> None:
     assert len(seen) == 7 * 6
     lonely = World(Options(1, 1, {}, validators=3))
     assert draw(lonely._terms(), bytes(32)) == []
+
+
+def test_who_hides_only_what_is_wrong_is_found_in_the_end() -> None:
+    lasted = []
+    for seed in range(20):
+        world = World(Options(seed, 6, {2: CHOOSES}, validators=3, cheated=2))
+        lasted.append(next(n for n in world.play(400) if world.banned))
+    assert mean(lasted) < 60  # 15 on average if it had shown them
+
+
+def test_nobody_is_banned_because_it_alone_was_shown_nothing() -> None:
+    for seed in range(20):
+        world = World(Options(seed, 6, {2: FAVOURS}, validators=3))
+        for _ in world.play(60):
+            pass
+        assert not world.banned

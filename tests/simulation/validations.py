@@ -20,12 +20,14 @@ from atoll.peer.audit.validation import Task, Validations, draw
 from atoll.peer.audit.verifying import verify_evidence
 from simulation.audit_options import Key
 
-__all__ = ["CHEATS", "COVERS", "HIDES", "SLANDERS", "Options", "World"]
+__all__ = ["CHEATS", "CHOOSES", "COVERS", "FAVOURS", "HIDES", "SLANDERS", "Options", "World"]
 
 CHEATS = "cheats"  # in some segments of each round, and calls what others do right
 SLANDERS = "slanders"  # works well, and calls that of others wrong
 COVERS = "covers"  # works well, and calls everything right
 HIDES = "hides"  # cheats, and shows nothing
+CHOOSES = "chooses"  # cheats, and shows nothing where it has cheated
+FAVOURS = "favours"  # works well, and shows it to all but its validator
 LINEAGE = bytes(32)
 
 
@@ -87,6 +89,7 @@ class World:
         self._lost = {p for p in self.honest if self.rng.random() < self.options.lost}
         for peer in self.rng.sample(terms.participants, len(terms.participants)):
             self.machines[peer].committed(terms, seed, works)
+        self._validators = {each.target: each.validator for each in draw(terms, seed)}
         for each in draw(terms, seed):
             if each.validator in self.liars:
                 self._lie(terms, each.validator, each.target)
@@ -101,13 +104,15 @@ class World:
 
     def _do(self, peer: bytes, task: Task, cheated: set[int]) -> None:
         machine, kind = self.machines[peer], self.liars.get(task.target)
+        is_cheated = task.number % self.options.segments in cheated
+        hidden = kind == HIDES or (kind == CHOOSES and is_cheated) or task.target in self._lost
+        hidden |= kind == FAVOURS and self._validators.get(task.target) == peer
         if task.target == peer:
             machine.shown(task.terms.digest)
-        elif kind == HIDES or task.target in self._lost:
+        elif hidden:
             machine.judged(task.terms.digest, task.target, Judgement.WITHHELD, "nothing came")
         else:
-            is_wrong = kind == CHEATS and task.number % self.options.segments in cheated
-            judgement = Judgement.WRONG if is_wrong else Judgement.RIGHT
+            judgement = Judgement.WRONG if kind == CHEATS and is_cheated else Judgement.RIGHT
             machine.judged(task.terms.digest, task.target, judgement, "")
         self._carry(peer)
 

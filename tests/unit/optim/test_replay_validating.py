@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import ConfigError, RemoteProtocolError, StateError
+from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError, StateError
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.replay.checkpoint import Checkpoint
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import Task
 from atoll.optim.replay.state import TrainingState
@@ -66,6 +67,14 @@ class Trainer:
         return commitment.digest
 
 
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """With a number among its values that can be found in the encoded state."""
+    model = nn.Linear(5, 3)
+    inner = torch.optim.SGD(model.parameters(), lr=0.123456, momentum=0.9)
+    inner.state[model.bias]["trust"] = 0.123456
+    return model, inner
+
+
 def step(model: nn.Module, inner: torch.optim.Optimizer, index: int) -> None:
     inner.zero_grad()
     inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(index))
@@ -95,6 +104,7 @@ class Session:
     judgements: list[tuple[int | None, str]] = field(default_factory=list)
     steps: list[tuple[float, bytes]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    error: CodecError | None = None
 
     def submit(self, fill: object, weight: float, fragment: int = 0, steps: bytes = b"") -> None:
         self.steps.append((weight, steps))
@@ -106,6 +116,8 @@ class Session:
         self.open.remove(validation)
 
     def fits(self, validation: Validation, fill: Callable[[F32], None], *, start: bool) -> bool:
+        if self.error is not None:
+            raise self.error
         wanted = self.begin if start else self.submitted
         assert wanted is not None
         found = np.empty_like(wanted)
@@ -164,6 +176,7 @@ def judge(
     other: Trainer | None = None,
     spoil: Callable[[Session], None] = lambda session: None,
     change: Callable[[Validation], Validation] = lambda validation: validation,
+    prepare: Callable[[Validator], None] = lambda validator: None,
 ) -> tuple[int | None, str]:
     """What an honest trainer says of a segment of ``other``, which shows it itself."""
     other, session = other or Trainer(), Session()
@@ -178,6 +191,7 @@ def judge(
     mine = Trainer()
     mine.take_round()
     judging = validator(mine, session)
+    prepare(judging)
     session.open = [change(drawn(other, number))]
     for _ in range(20):
         if session.open:
@@ -200,6 +214,36 @@ def test_another_rate_is_wrong(number: int) -> None:
     assert "differ" in why
 
 
+@pytest.mark.parametrize(("lr", "expected"), [(1.0012, None), (1.0001, RIGHT), (1.01, WRONG)])
+def test_between_right_and_wrong_nothing_is_said(lr: float, expected: int | None) -> None:
+    """Another machine may find that it differs by more, or by less."""
+    assert judge(0, other=Trainer(lr=lr * LR))[0] == expected
+
+
+def test_what_cannot_be_sent_or_read_is_wrong_and_ends_no_trainer() -> None:
+    def refuse(session: Session) -> None:
+        session.error = CodecError("chunk 0 is not finite")
+
+    assert judge(2, spoil=refuse) == (WRONG, "chunk 0 is not finite")
+
+
+def test_a_validator_whose_own_steps_differ_now_says_nothing() -> None:
+    def tired(validating: Validator) -> None:
+        validating._task = task(3 * LR)  # as one that has no memory left, say
+
+    assert judge(0, prepare=tired)[0] is None
+
+
+def test_a_hostile_checkpoint_is_no_checkpoint() -> None:
+    checkpoint = TrainingState(*made(), {}).capture()
+    encoded = bytes(checkpoint.encode())
+    assert Checkpoint.decode(encoded)
+    assert b"0.123456" in encoded
+    for value in (b"NaN     ", b"1e999   ", b"Infinity"):
+        with pytest.raises(RemoteProtocolError):
+            Checkpoint.decode(encoded.replace(b"0.123456", value))
+
+
 def shifted(name: str) -> Callable[[Session], None]:
     def shift(session: Session) -> None:
         setattr(session, name, getattr(session, name) + np.float32(1e-3))
@@ -216,7 +260,7 @@ def test_its_two_ends_have_to_be_those_of_the_round() -> None:
 
 def test_it_has_to_stand_where_all_stand() -> None:
     judgement, why = judge(1, other=Trainer(first_step=500))
-    assert judgement == WRONG
+    assert judgement == WITHHELD  # or a clock is wrong, here or there
     assert "stands at step 500" in why
 
 
@@ -310,3 +354,29 @@ def test_bytes_travel_as_floats(data: bytes) -> None:
 def test_floats_that_are_no_bytes_are_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError):
         as_bytes(np.array([1.0, value], np.float32), 6)
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {
+        f"{n}.{key}": value.clone()
+        for n, state in enumerate(trainer.inner.state.values())
+        for key, value in state.items()
+    }
+
+
+def test_dropped_steps_leave_nothing_in_the_inner_optimizer() -> None:
+    trainer = taken()
+    before = state_of(trainer)
+    trainer.recorder.begin(trainer.round, 0)
+    for number in range(3):
+        trainer.recorder.note([number])
+        step(trainer.model, trainer.inner, number)
+        trainer.recorder.stepped(False)
+    after = state_of(trainer)
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    trainer.recorder.rewind()
+    again = state_of(trainer)
+    assert all(torch.equal(before[name], again[name]) for name in before)
+    trainer.recorder.forget()
+    trainer.recorder.rewind()  # nothing to go back to
+    assert all(torch.equal(value, state_of(trainer)[name]) for name, value in again.items())

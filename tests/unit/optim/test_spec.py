@@ -319,7 +319,10 @@ def test_the_log_may_be_pinned_to_twice_its_cap():
 
 def test_validators_need_an_audit_and_local_steps_of_all() -> None:
     for method in ("diloco", "local_sgd"):
-        assert RunSpec(method=method, sync_every=5, audit=True, validators=2).validators == 2
+        spec = RunSpec(method=method, sync_every=5, audit=True, validators=2, segment_steps=3)
+        assert spec.validators == 2
+        with pytest.raises(ConfigError, match="segment_steps must be a positive number"):
+            RunSpec(method=method, sync_every=5, audit=True, validators=2)
         with pytest.raises(ConfigError, match="validators must be 0 to 0; only an audited run"):
             RunSpec(method=method, sync_every=5, validators=1)
     with pytest.raises(ConfigError, match="validators"):
