@@ -3,7 +3,8 @@
 The trainer takes the steps again (optim/replay/validating.py), because only it has the model. What
 needs the round is compared here: whether a segment begins where the run was, and whether what it
 ends in are the parts that its trainer had committed to. So the parameters before a round are kept
-until nobody can doubt any more what was done in it: 4 bytes for each, of two rounds as a rule.
+until nobody can doubt any more what was done in it: 4 bytes for each, of two rounds as a rule, and
+of VALIDATED_MAX at most.
 """
 
 from __future__ import annotations

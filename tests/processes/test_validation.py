@@ -20,11 +20,13 @@ from torch import nn
 from atoll.collectives.errors import AtollError
 from atoll.optim import DiLoCo, Replay
 from atoll.optim.replay.replaying import Task
+from atoll.optim.replay.validating import RIGHT
 from atoll.peer.session import Session
 
 NAMES = "abcd"
 STEPS = 4  # in a round, in segments of two
 HONEST_ROUNDS = 8
+LR = 1e-2
 Made = tuple[nn.Module, torch.optim.Optimizer]
 
 
@@ -74,7 +76,7 @@ def train(
     number: int,
     start: threading.Barrier,
     until: Callable[[int], bool],
-    lr: float = 1e-2,
+    lr: float = LR,
     shift: float = 0.0,
 ) -> int:
     """Rounds until it is enough; the last one. ``shift``: what is added to the parameters behind
@@ -89,6 +91,9 @@ def train(
         validators=2,
         replay=Replay(segment_steps=2, task=task(lr)),
     )
+    if lr != LR:  # else it would be found out by what it says of others
+        judged = session.judged
+        session.judged = lambda each, _, why: judged(each, RIGHT, why)  # type: ignore[method-assign]
     if shift:
         move_after_commitment(outer, model, shift)
     start.wait(WAIT_S)
