@@ -163,7 +163,9 @@ def test_founders_need_a_pass_each(tmp_path: Path) -> None:
             own = ("--authority", public, "--pass", invite)
             run.start(name, "up", "--run", "demo", *own, *together)
         for name in "ab":
-            assert run.sees(name, 2)["admission"]["admitted"] == 2
+            run.sees(name, 2)
+            peer = run.peers[name]  # which may be in the view before it has told who came
+            until(lambda p=peer: p.status()["admission"]["admitted"] == 2, "both are known", peer)
 
 
 def test_a_revoked_member_is_out_everywhere_and_the_run_goes_on(guarded: Guarded) -> None:
