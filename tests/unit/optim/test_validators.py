@@ -16,7 +16,7 @@ from atoll.optim.replay.replaying import Task
 
 
 class Drawing:
-    """A session with validators, in which nobody is drawn; the other peer of the run submits too."""
+    """A session with validators, in which nobody is drawn; the other peer submits as well."""
 
     def __init__(self, session: Any, other: Any) -> None:
         self._session, self._other = session, other
