@@ -123,11 +123,9 @@ def _agreed(session: GossipSession, name: str, number: int, n: int) -> tuple[int
                 told.append(_fetched(session, member, name, number, n).tobytes())
         except OF_PARTNERS:
             continue
-    found = [np.frombuffer(data, np.float32) for data in told]
-    sizes = {data: told.count(data) for data in told}
-    best = max(told, key=lambda data: sizes[data], default=b"")
-    fits = [values for values in found if values.tobytes() == best and values.size == n]
-    return (number, fits[0].copy()) if fits else None
+    told = [data for data in told if len(data) == 4 * n]
+    best = next((data for data in told if 2 * told.count(data) > len(told)), None)
+    return None if best is None else (number, np.frombuffer(best, np.float32).copy())
 
 
 def _fetched(session: GossipSession, member: str, name: str, number: int, n: int) -> F32:

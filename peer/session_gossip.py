@@ -132,10 +132,11 @@ class AskedVector:
                 how = "has not been published yet" if state == "asked" else "is on its way"
                 say(f"waited {waited_s:.0f} s for {self}, which {how}")
 
-    def is_here(self, timeout_s: float) -> bool:
-        """Within so long. What ``wait`` raises, but for time."""
+    def look(self, timeout_s: float) -> str:
+        """ "asked" while it is not published; "here", or something else while it is on its way. At
+        once when it is here. What ``wait`` raises, but for time."""
         ask = self._session._ask
-        return str(ask("look_for_vector", ticket=self._ticket, timeout_s=timeout_s)) == "here"
+        return str(ask("look_for_vector", ticket=self._ticket, timeout_s=timeout_s))
 
     def read(self) -> Floats:
         """float32[n], in memory that is this one's until the session's next call of any vector. It

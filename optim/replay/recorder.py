@@ -179,11 +179,10 @@ class Recorder:
     def committed(self, round_number: int) -> None:
         """What was submitted is in this round. Older ones are forgotten."""
         if self._now is not None:
-            self._kept[round_number] = self._now, self._last
+            for work, _ in self._kept.values():  # of a higher number too, if rounds were undone
+                self._store.drop(work.number)
+            self._kept = {round_number: (self._now, self._last)}
         self._last = self._now
-        while len(self._kept) > KEPT - 1:
-            oldest = min(self._kept)
-            self._store.drop(self._kept.pop(oldest)[0].number)
 
     # ------------------------------------------------------------ what validators are told
 

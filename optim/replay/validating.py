@@ -45,13 +45,17 @@ from atoll.peer.session import Outcome, Validation
 __all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
 
 RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
+ASKED, HERE = "asked", "here"  # of what was asked for; between the two it is on its way
 SIZE, SEGMENT = "replay.size", "replay.segment"  # what is published: how many bytes, and these
 EXACT = 1 << 20  # numbers below it are the same in float32; sizes are two of them
 LOOK_S = 0.2  # between two rounds, for all that is on its way; then again after the next one
-# Until it is called withheld. Then everybody looks as long, and is in time still (VALIDATED_MAX in
-# peer/audit/validation.py).
+# Until it is called withheld, if nothing of it comes, and if it comes slowly. Whoever looks because
+# of an accusation takes as long, and is in time still (peer/audit/validation.py: VALIDATED_MAX).
 PATIENCE_ROUNDS = 2
-SIZES_MAX = 2  # times the size of an own segment, and a MiB: more samples, other numbers
+COMING_ROUNDS = 8
+SIZES_MAX = 2  # times an own segment ...
+MORE_BYTES = 64 << 20  # ... and more samples, or random states
+FETCHES_MAX = 16  # at a time; the daemon takes four times as many
 EXTENTS_MAX = 16  # own rounds that are remembered, with which those of others are compared
 
 
@@ -60,7 +64,8 @@ class _Fetch:
     """A segment on its way here: first its size, then its bytes."""
 
     size: VectorAsked
-    rounds: int = 0
+    rounds: int = 0  # without a byte of it ...
+    coming: int = 0  # ... and with some
     nbytes: int = 0
     segment: VectorAsked | None = None
 
@@ -108,6 +113,7 @@ class Validator:
         commitment = self.recorder.commitment(round_number)
         if commitment is None:
             return
+        self._extents = {n: e for n, e in self._extents.items() if n < round_number}
         self._extents[round_number] = commitment.extent
         while len(self._extents) > EXTENTS_MAX:
             del self._extents[min(self._extents)]
@@ -168,21 +174,26 @@ class Validator:
         """None if it is still on its way. AtollError if it cannot be had."""
         name, number = validation.target.hex(), validation.round
         fetch = self._fetches.get(key)
+        if fetch is None and len(self._fetches) >= FETCHES_MAX:
+            return None
         if fetch is None:
             asked = self.session.ask_vector(name, SIZE, number, 2, "float32")
             fetch = self._fetches[key] = _Fetch(asked)
-        if fetch.segment is None and fetch.size.is_here(self._left_s):
+        if fetch.segment is None and fetch.size.look(self._left_s) == HERE:
             high, low = fetch.size.read().tolist()
             fetch.nbytes = int(high) * EXACT + int(low)
-            if not 0 < fetch.nbytes <= SIZES_MAX * self._own_bytes + EXACT:
+            if not 0 < fetch.nbytes <= SIZES_MAX * self._own_bytes + MORE_BYTES:
                 raise RemoteProtocolError(f"a segment of {fetch.nbytes:,} bytes")
             elements = -(-fetch.nbytes // 3)
             fetch.segment = self.session.ask_vector(name, SEGMENT, number, elements, "float32")
-        if fetch.segment is not None and fetch.segment.is_here(self._left_s):
+        state = ASKED if fetch.segment is None else fetch.segment.look(self._left_s)
+        if fetch.segment is not None and state == HERE:
             return as_bytes(fetch.segment.read(), fetch.nbytes)
-        fetch.rounds += 1
-        if fetch.rounds > PATIENCE_ROUNDS:
-            raise RemoteProtocolError(f"nothing came within {PATIENCE_ROUNDS} rounds")
+        fetch.rounds += state == ASKED
+        fetch.coming += state != ASKED
+        if fetch.rounds > PATIENCE_ROUNDS or fetch.coming > COMING_ROUNDS:
+            looks = fetch.rounds + fetch.coming
+            raise RemoteProtocolError(f"nothing came, or not all of it, within {looks} rounds")
         return None
 
     @property
@@ -219,7 +230,11 @@ class Validator:
         again = replay(opened, task, self.replay.tolerance.doubled)
         if again.passed or not (again.decided and verdict.decided):
             return None, verdict.why
-        if why := self._unlike_own(task):
+        try:
+            why = self._unlike_own(task)
+        except (CheckpointError, ConfigError) as error:
+            why = error.what
+        if why:
             return None, f"{verdict.why}; but own steps differ as well: {why}"
         return WRONG, again.why
 

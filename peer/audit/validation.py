@@ -8,9 +8,10 @@ where it says WRONG, everybody does the same, and hands its word on. More than h
 participants who say WRONG are evidence against the target (*work*), more than half who say RIGHT
 against the validator (*slander*). So who is right is never banned as long as most are honest.
 
-Who shows nothing may have lost it: its trainer may have died just then. Or it shows it to all but
-one. So WITHHELD is no evidence, it makes everybody ask; and whoever has shown us nothing often
-enough is NEVER, which counts against it but accuses nobody: no validator is banned for it.
+Who shows nothing may have lost it, or have a slow line; or it shows it to all but one. So WITHHELD
+is no evidence. We count it where it was for us to look, or somebody has accused; and whoever has
+shown us nothing often enough is NEVER. That makes everybody look too, and counts against it, but no
+validator is banned for it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,11 @@ from atoll.peer.group.signing import Signer
 
 __all__ = ["VALIDATED_MAX", "WITHHELD_MAX", "Task", "Validations", "draw"]
 
-# Attempts that are remembered: a validator waits PATIENCE_ROUNDS for a segment, and then so does
-# everybody (optim/replay/validating.py).
-VALIDATED_MAX: Final = 8
+# Attempts that are remembered: a validator waits up to ten rounds for a segment, and then so does
+# everybody (optim/replay/validating.py: PATIENCE_ROUNDS, COMING_ROUNDS).
+VALIDATED_MAX: Final = 24
 WITHHELD_MAX: Final = 3  # trainers that die in the seconds after a round do so once
-# So much less for each segment that was shown. Who hides one of ten is found after some 40 of them,
-# and whoever loses one of a hundred never.
+# So much less for each segment that was shown: who loses one of a hundred is never found guilty.
 SHOWN: Final = 0.02
 WORDS_MAX: Final = 8  # of each signer, about attempts that are not over here yet
 SIGNERS_MAX: Final = 1024
@@ -108,7 +108,9 @@ class Validations:
     def __init__(self, me: bytes, signer: Signer) -> None:
         self._me, self._signer = me, signer
         self._attempts: dict[bytes, dict[bytes, _Case]] = {}  # by terms and target, oldest first
-        self._works: dict[bytes, bytes] = {}  # what each has committed to when it counted last
+        # What each has committed to when it counted last; of all rounds without a gap up to this.
+        self._works: dict[bytes, bytes] = {}
+        self._round = 0
         self._withheld: dict[bytes, float] = {}  # how often from us, less SHOWN for what was shown
         self._early: dict[bytes, list[Said]] = {}  # by signer
         self._effects: list[Tell | Convicted] = []
@@ -132,14 +134,17 @@ class Validations:
 
     def committed(self, terms: AuditTerms, seed: bytes, works: Mapping[bytes, bytes]) -> None:
         """An attempt's result is in the run. ``works``: what each that counts has committed to."""
-        cases = {}
+        cases: dict[bytes, _Case] = {}
+        if terms.round != self._round + 1:  # what we have missed may have counted
+            self._works.clear()
         for each in draw(terms, seed):
             before = self._works.get(each.target, b"")
             task = Task(terms, each.target, each.number, works[each.target], before)
             cases[each.target] = _Case(task, each.validator)
             cases[each.target].open = self._me in (each.validator, each.target)
         self._attempts[terms.digest] = cases
-        self._works = {p: w for p, w in {**self._works, **works}.items() if p in terms.participants}
+        self._works = dict([*(self._works | dict(works)).items()][-SIGNERS_MAX:])
+        self._round = terms.round
         while len(self._attempts) > VALIDATED_MAX:
             del self._attempts[next(iter(self._attempts))]
         early, self._early = self._early, {}
@@ -163,7 +168,7 @@ class Validations:
         case.open, case.done = False, True
         times = self._withheld.get(target, 0.0)
         if judgement is Judgement.WITHHELD:
-            times += 1
+            times += 1  # else we would not have looked
             if times > WITHHELD_MAX - 1:
                 judgement, why = Judgement.NEVER, f"{WITHHELD_MAX} times nothing, now: {why}"
         else:
@@ -210,7 +215,7 @@ class Validations:
         accusation = case.saying(Judgement.WRONG).get(case.validator)
         if first is None or case.over:
             return
-        if _body(first).judgement == Judgement.RIGHT:
+        if _body(first).judgement in (Judgement.RIGHT, Judgement.WITHHELD):
             case.over = True
             return
         if task.target == self._me and self._me not in case.words:

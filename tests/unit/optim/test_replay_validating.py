@@ -105,6 +105,7 @@ class Session:
     steps: list[tuple[float, bytes]] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     error: CodecError | None = None
+    state: str = "here"
 
     def submit(self, fill: object, weight: float, fragment: int = 0, steps: bytes = b"") -> None:
         self.steps.append((weight, steps))
@@ -143,13 +144,13 @@ class Asked:
     elements: int
 
     def wait(self, timeout_s: float) -> None:
-        assert self.is_here(timeout_s)
+        assert self.look(timeout_s)
 
-    def is_here(self, timeout_s: float) -> bool:
+    def look(self, timeout_s: float) -> str:
         values = self.session.vectors.get((self.name, self.number))
         if values is not None and values.size != self.elements:
             raise StateError(f"{values.size} elements")
-        return values is not None
+        return "asked" if values is None else self.session.state
 
     def read(self) -> F32:
         return self.session.vectors[self.name, self.number]
@@ -302,7 +303,7 @@ def garbage(session: Session) -> None:
 
 def too_long(session: Session) -> None:
     (key,) = (key for key in session.vectors if key[0] == "replay.size")
-    session.vectors[key][0] = 1e9
+    session.vectors[key][0] = 1e6
 
 
 def not_bytes(session: Session) -> None:
@@ -314,6 +315,15 @@ def not_bytes(session: Session) -> None:
 def test_what_proves_nothing_is_withheld_and_not_wrong(spoil: Callable[[Session], None]) -> None:
     """It may have been shown to this one alone."""
     assert judge(1, spoil=spoil)[0] == WITHHELD
+
+
+def test_what_comes_too_slowly_is_withheld() -> None:
+    def slow(session: Session) -> None:
+        session.state = "arriving"
+
+    judgement, why = judge(1, spoil=slow)
+    assert judgement == WITHHELD
+    assert "nothing came, or not all of it" in why
 
 
 def test_another_segment_than_the_drawn_one_is_withheld() -> None:
