@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
-	@echo "make test    unit, protocol, process and network tests, in about nine minutes"
+	@echo "make test    unit, protocol, process and network tests, in nine to ten minutes"
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"

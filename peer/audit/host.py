@@ -298,7 +298,7 @@ class AuditHost:
         if not isinstance(message, AUDIT_MESSAGES):
             return False
         if isinstance(message, Said) and message.phase is Phase.REPLAYED:
-            self.validating.hear(message)
+            self.validating.hear(message, source)
             return True
         digest = message.statement.terms if isinstance(message, Said) else message.terms
         attempt = self._attempts.get(digest)

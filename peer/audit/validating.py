@@ -77,8 +77,8 @@ class Validating:
         self._machine.committed(terms, inbox.seed, works)
         self._pump()
 
-    def hear(self, word: Said) -> None:
-        self._machine.hear(word)
+    def hear(self, word: Said, source: bytes) -> None:
+        self._machine.hear(word, source)
         self._pump()
 
     def banned(self, peers: Collection[bytes]) -> None:

@@ -45,8 +45,10 @@ VALIDATED_MAX: Final = 24
 WITHHELD_MAX: Final = 3  # trainers that die in the seconds after a round do so once
 # So much less for each segment that was shown: who loses one of a hundred is never found guilty.
 SHOWN: Final = 0.02
-WORDS_MAX: Final = 8  # of each signer, about attempts that are not over here yet
-SIGNERS_MAX: Final = 1024
+# About attempts that are not over here yet, from each that we are linked to: so nobody's words can
+# push out those of others.
+WORDS_MAX: Final = 64
+WORKS_MAX: Final = 1024  # peers whose last commitment is remembered: as many as a view has
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,9 @@ class Validations:
         self._works: dict[bytes, bytes] = {}
         self._round = 0
         self._withheld: dict[bytes, float] = {}  # how often from us, less SHOWN for what was shown
-        self._early: dict[bytes, list[Said]] = {}  # by signer
+        # What came since the last commit, and before it, by who has sent it: any peer with a link.
+        self._early: dict[bytes, list[Said]] = {}
+        self._earlier: dict[bytes, list[Said]] = {}
         self._effects: list[Tell | Convicted] = []
 
     def take(self) -> list[Tell | Convicted]:
@@ -143,14 +147,15 @@ class Validations:
             cases[each.target] = _Case(task, each.validator)
             cases[each.target].open = self._me in (each.validator, each.target)
         self._attempts[terms.digest] = cases
-        self._works = dict([*(self._works | dict(works)).items()][-SIGNERS_MAX:])
+        self._works = dict([*(self._works | dict(works)).items()][-WORKS_MAX:])
         self._round = terms.round
         while len(self._attempts) > VALIDATED_MAX:
             del self._attempts[next(iter(self._attempts))]
-        early, self._early = self._early, {}
-        for words in early.values():
+        for source, words in (*self._earlier.items(), *self._early.items()):
             for word in words:
-                self.hear(word)
+                if word.statement.terms in self._attempts:
+                    self.hear(word, source)
+        self._earlier, self._early = self._early, {}
 
     def tasks(self) -> list[Task]:
         return [c.task for cases in self._attempts.values() for c in cases.values() if c.open]
@@ -177,16 +182,14 @@ class Validations:
         if judgement is not None:
             self._say(case, judgement, why)
 
-    def hear(self, word: Said) -> None:
-        """From its signer or anybody else."""
+    def hear(self, word: Said, source: bytes) -> None:
+        """From its signer or anybody else: ``source``, a peer with a link."""
         statement = word.statement
         terms, is_long = statement.terms, len(statement.body) > REPLAYED_BYTES_MAX
         if word.phase is not Phase.REPLAYED or is_long or not word.genuine(self._signer):
             return
         if terms not in self._attempts:
-            if word.signer in self._early or len(self._early) < SIGNERS_MAX:
-                words = self._early.setdefault(word.signer, [])
-                self._early[word.signer] = [*words[-WORDS_MAX + 1 :], word]
+            self._early[source] = [*self._early.get(source, [])[-WORDS_MAX + 1 :], word]
             return
         try:
             case = self._case(terms, _body(word).peer)

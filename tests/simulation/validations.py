@@ -137,7 +137,7 @@ class World:
         self.rng.shuffle(queue)
         for peer, word in queue:
             if peer not in self.liars:
-                self.machines[peer].hear(word)
+                self.machines[peer].hear(word, word.signer)
                 self._carry(peer)
         return bool(queue)
 
