@@ -307,7 +307,7 @@ class Daemon:
     def _on_installed(self, view: View) -> None:
         self.was_in = True
         self.journal.installed(view)
-        self.guard.keeper.reconsider()
+        self.guard.keeper.installed(view.banned)
         self.runner.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:

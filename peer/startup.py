@@ -101,6 +101,7 @@ def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> BanGuard:
         spawn=spawn,
         on_ban=lambda peers: daemon.audits.banned(peers),
         took_part=lambda terms: daemon.audits.took_part(terms),
+        believed=lambda bans: daemon.feed(bans),
     )
     return BanGuard(_authority_guard(daemon, spawn), keeper)
 

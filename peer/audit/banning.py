@@ -2,23 +2,27 @@
 
 Lives in the event loop. On a new link both sides say which evidence counts for them; what one lacks
 it asks for, piece by piece, and checks in a thread before it believes anything. Evidence is kept in
-the home, one file for each, as `atoll verify` reads it.
+the home, one file for each, as `atoll verify` reads it. What counts here, and for whom else, goes
+to the membership machine, which has the members agree on it (peer/group/banned.py); what a view
+names comes back from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from atoll.collectives.errors import AtollError, BannedError, EvidenceError
-from atoll.peer.audit.bans import BANS_MAX, Ban, Bans
+from atoll.peer.audit.bans import BANS_MAX, UNSURE_MAX, Ban, Bans
 from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding, parse_evidence
+from atoll.peer.audit.tellers import Tellers
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.group.views import short
+from atoll.peer.group.banned import BansBelieved, BelievedBan
+from atoll.peer.group.views import Banned, short
 from atoll.peer.identity import write_atomic
 from atoll.peer.net.wire import Within, message
 
@@ -38,9 +42,11 @@ _Size = Annotated[int, Within(0, EVIDENCE_BYTES_MAX)]
 
 @message
 class KnownBans:
-    """The evidence that counts for the sender."""
+    """The evidence that counts for the sender; ``words``: of pairs that it says are to go, which
+    does not count for it yet."""
 
     digests: Annotated[tuple[_Digest, ...], Within(0, BANS_MAX)]
+    words: Annotated[tuple[_Digest, ...], Within(0, UNSURE_MAX)] = ()
 
 
 @message
@@ -72,7 +78,8 @@ class _Arriving:
 class BanKeeper:
     """``took_part`` says whether we did, in the attempt with these terms. ``drop`` ends the link to
     a peer and all its streams; ``stop``: this peer may not go on; ``on_ban``: the running attempts
-    have to know. ``note`` takes the kind and the text of a line in the log, and fields."""
+    have to know; ``believed``: so does the membership machine. ``note`` takes the kind and the text
+    of a line in the log, and fields."""
 
     def __init__(
         self,
@@ -88,14 +95,16 @@ class BanKeeper:
         spawn: Callable[[Any], None],
         on_ban: Callable[[Collection[bytes]], None],
         took_part: Callable[[bytes], bool],
+        believed: Callable[[BansBelieved], None],
     ) -> None:
         self.bans = Bans(me)
         self._me, self._folder = me, folder
         self._send, self._links, self._members = send, links, members
         self._drop, self._note, self._stop, self._spawn = drop, note, stop, spawn
-        self._on_ban, self._took_part = on_ban, took_part
+        self._on_ban, self._took_part, self._believed = on_ban, took_part, believed
         self._arriving: dict[bytes, _Arriving] = {}  # by digest
-        self._told: dict[bytes, set[bytes]] = {}  # digest -> peers for whom it counts
+        self._tellers = Tellers()
+        self._publishing = False
         self._forgers: set[bytes] = set()  # over this link
         self._asked: dict[bytes, int] = {}  # by whom, how often
         self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
@@ -105,23 +114,24 @@ class BanKeeper:
 
     def check(self, peer: bytes) -> None:
         """BannedError if ``peer`` is out; for the door."""
-        if (ban := self.bans.of(peer)) is not None:
-            raise BannedError(
-                f"this peer is banned: {ban.finding.text}",
-                fix=f"a member's `atoll status` shows evidence {ban.evidence.digest.hex()[:16]}",
-            )
+        if peer in self.bans:
+            ban = self.bans.of(peer)
+            why = ban.finding.text if ban is not None else "the members have agreed on it"
+            fix = "`atoll status` of a member shows the evidence"
+            raise BannedError(f"this peer is banned: {why}", fix=fix)
 
     def is_out(self, peer: bytes) -> bool:
         return peer in self.bans
 
     def linked(self, peer: bytes) -> None:
-        if self.bans.digests:
-            self._send(peer, KnownBans(self.bans.digests))
+        if self.bans.digests or self.bans.words:
+            self._send(peer, KnownBans(self.bans.digests, self.bans.words))
 
     def unlinked(self, peer: bytes) -> None:
         self._asked.pop(peer, None)
         self._lent.pop(peer, None)
         self._forgers.discard(peer)
+        self._tellers.forget(peer)
         for digest in [d for d, each in self._arriving.items() if each.source == peer]:
             self._give_up(digest)
 
@@ -129,14 +139,25 @@ class BanKeeper:
 
     def convict(self, evidence: Evidence) -> None:
         """What this peer has found itself, in an attempt that it took part in."""
-        self._believe(evidence, self.bans.learn(evidence, first_hand=True))
+        self._believe(evidence, verify_evidence(evidence), first_hand=True)
+
+    def installed(self, banned: Iterable[Banned]) -> None:
+        """A view has been installed that names these; and the members may be others than before,
+        so that the word of others counts."""
+        self._adopted(self.bans.named({ban.peer: ban.evidence for ban in banned}))
+        for digest, peer in self._tellers.all():
+            self._adopted(self.bans.told(digest, peer, self._members()))
+        self._ask_more()
+        self._publish()
 
     def on_message(self, peer: bytes, message: object) -> bool:
         """False if it is about something else."""
         if isinstance(message, KnownBans):
-            for digest in message.digests:
-                self._hear_known(digest, peer)
+            self._tellers.hear(peer, message.digests, message.words)
+            for digest in (*message.digests, *message.words):
+                self._adopted(self.bans.told(digest, peer, self._members()))
             self._ask_more()
+            self._publish()
         elif isinstance(message, AskEvidence):
             self._answer(message, peer)
         elif isinstance(message, EvidencePiece):
@@ -145,28 +166,23 @@ class BanKeeper:
             return False
         return True
 
-    def _hear_known(self, digest: bytes, peer: bytes) -> None:
-        if self.bans.knows(digest):
-            self._adopted(self.bans.told(digest, peer, self._members()))
-        elif peer in self._forgers:
-            return
-        self._told.setdefault(digest, set()).add(peer)
-        if len(self._told) > BANS_MAX:
-            del self._told[next(iter(self._told))]
-
     def _ask_more(self) -> None:
         """What we have been told of and lack, as far as there is room; of each peer one thing."""
-        linked = set(self._links()) - self._forgers
-        for digest, tellers in self._told.items():
-            if len(self._arriving) >= ARRIVING_MAX:
+        linked = {p for p in self._links() if p not in self._forgers and not self.is_out(p)}
+        while len(self._arriving) < ARRIVING_MAX:
+            able = linked - {each.source for each in self._arriving.values()}
+            chosen = self._tellers.next(able, self._lacks)
+            if chosen is None:
                 return
-            busy = {each.source for each in self._arriving.values()}
-            able = (p for p in tellers if p in linked - busy and not self.is_out(p))
-            if digest in self._arriving or self.bans.knows(digest):
-                continue
-            if (peer := next(able, None)) is not None and self._send(peer, AskEvidence(digest)):
+            peer, digest = chosen
+            if self._send(peer, AskEvidence(digest)):
                 self._arriving[digest] = _Arriving(peer)
                 self._watch(digest)
+            else:
+                self._tellers.has_not(peer, digest)
+
+    def _lacks(self, digest: bytes) -> bool:
+        return digest not in self._arriving and not self.bans.knows(digest)
 
     def _watch(self, digest: bytes) -> None:
         loop, arriving = asyncio.get_running_loop(), self._arriving[digest]
@@ -179,7 +195,7 @@ class BanKeeper:
         arriving = self._arriving.pop(digest)
         if arriving.stalled is not None:
             arriving.stalled.cancel()
-        self._told.get(digest, set()).discard(arriving.source)
+        self._tellers.has_not(arriving.source, digest)
         self._ask_more()
 
     def _answer(self, ask: AskEvidence, peer: bytes) -> None:
@@ -226,33 +242,51 @@ class BanKeeper:
             return
         if self._arriving.get(digest) is arriving:
             del self._arriving[digest]
-        first_hand = self._took_part(evidence.terms.digest)
-        self._believe(evidence, self.bans.weigh(evidence, finding, first_hand=first_hand))
+        self._believe(evidence, finding, first_hand=self._took_part(evidence.terms.digest))
         self._ask_more()
 
-    def _believe(self, evidence: Evidence, found: list[Ban]) -> None:
-        digest = evidence.digest
+    def _believe(self, evidence: Evidence, finding: Finding, *, first_hand: bool) -> None:
+        digest, before = evidence.digest, {*self.bans.digests}
+        found = self.bans.weigh(evidence, finding, first_hand=first_hand)
         self._adopted(found)
-        for teller in tuple(self._told.get(digest, ())):
+        if not found and digest in {*self.bans.digests} - before:  # a view names this file
+            self._spawn(self._write(evidence, before - {*self.bans.digests}))
+            self._tell_all(KnownBans((digest,)))
+        for teller in self._tellers.of(digest):
             self._adopted(self.bans.told(digest, teller, self._members()))
         if self.bans.knows(digest):
             asyncio.get_running_loop().call_later(WORD_S, self._say, digest)
+        self._publish()
 
     def _say(self, digest: bytes) -> None:
         """Our word about a pair, if it is new."""
         if self.bans.say(digest):
-            self._tell_all(digest)
+            self._tell_all(KnownBans((), (digest,)))
             self._adopted(self.bans.told(digest, self._me, self._members()))
 
-    def _tell_all(self, digest: bytes) -> None:
+    def _tell_all(self, known: KnownBans) -> None:
         for peer in self._links():
-            self._send(peer, KnownBans((digest,)))
+            self._send(peer, known)
 
-    def reconsider(self) -> None:
-        """The view is another one: whose word counts may have changed."""
-        for digest, tellers in list(self._told.items()):
-            for peer in tuple(tellers):
-                self._adopted(self.bans.told(digest, peer, self._members()))
+    def _publish(self) -> None:
+        """What counts here, and for whom else, to the membership machine; once in a turn."""
+        if not self._publishing:
+            self._publishing = True
+            asyncio.get_running_loop().call_soon(self._publish_now)
+
+    def _publish_now(self) -> None:
+        self._publishing = False
+        bans = tuple(
+            BelievedBan(
+                ban.peer,
+                ban.evidence.digest,
+                ban.finding.stands_alone,
+                self._tellers.believers(self.bans.against(ban.peer)),
+            )
+            for ban in self.bans.all
+        )
+        if bans:
+            self._believed(BansBelieved(bans))
 
     def _adopted(self, found: list[Ban]) -> None:
         if not found:
@@ -271,20 +305,27 @@ class BanKeeper:
                 error = BannedError(f"this peer is banned: {ban.finding.text}", fix=fix)
                 loop.call_later(LAST_WORDS_S, self._stop, error)  # others may lack what it has
         self._spawn(self._write(found[0].evidence))
+        self._publish()
         self._on_ban([ban.peer for ban in found])
-        self._tell_all(found[0].evidence.digest)  # the banned too: so that they know why
+        # The banned too: so that they know why.
+        self._tell_all(KnownBans((found[0].evidence.digest,)))
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
                 loop.call_later(LAST_WORDS_S, self._drop, ban.peer, f"banned: {ban.finding.kind}")
 
     # ------------------------------------------------------------ the home
 
-    async def _write(self, evidence: Evidence) -> None:
-        path = self._folder / f"{evidence.digest.hex()}.evidence"
+    async def _write(self, evidence: Evidence, replaced: Iterable[bytes] = ()) -> None:
+        path = self._path(evidence.digest)
         try:
             await asyncio.to_thread(_save, path, evidence.encoded)
+            for digest in replaced:
+                self._path(digest).unlink(missing_ok=True)
         except OSError as error:  # a full disk must not end the training
             self._note("disk", f"cannot save the evidence {path.name[:16]}: {error}")
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / f"{digest.hex()}.evidence"
 
     def _load(self) -> None:
         """What an earlier life of this peer knew: it has believed all of it."""
@@ -292,7 +333,7 @@ class BanKeeper:
             try:
                 if path.stat().st_size > EVIDENCE_BYTES_MAX:
                     raise EvidenceError("it is too long")
-                self.bans.learn(parse_evidence(path.read_bytes()), first_hand=True)
+                self.bans.restore(parse_evidence(path.read_bytes()))
             except (EvidenceError, OSError) as error:
                 self._note("forged", f"{path} is left alone: {error}")
 

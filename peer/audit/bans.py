@@ -3,13 +3,15 @@
 Evidence that stands alone convinces everybody who checks it. The word of a majority, or of one half
 of a pair, convinces only those who know that these peers were members: whoever took part in the
 attempt, and whoever hears the same from more than half of the members of its view. Of a pair those
-who took part have to agree as well, because its accuser signs what it likes. Nothing is ever taken
-back: a peer that was banned by mistake comes back with another identity.
+who took part have to agree as well, because its accuser signs what it likes. A view that names a
+ban (peer/group/banned.py) convinces its members, and the file that it names takes the place of any
+other, so that all keep the same. Nothing is ever taken back: a peer that was banned by mistake
+comes back with another identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +20,7 @@ from atoll.peer.audit.statements import Said
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 
-__all__ = ["BANS_MAX", "Ban", "Bans"]
+__all__ = ["BANS_MAX", "UNSURE_MAX", "Ban", "Bans"]
 
 # Peers that can be banned; what is known of more is not kept. Four times the most of one view.
 BANS_MAX: Final = 4096
@@ -53,15 +55,16 @@ class Bans:
         self._by_peer: dict[bytes, Ban] = {}
         self._by_digest: dict[bytes, Evidence] = {}
         self._unsure: dict[bytes, _Unsure] = {}
-        self._spare: dict[bytes, None] = {}  # digests of more evidence against who is out
+        self._spare: dict[bytes, tuple[bytes, ...]] = {}  # more evidence against who is out
+        self._named: dict[bytes, bytes] = {}  # by views: peer -> digest of the evidence
         self._accused: dict[bytes, bytes] = {}  # accuser -> whom we believe that it contradicts
         self._believed_in: dict[bytes, bytes] = {}  # attempt -> the evidence believed in it
 
     def __contains__(self, peer: bytes) -> bool:
-        return peer in self._by_peer
+        return peer in self._by_peer or peer in self._named
 
     def __len__(self) -> int:
-        return len(self._by_peer)
+        return len(self._by_peer.keys() | self._named.keys())
 
     @property
     def all(self) -> list[Ban]:
@@ -69,9 +72,21 @@ class Bans:
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """Of all evidence that counts here, or that is our word."""
-        words = (d for d, each in self._unsure.items() if self._me in each.tellers)
-        return (*self._by_digest, *words)[:BANS_MAX]
+        """Of all evidence that counts here."""
+        return tuple(self._by_digest)
+
+    @property
+    def words(self) -> tuple[bytes, ...]:
+        """Of what does not count yet, and is our word."""
+        return tuple(d for d, each in self._unsure.items() if self._me in each.tellers)
+
+    def against(self, peer: bytes) -> frozenset[bytes]:
+        """The digests of all evidence that proves this ban; some of it may not be here."""
+        ban = self._by_peer.get(peer)
+        spare = (digest for digest, banned in self._spare.items() if peer in banned)
+        named = self._named.get(peer)
+        own = [ban.evidence.digest] if ban is not None else []
+        return frozenset((*own, *spare, *([named] if named else [])))
 
     def of(self, peer: bytes) -> Ban | None:
         return self._by_peer.get(peer)
@@ -89,14 +104,22 @@ class Bans:
         EvidenceError if it proves nothing."""
         return self.weigh(evidence, verify_evidence(evidence), first_hand=first_hand)
 
+    def restore(self, evidence: Evidence) -> None:
+        """What an earlier life of this peer believed. EvidenceError."""
+        finding = verify_evidence(evidence)
+        self._adopt(evidence, finding, finding.banned)
+
     def weigh(self, evidence: Evidence, finding: Finding, *, first_hand: bool = False) -> list[Ban]:
         """The same of evidence that was verified, which takes time."""
         digest, is_pair = evidence.digest, len(finding.banned) > 1
-        if all(peer in self for peer in finding.banned):
-            self._set_aside(digest)
+        named = tuple(peer for peer in finding.banned if self._named.get(peer) == digest)
+        if named:
+            return self._adopt(evidence, finding, named)
+        if all(peer in self._by_peer for peer in finding.banned):
+            self._set_aside(digest, finding)
             return []
         if finding.stands_alone or (first_hand and not is_pair):
-            return self._adopt(digest, evidence, finding)
+            return self._adopt(evidence, finding, finding.banned)
         if digest not in self._unsure:
             if len(self._unsure) >= UNSURE_MAX and not self._forget_one():
                 return []
@@ -146,7 +169,7 @@ class Bans:
     def told(self, digest: bytes, member: bytes, members: Collection[bytes]) -> list[Ban]:
         """A member (or we) says that this evidence counts for it; ``members``: of our view."""
         unsure = self._unsure.get(digest)
-        if unsure is None or member in self._by_peer:
+        if unsure is None or member in self:
             return []
         jury = unsure.jury or frozenset(members)
         if member not in jury:
@@ -160,31 +183,52 @@ class Bans:
         if 2 * len(voices - {*unsure.finding.banned}) <= len(jury):
             return []
         most = max(same, key=lambda digest: len(same[digest].tellers & jury))
-        return self._adopt(most, same[most].evidence, same[most].finding)
+        found = same[most].finding
+        return self._adopt(same[most].evidence, found, found.banned)
 
-    def _adopt(self, digest: bytes, evidence: Evidence, finding: Finding) -> list[Ban]:
-        self._unsure.pop(digest, None)
-        new = [peer for peer in finding.banned if peer not in self._by_peer]
-        if len(self._by_peer) + len(new) > BANS_MAX:
+    def named(self, bans: Mapping[bytes, bytes]) -> list[Ban]:
+        """A view that we are in names these peers, with the digests of their evidence. Who is
+        banned by what was unsure until now; of others the file may have to be asked for."""
+        found: list[Ban] = []
+        for peer, digest in bans.items():
+            if self._named.get(peer) == digest or len(self._named) >= BANS_MAX:
+                continue
+            self._named[peer] = digest
+            self._spare.pop(digest, None)  # it has to be here
+            unsure = self._unsure.get(digest)
+            if unsure is not None and peer in unsure.finding.banned:
+                found += self._adopt(unsure.evidence, unsure.finding, (peer,))
+        return found
+
+    def _adopt(self, evidence: Evidence, finding: Finding, peers: Collection[bytes]) -> list[Ban]:
+        """It is what bans these. Those who were not banned before."""
+        digest, by_peer = evidence.digest, self._by_peer
+        new = [peer for peer in peers if peer not in by_peer]
+        if len(by_peer) + len(new) > BANS_MAX:
             return []
+        again = [peer for peer in peers if peer in by_peer and self._named.get(peer) == digest]
+        replaced = {by_peer[peer].evidence.digest: by_peer[peer].finding for peer in again}
+        by_peer |= {peer: Ban(peer, evidence, finding) for peer in (*new, *again)}
         self._by_digest[digest] = evidence
-        bans = [Ban(peer, evidence, finding) for peer in new]
-        self._by_peer |= {ban.peer: ban for ban in bans}
+        in_use = {ban.evidence.digest for ban in by_peer.values()}
+        for old in replaced.keys() - in_use:
+            del self._by_digest[old]
+            self._set_aside(old, replaced[old])
         for other, each in list(self._unsure.items()):
-            if all(peer in self._by_peer for peer in each.finding.banned):
+            if all(peer in by_peer for peer in each.finding.banned):
                 del self._unsure[other]
-                self._set_aside(other)
-        return bans
+                self._set_aside(other, each.finding)
+        return [by_peer[peer] for peer in new]
 
-    def _set_aside(self, digest: bytes) -> None:
+    def _set_aside(self, digest: bytes, finding: Finding) -> None:
         if digest not in self._by_digest:
-            self._spare[digest] = None
+            self._spare[digest] = finding.banned
         if len(self._spare) > BANS_MAX:
             del self._spare[next(iter(self._spare))]
 
     def rows(self) -> list[dict[str, object]]:
-        """For `atoll status`: plain types."""
-        return [
+        """For `atoll status`: plain types. ``agreed``: a view names it."""
+        rows: list[dict[str, object]] = [
             {
                 "peer": short(ban.peer),
                 "id": ban.peer.hex(),
@@ -192,6 +236,20 @@ class Bans:
                 "round": ban.evidence.terms.round,
                 "text": ban.finding.text,
                 "evidence": ban.evidence.digest.hex(),
+                "agreed": ban.peer in self._named,
             }
             for ban in self._by_peer.values()
+        ]
+        return rows + [
+            {
+                "peer": short(peer),
+                "id": peer.hex(),
+                "kind": "agreed",
+                "round": 0,
+                "text": f"{short(peer)}, as the members have agreed; the file is not here yet",
+                "evidence": digest.hex(),
+                "agreed": True,
+            }
+            for peer, digest in self._named.items()
+            if peer not in self._by_peer
         ]

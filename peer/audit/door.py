@@ -52,7 +52,11 @@ class BanGuard(OpenGuard):
 def describe_bans(admission: dict[str, Any]) -> list[str]:
     """The lines of `atoll status`."""
     rows = admission.get("banned", [])
-    lines = [f"  banned {row['text']}; evidence {row['evidence'][:16]}" for row in rows[:SHOWN_MAX]]
+    lines = [
+        f"  banned {row['text']}; evidence {row['evidence'][:16]}"
+        + ("" if row["agreed"] else " (not in the view yet)")
+        for row in rows[:SHOWN_MAX]
+    ]
     if len(rows) > SHOWN_MAX:
         lines.append(f"  and {len(rows) - SHOWN_MAX} more are banned")
     return lines

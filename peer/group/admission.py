@@ -26,6 +26,7 @@ from atoll.peer.group.views import (
     ARCHIVE,
     MEMBERS_MAX,
     WITNESS,
+    Banned,
     Member,
     View,
     is_quorum,
@@ -97,10 +98,12 @@ class Admission:
         if known is not None and known.member.inc >= member.inc:
             known.heard_s = now_s
             return
-        banned = now_s < self._not_before_s.get(member.peer, now_s)
+        paused = now_s < self._not_before_s.get(member.peer, now_s)
+        if paused or self.view.is_banned(member.peer):
+            return
         in_view = self.view.member(member.peer)
         alike = [x for x in self.learners.values() if (x.member.role == ARCHIVE) == is_archive]
-        if banned or (known is None and in_view is None and len(alike) >= LEARNERS_MAX):
+        if known is None and in_view is None and len(alike) >= LEARNERS_MAX:
             return
         if in_view is not None:
             if in_view.inc >= member.inc:
@@ -255,7 +258,9 @@ class Admission:
 
     def next_view(self, alive: set[bytes], now_s: float, *, admit: bool = True) -> View | None:
         """The view that membership asks for, or None if the present one will do."""
-        gone = self._roster.removable(now_s) | self.leaving
+        bans = self._own.bans.due(self.view, alive)
+        out = {ban.peer for ban in (*self.view.banned, *bans)}
+        gone = self._roster.removable(now_s) | self.leaving | out
         back = {p for p, x in self.learners.items() if self._is_newer(x.member)}
         kept = [
             m
@@ -263,7 +268,8 @@ class Admission:
             if (m.peer not in gone and m.peer not in back)
             or (m.peer == self.me and self.me not in self.leaving)
         ]
-        ready = [x.member for x in self.learners.values() if admit and self.has_learnt(x)]
+        able = (x for p, x in self.learners.items() if admit and p not in out)
+        ready = [x.member for x in able if self.has_learnt(x)]
         room = min(max(1, len(kept) - 1), MEMBERS_MAX - len(kept))
         members = tuple(kept + ready[:room])
         leaves = self.me in self.leaving
@@ -273,9 +279,9 @@ class Admission:
             return None
         left = rounds_left(self.view, self._own.served)
         done = left and not all(left.values())  # who has served counts from the next view on
-        if members == self.view.members and coordinator == self.me and not done:
+        if members == self.view.members and coordinator == self.me and not done and not bans:
             return None
-        return self._next(members, coordinator, (self._own.round, self._own.chain))
+        return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
 
     def lacks_base(self, alive: set[bytes]) -> bool:
         """Whether the run cannot go on from here: we lack the last commit or, as a witness, which
@@ -297,7 +303,11 @@ class Admission:
         return self._next(view.members, able[0], base)
 
     def _next(
-        self, members: tuple[Member, ...], coordinator: bytes, base: tuple[int, bytes]
+        self,
+        members: tuple[Member, ...],
+        coordinator: bytes,
+        base: tuple[int, bytes],
+        bans: tuple[Banned, ...] = (),
     ) -> View:
         following = replace(
             self.view,
@@ -310,6 +320,7 @@ class Admission:
             rollback=False,
             newcomers=(),
             absent=(),
+            banned=(*self.view.banned, *bans),
         )
         return settled(self.view, following, self._own.served, self._own.terms)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.peer.group.banned import BansBelieved
 from atoll.peer.group.effects import (
     Abort,
     Apply,
@@ -38,6 +39,7 @@ __all__ = [
     "Applied",
     "Apply",
     "Attached",
+    "BansBelieved",
     "CatchUp",
     "CatchUpFailed",
     "CaughtUp",
@@ -255,6 +257,7 @@ Event = (
     | LinkDown
     | Probed
     | Attached
+    | BansBelieved
     | Detached
     | Cradle
     | Restored

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.peer.group.banned import BanBook
 from atoll.peer.group.events import (
     Abort,
     Apply,
@@ -63,6 +64,7 @@ class Follower:
         self.fragments = 1
         self.terms: Terms | None = None  # of who counts; None until the specification is known
         self.served = Served()
+        self.bans = BanBook(me.peer)
         self.unsynced = False
         self.doubtful = False  # our bytes differ from the others' although the chain agrees
         self.astray = False  # our state is not on the history of the view

@@ -154,6 +154,7 @@ class Node:
             ev.LeaveAsked: self._on_leave_asked,
             ev.HandOver: self._on_hand_over,
             ev.Advised: self._on_advised,
+            ev.BansBelieved: lambda e: self.follower.bans.set(e.bans),
         }
 
     def _on_found(self, event: ev.Found) -> None:

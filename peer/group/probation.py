@@ -91,10 +91,11 @@ def settled(before: View, after: View, served: Served, terms: Terms | None) -> V
     for peer in after.peers:
         rounds = left[peer] if peer in left else _of_joiner(before, peer, base, probation or 0)
         newcomers += [Newcomer(peer, rounds)] if rounds else []
-    absent = [x for x in before.absent if x.peer not in after.peers]
+    out = {*after.peers, *(ban.peer for ban in after.banned)}
+    absent = [x for x in before.absent if x.peer not in out]
     if probation is not None:
         absent = [x for x in absent if base - x.since <= probation]
-    gone = [peer for peer in before.peers if peer not in after.peers and not left[peer]]
+    gone = [peer for peer in before.peers if peer not in out and not left[peer]]
     absent += [Absent(peer, base) for peer in gone]
     return replace(after, newcomers=tuple(newcomers), absent=tuple(absent[-ABSENT_MAX:]))
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from atoll.peer.group.banned import forgets
 from atoll.peer.group.election import Acceptor, BaseWait, Proposer
 from atoll.peer.group.events import Note
 from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report
@@ -136,20 +137,24 @@ class Succession:
         first, own = accept.proposal, self._node.follower
         if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
             return  # we have caught up since; a fork binds nobody, so another ballot finds better
-        wrong = wrong_settling(self.view, first, own.served, own.terms)
+        wrong = forgets(self.view, first) or wrong_settling(self.view, first, own.served, own.terms)
         if wrong:
-            self._refuse(accept, wrong)
+            self._refuse(accept, wrong, "rejected")
+            return
+        unheard = own.bans.unheard(self.view, first)
+        if unheard:
+            self._refuse(accept, unheard, "ban")
             return
         self.acceptor.on_accept(accept)
 
-    def _refuse(self, accept: Accept, wrong: str) -> None:
+    def _refuse(self, accept: Accept, wrong: str, kind: str) -> None:
         """Said once of each ballot: ACCEPT is repeated."""
         if accept.ballot != self._refused:
             self._refused = accept.ballot
             text = (
                 f"no vote for view {accept.proposal.number} of {short(accept.ballot.peer)}: {wrong}"
             )
-            self._node.emit(Note("rejected", text, accept.ballot.peer))
+            self._node.emit(Note(kind, text, accept.ballot.peer))
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
         """The next view, once it is decided, and why."""

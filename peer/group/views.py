@@ -19,6 +19,7 @@ __all__ = [
     "ADDRESS_BYTES_MAX",
     "ANCESTORS_MAX",
     "ARCHIVE",
+    "BANNED_MAX",
     "DEFAULT_RULES",
     "MEMBERS_MAX",
     "ON_FORK",
@@ -30,6 +31,7 @@ __all__ = [
     "Attempts",
     "Ballot",
     "Ballots",
+    "Banned",
     "Digest",
     "Incarnation",
     "Lineage",
@@ -60,6 +62,9 @@ ON_FORK = ("auto", "halt")
 MEMBERS_MAX = 1024  # one coordinator must hear everyone's heartbeat four times a second
 ADDRESS_BYTES_MAX = 300  # a DNS name has 253; so a full view takes 0.4 of its 1 MiB frame
 ABSENT_MAX = 256  # machines of a run that are being restarted; of more, the latest are remembered
+BANNED_MAX = (
+    1024  # that views name, as many as members; what is beyond each member knows for itself
+)
 ANCESTORS_MAX = 64  # forks are rare; peers of older lineages join anew
 
 # What may arrive. Views and attempts go into data headers as u32, the others are hashed or packed
@@ -146,6 +151,15 @@ class Absent:
 
 @message
 @dataclass(frozen=True, slots=True)
+class Banned:
+    """A peer that is out for ever; ``evidence`` is the SHA-256 of the file that shows why."""
+
+    peer: PeerId
+    evidence: Annotated[bytes, Within(32, 32)]
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class View:
     """``base_round`` and ``base_chain`` are the last round that every later one builds on.
 
@@ -166,6 +180,7 @@ class View:
     newcomers: Annotated[tuple[Newcomer, ...], Within(0, MEMBERS_MAX)] = ()
     absent: Annotated[tuple[Absent, ...], Within(0, ABSENT_MAX)] = ()  # the latest last
     since: Rounds = 0  # the position from which the run was founded or resumed
+    banned: Annotated[tuple[Banned, ...], Within(0, BANNED_MAX)] = ()  # the first first (banned.py)
 
     def __post_init__(self) -> None:
         ids = self.peers
@@ -180,8 +195,11 @@ class View:
         new, gone = {x.peer for x in self.newcomers}, {x.peer for x in self.absent}
         if len(new) < len(self.newcomers) or len(gone) < len(self.absent):
             raise ValueError("a view names each newcomer and each absent peer once")
-        if not new <= {*ids} or gone & {*ids}:
-            raise ValueError("newcomers are members, and the absent are not")
+        out = {x.peer for x in self.banned}
+        if not new <= {*ids} or (gone | out) & {*ids}:
+            raise ValueError("newcomers are members, and the absent and the banned are not")
+        if len(out) < len(self.banned):
+            raise ValueError("a view names each banned peer once")
 
     @property
     def peers(self) -> tuple[bytes, ...]:
@@ -203,6 +221,9 @@ class View:
 
     def member(self, peer: bytes) -> Member | None:
         return next((member for member in self.members if member.peer == peer), None)
+
+    def is_banned(self, peer: bytes) -> bool:
+        return any(ban.peer == peer for ban in self.banned)
 
     def describe(self) -> str:
         names = ", ".join(short(peer) for peer in self.peers)

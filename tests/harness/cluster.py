@@ -108,7 +108,8 @@ class Cluster(World):
     # ------------------------------------------------------------ how things travel
 
     def is_cut(self, a: Host, b: Host) -> bool:
-        return frozenset((a.peer, b.peer)) in self.cut or (a.peer, b.peer) in self.one_way
+        apart = frozenset((a.peer, b.peer)) in self.cut or (a.peer, b.peer) in self.one_way
+        return apart or self.outlaws.refuses(a.peer, b.peer)
 
     def is_open(self, source: Host, target: Host) -> bool:
         pair = frozenset((source.peer, target.peer))
@@ -139,6 +140,7 @@ class Cluster(World):
         target = self.hosts[peer]
         cut = self.is_cut(host, target) or self.is_cut(target, host)
         answer = "silent" if cut or target.off else "up" if target.alive else "refused"
+        answer = "refused" if self.outlaws.refuses(host.peer, peer) else answer
         self.after(self.delay_s, lambda: self.deliver(host, ev.Probed(peer, answer)))
 
     def hear_of_death(self, host: Host) -> None:

@@ -7,6 +7,7 @@ itself and asks no machine what it may do. Rules are those of design/membership.
 - a view goes back behind what was committed only as a flagged rollback, where ``on_lost`` says so;
 - the first view of a lineage is a founder's, or is decided by a quorum of those who were to found
   or resume the run together, on the highest position that one of them had;
+- a view keeps the bans of the one before, and a new one is believed by a quorum of that;
 - who changes its lineage says so; with ``on_fork=halt`` no lineage gives way by itself and none
   begins a round beside another.
 """
@@ -36,6 +37,7 @@ class Decisions:
     def __init__(self, views: dict[Place, View]) -> None:
         self.rules: Rules | None = None  # None: of no run that this judge has seen being founded
         self._views = views
+        self.believers: dict[bytes, set[bytes]] = {}  # who is banned, and who believes it
         self.committed: set[tuple[bytes, int, bytes]] = set()  # lineage, round, chain
         self._votes: dict[Place, dict[tuple[Ballot, View], set[tuple[bytes, int]]]] = {}
         self._promised: dict[tuple[Place, Ballot], set[bytes]] = {}
@@ -143,6 +145,7 @@ class Decisions:
         hides = view.base_round < before.base_round and not view.rollback
         assert not hides, f"invariant 8: view {view.number} goes back in secret"
         ballots = self._ballots((lineage, before.number), view, before)
+        self._bans(view, before)
         if len(before.members) == 1:  # its vote is heard by nobody else
             assert host.peer in before.peers, f"invariant 8: {host.name} decides for others"
             assert not view.fork, "invariant 8: a fork of one that was alone"
@@ -150,6 +153,16 @@ class Decisions:
             self._forks(view, before, ballots)
         else:
             self._has_quorum(view, before, ballots)
+
+    def _bans(self, view: View, before: View) -> None:
+        """None is forgotten; a new one is believed by a quorum."""
+        count = len(before.banned)
+        kept = view.banned[:count] == before.banned
+        assert kept, f"invariant 9: view {view.number} forgets a ban"
+        for ban in view.banned[count:]:
+            believers = self.believers.get(ban.peer, set())
+            text = f"invariant 9: view {view.number} names a ban that {len(believers)} believe"
+            assert _suffice(before, believers), text
 
     def _ballots(self, place: Place, view: View, before: View) -> dict[Ballot, set[bytes]]:
         """Who has voted for it, in which ballot; only those lives that the view before names."""

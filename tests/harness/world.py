@@ -21,6 +21,7 @@ from atoll.peer.group.views import REPLICA, Member
 from harness.bounded import BoundedNode
 from harness.checks import Checker
 from harness.host import FOREVER_S, Host, Trap
+from harness.outlaws import Outlaws
 from harness.plane import DataPlane
 from harness.values import object_of
 
@@ -69,6 +70,8 @@ class World(ABC):
         self.sprung: Callable[[Host, Trap], None] = lambda host, trap: None  # it has just died
         self.checker = Checker()
         self.plane = DataPlane(self)
+        self.outlaws = Outlaws(self)
+        self.checker.decisions.believers = self.outlaws.believers
         self.timing = timing or Timing()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
@@ -156,6 +159,12 @@ class World(ABC):
         backlog, host.backlog = host.backlog, []
         for event in backlog:
             self.deliver(host, event)
+
+    def part(self, a: Host, b: Host) -> None:
+        """One of them does not want the other any more."""
+        for here, there in ((a, b), (b, a)):
+            if there.peer in here.node.linked:
+                self.deliver(here, ev.LinkDown(there.peer, "banned"))
 
     def leave(self, name: str) -> None:
         self.log("{} asked to leave", name)

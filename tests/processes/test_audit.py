@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from harness.callers import callers
-from harness.processes import WAIT_S, Fleet, fleet, until
+from harness.processes import WAIT_S, Fleet, Peer, fleet, until
 from torch import nn
 
 from atoll.optim import DiLoCo
@@ -91,19 +93,42 @@ def test_a_liar_is_banned_and_the_others_go_on(tmp_path: Path, lie: str) -> None
         assert run.peers["d"].ends(WAIT_S) == 11
         assert "ATOLL-E34" in run.peers["d"].text
         for name in "abc":
-            rows = run.peers[name].status()["admission"]["banned"]
+            rows = bans(run.peers[name])
             assert [(row["peer"], row["kind"]) for row in rows] == [(liar, LIES[lie])]
-        (file,) = (run.peers["a"].home / "evidence").iterdir()
-        assert verified(file)["kind"] == LIES[lie]
+        for name in "abc":
+            until(partial(agreed, run.peers[name]), "a view names it", run.peers[name])
         late = run.join("e")
         run.sees("e", 4)
-        until(lambda: late.status()["admission"]["banned"], "a newcomer hears of it", late)
+        everyone = [run.peers[name] for name in "abce"]
+        until(lambda: same_file(everyone), "all have the file that the view names", late)
+        (file,) = (run.peers["a"].home / "evidence").iterdir()
+        assert verified(file)["kind"] == LIES[lie]
         run.odd.clear()
         again = run.start("d", "up", "--run", "demo")
         until(lambda: "this peer is banned" in again.text, "it is told why it stays outside", again)
     for name in "abc":
         assert torch.equal(found[name], found["a"])
         assert 3.0 < float(found[name].mean()) < 4.0  # what the liar promised does not count
+
+
+def bans(peer: Peer) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = peer.status()["admission"]["banned"]
+    return rows
+
+
+def agreed(peer: Peer) -> bool:
+    return all(row["agreed"] for row in bans(peer))
+
+
+def files(peer: Peer) -> list[str]:
+    folder = peer.home / "evidence"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def same_file(peers: list[Peer]) -> bool:
+    """Each has one, and it is the same."""
+    kept = {tuple(files(peer)) for peer in peers}
+    return len(kept) == 1 and len(next(iter(kept))) == 1
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ claims to bear.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -35,8 +34,9 @@ from atoll.peer.group.views import (
 from atoll.peer.net import wire
 from atoll.peer.rounds.entries import GATHER, REDUCE
 from simulation.options import Options
+from simulation.seal import Seal
 
-__all__ = ["NAMES", "Arena", "Checkpoint", "Seal"]
+__all__ = ["NAMES", "Arena", "Checkpoint"]
 
 RETRANSMIT_S = 0.2  # what a lost segment costs a stream
 NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long breaks
@@ -175,7 +175,7 @@ class Arena(World):
 
     def send(self, host: Host, peer: bytes, message: object) -> None:
         target = self.hosts.get(peer)
-        if target is None:
+        if target is None or self.outlaws.refuses(host.peer, peer):
             return
         if self.tracing:
             self.log("{}->{} {}", host.name, target.name, brief(message))
@@ -263,6 +263,10 @@ class Arena(World):
     def is_linked(self, a: Host, b: Host) -> bool:
         return frozenset((a, b)) in self._link
 
+    def part(self, a: Host, b: Host) -> None:
+        self._link.pop(frozenset((a, b)), None)
+        super().part(a, b)
+
     def break_link(self, a: Host, b: Host) -> None:
         self._break(frozenset((a, b)), "reset")
 
@@ -300,7 +304,7 @@ class Arena(World):
                 self._dialling.discard((host, peer))
                 return
             way, back = (host.peer, peer), (peer, host.peer)
-            cut = way in self.cuts or back in self.cuts
+            cut = way in self.cuts or back in self.cuts or self.outlaws.refuses(host.peer, peer)
             if target.alive and not target.paused and not host.paused and not cut:
                 self._dialling.discard((host, peer))
                 self.connect(host, target)
@@ -327,6 +331,8 @@ class Arena(World):
                 found = "silent"
             else:
                 found = "up" if target.alive else "refused"
+            if self.outlaws.refuses(host.peer, peer):
+                found = "refused"
             self.deliver(host, ev.Probed(peer, found))
 
         self.after(wait_s, answer)
@@ -385,16 +391,3 @@ class Arena(World):
         for host in hosts:
             if host.node.me.role == REPLICA:
                 self.train(host.name)
-
-
-class Seal:
-    """A signer that costs little: everybody could forge it, and nobody here does."""
-
-    def __init__(self, peer: bytes) -> None:
-        self._peer = peer
-
-    def sign(self, text: bytes) -> bytes:
-        return hashlib.sha256(self._peer + text).digest()
-
-    def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool:
-        return hashlib.sha256(peer + text).digest() == signature

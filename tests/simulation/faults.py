@@ -55,6 +55,8 @@ class Faults:
         """No fault lasts any longer; the dead stay dead until :meth:`revive`."""
         arena = self.arena
         self.over = True
+        for peer in arena.outlaws.believers:
+            self._stop(arena.hosts[peer].name)
         # What a clogged link holds arrives when it was going to, also from those who are dead.
         self.drain_s = max(0.0, arena.latest_s - arena.now_s)
         arena.clogs.clear()
@@ -153,6 +155,23 @@ class Faults:
                 self.arena.leave(host.name)
 
     _mass_leave = _leave
+
+    def _ban(self, fault: Fault) -> None:
+        """It is found out, and stops when it hears of it, or goes on for as long as it can."""
+        arena, (kind, *names) = self.arena, fault.detail.split()
+        finders = [peer_id(name) for name in "".join(names)]
+        for host in self._hosts(fault):
+            if self._can_die(host) and arena.host(host.name).node.view is not None:
+                arena.seen["banned"] += 1
+                self.left.add(host.name)
+                arena.outlaws.convict(host.peer, finders, stands_alone=kind == "alone")
+                self._undo(fault, partial(self._stop, host.name))
+
+    def _stop(self, name: str) -> None:
+        """The last that holds anything goes on: nobody is there who could have banned it."""
+        host = self.arena.host(name)
+        if host.alive and self._can_die(host):
+            self.arena.kill(name)
 
     def _hand_over(self, fault: Fault) -> None:
         """To the one named, or, if that coordinates already, to whoever can."""

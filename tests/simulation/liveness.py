@@ -209,7 +209,9 @@ def goal_reached(arena: Arena, left: set[str], goal: int) -> bool:
     inside = [host for host in staying if host.node.me.role != ARCHIVE]
     views = {host.node.view for host in inside}
     view = next(iter(views))
-    return len(views) == 1 and view is not None and set(view.peers) == {h.peer for h in inside}
+    if len(views) > 1 or view is None or arena.outlaws.missing():
+        return False
+    return set(view.peers) == {h.peer for h in inside}
 
 
 def why_not(arena: Arena) -> str:
@@ -221,4 +223,4 @@ def why_not(arena: Arena) -> str:
         own = host.node.follower
         state = " unsynced" if own.unsynced else ""
         lines.append(f"{host.name}: {host.node.phase.value}, {where}, round {own.round}{state}")
-    return "; ".join(lines)
+    return "; ".join(lines + [f"not banned: {each}" for each in arena.outlaws.missing()])

@@ -88,6 +88,7 @@ class Options:
     calls: float = 0.0  # share of rounds that are collectives of the trainers' own
     probation: int = 0  # rounds of who joins
     least: int = 1  # peers that have to count in a round
+    bans: int = 0  # peers that are found out to lie
 
     @property
     def rules(self) -> Rules:
@@ -154,6 +155,9 @@ def draw(seed: int) -> Options:
         plain = replace(plain, probation=luck.choice((1, 2, 4, 12)))
     if hosts - plain.witnesses >= 3 and luck.random() < 0.15:
         plain = replace(plain, least=2)
+    luck = random.Random(f"bans {seed}")
+    if hosts >= 3 and luck.random() < 0.2:
+        plain = replace(plain, bans=luck.choice((1, 1, 2)))
     profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
     bent = replace(bend(plain, dice), profile=profile) if bend is not None else plain

@@ -291,6 +291,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "            self._untold = 0\n",
         test=UNIT + "calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",
     ),
+    Mutant(
+        "a new view forgets bans",
+        "admission",
+        "banned=(*self.view.banned, *bans),",
+        "banned=bans,",
+    ),
+    Mutant(
+        "bans before anybody else believes",
+        "banned",
+        "return is_quorum(view, believers) and (ban.stands_alone or voters == believers)",
+        "return True",
+    ),
+    Mutant(
+        "words of some are enough",
+        "banned",
+        "(ban.stands_alone or voters == believers)",
+        "True",
+        test=UNIT + "banned.py::test_a_ban_is_due_when_the_votes_are_sure",
+    ),
+    Mutant(
+        "votes for any ban",
+        "banned",
+        "            if ban.peer not in self._bans:\n",
+        "            if not ban.evidence:\n",
+        test=UNIT + "banned.py::test_nobody_votes_for_a_ban_that_it_does_not_believe",
+    ),
 )
 
 # Those that few seeds find: the suite plants them every time.

@@ -82,6 +82,7 @@ def _seen(arena: Arena) -> dict[str, int]:
     seen["cradles"] = sum(v.number == 1 and bool(v.ancestors) for v in views)
     seen["views with newcomers"] = sum(bool(view.newcomers) for view in views)
     seen["views that remember somebody"] = sum(bool(view.absent) for view in views)
+    seen["views with bans"] = sum(bool(view.banned) for view in views)
     seen["resumed views"] = sum(v.number == 1 and v.base_round > 0 for v in views)
     for kind in ("yield", "base-lost", "excluded", "diverged", "held"):
         seen[kind] = arena.noted[kind]

@@ -97,11 +97,26 @@ def draw_script(options: Options) -> list[Fault]:
     while True:
         at_s += dice.expovariate(options.fault_rate)
         if at_s >= options.faulty_s:
-            return sorted(script, key=lambda fault: fault.at_s)
+            return sorted(script + _bans(options, names), key=lambda fault: fault.at_s)
         kind = dice.choice(options.kinds)
         fault = _draw(dice, options, kind, names, spare, at_s)
         script.append(fault)
         names += fault.who if kind in ("join", "mass_join") else ""
+
+
+def _bans(options: Options, names: str) -> list[Fault]:
+    """Of whom, and by how many: those who took part, all or some, and at once or one by one."""
+    dice = random.Random(f"bans {options.seed} {options.faulty_s}")
+    script = []
+    for name in dice.sample(names[: options.hosts], options.bans):
+        finders = [other for other in names if other != name and dice.random() < 0.8]
+        kind = "alone" if dice.random() < 0.5 else "words"
+        if kind == "alone":
+            finders = finders[: dice.choice((1, 2, len(names)))]
+        lives_s = dice.choice((0.1, 1.0, options.faulty_s))  # until it knows, or is stopped
+        at_s = round(dice.uniform(0.0, 0.8) * options.faulty_s, 3)
+        script.append(Fault(at_s, "ban", name, lives_s, f"{kind} {''.join(finders)}"))
+    return script
 
 
 def _draw(

@@ -15,7 +15,7 @@ from atoll.peer.group.follower import Follower
 from atoll.peer.group.membership import Node
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.views import WITNESS, Member, Rules
-from simulation.arena import Seal
+from simulation.seal import Seal
 
 
 def test_a_replica_does_not_vote_for_what_others_hold() -> None:

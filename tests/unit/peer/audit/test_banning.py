@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from harness.loops import run_to_rest
 from atoll.collectives.errors import AtollError, BannedError
 from atoll.peer.audit import banning
 from atoll.peer.audit.banning import AskEvidence, BanKeeper, EvidencePiece, KnownBans
+from atoll.peer.audit.verifying import verify_evidence
+from atoll.peer.group.banned import BansBelieved
+from atoll.peer.group.views import Banned
 
 
 class Site:
@@ -27,6 +31,7 @@ class Site:
         self.stopped: list[AtollError] = []
         self.failed: list[bytes] = []
         self.sent: list[object] = []
+        self.believed: list[BansBelieved] = []
         self.tasks: list[asyncio.Task[Any]] = []
         net[name] = self
         self.keeper = BanKeeper(
@@ -41,6 +46,7 @@ class Site:
             spawn=self._spawn,
             on_ban=self.failed.extend,
             took_part=lambda terms: False,
+            believed=self.believed.append,
         )
 
     def _send(self, peer: bytes, message: object) -> bool:
@@ -142,6 +148,96 @@ def test_a_newcomer_counts_who_holds_another_file_against_the_same_peer(tmp_path
         await settle(net)
         assert late.keeper.is_out(one.culprit)
         assert late.keeper.bans.digests == (one.digest,)
+
+    run_to_rest(main)
+
+
+def test_all_keep_the_file_that_the_view_names(tmp_path: Path) -> None:
+    one = left_behind("withholding")
+    other = replace(one, said=one.said[::-1])
+
+    async def main() -> None:
+        net = sites(tmp_path)
+        for site, evidence in zip(net.values(), (one, other, one), strict=True):
+            site.keeper._believe(evidence, verify_evidence(evidence), first_hand=True)
+        await settle(net)
+        late = Site(b"z" * 32, tmp_path, net)
+        for site in net.values():
+            for peer in net.keys() - {site.name}:
+                site.keeper.linked(peer)
+            site.keeper.installed((Banned(one.culprit, other.digest),))
+        await settle(net)
+        for site in net.values():
+            assert site.keeper.bans.digests == (other.digest,)
+            (file,) = (tmp_path / site.name.hex()[:4]).iterdir()
+            assert file.read_bytes() == other.encoded
+            (row,) = site.keeper.bans.rows()
+            assert row["agreed"]
+            (ban,) = site.believed[-1].bans
+            assert (ban.peer, ban.evidence) == (one.culprit, other.digest)
+            assert ban.believers == net.keys() - {site.name}
+        assert late.failed == [one.culprit]
+
+    run_to_rest(main)
+
+
+def test_who_is_named_is_out_before_the_file_is_here(tmp_path: Path) -> None:
+    async def main() -> None:
+        net = sites(tmp_path, "ab")
+        a = net[b"a" * 32]
+        a.keeper.installed((Banned(b"x" * 32, b"d" * 32),))
+        await settle(net)
+        with pytest.raises(BannedError, match="have agreed"):
+            a.keeper.check(b"x" * 32)
+        assert "not here yet" in str(a.keeper.bans.rows())
+        assert not a.believed  # nothing that it could show to others
+
+    run_to_rest(main)
+
+
+def test_a_word_about_a_pair_is_no_belief(tmp_path: Path) -> None:
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path)
+        a, b, c = net.values()
+        a.keeper.convict(evidence)
+        a.keeper.on_message(b.name, KnownBans((), (evidence.digest,)))
+        await asyncio.sleep(0)
+        (ban,) = a.believed[-1].bans
+        assert ban.believers == frozenset()
+        await settle(net)
+        (ban,) = a.believed[-1].bans
+        assert ban.believers == {b.name, c.name}
+        a.keeper.unlinked(b.name)
+        a.keeper.installed(())
+        await settle(net)
+        assert a.believed[-1].bans[0].believers == {c.name}
+
+    run_to_rest(main)
+
+
+def test_heaps_of_digests_hide_nothing(tmp_path: Path) -> None:
+    """Four peers name thousands of files that nobody has."""
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path, "abz")
+        a, _, late = net.values()
+        liars = [bytes([number]) * 32 for number in range(4)]
+        for liar in liars:
+            Site(liar, tmp_path, net)
+        a.keeper.bans.learn(evidence)
+        late.keeper.on_message(a.name, KnownBans((evidence.digest,)))
+        for liar in liars:
+            for turn in range(3):
+                heap = tuple(
+                    hashlib.sha256(liar + bytes([turn, n % 256, n // 256])).digest()
+                    for n in range(4000)
+                )
+                late.keeper.on_message(liar, KnownBans(heap))
+        await settle(net)
+        assert late.keeper.is_out(evidence.culprit)
 
     run_to_rest(main)
 

@@ -47,6 +47,7 @@ class Net:
             spawn=self._spawn,
             on_ban=lambda peers: None,
             took_part=lambda terms: terms in self.took_part,
+            believed=lambda bans: None,
         )
 
     def _send(self, source: bytes, dest: bytes, message: object) -> bool:

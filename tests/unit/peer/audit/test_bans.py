@@ -11,6 +11,7 @@ from atoll.collectives.errors import EvidenceError
 from atoll.peer.audit import bans as module
 from atoll.peer.audit.bans import Bans
 from atoll.peer.audit.door import describe_bans
+from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 
 ME = b"m" * 32
@@ -123,7 +124,64 @@ def test_the_lines_of_status() -> None:
     bans.learn(evidence)
     (line,) = describe_bans({"banned": bans.rows()})
     assert line.startswith(f"  banned {short(evidence.culprit)} signed a wrong result")
+    assert line.endswith(f"evidence {evidence.digest.hex()[:16]} (not in the view yet)")
+    assert bans.named({evidence.culprit: evidence.digest}) == []
+    (line,) = describe_bans({"banned": bans.rows()})
     assert line.endswith(f"evidence {evidence.digest.hex()[:16]}")
     many = describe_bans({"banned": bans.rows() * 25})
     assert many[-1] == "  and 5 more are banned"
     assert describe_bans({"mode": "secret"}) == []
+
+
+# ---------------------------------------------------------------- what views name
+
+
+@pytest.mark.parametrize("lie", WEAK)
+def test_what_a_view_names_is_believed_with_its_file(lie: str) -> None:
+    evidence = left_behind(lie)
+    banned = verify_evidence(evidence).banned
+    bans = Bans(ME)
+    assert bans.named(dict.fromkeys(banned, evidence.digest)) == []
+    assert all(peer in bans for peer in banned)
+    assert {ban.peer for ban in bans.learn(evidence)} == {*banned}
+    bans = Bans(ME)
+    assert bans.learn(evidence) == []  # the other way round
+    named = bans.named(dict.fromkeys(banned, evidence.digest))
+    assert {ban.peer for ban in named} == {*banned}
+    assert bans.words == ()
+
+
+def test_of_a_pair_only_those_are_out_that_the_view_names() -> None:
+    evidence = left_behind("wrong part")
+    accuser = evidence.said[0].signer
+    bans = Bans(ME)
+    bans.named({evidence.culprit: evidence.digest})
+    (ban,) = bans.learn(evidence)
+    assert ban.peer == evidence.culprit
+    assert accuser not in bans
+
+
+def test_evidence_against_others_bans_nobody_by_being_named() -> None:
+    evidence = left_behind("withholding")
+    bans = Bans(ME)
+    bans.named({b"x" * 32: evidence.digest})
+    assert bans.learn(evidence) == []
+    assert evidence.culprit not in bans
+
+
+def test_an_earlier_life_has_believed_what_it_kept() -> None:
+    for lie in LIES:
+        evidence, bans = left_behind(lie), Bans(ME)
+        bans.restore(evidence)
+        assert all(peer in bans for peer in verify_evidence(evidence).banned)
+
+
+def test_all_that_proves_a_ban_is_known_by_its_digests() -> None:
+    one = left_behind("withholding")
+    other = replace(one, said=one.said[::-1])
+    bans = Bans(ME)
+    bans.learn(one, first_hand=True)
+    bans.learn(other)
+    bans.named({one.culprit: b"d" * 32})
+    assert bans.against(one.culprit) == {one.digest, other.digest, b"d" * 32}
+    assert bans.against(b"x" * 32) == frozenset()

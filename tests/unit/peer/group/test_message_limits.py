@@ -148,6 +148,8 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         drawn["newcomers"] = tuple(new[m.peer] for m in members if m.peer in new)
         named = {member.peer for member in members}
         drawn["absent"] = tuple(x for peer, x in gone.items() if peer not in named)
+        out = {x.peer: x for x in drawn["banned"]}
+        drawn["banned"] = tuple(x for peer, x in out.items() if peer not in named)
     elif cls is Terms:
         drawn["rule"] = draw(st.sampled_from(["", "trimmed(f=1)"]))
     elif cls is ms.Begin:

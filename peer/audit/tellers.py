@@ -1,0 +1,75 @@
+"""What linked peers say about evidence, and whom to ask for what is not here. Sans-I/O.
+
+What one peer says takes no room from what others say, and each is asked in its turn, so nobody can
+hide evidence behind heaps of digests that nothing belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["SAID_MAX", "Tellers"]
+
+SAID_MAX: Final = 4096  # digests of one peer that are remembered: more than it may have
+
+
+@dataclass(slots=True)
+class _Said:
+    counts: dict[bytes, None] = field(default_factory=dict)  # it believes this evidence
+    words: dict[bytes, None] = field(default_factory=dict)  # it says that this pair is to go
+    absent: set[bytes] = field(default_factory=set)  # it has not given this when it was asked
+
+
+class Tellers:
+    """By peer, while it is linked; who has not been asked for longest is first."""
+
+    def __init__(self) -> None:
+        self._said: dict[bytes, _Said] = {}
+
+    def hear(self, peer: bytes, counts: Sequence[bytes], words: Sequence[bytes]) -> None:
+        said = self._said.setdefault(peer, _Said())
+        for known, new in ((said.counts, counts), (said.words, words)):
+            known.update(dict.fromkeys(new))
+            while len(known) > SAID_MAX:
+                del known[next(iter(known))]
+
+    def forget(self, peer: bytes) -> None:
+        self._said.pop(peer, None)
+
+    def of(self, digest: bytes) -> list[bytes]:
+        """Who speaks for this evidence."""
+        return [
+            p for p, said in self._said.items() if digest in said.counts or digest in said.words
+        ]
+
+    def all(self) -> Iterator[tuple[bytes, bytes]]:
+        """Each digest that a peer speaks for, and the peer."""
+        for peer, said in tuple(self._said.items()):
+            for digest in (*said.counts, *said.words):
+                yield digest, peer
+
+    def believers(self, digests: Collection[bytes]) -> frozenset[bytes]:
+        """For whom one of these counts."""
+        return frozenset(
+            p for p, said in self._said.items() if not said.counts.keys().isdisjoint(digests)
+        )
+
+    def next(
+        self, able: Collection[bytes], lacks: Callable[[bytes], bool]
+    ) -> tuple[bytes, bytes] | None:
+        """Whom of these to ask for what; it is the last in turn then."""
+        for peer, said in self._said.items():
+            if peer not in able:
+                continue
+            named = (d for d in (*said.counts, *said.words) if d not in said.absent and lacks(d))
+            if (digest := next(named, None)) is not None:
+                self._said[peer] = self._said.pop(peer)
+                return peer, digest
+        return None
+
+    def has_not(self, peer: bytes, digest: bytes) -> None:
+        """It was asked and did not give it: it is not asked again, over this link."""
+        if peer in self._said:
+            self._said[peer].absent.add(digest)
