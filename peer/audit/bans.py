@@ -105,7 +105,7 @@ class Bans:
                 return self.learn(two)
             self._unsure[digest] = _Unsure(evidence, finding)
         if first_hand:
-            self._unsure[digest].jury = frozenset(evidence.terms.participants) - {*finding.banned}
+            self._unsure[digest].jury = frozenset(evidence.terms.jury) - {*finding.banned}
         return []
 
     def _forget_one(self) -> bool:

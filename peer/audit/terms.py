@@ -76,13 +76,14 @@ class AuditTerms:
 
     @property
     def jury(self) -> list[PeerId]:
-        """Whose word about local steps counts. Who is on probation has shown nothing yet."""
+        """Whose word counts where nothing else proves anything. Who is on probation has shown
+        nothing yet: else it would cost nothing to be many."""
         return [p for p, counts in zip(self.participants, self.counted, strict=True) if counts]
 
     @property
     def majority(self) -> int:
-        """So many of them are more than half: one at least is honest, where most are."""
-        return len(self.participants) // 2 + 1
+        """So many of the jury are more than half: one at least is honest, where most are."""
+        return len(self.jury) // 2 + 1
 
 
 class Work:
