@@ -292,7 +292,7 @@ class BanKeeper:
             try:
                 if path.stat().st_size > EVIDENCE_BYTES_MAX:
                     raise EvidenceError("it is too long")
-                self.bans.learn(parse_evidence(path.read_bytes()), first_hand=True)
+                self.bans.recall(parse_evidence(path.read_bytes()))
             except (EvidenceError, OSError) as error:
                 self._note("forged", f"{path} is left alone: {error}")
 

@@ -92,11 +92,10 @@ class Bans:
     def weigh(self, evidence: Evidence, finding: Finding, *, first_hand: bool = False) -> list[Ban]:
         """The same of evidence that was verified, which takes time."""
         digest, is_pair = evidence.digest, len(finding.banned) > 1
-        if all(peer in self for peer in finding.banned):
-            self._set_aside(digest)
+        if self._is_spare(evidence, finding):
             return []
         if finding.stands_alone or (first_hand and not is_pair):
-            return self._adopt(digest, evidence, finding)
+            return self._adopt(evidence, finding)
         if digest not in self._unsure:
             if len(self._unsure) >= UNSURE_MAX and not self._forget_one():
                 return []
@@ -107,6 +106,19 @@ class Bans:
         if first_hand:
             self._unsure[digest].jury = frozenset(evidence.terms.jury) - {*finding.banned}
         return []
+
+    def recall(self, evidence: Evidence) -> list[Ban]:
+        """What an earlier life of this peer has believed, whoever had to say so then: nobody may be
+        left who would say it again. EvidenceError if it proves nothing."""
+        finding = verify_evidence(evidence)
+        return [] if self._is_spare(evidence, finding) else self._adopt(evidence, finding)
+
+    def _is_spare(self, evidence: Evidence, finding: Finding) -> bool:
+        """Whether all that it bans are out already."""
+        spare = all(peer in self for peer in finding.banned)
+        if spare:
+            self._set_aside(evidence.digest)
+        return spare
 
     def _forget_one(self) -> bool:
         """What others say of attempts that we know nothing of makes room for what we do know of."""
@@ -160,9 +172,10 @@ class Bans:
         if 2 * len(voices - {*unsure.finding.banned}) <= len(jury):
             return []
         most = max(same, key=lambda digest: len(same[digest].tellers & jury))
-        return self._adopt(most, same[most].evidence, same[most].finding)
+        return self._adopt(same[most].evidence, same[most].finding)
 
-    def _adopt(self, digest: bytes, evidence: Evidence, finding: Finding) -> list[Ban]:
+    def _adopt(self, evidence: Evidence, finding: Finding) -> list[Ban]:
+        digest = evidence.digest
         self._unsure.pop(digest, None)
         new = [peer for peer in finding.banned if peer not in self._by_peer]
         if len(self._by_peer) + len(new) > BANS_MAX:

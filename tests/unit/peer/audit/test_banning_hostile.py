@@ -183,6 +183,9 @@ def test_most_of_the_others_have_to_say_the_same_of_a_pair(tmp_path: Path) -> No
         assert not net.out(accused)
         await net.until(lambda: len(net.out(accused)) == 5)
         assert net.out(liar.me) == {*net.names}
+        await asyncio.gather(*net.tasks)
+        later = Net(tmp_path, net.names)  # all are started again
+        assert later.out(liar.me) == later.out(accused) == {*net.names}
 
     run_to_rest(act)
 
