@@ -60,6 +60,8 @@ class AuditTerms:
             raise ValueError("participants are in order, each of them once")
         if len(self.counted) != count or len(self.shares) != count:
             raise ValueError("each participant has a share, and counts or does not")
+        if not (self.rule + self.codec).isprintable():
+            raise ValueError("the names of a rule and a codec are printable")
         if not any(self.counted) or not any(self.shares):
             raise ValueError("somebody counts, and somebody owns a share")
         if self.elements > self.chunk_elements * CHUNKS_MAX:

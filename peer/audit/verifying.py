@@ -42,7 +42,7 @@ from atoll.peer.audit.statements import (
     draw_of,
     heard_of,
 )
-from atoll.peer.group.views import short
+from atoll.peer.group.views import plain, short
 from atoll.peer.signatures import verifies
 
 __all__ = ["verify_evidence"]
@@ -269,7 +269,7 @@ def _pair(case: _Case) -> Finding:
     other = _body(said, Elimination)
     _require(other.peer == case.culprit != said.signer, "it names somebody else")
     _require(said.signer in case.terms.jury, "who is on probation takes nobody along")
-    text = f"and {short(said.signer)} contradict each other: {other.why}"
+    text = f"and {short(said.signer)} contradict each other: {plain(other.why)}"
     found = _found(case, text, stands_alone=False)
     return Finding(found.kind, (case.culprit, said.signer), found.text, stands_alone=False)
 

@@ -152,15 +152,25 @@ def test_newcomers_have_no_say() -> None:
     assert verify_evidence(withheld(Phase.CHECK, 3, (1, 2), "11100")).banned
 
 
-def test_a_newcomer_takes_nobody_along() -> None:
-    def pair(counted: str) -> Evidence:
-        terms = withheld(Phase.CHECK, 0, (), counted).terms
-        signers = {key.me: key for key in keys(ALONE)}
-        accused, accuser, *_ = terms.participants
-        body = Elimination(accused, "it has sent something else")
-        word = said(terms.digest, Phase.ELIMINATE, b"", body, accuser, signers[accuser])
-        return Evidence("pair", accused, terms, (word,))
+def pair(counted: str, why: str = "it has sent something else") -> Evidence:
+    """One of five contradicts the first one."""
+    terms = withheld(Phase.CHECK, 0, (), counted).terms
+    signers = {key.me: key for key in keys(ALONE)}
+    accused, accuser, *_ = terms.participants
+    body = Elimination(accused, why)
+    word = said(terms.digest, Phase.ELIMINATE, b"", body, accuser, signers[accuser])
+    return Evidence("pair", accused, terms, (word,))
 
+
+def test_what_liars_write_is_one_line_on_a_terminal() -> None:
+    finding = verify_evidence(pair("11111", "x\x1b[2J\nproven: nobody lies"))
+    assert finding.text.isprintable()
+    for name in ("rule", "codec"):
+        with pytest.raises(ValueError, match="printable"):
+            replace(pair("11111").terms, **{name: "\x1b[2J"})  # type: ignore[arg-type]
+
+
+def test_a_newcomer_takes_nobody_along() -> None:
     assert len(verify_evidence(pair("11111")).banned) == 2
     refused(pair("10111"))
 
