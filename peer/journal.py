@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from atoll.peer.group.views import View
+from atoll.peer.group.views import View, plain
 
 __all__ = ["ERROR_KINDS", "HISTORY_KEPT", "HISTORY_KINDS", "Journal"]
 
@@ -66,6 +66,7 @@ class Journal:
 
     def note(self, kind: str, text: str, **fields: object) -> None:
         """One line of the log, with ``fields`` for those who read it by program."""
+        text = plain(text)  # some of it may be another's words
         event = {"unix_s": time.time(), "kind": kind, "text": text, **fields}
         self._events.append(event)
         if kind in ERROR_KINDS:

@@ -9,7 +9,7 @@ from atoll.peer.audit.door import describe_bans
 from atoll.peer.authority.standing import describe
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.probation import rounds_left
-from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, short
+from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, plain, short
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon
@@ -85,7 +85,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
 def _layout(daemon: Daemon) -> str:
     """Of the last round that this peer has taken part in, and why it was that."""
     layout = daemon.runner.reducer.layout
-    return (layout.why or layout.kind) if layout is not None else ""
+    return (plain(layout.why) or layout.kind) if layout is not None else ""
 
 
 def _learners(daemon: Daemon) -> list[dict[str, Any]]:

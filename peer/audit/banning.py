@@ -34,6 +34,9 @@ PIECE_BYTES: Final = 64 * 1024
 ARRIVING_MAX: Final = 4  # pieces of evidence that come at a time, each from another peer
 ASKED_MAX: Final = 64  # times that one peer may begin to ask over one link: files are large
 ARRIVAL_S: Final = 10.0  # without a piece, and somebody else is asked
+# A line of 1 Mbit/s brings four times as much: whoever sends less keeps a place that others need.
+SLOWEST_BYTES_PER_S: Final = 32 * 1024
+STALLS_MAX: Final = 3  # files that one peer does not send; then it is asked for no more
 WORD_S: Final = 2.0  # before we say that a pair is to go: the accuser may be found out meanwhile
 
 _Digest = Annotated[bytes, Within(32, 32)]
@@ -70,6 +73,7 @@ class EvidencePiece:
 @dataclass(slots=True)
 class _Arriving:
     source: bytes
+    begun_s: float
     data: bytearray = field(default_factory=bytearray)
     total: int = 0
     stalled: asyncio.TimerHandle | None = None
@@ -106,6 +110,7 @@ class BanKeeper:
         self._tellers = Tellers()
         self._publishing = False
         self._forgers: set[bytes] = set()  # over this link
+        self._stalls: dict[bytes, int] = {}  # over this link, by whom
         self._asked: dict[bytes, int] = {}  # by whom, how often
         self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
         self._load()
@@ -132,6 +137,7 @@ class BanKeeper:
         self._lent.pop(peer, None)
         self._forgers.discard(peer)
         self._tellers.forget(peer)
+        self._stalls.pop(peer, None)
         for digest in [d for d, each in self._arriving.items() if each.source == peer]:
             self._give_up(digest)
 
@@ -168,7 +174,9 @@ class BanKeeper:
 
     def _ask_more(self) -> None:
         """What we have been told of and lack, as far as there is room; of each peer one thing."""
-        linked = {p for p in self._links() if p not in self._forgers and not self.is_out(p)}
+        idle = {peer for peer, count in self._stalls.items() if count >= STALLS_MAX}
+        shut = self._forgers | idle
+        linked = {peer for peer in self._links() if peer not in shut and not self.is_out(peer)}
         while len(self._arriving) < ARRIVING_MAX:
             able = linked - {each.source for each in self._arriving.values()}
             chosen = self._tellers.next(able, self._lacks)
@@ -176,7 +184,7 @@ class BanKeeper:
                 return
             peer, digest = chosen
             if self._send(peer, AskEvidence(digest)):
-                self._arriving[digest] = _Arriving(peer)
+                self._arriving[digest] = _Arriving(peer, _now_s())
                 self._watch(digest)
             else:
                 self._tellers.has_not(peer, digest)
@@ -188,7 +196,12 @@ class BanKeeper:
         loop, arriving = asyncio.get_running_loop(), self._arriving[digest]
         if arriving.stalled is not None:
             arriving.stalled.cancel()
-        arriving.stalled = loop.call_later(ARRIVAL_S, self._give_up, digest)
+        arriving.stalled = loop.call_later(ARRIVAL_S, self._stall, digest)
+
+    def _stall(self, digest: bytes) -> None:
+        source = self._arriving[digest].source
+        self._stalls[source] = self._stalls.get(source, 0) + 1
+        self._give_up(digest)
 
     def _give_up(self, digest: bytes) -> None:
         """This one does not send it: somebody else who has said that it knows this may."""
@@ -217,7 +230,11 @@ class BanKeeper:
         arriving = self._arriving.get(piece.digest)
         if arriving is None or (arriving.source, len(arriving.data)) != (peer, piece.offset):
             return
-        if arriving.data and arriving.total != piece.total:
+        whole = min(PIECE_BYTES, piece.total - piece.offset)
+        if len(piece.data) != whole or (arriving.data and arriving.total != piece.total):
+            return
+        if _now_s() - arriving.begun_s > ARRIVAL_S + len(arriving.data) / SLOWEST_BYTES_PER_S:
+            self._stall(piece.digest)
             return
         arriving.data += piece.data
         arriving.total = piece.total
@@ -333,13 +350,17 @@ class BanKeeper:
             try:
                 if path.stat().st_size > EVIDENCE_BYTES_MAX:
                     raise EvidenceError("it is too long")
-                self.bans.restore(parse_evidence(path.read_bytes()))
+                self.bans.recall(parse_evidence(path.read_bytes()))
             except (EvidenceError, OSError) as error:
                 self._note("forged", f"{path} is left alone: {error}")
 
 
 # For the banned to ask for the evidence before its link ends, and for others to get what it has.
 LAST_WORDS_S: Final = 1.0
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:

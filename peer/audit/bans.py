@@ -104,19 +104,13 @@ class Bans:
         EvidenceError if it proves nothing."""
         return self.weigh(evidence, verify_evidence(evidence), first_hand=first_hand)
 
-    def restore(self, evidence: Evidence) -> None:
-        """What an earlier life of this peer believed. EvidenceError."""
-        finding = verify_evidence(evidence)
-        self._adopt(evidence, finding, finding.banned)
-
     def weigh(self, evidence: Evidence, finding: Finding, *, first_hand: bool = False) -> list[Ban]:
         """The same of evidence that was verified, which takes time."""
         digest, is_pair = evidence.digest, len(finding.banned) > 1
         named = tuple(peer for peer in finding.banned if self._named.get(peer) == digest)
         if named:
             return self._adopt(evidence, finding, named)
-        if all(peer in self._by_peer for peer in finding.banned):
-            self._set_aside(digest, finding)
+        if self._is_spare(digest, finding):
             return []
         if finding.stands_alone or (first_hand and not is_pair):
             return self._adopt(evidence, finding, finding.banned)
@@ -128,8 +122,22 @@ class Bans:
                 return self.learn(two)
             self._unsure[digest] = _Unsure(evidence, finding)
         if first_hand:
-            self._unsure[digest].jury = frozenset(evidence.terms.participants) - {*finding.banned}
+            self._unsure[digest].jury = frozenset(evidence.terms.jury) - {*finding.banned}
         return []
+
+    def recall(self, evidence: Evidence) -> list[Ban]:
+        """What an earlier life of this peer has believed, whoever had to say so then: nobody may be
+        left who would say it again. EvidenceError if it proves nothing."""
+        finding = verify_evidence(evidence)
+        spare = self._is_spare(evidence.digest, finding)
+        return [] if spare else self._adopt(evidence, finding, finding.banned)
+
+    def _is_spare(self, digest: bytes, finding: Finding) -> bool:
+        """Whether all that it bans are out already, and by what is here."""
+        spare = all(peer in self._by_peer for peer in finding.banned)
+        if spare:
+            self._set_aside(digest, finding)
+        return spare
 
     def _forget_one(self) -> bool:
         """What others say of attempts that we know nothing of makes room for what we do know of."""

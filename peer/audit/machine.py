@@ -162,7 +162,10 @@ class Audit:
             word = self._signed(Phase.ELIMINATE, Elimination(peer, why))
             self.inbox.add(word)
             self._effects.append(Tell(word))
-            self._convict([Evidence("pair", peer, self.terms, (word,))], now_s)
+            if self.me in self.terms.jury:
+                self._convict([Evidence("pair", peer, self.terms, (word,))], now_s)
+            else:
+                self._fail((), f"audit: {short(peer)}: {why}", now_s)
 
     def banned(self, peers: Iterable[bytes], now_s: float) -> None:
         """Others have evidence against these."""
@@ -205,14 +208,18 @@ class Audit:
 
     def _hear_contradiction(self, each: Said, now_s: float) -> None:
         """Handed on, so that nobody contradicts one before some and another before others. Who has
-        revealed its secret has seen nothing wrong in what it was sent."""
+        revealed its secret has seen nothing wrong in what it was sent. Who is on probation takes
+        nobody along: it is left out, or new identities would empty a run."""
         self._effects.append(Tell(each))
         body = body_of(each.statement)
         assert isinstance(body, Elimination)
         if each.signer not in self.inbox.of(Phase.REVEAL) and not self.is_over:
-            self._effects.append(Convicted(Evidence("pair", body.peer, self.terms, (each,))))
             why = f"audit: {short(each.signer)} and {short(body.peer)} contradict each other"
-            self._fail((each.signer, body.peer), why, now_s)
+            if each.signer in self.terms.jury:
+                self._effects.append(Convicted(Evidence("pair", body.peer, self.terms, (each,))))
+                self._fail((each.signer, body.peer), why, now_s)
+            else:
+                self._fail((each.signer,), why, now_s)
 
     def _hear_withheld(self, each: Said, now_s: float) -> None:
         body = body_of(each.statement)
@@ -347,8 +354,9 @@ class Audit:
 
     def _count_voices(self, phase: int, peer: bytes, now_s: float) -> None:
         """Only where we miss it ourselves: what others miss we may be able to hand on."""
-        told = {s: each for s, each in self._voices[phase, peer].items() if s != peer}
-        if self.me not in told or len(told) < self.terms.majority or self.is_over:
+        voices, jury = self._voices[phase, peer], set(self.terms.jury) - {peer}
+        told = {signer: each for signer, each in voices.items() if signer in jury}
+        if self.me not in voices or len(told) < self.terms.majority or self.is_over:
             return
         if phase >= Phase.REVEAL:
             words = tuple(told.values())

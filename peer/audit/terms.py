@@ -60,6 +60,8 @@ class AuditTerms:
             raise ValueError("participants are in order, each of them once")
         if len(self.counted) != count or len(self.shares) != count:
             raise ValueError("each participant has a share, and counts or does not")
+        if not (self.rule + self.codec).isprintable():
+            raise ValueError("the names of a rule and a codec are printable")
         if not any(self.counted) or not any(self.shares):
             raise ValueError("somebody counts, and somebody owns a share")
         if self.elements > self.chunk_elements * CHUNKS_MAX:
@@ -76,13 +78,14 @@ class AuditTerms:
 
     @property
     def jury(self) -> list[PeerId]:
-        """Whose word about local steps counts. Who is on probation has shown nothing yet."""
+        """Whose word counts where nothing else proves anything. Who is on probation has shown
+        nothing yet: else it would cost nothing to be many."""
         return [p for p, counts in zip(self.participants, self.counted, strict=True) if counts]
 
     @property
     def majority(self) -> int:
-        """So many of them are more than half: one at least is honest, where most are."""
-        return len(self.participants) // 2 + 1
+        """So many of the jury are more than half: one at least is honest, where most are."""
+        return len(self.jury) // 2 + 1
 
 
 class Work:

@@ -90,16 +90,14 @@ class _Case:
 
 
 def draw(terms: AuditTerms, seed: bytes) -> list[Drawn]:
-    """Validators and targets of an attempt, all of them different; fewer where few take part. Who
-    does not count has no part that could be wrong."""
-    ranked = sorted(terms.participants, key=lambda peer: _hash(seed, b"rank", peer))
-    counts = dict(zip(terms.participants, terms.counted, strict=True))
+    """Validators and targets of an attempt, all of them different; fewer where few count. Who does
+    not has no part that could be wrong; and of validators that cost nothing a cheat would bring as
+    many as it takes to be looked at by nobody else."""
+    ranked = sorted(terms.jury, key=lambda peer: _hash(seed, b"rank", peer))
     pairs = min(terms.validators, len(ranked) // 2)
-    targets = [peer for peer in ranked if counts[peer]][:pairs]
-    validators = [peer for peer in ranked if peer not in targets]
     return [
         Drawn(validator, target, int.from_bytes(_hash(seed, b"segment", target)[:8], "big"))
-        for validator, target in zip(validators, targets, strict=False)
+        for target, validator in zip(ranked[:pairs], ranked[pairs : 2 * pairs], strict=True)
     ]
 
 

@@ -42,7 +42,7 @@ from atoll.peer.audit.statements import (
     draw_of,
     heard_of,
 )
-from atoll.peer.group.views import short
+from atoll.peer.group.views import plain, short
 from atoll.peer.signatures import verifies
 
 __all__ = ["verify_evidence"]
@@ -254,20 +254,22 @@ def _withheld(case: _Case) -> Finding:
     bodies = {_body(each, Withholding) for each in words.values()}
     _require(len(bodies) == 1, "they speak of different things")
     _require(next(iter(bodies)).peer == case.culprit, "they speak of somebody else")
-    voices = words.keys() - {case.culprit}
+    jury = case.terms.jury
+    voices = words.keys() & set(jury) - {case.culprit}
     _require(len(voices) >= case.terms.majority, "they are not more than half")
     phase = next(iter(bodies)).phase
     _require(phase >= Phase.REVEAL, "who says nothing before the draw is left out, and not banned")
     what = Phase(phase).name if phase < len(IN_ORDER) else "of an opened part"
-    text = f"withheld what it owed in phase {what}, say {len(voices)}"
-    return _found(case, f"{text} of {len(case.terms.participants)}", stands_alone=False)
+    text = f"withheld what it owed in phase {what}, say {len(voices)} of {len(jury)}"
+    return _found(case, text, stands_alone=False)
 
 
 def _pair(case: _Case) -> Finding:
     (said,) = _exactly(case.evidence.said, 1)
     other = _body(said, Elimination)
     _require(other.peer == case.culprit != said.signer, "it names somebody else")
-    text = f"and {short(said.signer)} contradict each other: {other.why}"
+    _require(said.signer in case.terms.jury, "who is on probation takes nobody along")
+    text = f"and {short(said.signer)} contradict each other: {plain(other.why)}"
     found = _found(case, text, stands_alone=False)
     return Finding(found.kind, (case.culprit, said.signer), found.text, stands_alone=False)
 

@@ -201,7 +201,8 @@ class Guard(OpenGuard):
         try:
             new = self._adopt(data, None)
         except PassForgedError as error:
-            raise PassForgedError(error.what, fix=fix_of(error)) from error
+            fix = "give it the file DIR/revocations of this run's authority, unchanged"
+            raise PassForgedError(error.what, fix=fix) from error
         latest = self.ledger.revocations
         if not new:
             return f"nothing new: list {latest.number} is known already"

@@ -193,7 +193,7 @@ class Attempt:
             self._note_retry(now_s, dead, "died")
             return tuple(peer for peer in participants if peer in alive)
         if stalled:
-            excluded = vertex_cover(self.misses, self.me)
+            excluded = self.cover(self.misses)
             self.is_stall = not excluded
             self._note_retry(now_s, excluded, f"no progress for {self.timing.stall_s} s")
             return tuple(peer for peer in participants if peer not in excluded)
@@ -233,13 +233,19 @@ class Attempt:
         if self.misses and self._missed_s is None:
             self._missed_s = now_s
         patient = self._missed_s is None or now_s - self._missed_s < self.timing.repair_s
-        cover = vertex_cover(self.misses, self.me)
+        cover = self.cover(self.misses)
         excluded = own if patient and not self._is_clear(cover) else cover
         if not excluded & set(self.begin.participants):
             return None
         why = "its submission cannot be used" if excluded == own else "data links broken"
         self._note_retry(now_s, sorted(excluded), why)
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
+
+    def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
+        """Whom these reports of participants leave out."""
+        begin = self.begin
+        pairs = zip(begin.participants, begin.weights, strict=True)
+        return vertex_cover(misses, self.me, {peer for peer, weight in pairs if not weight})
 
     def _is_clear(self, cover: Collection[bytes]) -> bool:
         """Whether two others name each of them: of one broken edge, either end may be to blame."""
@@ -302,17 +308,22 @@ class Effort:
             self.disputes += 1
 
 
-def vertex_cover(misses: Mapping[bytes, Collection[bytes]], coordinator: bytes) -> set[bytes]:
+def vertex_cover(
+    misses: Mapping[bytes, Collection[bytes]], coordinator: bytes, newcomers: Collection[bytes] = ()
+) -> set[bytes]:
     """Greedy vertex cover of the reported broken edges; the coordinator is chosen last.
 
-    A reporter that names itself cannot contribute at all and is always in the cover.
+    A reporter that names itself cannot contribute at all and is always in the cover. One of the
+    ``newcomers``, who do not count, that names somebody who does leaves out itself alone: else it
+    would cost nothing to leave out whom one likes.
     """
     cover = {peer for peer, missing in misses.items() if peer in missing}
+    light = {*newcomers} - {coordinator}
     edges = {
         frozenset((reporter, missing))
         for reporter, named in misses.items()
         for missing in named
-        if missing != reporter
+        if missing != reporter and not (reporter in light and missing not in light)
     }
     while edges := {edge for edge in edges if not edge & cover}:
         degree: dict[bytes, int] = {}
@@ -320,4 +331,5 @@ def vertex_cover(misses: Mapping[bytes, Collection[bytes]], coordinator: bytes) 
             for peer in edge:
                 degree[peer] = degree.get(peer, 0) + 1
         cover.add(max(degree, key=lambda peer: (peer != coordinator, degree[peer], peer)))
-    return cover
+    named = {peer: {*missing} - light - cover for peer, missing in misses.items()}
+    return cover | {peer for peer in light if named.get(peer)}

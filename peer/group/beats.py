@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from atoll.peer.group.events import Send
 from atoll.peer.group.messages import CoordinatorBeat, Heartbeat, Leave, ObjectIs, Offer
 from atoll.peer.group.operations import ObjectSender
-from atoll.peer.group.views import View
+from atoll.peer.group.views import View, plain
 
 if TYPE_CHECKING:
     from atoll.peer.group.membership import Node
@@ -38,7 +38,7 @@ class Beats:
     def heard(self, beat: CoordinatorBeat) -> None:
         """What the coordinator says of the next commit, for people who ask."""
         self.waiting = (beat.waiting, beat.waiting_s)
-        self.halted, self.held = beat.halted, beat.held
+        self.halted, self.held = plain(beat.halted), plain(beat.held)
 
     def step(self) -> None:
         node = self._node

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from atoll.peer.group.attempts import Attempt, vertex_cover
+from atoll.peer.group.attempts import Attempt
 from atoll.peer.group.events import Effect, Send
 from atoll.peer.group.kept import (
     DIGEST_BYTES,
@@ -73,7 +73,7 @@ class Closing:
 
     def participants(self, alive: Collection[bytes], *, excluding: bool) -> tuple[bytes, ...]:
         """Of the next attempt; ``excluding``: without those whom the others waited for."""
-        cover = vertex_cover(self._missing, self.attempt.me) if excluding else set[bytes]()
+        cover = self.attempt.cover(self._missing) if excluding else set[bytes]()
         staying = tuple(p for p in self._participants if p in alive and p not in cover)
         return staying or tuple(p for p in self._participants if p in alive)
 

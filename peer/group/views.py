@@ -49,6 +49,7 @@ __all__ = [
     "genesis_chain",
     "is_quorum",
     "new_lineage",
+    "plain",
     "short",
     "successors",
 ]
@@ -253,6 +254,12 @@ def successors(view: View) -> tuple[bytes, ...]:
 def short(peer: bytes) -> str:
     """The name that people see for a peer id."""
     return hashlib.sha256(peer).hexdigest()[:8]
+
+
+def plain(text: str) -> str:
+    """What others have written, as logs and terminals may show it: one line, which cannot pass for
+    several, nor move the cursor."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def genesis_chain(lineage: bytes) -> bytes:

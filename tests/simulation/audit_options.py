@@ -29,6 +29,7 @@ class Options:
     delay_s: float
     pauses: int
     deaf_pair: bool  # two honest ones have no link to each other
+    newcomers: tuple[int, ...] = ()  # who is on probation
 
 
 def expand(seed: int) -> Options:

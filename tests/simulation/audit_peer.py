@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.bans import Bans
 from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.steps import Step
 from atoll.peer.audit.terms import AuditTerms
 from simulation.liar import Liar
 
-__all__ = ["Peer"]
+__all__ = ["Peer", "array"]
+
+# Somebody who takes everything at the last moment sends its parts, and what it makes of those of
+# others, within this.
+STALL_S: Final = 120.0
 
 
 @dataclass
@@ -27,7 +35,7 @@ class Peer:
     results: dict[int, bytes] = field(default_factory=dict)
     own_grams: bytes = b""  # of each own chunk
     matrix: bytes = b""
-    gate: bool = False
+    gate_s: float | None = None  # since when parts may be sent
     made: bool = False
     outcome: str = ""
     failed: tuple[bytes, ...] = ()
@@ -40,3 +48,22 @@ class Peer:
     @property
     def banned(self) -> dict[bytes, Evidence]:
         return {ban.peer: ban.evidence for ban in self.bans.all}
+
+    def give_up(self, now_s: float) -> None:
+        """A reduction in which nothing moves ends in a real run as well (group/attempts.py): who
+        has found a liar sends nothing more, and those who have not wait for it."""
+        auditor = self.auditor
+        if auditor is None or self.gate_s is None or now_s - self.gate_s < STALL_S:
+            return
+        if not self.outcome and auditor.machine.step is Step.REDUCE:
+            work, me = auditor.terms.work, auditor.index
+            mine = work.shards.get(me, [])
+            lacking = {s for s in work.counted for chunk in mine if (s, chunk) not in self.got}
+            owners = work.plan.owners
+            lacking |= {owner for c, owner in enumerate(owners) if c not in self.results} - {me}
+            names = auditor.terms.participants
+            self.outcome, self.failed = "failed", tuple(names[index] for index in sorted(lacking))
+
+
+def array(data: bytes) -> U8:
+    return np.frombuffer(data, np.uint8)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from atoll.collectives.audit.recompute import recomputed
-from atoll.collectives.codecs import U8
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
 from atoll.peer.audit import effects as mc
 from atoll.peer.audit.auditor import Auditor
@@ -30,7 +29,7 @@ from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
 from simulation.audit_options import Options, expand, keys
-from simulation.audit_peer import Peer
+from simulation.audit_peer import Peer, array
 from simulation.audit_sums import gram_of, matrix_of
 from simulation.liars import liar_of
 
@@ -57,6 +56,7 @@ class World:
             for i, signer in enumerate(signers)
         ]
         self.peers = {peer.name: peer for peer in sorted(made, key=lambda p: p.name)}
+        self.newcomers = {signers[i].me for i in options.newcomers}
         honest = [p.name for p in self.peers.values() if p.liar.honest]
         self.deaf = set(honest[:2]) if options.deaf_pair else set[bytes]()
         self.attempt = self.count = self.attempts = 0
@@ -92,9 +92,9 @@ class World:
 
     def _terms(self, participants: tuple[bytes, ...], attempt: int) -> AuditTerms:
         o = self.options
-        size, count = 256 * o.blocks, len(participants)
+        size, counted = 256 * o.blocks, tuple(p not in self.newcomers for p in participants)
         return AuditTerms(
-            b"L" * 32, 1, self.round, attempt, 0, participants, (True,) * count, (1,) * count,
+            b"L" * 32, 1, self.round, attempt, 0, participants, counted, tuple(map(int, counted)),
             o.rule, o.codec, size * o.chunks - 100, size,
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ class World:
                 continue
             values = (base + 0.3 * self.numbers.standard_normal(terms.elements)).astype(np.float32)
             own = []
-            for chunk in range(work.grid.count):
+            for chunk in range(work.grid.count if terms.counted[index] else 0):
                 lo, hi = work.grid.bounds(chunk)
                 out = np.empty(work.part_codec.encoded_bytes(hi - lo), np.uint8)
                 work.part_codec.encode(values[lo:hi], out)
@@ -198,6 +198,7 @@ class World:
         if self.now_s >= peer.paused_until_s:
             peer.auditor.machine.tick(self.now_s, peer.auditor.opening.opened)
             self._pump(peer)
+            peer.give_up(self.now_s)
         self._later(TICK_S, lambda: self._tick(peer))
 
     # ------------------------------------------------------------ effects
@@ -230,7 +231,7 @@ class World:
         elif isinstance(effect, mc.Failed):
             peer.outcome, peer.failed = "failed", effect.peers
         elif effect.step is Step.REDUCE:
-            peer.gate = True
+            peer.gate_s = self.now_s
             self._send_parts(peer, auditor)
             self._reduce(peer)
         elif effect.step is Step.CHECK:
@@ -283,7 +284,7 @@ class World:
 
     def _send_parts(self, peer: Peer, auditor: Auditor) -> None:
         work = auditor.terms.work
-        for chunk, owner in enumerate(work.plan.owners):
+        for chunk, owner in enumerate(work.plan.owners if auditor._own else ()):
             data = auditor._own[chunk].tobytes()
             if owner != auditor.index:
                 dest = auditor.terms.participants[owner]
@@ -309,11 +310,11 @@ class World:
         work, terms = auditor.terms.work, auditor.terms
         mine = work.shards.get(auditor.index, [])
         needed = [(s, c) for c in mine for s in work.counted]
-        if not peer.gate or any(place not in peer.got for place in needed):
+        if peer.gate_s is None or any(place not in peer.got for place in needed):
             return
         for sender, chunk in needed:
             if sender != auditor.index:
-                auditor.keep(sender, chunk, _array(peer.got[sender, chunk]))
+                auditor.keep(sender, chunk, array(peer.got[sender, chunk]))
         if auditor.machine.step is not Step.REDUCE:
             return
         if liars := auditor.unlike_promised():
@@ -348,7 +349,7 @@ class World:
                         told = ("result", terms.attempt, auditor.index, chunk, sent)
                         self.send(peer.name, dest, told, bulk=True)
         if len(peer.results) == work.grid.count:
-            auditor.reduced([_array(peer.results[c]) for c in range(work.grid.count)])
+            auditor.reduced([array(peer.results[c]) for c in range(work.grid.count)])
             digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
             products = InnerProducts(peer.grams, peer.own_grams, peer.matrix)
             auditor.machine.reduced(digests, products, self.now_s)
@@ -381,10 +382,6 @@ class World:
             named = {short(other) for p in honest for other in p.failed}
             hit = any(liar.name in gone or short(liar.name) in named for liar in liars)
             assert hit, f"an attempt has failed, and no liar was banned or named: {named}"
-
-
-def _array(data: bytes) -> U8:
-    return np.frombuffer(data, np.uint8)
 
 
 def run(seed: int) -> World:

@@ -12,7 +12,7 @@ from simulation.liar import Lies
 if TYPE_CHECKING:
     from simulation.audits import World
 
-__all__ = ["Babbler", "Framer"]
+__all__ = ["Babbler", "Framer", "OneFramer"]
 
 
 class Babbler(Lies):
@@ -54,3 +54,17 @@ class Framer(Lies):
                 terms = message.statement.terms
                 word = said(terms, Phase.ELIMINATE, b"", body, self.me, signer)
                 yield self.delay_s, word
+
+
+class OneFramer(Lies):
+    """Contradicts one and the same before all, before anything was sent: it has seen nothing."""
+
+    kind = "framing one"
+
+    def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
+        yield 0.0, message
+        if self._is_mine(message, Phase.COMMIT):
+            assert isinstance(message, Said)
+            peers, terms = self.world.peers, message.statement.terms
+            body = Elimination(next(p for p in self.terms.jury if peers[p].liar.honest), "framed")
+            yield 0.0, said(terms, Phase.ELIMINATE, b"", body, self.me, peers[self.me].signer)

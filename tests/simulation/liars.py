@@ -157,7 +157,7 @@ class Equivocator(Lies):
         super().begin(terms, index, world)
         self.phase = self.rng.choice(tuple(Phase)[:5])
         others = [p for p in terms.participants if p != self.me]
-        self.half = set(self.rng.sample(others, self.rng.randint(1, len(others) - 1) or 1))
+        self.half = set(self.rng.sample(others, self.rng.randint(1, max(1, len(others) - 1))))
         self.told: dict[bool, set[bytes]] = {True: set(), False: set()}
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
@@ -179,7 +179,7 @@ class Equivocator(Lies):
             body = replace(body, norms=np.zeros(len(body.norms) // 4, "<f4").tobytes())
         elif isinstance(body, Verdict):
             victim = self.terms.participants.index(self.victim)
-            body = Verdict((victim,), (self.terms.work.shards[self.index][0],))
+            body = Verdict((victim,), (self.terms.work.shards.get(self.index, [0])[0],))
         self._note(dest, twice=True)
         yield 0.0, self._other(message, body)
 

@@ -8,6 +8,7 @@ import pytest
 
 from simulation.audit_options import Options, expand, keys
 from simulation.audits import World, run
+from simulation.framers import OneFramer
 from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.liars import KINDS
 
@@ -124,3 +125,23 @@ def test_an_owner_that_names_another_chunk_is_not_silent_but_malformed() -> None
         if "malformed" in world.kinds_of_bans():
             return
     pytest.fail("in no seed did it have to accuse anybody")
+
+
+@pytest.mark.parametrize("places", [(1,), (1, 3)])
+def test_who_is_on_probation_takes_nobody_along(places: tuple[int, ...]) -> None:
+    """It has shown nothing yet, so a new identity for each member would empty the run."""
+    options = replace(ALONE, peers=7, chunks=14, liars=dict.fromkeys(places, "framing"))
+
+    def framed(newcomers: tuple[int, ...]) -> World:
+        signers = keys(options)
+        world = World(replace(options, newcomers=newcomers), signers)
+        for place in places:
+            world.peers[signers[place].me].liar = OneFramer(world.rng)
+        world.attempts = world.play()
+        return world
+
+    world = framed(places)
+    assert not world.kinds_of_bans()
+    assert world.attempts == 1 + len(places)  # one after another is left out
+    if len(places) == 1:
+        assert framed(()).kinds_of_bans() == {"pair"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -82,6 +83,10 @@ def test_the_draw_names_each_once_and_reaches_all() -> None:
         assert len({peer for each in pairs for peer in (each.validator, each.target)}) == 6
         seen |= {(each.validator, each.target) for each in pairs}
     assert len(seen) == 7 * 6
+    terms = replace(world._terms(), counted=(True, False, True, False, False, True, True))
+    for number in range(100):  # of four that count
+        pairs = draw(terms, number.to_bytes(32, "big"))
+        assert {p for each in pairs for p in (each.validator, each.target)} == {*terms.jury}
     lonely = World(Options(1, 1, {}, validators=3))
     assert draw(lonely._terms(), bytes(32)) == []
 

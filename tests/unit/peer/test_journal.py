@@ -83,3 +83,12 @@ def test_every_event_is_said_and_published_with_its_fields() -> None:
         "view       view 3",
     ]
     assert [(event["kind"], event["view"]) for event in published] == [("view", 3)]
+
+
+def test_the_words_of_others_are_one_line_and_move_no_cursor() -> None:
+    said: list[str] = []
+    kept = Journal(said.append)
+    kept.note("refused", "they say: \x1b[2Jgone\n12:00:00 view       a forged line")
+    assert said[0].isprintable()
+    assert said[0].endswith("refused    they say: ?[2Jgone?12:00:00 view       a forged line")
+    assert kept.last_error.isprintable()

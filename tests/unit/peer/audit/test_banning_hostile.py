@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,39 @@ def test_who_announces_and_sends_nothing_stops_nobody_else(tmp_path: Path) -> No
     run_to_rest(act)
 
 
+@pytest.mark.parametrize("piece_bytes", [0, 1, banning.PIECE_BYTES])
+def test_those_who_send_nothing_or_too_slowly_keep_no_places(
+    piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are places, each of which announces more than anybody could wait for."""
+    monkeypatch.setattr(banning, "SLOWEST_BYTES_PER_S", 1 << 40)
+    evidence, names = left_behind("draw abort"), (*PEERS, b"6" * 32)
+
+    async def trickle(late: BanKeeper) -> None:
+        while piece_bytes and not late.is_out(evidence.culprit):
+            for digest, each in list(late._arriving.items()):
+                piece = EvidencePiece(digest, len(each.data), 1 << 26, bytes(piece_bytes))
+                late.on_message(each.source, piece)
+            await asyncio.sleep(banning.ARRIVAL_S / 5)
+
+    async def act() -> None:
+        net = Net(tmp_path, names)
+        honest, *hostile, late = names
+        net.keepers[honest].bans.learn(evidence)
+        assert len(hostile) == banning.ARRIVING_MAX
+        net.mute |= {*hostile}
+        for name in hostile:
+            digests = (hashlib.sha256(name + bytes([i])).digest() for i in range(200))
+            net.keepers[late].on_message(name, KnownBans(tuple(digests)))
+        net._spawn(trickle(net.keepers[late]))
+        net.keepers[honest].linked(late)
+        await net.until(lambda: net.keepers[late].is_out(evidence.culprit))
+        turns = [m for _, dest, m in net.sent if dest in hostile and isinstance(m, AskEvidence)]
+        assert sum(not ask.offset for ask in turns) <= banning.STALLS_MAX * len(hostile)
+
+    run_to_rest(act)
+
+
 def test_who_sends_what_is_no_evidence_is_not_asked_again(tmp_path: Path) -> None:
     async def act() -> None:
         net = Net(tmp_path, PEERS[:2])
@@ -184,6 +218,9 @@ def test_most_of_the_others_have_to_say_the_same_of_a_pair(tmp_path: Path) -> No
         assert not net.out(accused)
         await net.until(lambda: len(net.out(accused)) == 5)
         assert net.out(liar.me) == {*net.names}
+        await asyncio.gather(*net.tasks)
+        later = Net(tmp_path, net.names)  # all are started again
+        assert later.out(liar.me) == later.out(accused) == {*net.names}
 
     run_to_rest(act)
 

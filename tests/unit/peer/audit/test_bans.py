@@ -48,6 +48,18 @@ def test_of_a_pair_those_who_took_part_have_to_agree() -> None:
     assert {ban.peer for ban in bans.told(evidence.digest, others[0], [])} == pair
 
 
+@pytest.mark.parametrize("lie", sorted(LIES))
+def test_another_life_believes_what_an_earlier_one_did(lie: str) -> None:
+    """Of a pair too, although nobody says so again."""
+    bans, evidence = Bans(ME), left_behind(lie)
+    found = {ban.peer for ban in bans.recall(evidence)}
+    assert found >= {evidence.culprit}
+    assert all(peer in bans for peer in found)
+    assert len(found) == (2 if lie == "wrong part" else 1)
+    assert bans.digests == (evidence.digest,)  # and tells others
+    assert bans.recall(evidence) == []
+
+
 @pytest.mark.parametrize("lie", WEAK)
 def test_for_others_it_takes_more_than_half_of_the_view(lie: str) -> None:
     bans, evidence = Bans(ME), left_behind(lie)
@@ -172,7 +184,7 @@ def test_evidence_against_others_bans_nobody_by_being_named() -> None:
 def test_an_earlier_life_has_believed_what_it_kept() -> None:
     for lie in LIES:
         evidence, bans = left_behind(lie), Bans(ME)
-        bans.restore(evidence)
+        bans.recall(evidence)
         assert all(peer in bans for peer in verify_evidence(evidence).banned)
 
 

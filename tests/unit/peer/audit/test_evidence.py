@@ -14,7 +14,7 @@ from simulation.audits import World
 
 from atoll.collectives.errors import EvidenceError
 from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
-from atoll.peer.audit.statements import IN_ORDER, Phase
+from atoll.peer.audit.statements import IN_ORDER, Elimination, Phase, Withholding, said
 from atoll.peer.audit.verifying import KINDS, verify_evidence
 
 ALL = [*LIES, "silent"]
@@ -123,11 +123,56 @@ def test_words_of_honest_peers_are_evidence_of_nothing(kind: str, rule: str) -> 
                 refused(Evidence(kind, culprit, terms, words, parts=parts))  # type: ignore[arg-type]
 
 
+def withheld(phase: Phase, silent: int, voices: tuple[int, ...], counted: str) -> Evidence:
+    """What so many say of one of five; ``counted``: 1 for each that does, 0 for newcomers."""
+    signers = {key.me: key for key in keys(ALONE)}
+    world = World(ALONE, keys(ALONE))
+    terms = world._terms(tuple(world.peers), 1)
+    flags = tuple(flag == "1" for flag in counted)
+    terms = replace(terms, counted=flags, shares=tuple(map(int, flags)))
+    body = Withholding(int(phase), terms.participants[silent])
+    names = [terms.participants[voice] for voice in voices]
+    words = [said(terms.digest, Phase.WITHHELD, b"", body, n, signers[n]) for n in names]
+    return Evidence("withheld", terms.participants[silent], terms, tuple(words))
+
+
 def test_silence_before_the_draw_is_no_evidence() -> None:
-    evidence = left_behind("withholding")
-    early = [each for each in evidence.said if each.phase is Phase.WITHHELD]
-    assert len(early) == len(evidence.said)
-    assert len(early) >= evidence.terms.majority
+    for phase in IN_ORDER:
+        evidence = withheld(phase, 0, (1, 2, 3), "11111")
+        if phase < Phase.REVEAL:
+            refused(evidence)
+        else:
+            assert verify_evidence(evidence).banned == (evidence.culprit,)
+
+
+def test_newcomers_have_no_say() -> None:
+    """Three of five, of whom two have shown nothing yet."""
+    refused(withheld(Phase.CHECK, 0, (1, 3, 4), "11100"))
+    assert verify_evidence(withheld(Phase.CHECK, 0, (1, 2), "11100")).banned
+    assert verify_evidence(withheld(Phase.CHECK, 3, (1, 2), "11100")).banned
+
+
+def pair(counted: str, why: str = "it has sent something else") -> Evidence:
+    """One of five contradicts the first one."""
+    terms = withheld(Phase.CHECK, 0, (), counted).terms
+    signers = {key.me: key for key in keys(ALONE)}
+    accused, accuser, *_ = terms.participants
+    body = Elimination(accused, why)
+    word = said(terms.digest, Phase.ELIMINATE, b"", body, accuser, signers[accuser])
+    return Evidence("pair", accused, terms, (word,))
+
+
+def test_what_liars_write_is_one_line_on_a_terminal() -> None:
+    finding = verify_evidence(pair("11111", "x\x1b[2J\nproven: nobody lies"))
+    assert finding.text.isprintable()
+    for name in ("rule", "codec"):
+        with pytest.raises(ValueError, match="printable"):
+            replace(pair("11111").terms, **{name: "\x1b[2J"})  # type: ignore[arg-type]
+
+
+def test_a_newcomer_takes_nobody_along() -> None:
+    assert len(verify_evidence(pair("11111")).banned) == 2
+    refused(pair("10111"))
 
 
 def test_a_minority_bans_nobody() -> None:

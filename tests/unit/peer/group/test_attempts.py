@@ -350,10 +350,13 @@ def test_vertex_cover(misses: dict[bytes, tuple[bytes, ...]], cover: set[bytes])
 @given(
     st.dictionaries(
         st.sampled_from(EVERYONE), st.lists(st.sampled_from(EVERYONE), max_size=4).map(tuple)
-    )
+    ),
+    st.sets(st.sampled_from(EVERYONE)),
 )
-def test_every_reported_edge_is_covered(misses: dict[bytes, tuple[bytes, ...]]) -> None:
-    cover = vertex_cover(misses, A)
+def test_every_reported_edge_is_covered(
+    misses: dict[bytes, tuple[bytes, ...]], newcomers: set[bytes]
+) -> None:
+    cover = vertex_cover(misses, A, newcomers)
     for reporter, missing in misses.items():
         for peer in missing:
             assert reporter in cover or peer in cover

@@ -9,6 +9,7 @@ from harness.cluster import LINEAGE, Cluster, peer_id, short
 from harness.newcomers import come, members, new, running, view_of, weights_of_rounds
 
 from atoll.peer.group import messages as ms
+from atoll.peer.group.attempts import vertex_cover
 from atoll.peer.group.counting import wrong_weights
 from atoll.peer.group.layouts import Advised, Layout
 from atoll.peer.group.probation import Served, Terms, rounds_left, settled, wrong_settling
@@ -275,3 +276,25 @@ def test_newcomers_own_nothing_of_a_result_whatever_was_planned() -> None:
     assert last.participants == (A, B, C)
     assert last.layout is not None
     assert (last.layout.kind, last.layout.shares) == ("butterfly", (1, 2, 0))
+
+
+# ---------------------------------------------------------------- broken edges
+
+
+@pytest.mark.parametrize(
+    ("misses", "cover"),
+    [
+        ({"d": "b", "e": "b"}, "de"),  # whom newcomers alone name stays, however many they are
+        ({"d": "a", "e": "bc"}, "de"),
+        ({"d": "e"}, "e"),  # among themselves as ever
+        ({"d": "b", "a": "b"}, "b"),  # whom one that counts names goes, and they stay
+        ({"c": "de"}, "c"),  # nor does one that counts leave out all of them
+        ({"a": "d"}, "d"),
+        ({"d": "d"}, "d"),
+    ],
+)
+def test_newcomers_leave_out_nobody_but_themselves(misses: dict[str, str], cover: str) -> None:
+    """Of five, a the coordinator, d and e on probation."""
+    named = {k.encode(): tuple(v.encode() for v in vs) for k, vs in misses.items()}
+    found = vertex_cover(named, b"a", {b"d", b"e"})
+    assert b"".join(sorted(found)).decode() == cover
