@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from atoll.collectives.audit.bounds import check_codec
+from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX, check_codec
 from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
@@ -208,12 +208,10 @@ class RunSpec:
     def _check_audit(self) -> None:
         """ConfigError where a result cannot be verified."""
         averages = self.method in STEPPED and not self.is_asynchronous
-        self._check(
-            averages and self.aggregate not in RULES,
-            "audit",
-            "False: only rounds of all peers that are averaged, or aggregated by a robust rule, can"
-            " be audited",
-        )
+        wanted = "False: only averages and robust rules of all peers can be audited"
+        self._check(averages and self.aggregate not in RULES, "audit", wanted)
+        wanted = f"a rule for {AUDITED_PEERS_MAX} peers: no more can be audited"
+        self._check(self.least_peers <= AUDITED_PEERS_MAX, "aggregate", wanted)
         check_codec(get_codec(self.codec))
 
     def _check_type(self, name: str, kind: str) -> None:

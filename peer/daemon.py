@@ -247,10 +247,11 @@ class Daemon:
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """The state is another one now."""
-        state, view = self.runner.state, self.node.view or self.node.joining.taught
+        state, view = self.runner.state, self.node.known_view
         if state is None:
             return
         if self._archive and view is not None:
+            self.guard.keeper.installed(view.peers, view.banned)
             self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
@@ -307,7 +308,7 @@ class Daemon:
     def _on_installed(self, view: View) -> None:
         self.was_in = True
         self.journal.installed(view)
-        self.guard.keeper.installed(view.banned)
+        self.guard.keeper.installed(view.peers, view.banned)
         self.runner.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:

@@ -22,7 +22,7 @@ from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding, par
 from atoll.peer.audit.tellers import Tellers
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.banned import BansBelieved, BelievedBan
-from atoll.peer.group.views import Banned, short
+from atoll.peer.group.views import MEMBERS_MAX, Banned, short
 from atoll.peer.identity import write_atomic
 from atoll.peer.net.wire import Within, message
 
@@ -31,12 +31,14 @@ __all__ = ["AskEvidence", "BanKeeper", "EvidencePiece", "KnownBans"]
 # Sent at a time, and no more before it is asked for: heartbeats wait behind it half a second on a
 # line of 1 Mbit/s, and links with too much to send are ended.
 PIECE_BYTES: Final = 64 * 1024
+MET_MAX: Final = 4 * MEMBERS_MAX  # peers that were members of a view that we were in, the latest
 ARRIVING_MAX: Final = 4  # pieces of evidence that come at a time, each from another peer
 ASKED_MAX: Final = 64  # times that one peer may begin to ask over one link: files are large
 ARRIVAL_S: Final = 10.0  # without a piece, and somebody else is asked
 # A line of 1 Mbit/s brings four times as much: whoever sends less keeps a place that others need.
 SLOWEST_BYTES_PER_S: Final = 32 * 1024
 STALLS_MAX: Final = 3  # files that one peer does not send; then it is asked for no more
+VAIN_MAX: Final = 64  # files of one peer about strangers; then likewise
 WORD_S: Final = 2.0  # before we say that a pair is to go: the accuser may be found out meanwhile
 
 _Digest = Annotated[bytes, Within(32, 32)]
@@ -109,8 +111,10 @@ class BanKeeper:
         self._arriving: dict[bytes, _Arriving] = {}  # by digest
         self._tellers = Tellers()
         self._publishing = False
+        self._met: dict[bytes, None] = {}  # members of our views, also of earlier ones
         self._forgers: set[bytes] = set()  # over this link
         self._stalls: dict[bytes, int] = {}  # over this link, by whom
+        self._vain: dict[bytes, int] = {}  # likewise
         self._asked: dict[bytes, int] = {}  # by whom, how often
         self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
         self._load()
@@ -138,6 +142,7 @@ class BanKeeper:
         self._forgers.discard(peer)
         self._tellers.forget(peer)
         self._stalls.pop(peer, None)
+        self._vain.pop(peer, None)
         for digest in [d for d, each in self._arriving.items() if each.source == peer]:
             self._give_up(digest)
 
@@ -147,9 +152,12 @@ class BanKeeper:
         """What this peer has found itself, in an attempt that it took part in."""
         self._believe(evidence, verify_evidence(evidence), first_hand=True)
 
-    def installed(self, banned: Iterable[Banned]) -> None:
-        """A view has been installed that names these; and the members may be others than before,
-        so that the word of others counts."""
+    def installed(self, members: Iterable[bytes], banned: Iterable[Banned]) -> None:
+        """A view has been installed with these members, so that other words than before count; it
+        names these bans."""
+        self._met |= dict.fromkeys(members)
+        while len(self._met) > MET_MAX:
+            del self._met[next(iter(self._met))]
         self._adopted(self.bans.named({ban.peer: ban.evidence for ban in banned}))
         for digest, peer in self._tellers.all():
             self._adopted(self.bans.told(digest, peer, self._members()))
@@ -173,9 +181,13 @@ class BanKeeper:
         return True
 
     def _ask_more(self) -> None:
-        """What we have been told of and lack, as far as there is room; of each peer one thing."""
+        """What we have been told of and lack, as far as there is room; of each peer one thing. Not
+        while we know no members: nearly all of it would be about strangers."""
+        if not self._members():
+            return
         idle = {peer for peer, count in self._stalls.items() if count >= STALLS_MAX}
-        shut = self._forgers | idle
+        vain = {peer for peer, count in self._vain.items() if count >= VAIN_MAX}
+        shut = self._forgers | idle | vain
         linked = {peer for peer in self._links() if peer not in shut and not self.is_out(peer)}
         while len(self._arriving) < ARRIVING_MAX:
             able = linked - {each.source for each in self._arriving.values()}
@@ -260,11 +272,14 @@ class BanKeeper:
         if self._arriving.get(digest) is arriving:
             del self._arriving[digest]
         self._believe(evidence, finding, first_hand=self._took_part(evidence.terms.digest))
+        if finding.stands_alone and digest not in {*self.bans.digests}:
+            self._vain[arriving.source] = self._vain.get(arriving.source, 0) + 1
         self._ask_more()
 
     def _believe(self, evidence: Evidence, finding: Finding, *, first_hand: bool) -> None:
         digest, before = evidence.digest, {*self.bans.digests}
-        found = self.bans.weigh(evidence, finding, first_hand=first_hand)
+        strange = self._met.keys().isdisjoint(finding.banned) and not first_hand
+        found = self.bans.weigh(evidence, finding, first_hand=first_hand, of_stranger=strange)
         self._adopted(found)
         if not found and digest in {*self.bans.digests} - before:  # a view names this file
             self._spawn(self._write(evidence, before - {*self.bans.digests}))

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.peer.audit.evidence import Evidence, Finding
+from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding
 from atoll.peer.audit.statements import Said
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.group.views import short
@@ -24,7 +24,8 @@ __all__ = ["BANS_MAX", "UNSURE_MAX", "Ban", "Bans"]
 
 # Peers that can be banned; what is known of more is not kept. Four times the most of one view.
 BANS_MAX: Final = 4096
-UNSURE_MAX: Final = 64  # pieces of evidence that wait for more members to say the same
+UNSURE_MAX: Final = 64  # pieces of evidence that wait for more members to say the same ...
+UNSURE_BYTES_MAX: Final = 2 * EVIDENCE_BYTES_MAX  # ... and their size: most have some kilobytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class _Unsure:
 
     evidence: Evidence
     finding: Finding
+    nbytes: int
     jury: frozenset[bytes] = frozenset()
     tellers: set[bytes] = field(default_factory=set)
 
@@ -104,23 +106,34 @@ class Bans:
         EvidenceError if it proves nothing."""
         return self.weigh(evidence, verify_evidence(evidence), first_hand=first_hand)
 
-    def weigh(self, evidence: Evidence, finding: Finding, *, first_hand: bool = False) -> list[Ban]:
-        """The same of evidence that was verified, which takes time."""
+    def weigh(
+        self,
+        evidence: Evidence,
+        finding: Finding,
+        *,
+        first_hand: bool = False,
+        of_stranger: bool = False,
+    ) -> list[Ban]:
+        """The same of evidence that was verified, which takes time. ``of_stranger``: it is about
+        peers that we do not know. Anybody can make some up, and prove what they have done, so it
+        waits until most members say the same, or a view does."""
         digest, is_pair = evidence.digest, len(finding.banned) > 1
         named = tuple(peer for peer in finding.banned if self._named.get(peer) == digest)
         if named:
             return self._adopt(evidence, finding, named)
         if self._is_spare(digest, finding):
             return []
-        if finding.stands_alone or (first_hand and not is_pair):
+        if (finding.stands_alone and not of_stranger) or (first_hand and not is_pair):
             return self._adopt(evidence, finding, finding.banned)
         if digest not in self._unsure:
-            if len(self._unsure) >= UNSURE_MAX and not self._forget_one():
-                return []
+            nbytes = len(evidence.encoded)
+            while not self._has_room(nbytes):
+                if not self._forget_one():
+                    return []
             if is_pair and (other := self._contrary(evidence)) is not None:
                 two = Evidence("equivocation", evidence.said[0].signer, evidence.terms, other)
                 return self.learn(two)
-            self._unsure[digest] = _Unsure(evidence, finding)
+            self._unsure[digest] = _Unsure(evidence, finding, nbytes)
         if first_hand:
             self._unsure[digest].jury = frozenset(evidence.terms.jury) - {*finding.banned}
         return []
@@ -138,6 +151,10 @@ class Bans:
         if spare:
             self._set_aside(digest, finding)
         return spare
+
+    def _has_room(self, nbytes: int) -> bool:
+        held = sum(each.nbytes for each in self._unsure.values())
+        return len(self._unsure) < UNSURE_MAX and held + nbytes <= UNSURE_BYTES_MAX
 
     def _forget_one(self) -> bool:
         """What others say of attempts that we know nothing of makes room for what we do know of."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Final
 
+from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import Codec, get_codec
 from atoll.collectives.plan import ReducePlan, shared_plan
@@ -24,9 +25,6 @@ from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
 
 __all__ = ["AUDITED_PEERS_MAX", "AuditTerms", "Work"]
 
-# Each says six things to each, and checks what everybody has said: of 64 that is 25,000 messages
-# and 24,000 signatures in a round, some seconds of one core in all.
-AUDITED_PEERS_MAX: Final = 64
 CODEC_CHARACTERS_MAX: Final = 32
 MEAN: Final = "mean"  # RunSpec.aggregate
 

@@ -56,7 +56,11 @@ def verify_evidence(evidence: Evidence) -> Finding:
     if verify is None:
         raise EvidenceError(f"evidence of a kind that is not known here: {evidence.kind!r}")
     try:
-        return verify(_Case(evidence))
+        case = _Case(evidence)
+        finding = verify(case)
+        needed = len(case.used) == len(evidence.parts) and case.used_result == bool(evidence.result)
+        _require(needed, "it contains parts that prove nothing")
+        return finding
     except EvidenceError:
         raise
     except AtollError as error:  # a rule or codec that is not known, a body that cannot be read
@@ -72,6 +76,8 @@ class _Case:
     def __init__(self, evidence: Evidence) -> None:
         self.evidence, self.terms = evidence, evidence.terms
         self.culprit, self.chunk = evidence.culprit, evidence.chunk
+        self.used: set[int] = set()  # senders of the parts that have been looked at
+        self.used_result = False
         digest = self.terms.digest
         for each in evidence.said:
             _require(each.statement.terms == digest, "a statement is of another attempt")
@@ -128,6 +134,7 @@ class _Case:
         _require(
             opens(digest, self.chunk, owners, shown.proof, root), "a part is not what was committed"
         )
+        self.used.add(index)
         return shown
 
     @property
@@ -146,6 +153,7 @@ class _Case:
         data = self.evidence.result[0].data
         signed = hashlib.sha256(data).digest() == self.result_digest()
         _require(signed, "the result is not what its owner has signed")
+        self.used_result = True
         return data
 
     def numbers_are_right(self, index: int) -> bool:
@@ -159,7 +167,7 @@ class _Case:
 
 def _equivocation(case: _Case) -> Finding:
     said = [each for each in case.evidence.said if each.signer == case.culprit]
-    _require(len(said) == 2, "it takes two statements")
+    _require(len(said) == len(case.evidence.said) == 2, "it takes two statements")
     one, other = said
     _require(one.phase is other.phase and one.phase in ONCE, "they are of different phases")
     _require(one.statement != other.statement, "they are the same")

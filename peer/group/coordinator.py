@@ -365,6 +365,7 @@ class Coordinator:
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
             kind, chosen = choose(participants, self.roster)
+            chosen = self.counting.seats(number, kind, chosen)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
 

@@ -4,7 +4,8 @@ Theory. A robust rule that has to bear f liars needs a number of participants. A
 would be refused by each of them, and be tried again and again; so the coordinator *holds* it,
 says so, and begins it when enough have arrived. In a run with probation (probation.py) newcomers
 weigh nothing and all others alike, whatever their trainers say; a round in which nobody counts is
-held as well: to let newcomers count because the others are late would be an invitation.
+held as well: to let newcomers count because the others are late would be an invitation. An audited
+round has so many participants at most; where more have arrived, they take turns.
 
 Every member checks that: it takes no part in a round whose BEGIN breaks the rule.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
+from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.peer.group.events import Effect, Note
 from atoll.peer.group.follower import Follower
 from atoll.peer.group.messages import Begin
@@ -23,7 +25,10 @@ from atoll.peer.group.roster import Roster
 from atoll.peer.group.views import View, short
 from atoll.peer.rounds.entries import STEP
 
-__all__ = ["Counting", "wrong_weights"]
+__all__ = ["NEW_SEATS", "Counting", "wrong_weights"]
+
+# Of an audited round of which there are too many: newcomers serve, but take nobody's place for it.
+NEW_SEATS = AUDITED_PEERS_MAX // 4
 
 
 class Counting:
@@ -91,9 +96,26 @@ class Counting:
             self._emit(Note("held", self.held))
         return False
 
+    def seats(self, number: int, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Who of them takes part in round ``number``."""
+        if kind != STEP or not self.terms.audited or len(chosen) <= AUDITED_PEERS_MAX:
+            return chosen
+        new = [peer for peer in chosen if peer in self._newcomers]
+        old = [peer for peer in chosen if peer not in self._newcomers]
+        for_new = min(len(new), max(NEW_SEATS, AUDITED_PEERS_MAX - len(old)))
+        of_old = _in_turn(old, AUDITED_PEERS_MAX - for_new, number)
+        return (*of_old, *_in_turn(new, for_new, number))
+
     def owners(self, chosen: Sequence[bytes], kind: str) -> tuple[bool, ...]:
         """Who of them may own a part of the result: an owner could send what it likes."""
         return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
+
+
+def _in_turn(peers: list[bytes], count: int, number: int) -> list[bytes]:
+    """So many of them, other ones in each round."""
+    first = number * count % len(peers) if peers else 0
+    ranked = sorted(peers)
+    return (ranked[first:] + ranked[:first])[:count]
 
 
 def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:

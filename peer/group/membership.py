@@ -119,6 +119,11 @@ class Node:
         electing = self.succession is not None and self.succession.busy
         return electing or (lead is not None and lead.busy)
 
+    @property
+    def known_view(self) -> View | None:
+        """The one that it is in, or, outside, that it was told of."""
+        return self.view or self.joining.taught
+
     def emit(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Send) and effect.peer == self.me.peer:
             self._local.append(effect.message)

@@ -12,7 +12,7 @@ from simulation.validations import CHEATS, SLANDERS
 
 from atoll.peer.audit.evidence import Evidence
 
-__all__ = ["ALONE", "LIES", "left_behind"]
+__all__ = ["ALONE", "LIES", "left_behind", "suspects"]
 
 ALONE = Options(
     seed=5, peers=5, liars={1: ""}, rule="mean", codec="int8", blocks=1, chunks=10,
@@ -34,6 +34,11 @@ LIES = {
 }
 STEPS = {"other steps": CHEATS, "false replay": SLANDERS}  # after the round
 RULES = {"wrong inner products of a chunk": "gm(f=1)"}  # others are of the mean
+
+
+def suspects() -> set[bytes]:
+    """All whom evidence of this module may be about."""
+    return {peer for lie in LIES for peer in left_behind(lie).terms.participants}
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.convicts import left_behind
+from harness.convicts import left_behind, suspects
 from harness.loops import run_to_rest
 
 from atoll.collectives.errors import AtollError, BannedError
@@ -34,6 +34,7 @@ class Site:
         self.believed: list[BansBelieved] = []
         self.tasks: list[asyncio.Task[Any]] = []
         net[name] = self
+        met = suspects()  # members of an earlier view
         self.keeper = BanKeeper(
             name,
             folder / name.hex()[:4],
@@ -48,6 +49,7 @@ class Site:
             took_part=lambda terms: False,
             believed=self.believed.append,
         )
+        self.keeper.installed(met, ())
 
     def _send(self, peer: bytes, message: object) -> bool:
         self.sent.append(message)
@@ -165,7 +167,7 @@ def test_all_keep_the_file_that_the_view_names(tmp_path: Path) -> None:
         for site in net.values():
             for peer in net.keys() - {site.name}:
                 site.keeper.linked(peer)
-            site.keeper.installed((Banned(one.culprit, other.digest),))
+            site.keeper.installed(net, (Banned(one.culprit, other.digest),))
         await settle(net)
         for site in net.values():
             assert site.keeper.bans.digests == (other.digest,)
@@ -185,7 +187,7 @@ def test_who_is_named_is_out_before_the_file_is_here(tmp_path: Path) -> None:
     async def main() -> None:
         net = sites(tmp_path, "ab")
         a = net[b"a" * 32]
-        a.keeper.installed((Banned(b"x" * 32, b"d" * 32),))
+        a.keeper.installed(net, (Banned(b"x" * 32, b"d" * 32),))
         await settle(net)
         with pytest.raises(BannedError, match="have agreed"):
             a.keeper.check(b"x" * 32)
@@ -210,9 +212,34 @@ def test_a_word_about_a_pair_is_no_belief(tmp_path: Path) -> None:
         (ban,) = a.believed[-1].bans
         assert ban.believers == {b.name, c.name}
         a.keeper.unlinked(b.name)
-        a.keeper.installed(())
+        a.keeper.installed(net, ())
         await settle(net)
         assert a.believed[-1].bans[0].believers == {c.name}
+
+    run_to_rest(main)
+
+
+def test_evidence_about_strangers_waits_for_most_members_or_a_view(tmp_path: Path) -> None:
+    """Whoever makes keys up can prove what they have done: thousands of such bans filled the room
+    for real ones."""
+    evidence = left_behind("equivocation")
+
+    async def main() -> None:
+        net = sites(tmp_path, "abcd")
+        a, *others = net.values()
+        a.keeper.convict(evidence)
+        for site in others:
+            site.keeper._met.clear()
+        await settle(net)
+        assert not any(site.keeper.is_out(evidence.culprit) for site in others)
+        others[0].keeper.convict(evidence)
+        await settle(net)
+        assert not others[1].keeper.is_out(evidence.culprit)
+        others[1].keeper.installed(net, (Banned(evidence.culprit, evidence.digest),))
+        await settle(net)
+        assert others[1].failed == [evidence.culprit]
+        await settle(net)
+        assert others[2].failed == [evidence.culprit]  # three of four say it now
 
     run_to_rest(main)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.convicts import ALONE, left_behind
+from harness.convicts import ALONE, left_behind, suspects
 from harness.loops import run_to_rest
 from simulation.audit_options import Key, keys
 from simulation.audits import World
@@ -34,6 +34,8 @@ class Net:
         self.tasks: set[asyncio.Task[None]] = set()
         self.loop = asyncio.get_running_loop()
         self.keepers = {name: self._keeper(name, folder / name.hex()[:4]) for name in names}
+        for keeper in self.keepers.values():
+            keeper.installed((*names, *suspects()), ())
 
     def _keeper(self, me: bytes, folder: Path) -> BanKeeper:
         return BanKeeper(
@@ -100,6 +102,7 @@ def test_who_comes_later_hears_of_all_bans(tmp_path: Path) -> None:
         for evidence in all_of_it:
             net.keepers[PEERS[0]].bans.learn(evidence)
         late = net.keepers[PEERS[1]]
+        late.installed((*PEERS, *(evidence.culprit for evidence in all_of_it)), ())
         net.keepers[PEERS[0]].linked(PEERS[1])
         await net.until(lambda: len(late.bans) == len(all_of_it))
 
@@ -136,6 +139,29 @@ def test_who_announces_and_sends_nothing_stops_nobody_else(tmp_path: Path) -> No
         honest.linked(PEERS[2])
         await net.until(lambda: late.is_out(evidence.culprit))
         assert not hostile.is_out(evidence.culprit)
+
+    run_to_rest(act)
+
+
+def test_of_strangers_one_peer_shows_so_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(banning, "VAIN_MAX", 3)
+    made_up = found(6)
+
+    async def act() -> None:
+        net = Net(tmp_path, PEERS[:3])
+        hostile, honest, late = (net.keepers[name] for name in net.names)
+        for evidence in made_up:
+            hostile.bans.learn(evidence)
+        hostile.linked(PEERS[2])
+        await net.until(lambda: late._vain.get(PEERS[0]) == 3)
+        evidence = left_behind("draw abort")
+        honest.bans.learn(evidence)
+        honest.linked(PEERS[2])
+        await net.until(lambda: late.is_out(evidence.culprit))
+        assert len(late.bans) == 1
+        assert late._vain == {PEERS[0]: 3}
 
     run_to_rest(act)
 

@@ -197,3 +197,16 @@ def test_all_that_proves_a_ban_is_known_by_its_digests() -> None:
     bans.named({one.culprit: b"d" * 32})
     assert bans.against(one.culprit) == {one.digest, other.digest, b"d" * 32}
     assert bans.against(b"x" * 32) == frozenset()
+
+
+def test_what_is_unsure_takes_so_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = left_behind("withholding"), left_behind("other steps")
+    size = max(len(one.encoded), len(other.encoded))
+    monkeypatch.setattr(module, "UNSURE_BYTES_MAX", size)
+    bans = Bans(ME)
+    bans.learn(one)
+    bans.learn(other)
+    assert not bans.knows(one.digest)
+    assert bans.knows(other.digest)
+    monkeypatch.setattr(module, "UNSURE_BYTES_MAX", 10)
+    assert Bans(ME).learn(one) == []

@@ -211,3 +211,19 @@ def test_any_flipped_bit_is_refused_or_changes_nothing(lie: str, place: int, bit
     except EvidenceError:
         return
     assert set(finding.banned) == set(verify_evidence(evidence).banned)
+
+
+def test_parts_that_prove_nothing_are_refused() -> None:
+    """A file of 64 parts takes 64 MiB, whatever it is about."""
+    part = left_behind("dense shift").parts[0]
+    for lie in ("equivocation", "withholding", "dense shift"):
+        evidence = left_behind(lie)
+        for changed in (
+            replace(evidence, parts=(*evidence.parts, part)),
+            replace(evidence, parts=(*evidence.parts, replace(part, sender=63))),
+        ):
+            with pytest.raises(EvidenceError, match="prove nothing"):
+                verify_evidence(changed)
+    evidence = left_behind("equivocation")
+    with pytest.raises(EvidenceError, match="two statements"):
+        verify_evidence(replace(evidence, said=(*evidence.said, evidence.said[0])))
