@@ -263,6 +263,8 @@ class Coordinator:
             self._give_up(begin.round, now_s)
             return
         del self.attempts[begin.round]
+        dropped = {*begin.participants} & alive - {*participants}
+        self.counting.spoilers.blame(begin.round, dropped, now_s)
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
         owners = self.counting.owners(begin.participants, begin.kind)  # others' word is not taken
         asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
@@ -296,6 +298,7 @@ class Coordinator:
         begin = attempt.begin
         del self.attempts[begin.round]
         self._efforts.pop(begin.round, None)
+        self.counting.spoilers.served(begin.participants)
         self.offers.clear()
         chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
         commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
@@ -365,7 +368,7 @@ class Coordinator:
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
             kind, chosen = choose(participants, self.roster)
-            chosen = self.counting.seats(number, kind, chosen)
+            chosen = self.counting.seats(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
 
@@ -393,7 +396,5 @@ class Coordinator:
         return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
 
     def propose(self, proposal: View, now_s: float) -> None:
-        ballot = Ballot(0, self.me)
-        self.proposer = Proposer(
-            self.view, self.me, ballot, self.timing, self._emit, now_s, proposal
-        )
+        place, ballot = (self.view, self.me), Ballot(0, self.me)
+        self.proposer = Proposer(*place, ballot, self.timing, self._emit, now_s, proposal)

@@ -22,8 +22,9 @@ from atoll.peer.group.messages import Begin
 from atoll.peer.group.opening import choose
 from atoll.peer.group.probation import NO_TERMS, Terms
 from atoll.peer.group.roster import Roster
+from atoll.peer.group.spoilers import Spoilers
 from atoll.peer.group.views import View, short
-from atoll.peer.rounds.entries import STEP
+from atoll.peer.rounds.entries import STEP, fragment_of
 
 __all__ = ["NEW_SEATS", "Counting", "wrong_weights"]
 
@@ -41,6 +42,7 @@ class Counting:
         self._own = own
         self._roster = roster
         self._emit = emit
+        self.spoilers = Spoilers(emit)
         self.held = ""  # why the next round is not begun, for people who ask
         self._noted = ""
 
@@ -83,7 +85,7 @@ class Counting:
 
     def is_enough(self, number: int, kind: str, weights: Sequence[float]) -> bool:
         """The same of an attempt with these weights."""
-        terms, counted = self.terms, sum(weight > 0 for weight in weights)
+        terms, counted = self.terms, self._counted(weights)
         if kind != STEP or counted >= terms.least:
             return True
         new = len(weights) - counted if terms.probation else 0
@@ -96,8 +98,14 @@ class Counting:
             self._emit(Note("held", self.held))
         return False
 
-    def seats(self, number: int, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    def seats(
+        self, number: int, kind: str, chosen: tuple[bytes, ...], now_s: float
+    ) -> tuple[bytes, ...]:
         """Who of them takes part in round ``number``."""
+        staying = self.spoilers.without(chosen, now_s) if kind == STEP else chosen
+        fragment = fragment_of(number, self._own.fragments)
+        if self._counted(self.weights(staying, kind, fragment, None)) >= self.terms.least:
+            chosen = staying
         if kind != STEP or not self.terms.audited or len(chosen) <= AUDITED_PEERS_MAX:
             return chosen
         new = [peer for peer in chosen if peer in self._newcomers]
@@ -105,6 +113,9 @@ class Counting:
         for_new = min(len(new), max(NEW_SEATS, AUDITED_PEERS_MAX - len(old)))
         of_old = _in_turn(old, AUDITED_PEERS_MAX - for_new, number)
         return (*of_old, *_in_turn(new, for_new, number))
+
+    def _counted(self, weights: Sequence[float]) -> int:
+        return sum(weight > 0 for weight in weights)
 
     def owners(self, chosen: Sequence[bytes], kind: str) -> tuple[bool, ...]:
         """Who of them may own a part of the result: an owner could send what it likes."""

@@ -1,0 +1,68 @@
+"""Peers on whose account one round after the other has to be begun again: they sit out for a while.
+
+Theory. Who cannot be reduced with, or says nothing in an audit, is left out of the next attempt,
+and is in the next round again: it may have been slow for a moment. A peer that does it in every
+round costs everybody a time limit each time, and nothing proves that it means to. So one that has
+ended attempts in several rounds, and was in none that was committed meanwhile, takes no part for a
+while, which grows each time. It follows the run all the same. Too few are never left: many that
+have trouble at once have it with the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from atoll.peer.group.events import Effect, Note
+from atoll.peer.group.views import short
+
+__all__ = ["PAUSE_MAX_S", "PAUSE_MIN_S", "SPOILS_MAX", "Spoilers"]
+
+SPOILS_MAX = 3  # rounds in a row: one or two may be bad luck
+PAUSE_MIN_S = 30.0  # some of the time limits that it costs, ...
+PAUSE_MAX_S = 600.0  # ... and so long that these cost a few per cent; twice as long each time
+
+
+@dataclass(slots=True)
+class _Record:
+    round: int  # the last that it has spoilt
+    count: int = 0
+    pause_s: float = 0.0
+    until_s: float = 0.0
+
+
+class Spoilers:
+    """Part of the coordinator; of members only, so that it stays small."""
+
+    def __init__(self, emit: Callable[[Effect], None]) -> None:
+        self._emit = emit
+        self._records: dict[bytes, _Record] = {}
+
+    def blame(self, round_number: int, peers: Collection[bytes], now_s: float) -> None:
+        """An attempt at this round goes on without these, which live."""
+        for peer in peers:
+            record = self._records.setdefault(peer, _Record(0))
+            if record.round == round_number:
+                continue
+            record.round, record.count = round_number, record.count + 1
+            if record.count < SPOILS_MAX:
+                continue
+            record.pause_s = min(PAUSE_MAX_S, 2 * record.pause_s or PAUSE_MIN_S)
+            record.until_s = now_s + record.pause_s
+            text = f"{short(peer)} takes no part for {record.pause_s:.0f} s: {record.count} rounds"
+            self._emit(Note("spoils", f"{text} in a row had to be begun again without it", peer))
+
+    def served(self, participants: Collection[bytes]) -> None:
+        """A round of these was committed."""
+        for peer in participants:
+            self._records.pop(peer, None)
+
+    def without(self, chosen: tuple[bytes, ...], now_s: float) -> tuple[bytes, ...]:
+        """Those that take part; all, if more than half of them would not."""
+        out = {peer for peer, record in self._records.items() if now_s < record.until_s}
+        staying = tuple(peer for peer in chosen if peer not in out)
+        return staying if 2 * len(staying) > len(chosen) else chosen
+
+    def take_over(self, before: Spoilers, members: Collection[bytes]) -> None:
+        """From the view before, as coordinator of that."""
+        self._records = {p: record for p, record in before._records.items() if p in members}
