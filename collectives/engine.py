@@ -21,7 +21,7 @@ Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at mos
     c per stream (sending; receiving too where a source has several)
     lead * c per source and root, twice that at worst (received and not yet added)
     lead * 1 MiB per root that it adds for, twice that at worst (sums)
-    1 MiB per participant, once, where a robust rule aggregates (stacks.py; lead: exchange.py)
+    16 KiB per participant, once, where a robust rule aggregates (1 MiB without kernels; columns.py)
     ENCODERS_MAX * 1 MiB (own contributions being encoded)
 """
 
