@@ -8,38 +8,52 @@ enum { LANES = 64, LANE_VECTORS = LANES / FLOATS };
 
 /* ---------------------------------------------------------------- mixing */
 
-/* sums[l] = sum of factors[j] * rows[j][lo + l] for the `width` columns from `lo` on, each product and
- * sum rounded, in the order of j; a factor of zero is left out. */
-INLINE void mix_columns(const float *restrict rows, size_t n, size_t count, size_t lo, size_t width,
-                        const float *restrict factors, float *restrict sums)
+/* LANES values, or `width` of them and zeros. */
+INLINE void take_lanes(const float *restrict row, size_t width, float *restrict lanes)
 {
     if (width == LANES) {
-        floats kept[LANE_VECTORS] = {{0}};
-        for (size_t j = 0; j < n; j++)
-            if (factors[j] != 0.0f)
-                for (size_t v = 0; v < LANE_VECTORS; v++)
-                    kept[v] = kept[v] + floats_at(rows + j * count + lo + FLOATS * v) * factors[j];
-        for (size_t v = 0; v < LANE_VECTORS; v++)
-            memcpy(sums + FLOATS * v, &kept[v], sizeof kept[v]);
-        return;
+        memcpy(lanes, row, sizeof *lanes * LANES);
+    } else {
+        memset(lanes, 0, sizeof *lanes * LANES);
+        memcpy(lanes, row, sizeof *lanes * width);
     }
-    memset(sums, 0, sizeof *sums * width);
+}
+
+/* `width` columns from `lo` on, one row after the other: as they lie, rows that are a power of two apart
+ * take each other's places in the cache, from the ninth or thirteenth on. */
+INLINE void take_columns(const float *restrict rows, size_t n, size_t count, size_t lo, size_t width,
+                         float (*restrict columns)[LANES])
+{
+    for (size_t j = 0; j < n; j++)
+        take_lanes(rows + j * count + lo, width, columns[j]);
+}
+
+/* sums[l] = sum of factors[j] * columns[j][l], each product and sum rounded, in the order of j; a factor
+ * of zero is left out. */
+INLINE void mix_columns(const float (*restrict columns)[LANES], size_t n,
+                        const float *restrict factors, float *restrict sums)
+{
+    floats kept[LANE_VECTORS] = {{0}};
     for (size_t j = 0; j < n; j++)
         if (factors[j] != 0.0f)
-            for (size_t l = 0; l < width; l++) {
-                float value = rows[j * count + lo + l] * factors[j];
-                sums[l] = sums[l] + value;
-            }
+            for (size_t v = 0; v < LANE_VECTORS; v++)
+                kept[v] = kept[v] + floats_at(columns[j] + FLOATS * v) * factors[j];
+    for (size_t v = 0; v < LANE_VECTORS; v++)
+        memcpy(sums + FLOATS * v, &kept[v], sizeof kept[v]);
 }
 
 /* out[i] = sum of coefficients[i][j] * rows[j]. */
 static void mix_rows(const float *restrict rows, size_t n, size_t count,
                      const float *restrict coefficients, size_t k, float *restrict out)
 {
+    float columns[ROWS_MAX][LANES], sums[LANES];
     for (size_t lo = 0; lo < count; lo += LANES) {
         size_t width = count - lo < LANES ? count - lo : LANES;
-        for (size_t i = 0; i < k; i++)
-            mix_columns(rows, n, count, lo, width, coefficients + i * n, out + i * count + lo);
+        take_columns(rows, n, count, lo, width, columns);
+        for (size_t i = 0; i < k; i++) {
+            mix_columns((const float(*)[LANES])columns, n, coefficients + i * n, sums);
+            memcpy(out + i * count + lo, sums, sizeof *sums * width);
+        }
     }
 }
 
@@ -53,21 +67,21 @@ INLINE int32_t ordered_bits(int32_t bits)
     return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
 }
 
-/* `width` columns from `lo` on, as they are or, with coefficients of k rows, mixed. */
+/* `width` columns from `lo` on, as they are or, with coefficients, mixed to k rows. */
 INLINE void load_columns(const float *restrict rows, size_t n, size_t count, size_t lo,
                          size_t width, const float *restrict coefficients, size_t k,
                          int32_t (*restrict sorted)[LANES])
 {
-    for (size_t j = 0; j < k; j++) {
-        float values[LANES] = {0};
+    float columns[ROWS_MAX][LANES], values[LANES];
+    if (coefficients != NULL)
+        take_columns(rows, n, count, lo, width, columns);
+    for (size_t i = 0; i < k; i++) {
         if (coefficients != NULL)
-            mix_columns(rows, n, count, lo, width, coefficients + j * n, values);
-        else if (width == LANES)
-            memcpy(values, rows + j * count + lo, sizeof values);
+            mix_columns((const float(*)[LANES])columns, n, coefficients + i * n, values);
         else
-            memcpy(values, rows + j * count + lo, sizeof *values * width);
+            take_lanes(rows + i * count + lo, width, values);
         for (size_t l = 0; l < LANES; l++)
-            sorted[j][l] = ordered_bits(bits_of(values[l]));
+            sorted[i][l] = ordered_bits(bits_of(values[l]));
     }
 }
 
