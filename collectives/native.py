@@ -151,6 +151,10 @@ class Kernels(Protocol):
         """``out``, float64[8]: bucket b is the sum of the squares of the differences at k = b mod
         8, in ascending k; both steps are rounded. ``other`` may be ``values``."""
 
+    def peaks(self, values: F32, block: int, out: F32, /) -> None:
+        """The largest magnitude of each block of so many values, of which the last may be shorter.
+        The values are finite."""
+
     def level(self) -> str:
         """The instruction set in use: "base" is that of every processor of the kind."""
 

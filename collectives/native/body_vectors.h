@@ -6,9 +6,11 @@
 #if defined(__GNUC__) || defined(__clang__)
 typedef float floats __attribute__((vector_size(VECTOR_BYTES)));
 typedef double doubles __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint32_t words __attribute__((vector_size(VECTOR_BYTES)));
 #else
 typedef float floats;
 typedef double doubles;
+typedef uint32_t words;
 #endif
 enum { FLOATS = sizeof(floats) / sizeof(float), DOUBLES = sizeof(doubles) / sizeof(double) };
 

@@ -76,6 +76,7 @@ typedef struct {
     /* Sums in BUCKETS buckets, for audits: see body_sketch.h. */
     void (*sketch)(const float *values, size_t count, const uint8_t *bits, double *out);
     void (*squares)(const float *values, const float *other, size_t count, double *out);
+    void (*peaks)(const float *values, size_t count, size_t block, float *out);
 } kernels;
 
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */

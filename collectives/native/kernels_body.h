@@ -49,5 +49,5 @@
          CODEC_LIKE(int8_sr, int8), CODEC(int8_shift), CODEC(int4),                   \
          CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0), CODEC(topk)}, \
         {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                \
-        weigh, mix_rows, order_rows, gram, sketch, squares,                           \
+        weigh, mix_rows, order_rows, gram, sketch, squares, peaks,                    \
     }

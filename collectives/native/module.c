@@ -495,6 +495,32 @@ static PyObject *py_squares(PyObject *module, PyObject *const *given, Py_ssize_t
     return finish(&all, Py_None);
 }
 
+static PyObject *py_peaks(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *values;
+    float *out;
+    size_t block;
+    if (!has_arguments(count, 3) || !to_size(given[1], &block) ||
+        (values = take_buffer(&all, given[0], "values", "f", READ)) == NULL ||
+        (out = take_buffer(&all, given[2], "out", "f", WRITE)) == NULL)
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 0);
+    if (block == 0) {
+        PyErr_SetString(PyExc_ValueError, "blocks of no elements");
+        return finish(&all, NULL);
+    }
+    if (!buffer_has(&all, 1, elements / block + (elements % block != 0), "out") ||
+        !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    set->peaks(values, elements, block, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
 /* ---------------------------------------------------------------- the module */
 
 #define FAST(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
@@ -512,6 +538,7 @@ static PyMethodDef methods[] = {
     FAST(gram),
     FAST(sketch),
     FAST(squares),
+    FAST(peaks),
     {"levels", py_levels, METH_NOARGS, NULL},
     {"level", py_level, METH_NOARGS, NULL},
     {"use", py_use, METH_O, NULL},
