@@ -56,7 +56,7 @@ class Reduction:
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
     ``coded(chunk)``, if given, shows the own part as it was encoded before; then
-    ``keep(participant, chunk, part)`` gets a copy of every part that others send, and
+    ``keep(participant, chunk, part)`` is shown every part that others send, and may copy it, and
     ``came(chunk, data)`` is called for each chunk of the result that is final, where it lies.
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
