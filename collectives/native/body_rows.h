@@ -19,8 +19,8 @@ INLINE void take_lanes(const float *restrict row, size_t width, float *restrict 
     }
 }
 
-/* `width` columns from `lo` on, one row after the other: as they lie, rows that are a power of two apart
- * take each other's places in the cache, from the ninth or thirteenth on. */
+/* `width` columns from `lo` on, one row after the other. As they lie, rows that are a power of two apart
+ * take each other's places in the cache, from the ninth or thirteenth on, and may lie across its lines. */
 INLINE void take_columns(const float *restrict rows, size_t n, size_t count, size_t lo, size_t width,
                          float (*restrict columns)[LANES])
 {
