@@ -11,7 +11,18 @@ from setuptools.command.build_ext import build_ext
 
 FOLDER = "collectives/native"
 SOURCES = ("module", "buffers", "kernels_base", "kernels_avx2", "kernels_avx512")
-BODIES = ("bits", "blocks", "flat", "halves", "random", "rows", "sketch", "topk")
+BODIES = (
+    "bits",
+    "blocks",
+    "flat",
+    "gram",
+    "halves",
+    "random",
+    "rows",
+    "sketch",
+    "topk",
+    "vectors",
+)
 HEADERS = ("buffers", "kernels", "kernels_body", *(f"body_{name}" for name in BODIES))
 
 # Every replica must get the same bits: no contraction into fused multiply-adds, no fast-math. They

@@ -21,7 +21,7 @@ Memory of a reduction, in encoded chunks of c bytes and float32 chunks of at mos
     c per stream (sending; receiving too where a source has several)
     lead * c per source and root, twice that at worst (received and not yet added)
     lead * 1 MiB per root that it adds for, twice that at worst (sums)
-    1 MiB per participant, once, where a robust rule aggregates (stacks.py; lead: exchange.py)
+    16 KiB per participant, once, where a robust rule aggregates (1 MiB without kernels; columns.py)
     ENCODERS_MAX * 1 MiB (own contributions being encoded)
 """
 
@@ -56,7 +56,7 @@ class Reduction:
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
     ``coded(chunk)``, if given, shows the own part as it was encoded before; then
-    ``keep(participant, chunk, part)`` gets a copy of every part that others send, and
+    ``keep(participant, chunk, part)`` is shown every part that others send, and may copy it, and
     ``came(chunk, data)`` is called for each chunk of the result that is final, where it lies.
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "KERNELS",
     "KERNEL_CODECS",
     "NUMPY_REASON",
+    "PIECE",
     "ROWS_MAX",
     "Floats",
     "Kernels",
@@ -51,9 +52,10 @@ KERNEL_CODECS: Final = (
     "topk",
 )
 
-ROWS_MAX: Final = 256  # of `mix` and `order`; their columns stay in the first-level cache
+ROWS_MAX: Final = 256  # of `mix`, `order` and `gram`; columns stay in the first-level cache
+PIECE: Final = 4_096  # elements in which there are whole blocks of every codec
 # INTERFACE of the sources that belong to this file (native/module.c).
-_INTERFACE: Final = 4
+_INTERFACE: Final = 5
 _VARIABLE: Final = "ATOLL_KERNELS"
 
 
@@ -76,6 +78,13 @@ class Kernels(Protocol):
 
     def decode(self, codec: str, data: U8, out: F32, /) -> bool:
         """Bytes into float32[n]. False: nothing is written."""
+
+    def decode_columns(
+        self, codec: str, parts: Sequence[U8], count: int, lo: int, out: F32, /
+    ) -> None:
+        """Of parts that encode ``count`` elements each, those from ``lo`` on into ``out``: as many
+        of each part, one part after the other. They begin with a PIECE, and end with one or with
+        the part. What ``check`` does not allow gives any numbers."""
 
     def decode_add(self, codec: str, data: U8, factor: float, into: F32, /) -> bool:
         """``into += float32(factor) * decode(data)``, both steps rounded. False: nothing is
@@ -117,6 +126,7 @@ class Kernels(Protocol):
         self,
         rows: F32,
         count: int,
+        coefficients: F32 | None,
         network: U8,
         first: int,
         keep: int,
@@ -124,9 +134,14 @@ class Kernels(Protocol):
         out: F32,
         /,
     ) -> None:
-        """Of each column of ``count`` rows, sorted by a network (pairs of rows, flat), the mean of
-        ``keep`` values from the ``first`` on, or, ``around`` the median, of those that are closest
-        to it. The values are finite, and there are at most ROWS_MAX rows."""
+        """Of each column of ``count`` rows, or with coefficients of what ``mix`` makes of them,
+        sorted by a network (pairs of rows, flat), the mean of ``keep`` values from the ``first``
+        on, or, ``around`` the median, of those that are closest to it; ``first`` is 0 then. The
+        values are finite, and there are at most ROWS_MAX rows, mixed ones too."""
+
+    def gram(self, rows: F32, count: int, total: F64, /) -> None:
+        """``total += rows @ rows.T``, float64[count * count]: bucket b of a pair is the sum of the
+        products at k = b mod 8, in ascending k, and the buckets are added up in their order."""
 
     def sketch(self, values: F32, bits: U8, out: F64, /) -> None:
         """``out``, float64[8]: bucket b is the sum of the values at k = b mod 8, in ascending k,
@@ -135,6 +150,10 @@ class Kernels(Protocol):
     def squares(self, values: F32, other: F32, out: F64, /) -> None:
         """``out``, float64[8]: bucket b is the sum of the squares of the differences at k = b mod
         8, in ascending k; both steps are rounded. ``other`` may be ``values``."""
+
+    def peaks(self, values: F32, block: int, out: F32, /) -> None:
+        """The largest magnitude of each block of so many values, of which the last may be shorter.
+        The values are finite."""
 
     def level(self) -> str:
         """The instruction set in use: "base" is that of every processor of the kind."""

@@ -41,7 +41,8 @@ class Parts(ABC):
 
     ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
     What they raise goes on to the caller. ``coded(chunk)``, once it is set, shows the own part as
-    it was encoded before; ``keep(participant, chunk, part)`` gets a copy of each part that comes.
+    it was encoded before; ``keep(participant, chunk, part)`` is shown each part that comes, and may
+    copy it.
     """
 
     coded: Callable[[int], U8] | None = None
@@ -129,7 +130,7 @@ class Parts(ABC):
     def came(self, chunk: int, participant: int, buffer: U8) -> None:
         """A participant's part is here, and is about to be added."""
         if self.keep is not None:
-            self.keep(participant, chunk, buffer[: self._layout.size(chunk)].copy())
+            self.keep(participant, chunk, buffer[: self._layout.size(chunk)])
 
     def _encode_own(self, chunk: int, buffer: U8) -> U8:
         if self.coded is not None:

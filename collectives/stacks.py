@@ -7,7 +7,7 @@ for each other: ``whole`` gives none of them until the inner products over all s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.parts import PartError, Parts
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.result import RoundResult
+from atoll.collectives.robust.columns import Columns
 from atoll.collectives.robust.gram import (
     InnerProducts,
     Matrix,
@@ -54,10 +55,9 @@ class Stacks(Parts):
         assert isinstance(result.codec, Codec)
         self._rule, self._key, self._whole = plan.rule, plan.key, result.codec
         self._counted = [p for p, weight in enumerate(plan.weights) if weight > 0]
-        self._place = {participant: row for row, participant in enumerate(self._counted)}
         self._stacks: dict[int, dict[int, U8]] = {}
-        self._lock = threading.Lock()  # guards the rows, and all below
-        self._rows: F32 = np.empty((0, 0), np.float32)
+        self._lock = threading.Lock()  # guards the columns, and all below
+        self._columns = Columns(codec)
         self._shards: dict[int, list[int]] = {}  # owner -> chunks that are aggregated here
         for chunk, owner in enumerate(plan.owners):
             if owner != NOBODY and is_root(chunk):
@@ -75,7 +75,7 @@ class Stacks(Parts):
     @property
     def allocated_bytes(self) -> int:
         grams = sum(gram.nbytes for gram in [*self._grams.values(), *self._heard.values()])
-        return super().allocated_bytes + self._rows.nbytes + grams
+        return super().allocated_bytes + self._columns.allocated_bytes + grams
 
     def in_place(self, chunk: int) -> bool:
         return False
@@ -104,7 +104,8 @@ class Stacks(Parts):
             return (chunk,)
         gram: Matrix = np.zeros((len(self._counted), len(self._counted)))
         with self._lock:
-            add_gram(self._decoded(chunk), gram)
+            for block in self._blocks(chunk):
+                add_gram(block, gram)
             self._grams[chunk] = gram
             owner = self._owner_of[chunk]
             shard = self._shards[owner]
@@ -154,21 +155,26 @@ class Stacks(Parts):
     # ------------------------------------------------------------ the result
 
     def encode(self, chunk: int, out: U8) -> None:
-        with self._lock:
-            values = self._rule.aggregate(self._decoded(chunk), self._matrix)
-            for buffer in self._stacks.pop(chunk).values():
-                self.encoded.give(buffer)
-        self._whole.encode(values, out)
+        floats = self._floats.take()
+        try:
+            values = floats[: self._grid.size(chunk)]
+            with self._lock:
+                lo = 0
+                for block in self._blocks(chunk):
+                    hi = lo + block.shape[1]
+                    values[lo:hi] = self._rule.aggregate(block, self._matrix)
+                    lo = hi
+                for buffer in self._stacks.pop(chunk).values():
+                    self.encoded.give(buffer)
+            self._whole.encode(values, out)
+        finally:
+            self._floats.give(floats)
 
-    def _decoded(self, chunk: int) -> F32:
-        """float32[n, c], in memory that is used again for the next chunk."""
-        size, stack = self._grid.size(chunk), self._stacks[chunk]
-        if not self._rows.size:
-            self._rows = np.empty((len(self._counted), self._grid.size(0)), np.float32)
-        for participant, row in self._place.items():
-            part = stack[participant][: self._layout.size(chunk)]
-            self._codec.decode(part, self._rows[row, :size])
-        return self._rows[:, :size]
+    def _blocks(self, chunk: int) -> Iterator[F32]:
+        """Of the stack of a chunk, in the order of the participants."""
+        stack, length = self._stacks[chunk], self._layout.size(chunk)
+        parts = [stack[participant][:length] for participant in self._counted]
+        return self._columns.of(parts, self._grid.size(chunk))
 
     def _check_lengths(self, gram: Matrix) -> None:
         lengths = np.sqrt(gram.diagonal())

@@ -27,6 +27,7 @@ import numpy as np
 from atoll.collectives.audit.sketch import F64, SKETCH_WIDTH, bucket_sums
 from atoll.collectives.codecs import F32, U8, BlockCodec, Codec
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.native import KERNELS
 
 __all__ = ["AUDITED_PEERS_MAX", "check_codec", "error_bounds", "widened"]
 
@@ -109,6 +110,9 @@ def widened(bounds: F64, coefficients: F64, norms: F32, result_norm: float, coun
 def _largest(values: F32, block: int) -> F32:
     """The largest magnitude of each block."""
     found: F32 = np.empty(-(-values.size // block), np.float32)
+    if KERNELS is not None:
+        KERNELS.peaks(values, block, found)
+        return found
     for lo in range(0, values.size, _TILE_ELEMENTS):
         magnitudes = np.abs(values[lo : lo + _TILE_ELEMENTS])
         starts = np.arange(0, magnitudes.size, block)

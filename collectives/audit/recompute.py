@@ -21,6 +21,7 @@ from atoll.collectives.parts import PartError
 from atoll.collectives.plan import ReducePlan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust import RobustRule
+from atoll.collectives.robust.columns import Columns
 from atoll.collectives.robust.gram import Matrix, add_gram
 from atoll.collectives.slots import parts_for
 
@@ -70,11 +71,12 @@ def recomputed(
 def chunk_gram(parts: Sequence[bytes | U8], codec: Codec, size: int) -> Matrix:
     """The inner products over a chunk of ``size`` elements of all who have positive weight, from
     their encoded parts in order: as an owner computes them (stacks.py). CodecError."""
-    rows = np.empty((len(parts), size), np.float32)
-    for row, part in zip(rows, parts, strict=True):
-        codec.decode(np.frombuffer(part, np.uint8), row)
+    stack = [np.frombuffer(part, np.uint8) for part in parts]
+    for part in stack:
+        codec.check(part, size)
     gram: Matrix = np.zeros((len(parts), len(parts)))
-    add_gram(rows, gram)
+    for block in Columns(codec).of(stack, size):
+        add_gram(block, gram)
     return gram
 
 

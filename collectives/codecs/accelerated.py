@@ -7,6 +7,7 @@ not take. Both give the same bits for every input.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 from atoll.collectives.codecs.base import F32, U8, Codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS
@@ -43,6 +44,11 @@ class _OnKernels(Codec):
         self._check_length(data, out.size)
         if not KERNELS.decode(self.name, data, out):
             super().decode(data, out)  # type: ignore[safe-super]
+
+    def decode_columns(self, parts: Sequence[U8], count: int, lo: int, out: F32) -> bool:
+        assert KERNELS is not None
+        KERNELS.decode_columns(self.name, parts, count, lo, out.reshape(-1))
+        return True
 
     def decode_add(self, data: U8, factor: float, into: F32) -> None:
         assert KERNELS is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
@@ -147,6 +147,12 @@ class Codec(Decoder):
 
         Sparse codecs leave alone what they do not contain. CodecError on malformed bytes.
         """
+
+    def decode_columns(self, parts: Sequence[U8], count: int, lo: int, out: F32) -> bool:
+        """Of n parts of ``count`` elements each, which have passed ``check``, those from ``lo`` on
+        into float32[n, c]. They begin with a PIECE (native.py), and end with one or with the part.
+        False: this codec decodes whole parts only."""
+        return False
 
     def decode_weigh(self, data: U8, factor: float, into: F32, weights: F32) -> None:
         """The same, and ``weights += float32(factor)`` for the elements that the bytes contain."""

@@ -247,11 +247,12 @@ INLINE void decode_block(const form *form, int add, float scale, float shift,
     }
 }
 
-INLINE void decode_blocks(const form *form, int add, const uint8_t *restrict data, size_t count,
-                          float factor, float *restrict out)
+/* The `count` elements from `lo`, the first of a block, to the end of one, of `total`. */
+INLINE void decode_blocks(const form *form, int add, const uint8_t *restrict data, size_t total,
+                          size_t lo, size_t count, float factor, float *restrict out)
 {
-    const size_t width = form->block, code_bytes = width * form->bits / 8;
-    const uint8_t *scales = data + scales_at(form), *codes = data + codes_at(form, count);
+    const size_t width = form->block, code_bytes = width * form->bits / 8, first = lo / width;
+    const uint8_t *scales = data + scales_at(form), *codes = data + codes_at(form, total);
     stream random = {0, 0};
     size_t whole = count / width, rest = count % width;
     if (form->rounding == SHIFTED) {
@@ -259,11 +260,13 @@ INLINE void decode_blocks(const form *form, int add, const uint8_t *restrict dat
         memcpy(&key, data, sizeof key);
         random = stream_of(key);
     }
+    scales += sizeof(float) * first;
+    codes += code_bytes * first;
     for (size_t block = 0; block < whole; block++)
-        decode_block(form, add, float_at(scales, block), shift_of(random, block),
+        decode_block(form, add, float_at(scales, block), shift_of(random, first + block),
                      codes + code_bytes * block, width, factor, out + width * block);
     if (rest)
-        decode_block(form, add, float_at(scales, whole), shift_of(random, whole),
+        decode_block(form, add, float_at(scales, whole), shift_of(random, first + whole),
                      codes + code_bytes * whole, rest, factor, out + width * whole);
 }
 
@@ -285,13 +288,14 @@ INLINE void decode_blocks(const form *form, int add, const uint8_t *restrict dat
     {                                                                                         \
         return check_blocks(&FORM, data, count);                                              \
     }                                                                                         \
-    static void decode_##NAME(const uint8_t *data, size_t count, float *out)                  \
+    static void decode_##NAME(const uint8_t *data, size_t total, size_t lo, size_t count,     \
+                              float *out)                                                     \
     {                                                                                         \
-        decode_blocks(&FORM, 0, data, count, 0.0f, out);                                      \
+        decode_blocks(&FORM, 0, data, total, lo, count, 0.0f, out);                           \
     }                                                                                         \
     static void decode_add_##NAME(const uint8_t *data, size_t count, float factor, float *into) \
     {                                                                                         \
-        decode_blocks(&FORM, 1, data, count, factor, into);                                   \
+        decode_blocks(&FORM, 1, data, count, 0, count, factor, into);                         \
     }
 
 /* What was rounded at random is decoded like what was rounded to the nearest. */

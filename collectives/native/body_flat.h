@@ -31,10 +31,12 @@ static int check_float32(const uint8_t *restrict data, size_t count)
     return top < INFINITY_BITS;
 }
 
-static void decode_float32(const uint8_t *restrict data, size_t count, float *restrict out)
+static void decode_float32(const uint8_t *restrict data, size_t total, size_t lo, size_t count,
+                           float *restrict out)
 {
+    (void)total;
     if (count)
-        memcpy(out, data, sizeof(float) * count);
+        memcpy(out, data + sizeof(float) * lo, sizeof(float) * count);
 }
 
 static void decode_add_float32(const uint8_t *restrict data, size_t count, float factor,

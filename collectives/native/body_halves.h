@@ -97,9 +97,11 @@ INLINE void decode_halves(enum half kind, int add, const uint8_t *restrict data,
     {                                                                                         \
         return check_halves(KIND, data, count);                                               \
     }                                                                                         \
-    static void decode_##NAME(const uint8_t *data, size_t count, float *out)                  \
+    static void decode_##NAME(const uint8_t *data, size_t total, size_t lo, size_t count,     \
+                              float *out)                                                     \
     {                                                                                         \
-        decode_halves(KIND, 0, data, count, 0.0f, out);                                       \
+        (void)total;                                                                          \
+        decode_halves(KIND, 0, data + 2 * lo, count, 0.0f, out);                              \
     }                                                                                         \
     static void decode_add_##NAME(const uint8_t *data, size_t count, float factor, float *into) \
     {                                                                                         \

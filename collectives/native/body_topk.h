@@ -4,7 +4,7 @@
  * 2 bits. The numpy form is in codecs/sparse.py. Included by kernels_body.h.
  */
 
-enum { TOP_BLOCK = 4096, TOP_KEPT = 64, ONE_OF = 64, LOOKUP = 4, LOOKUP_BYTES = 16 };
+enum { TOP_BLOCK = PIECE, TOP_KEPT = 64, ONE_OF = 64, LOOKUP = 4, LOOKUP_BYTES = 16 };
 /* The places of a whole block. */
 enum { PLACES_BYTES = TOP_KEPT * 12 / 8 };
 
@@ -280,10 +280,13 @@ static int check_topk(const uint8_t *data, size_t count)
     return allowed;
 }
 
-INLINE void decode_top(int add, const uint8_t *restrict data, size_t count, float factor,
-                       float *restrict out)
+/* The `count` elements from `lo`, the first of a block, to the end of one, of `total`. What would lie
+ * beyond its block, as `check` does not let it, is left out. */
+INLINE void decode_top(int add, const uint8_t *restrict data, size_t total, size_t lo, size_t count,
+                       float factor, float *restrict out)
 {
-    const uint8_t *codes = data + topk_codes_at(count);
+    const size_t first = lo / TOP_BLOCK;
+    const uint8_t *codes = data + topk_codes_at(total) + TOP_KEPT / 4 * first;
     float lookup[LOOKUP];
     for (size_t bin = 0; bin < LOOKUP; bin++)
         lookup[bin] = add ? float_at(data, bin) * factor : float_at(data, bin);
@@ -291,22 +294,23 @@ INLINE void decode_top(int add, const uint8_t *restrict data, size_t count, floa
         uint16_t places[TOP_KEPT];
         float *row = out + TOP_BLOCK * block;
         size_t width = top_width(count, block), keep = kept_of(width);
-        places_of(data, block, keep, places);
+        places_of(data, first + block, keep, places);
         if (!add)
             memset(row, 0, sizeof *row * width);
         for (size_t i = 0; i < keep; i++) {
             float value = lookup[codes[(TOP_KEPT * block + i) / 4] >> 2 * (i % 4) & 3];
-            row[places[i]] = add ? row[places[i]] + value : value;
+            if (places[i] < width)
+                row[places[i]] = add ? row[places[i]] + value : value;
         }
     }
 }
 
-static void decode_topk(const uint8_t *data, size_t count, float *out)
+static void decode_topk(const uint8_t *data, size_t total, size_t lo, size_t count, float *out)
 {
-    decode_top(0, data, count, 0.0f, out);
+    decode_top(0, data, total, lo, count, 0.0f, out);
 }
 
 static void decode_add_topk(const uint8_t *data, size_t count, float factor, float *into)
 {
-    decode_top(1, data, count, factor, into);
+    decode_top(1, data, count, 0, count, factor, into);
 }

@@ -90,8 +90,13 @@ int buffers_are_apart(const buffers *all, int twins)
     return 1;
 }
 
+void give_back_buffer(buffers *all)
+{
+    PyBuffer_Release(&all->views[--all->taken]);
+}
+
 void give_back_buffers(buffers *all)
 {
     while (all->taken > 0)
-        PyBuffer_Release(&all->views[--all->taken]);
+        give_back_buffer(all);
 }

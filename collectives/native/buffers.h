@@ -29,6 +29,8 @@ int buffer_has(const buffers *all, int index, size_t count, const char *what);
  * and the one taken `twins` after it may be the very same. */
 int buffers_are_apart(const buffers *all, int twins);
 
+/* The last that was taken; all. */
+void give_back_buffer(buffers *all);
 void give_back_buffers(buffers *all);
 
 #endif

@@ -35,12 +35,14 @@ typedef struct {
     int (*encode)(const float *values, size_t count, uint64_t key, uint8_t *out);
     /* 0 unless the bytes are ones that encode may have written. */
     int (*check)(const uint8_t *data, size_t count);
-    /* What has passed `check`. */
-    void (*decode)(const uint8_t *data, size_t count, float *out);
+    /* Of what has passed `check`, and encodes `total` elements, the `count` from `lo` on: from the
+     * first of a piece to the end of one or of all. */
+    void (*decode)(const uint8_t *data, size_t total, size_t lo, size_t count, float *out);
     void (*decode_add)(const uint8_t *data, size_t count, float factor, float *into);
 } codec_kernels;
 
-enum { CODECS = 11, RULES = 3, ROWS_MAX = 256, BUCKETS = 8 };
+/* A piece has whole blocks of every codec. */
+enum { CODECS = 11, RULES = 3, PIECE = 4096, ROWS_MAX = 256, BUCKETS = 8 };
 
 /* An outer step. Inputs and outputs: theta with theta and momentum with momentum may be the same
  * memory; otherwise nothing overlaps. */
@@ -63,14 +65,18 @@ typedef struct {
     /* Weighted values (float32, at any address) into a sum: += or, for the first, =. 0 if a value
      * or a sum is NaN or infinite; `into` then holds anything. */
     int (*weigh)(const uint8_t *data, size_t count, float factor, float *into, int first);
-    /* What robust rules do with n rows of `count` values, n at most ROWS_MAX: see body_rows.h. */
+    /* What robust rules do with n rows of `count` values, n and k at most ROWS_MAX: see body_rows.h
+     * and body_gram.h. */
     void (*mix)(const float *rows, size_t n, size_t count, const float *coefficients, size_t k,
                 float *out);
-    void (*order)(const float *rows, size_t n, size_t count, const uint8_t *network, size_t pairs,
-                  size_t first, size_t keep, int around, float *out);
+    void (*order)(const float *rows, size_t n, size_t count, const float *coefficients, size_t k,
+                  const uint8_t *network, size_t pairs, size_t first, size_t keep, int around,
+                  float *out);
+    void (*gram)(const float *rows, size_t n, size_t count, double *total);
     /* Sums in BUCKETS buckets, for audits: see body_sketch.h. */
     void (*sketch)(const float *values, size_t count, const uint8_t *bits, double *out);
     void (*squares)(const float *values, const float *other, size_t count, double *out);
+    void (*peaks)(const float *values, size_t count, size_t block, float *out);
 } kernels;
 
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */

@@ -8,6 +8,7 @@
 #include "kernels.h"
 
 #if defined(HAVE_X86_LEVELS)
+#include <immintrin.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
@@ -16,6 +17,8 @@
 #pragma GCC target("avx2")
 #endif
 
+#define VECTOR_BYTES 32
+#define DOUBLES_AT(VALUES) _mm256_cvtps_pd(_mm_loadu_ps(VALUES))
 #include "kernels_body.h"
 
 KERNELS_TABLE(avx2);

@@ -8,6 +8,7 @@
 #include "kernels.h"
 
 #if defined(HAVE_X86_LEVELS)
+#include <immintrin.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), \
@@ -17,6 +18,8 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 
+#define VECTOR_BYTES 64
+#define DOUBLES_AT(VALUES) _mm512_cvtps_pd(_mm256_loadu_ps(VALUES))
 #include "kernels_body.h"
 
 KERNELS_TABLE(avx512);

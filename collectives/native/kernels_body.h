@@ -2,6 +2,7 @@
  *
  * Bit for bit what the numpy forms in the codecs and in optim/outer.py do: every operation is rounded
  * to float32 by itself, in the same order. The build forbids contraction into fused multiply-adds.
+ * VECTOR_BYTES is the width of the instruction set's vectors.
  */
 #include <math.h>
 #include <string.h>
@@ -23,9 +24,11 @@
 
 #include "body_bits.h"
 #include "body_random.h"
+#include "body_vectors.h"
 
 #include "body_blocks.h"
 #include "body_flat.h"
+#include "body_gram.h"
 #include "body_halves.h"
 #include "body_rows.h"
 #include "body_sketch.h"
@@ -46,5 +49,5 @@
          CODEC_LIKE(int8_sr, int8), CODEC(int8_shift), CODEC(int4),                   \
          CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0), CODEC(topk)}, \
         {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                \
-        weigh, mix_rows, order_rows, sketch, squares,                                 \
+        weigh, mix_rows, order_rows, gram, sketch, squares, peaks,                    \
     }

@@ -217,9 +217,44 @@ static PyObject *py_decode(PyObject *module, PyObject *const *given, Py_ssize_t 
     Py_BEGIN_ALLOW_THREADS
     done = codec->check(data, elements);
     if (done)
-        codec->decode(data, elements, out);
+        codec->decode(data, elements, 0, elements, out);
     Py_END_ALLOW_THREADS
     return finish(&all, done ? Py_True : Py_False);
+}
+
+/* Row by row, and without giving the GIL away: a piece takes less time than that. */
+static PyObject *py_decode_columns(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const codec_kernels *codec;
+    float *out;
+    size_t total, lo;
+    PyObject *parts = NULL;
+    if (!has_arguments(count, 5) || (codec = to_codec(given[0])) == NULL ||
+        !to_size(given[2], &total) || !to_size(given[3], &lo) ||
+        (out = take_buffer(&all, given[4], "out", "f", WRITE)) == NULL ||
+        (parts = PySequence_Fast(given[1], "parts are a sequence")) == NULL)
+        return finish(&all, NULL);
+    size_t rows = (size_t)PySequence_Fast_GET_SIZE(parts);
+    size_t width = rows ? buffer_count(&all, 0) / rows : 0;
+    int fits = buffer_has(&all, 0, width * rows, "out");
+    if (fits && (lo % PIECE != 0 || lo > total || width > total - lo ||
+                 (width % PIECE != 0 && width != total - lo))) {
+        PyErr_SetString(PyExc_ValueError, "these columns are no whole pieces");
+        fits = 0;
+    }
+    for (size_t row = 0; fits && row < rows; row++) {
+        PyObject *part = PySequence_Fast_GET_ITEM(parts, (Py_ssize_t)row);
+        const uint8_t *data = take_buffer(&all, part, "a part", "B", READ);
+        fits = data != NULL && has_encoded(&all, 1, codec, total) && buffers_are_apart(&all, 0);
+        if (fits) {
+            codec->decode(data, total, lo, width, out + width * row);
+            give_back_buffer(&all);
+        }
+    }
+    Py_DECREF(parts);
+    return finish(&all, fits ? Py_None : NULL);
 }
 
 static PyObject *py_decode_add(PyObject *module, PyObject *const *given, Py_ssize_t count)
@@ -352,34 +387,65 @@ static PyObject *py_order(PyObject *module, PyObject *const *given, Py_ssize_t c
     (void)module;
     buffers all = {.taken = 0};
     const kernels *set = active;
-    const float *rows;
+    const float *rows, *coefficients = NULL;
     const uint8_t *network;
     float *out;
-    Py_ssize_t n, first = -1, keep = -1;
+    Py_ssize_t n, k, first = -1, keep = -1;
     int around;
-    if (!has_arguments(count, 7) || (n = to_rows(given[1])) < 0 ||
-        (around = PyObject_IsTrue(given[5])) < 0 ||
-        ((first = PyLong_AsSsize_t(given[3])) == -1 && PyErr_Occurred()) ||
-        ((keep = PyLong_AsSsize_t(given[4])) == -1 && PyErr_Occurred()) ||
+    if (!has_arguments(count, 8) || (n = k = to_rows(given[1])) < 0 ||
+        (around = PyObject_IsTrue(given[6])) < 0 ||
+        ((first = PyLong_AsSsize_t(given[4])) == -1 && PyErr_Occurred()) ||
+        ((keep = PyLong_AsSsize_t(given[5])) == -1 && PyErr_Occurred()) ||
         (rows = take_buffer(&all, given[0], "rows", "f", READ)) == NULL ||
-        (network = take_buffer(&all, given[2], "network", "B", READ)) == NULL ||
-        (out = take_buffer(&all, given[6], "out", "f", WRITE)) == NULL)
+        (network = take_buffer(&all, given[3], "network", "B", READ)) == NULL ||
+        (out = take_buffer(&all, given[7], "out", "f", WRITE)) == NULL ||
+        (given[2] != Py_None &&
+         (coefficients = take_buffer(&all, given[2], "coefficients", "f", READ)) == NULL))
         return finish(&all, NULL);
+    if (coefficients != NULL)
+        k = (Py_ssize_t)(buffer_count(&all, 3) / (size_t)n);
     size_t columns = buffer_count(&all, 2), pairs = buffer_count(&all, 1) / 2;
     if (!buffer_has(&all, 0, columns * (size_t)n, "rows") ||
-        !buffer_has(&all, 1, 2 * pairs, "network") || !buffers_are_apart(&all, 0))
+        !buffer_has(&all, 1, 2 * pairs, "network") ||
+        (coefficients != NULL && !buffer_has(&all, 3, (size_t)(k * n), "coefficients")) ||
+        !buffers_are_apart(&all, 0))
         return finish(&all, NULL);
+    const char *wrong = NULL;
     for (size_t i = 0; i < 2 * pairs; i++)
-        if (network[i] >= n) {
-            PyErr_SetString(PyExc_ValueError, "the network names a row that is not there");
-            return finish(&all, NULL);
-        }
-    if (first < 0 || first > n || keep < 1 || keep > n - first) {
-        PyErr_SetString(PyExc_ValueError, "there are not so many rows to keep");
+        if (network[i] >= k)
+            wrong = "the network names a row that is not there";
+    if (k > ROWS_MAX || first < 0 || first > k || keep < 1 || keep > k - first ||
+        (around && first != 0))
+        wrong = "there are not so many rows to keep";
+    if (wrong != NULL) {
+        PyErr_SetString(PyExc_ValueError, wrong);
         return finish(&all, NULL);
     }
     Py_BEGIN_ALLOW_THREADS
-    set->order(rows, (size_t)n, columns, network, pairs, (size_t)first, (size_t)keep, around, out);
+    set->order(rows, (size_t)n, columns, coefficients, (size_t)k, network, pairs, (size_t)first,
+               (size_t)keep, around, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
+static PyObject *py_gram(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *rows;
+    double *total;
+    Py_ssize_t n;
+    if (!has_arguments(count, 3) || (n = to_rows(given[1])) < 0 ||
+        (rows = take_buffer(&all, given[0], "rows", "f", READ)) == NULL ||
+        (total = take_buffer(&all, given[2], "total", "d", WRITE)) == NULL)
+        return finish(&all, NULL);
+    size_t columns = buffer_count(&all, 0) / (size_t)n;
+    if (!buffer_has(&all, 0, columns * (size_t)n, "rows") ||
+        !buffer_has(&all, 1, (size_t)(n * n), "total") || !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    set->gram(rows, (size_t)n, columns, total);
     Py_END_ALLOW_THREADS
     return finish(&all, Py_None);
 }
@@ -429,6 +495,32 @@ static PyObject *py_squares(PyObject *module, PyObject *const *given, Py_ssize_t
     return finish(&all, Py_None);
 }
 
+static PyObject *py_peaks(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    buffers all = {.taken = 0};
+    const kernels *set = active;
+    const float *values;
+    float *out;
+    size_t block;
+    if (!has_arguments(count, 3) || !to_size(given[1], &block) ||
+        (values = take_buffer(&all, given[0], "values", "f", READ)) == NULL ||
+        (out = take_buffer(&all, given[2], "out", "f", WRITE)) == NULL)
+        return finish(&all, NULL);
+    size_t elements = buffer_count(&all, 0);
+    if (block == 0) {
+        PyErr_SetString(PyExc_ValueError, "blocks of no elements");
+        return finish(&all, NULL);
+    }
+    if (!buffer_has(&all, 1, elements / block + (elements % block != 0), "out") ||
+        !buffers_are_apart(&all, 0))
+        return finish(&all, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    set->peaks(values, elements, block, out);
+    Py_END_ALLOW_THREADS
+    return finish(&all, Py_None);
+}
+
 /* ---------------------------------------------------------------- the module */
 
 #define FAST(NAME) {#NAME, (PyCFunction)(void (*)(void))py_##NAME, METH_FASTCALL, NULL}
@@ -437,13 +529,16 @@ static PyMethodDef methods[] = {
     FAST(encode),
     FAST(check),
     FAST(decode),
+    FAST(decode_columns),
     FAST(decode_add),
     FAST(weigh),
     FAST(outer_step),
     FAST(mix),
     FAST(order),
+    FAST(gram),
     FAST(sketch),
     FAST(squares),
+    FAST(peaks),
     {"levels", py_levels, METH_NOARGS, NULL},
     {"level", py_level, METH_NOARGS, NULL},
     {"use", py_use, METH_O, NULL},
@@ -452,7 +547,7 @@ static PyMethodDef methods[] = {
 
 /* Changed with every change of what a function takes, gives or computes, here and in native.py: so a
  * library from older sources is not used. */
-enum { INTERFACE = 4 };
+enum { INTERFACE = 5 };
 
 static int start(PyObject *module)
 {

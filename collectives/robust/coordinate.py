@@ -1,8 +1,9 @@
 """Robust means of each coordinate by itself: median, trimmed mean, mean around the median.
 
-Rows are vectors of peers, float[n, c]; every function returns float[c] of the same dtype. Rows are
-sorted, column by column, by a network of minima and maxima, so that the result has the same bits
-whatever the order of the rows is. Values are finite: the caller has refused all others.
+Rows are vectors of peers, float[n, c]; every function returns float[c] of the same dtype. With a
+matrix, float64[k, n], the k rows of ``mixed_rows`` take their place. Rows are sorted, column by
+column, by a network of minima and maxima, so that the result has the same bits whatever the order
+of the rows is. Values are finite: the caller has refused all others.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.native import KERNELS, ROWS_MAX
+from atoll.collectives.native import KERNELS, PIECE, ROWS_MAX
 
 __all__ = [
     "COLUMNS",
+    "Coefficients",
     "Rows",
     "around_median",
+    "blocks_of",
+    "fits_kernels",
     "mean",
     "median",
     "mixed_rows",
@@ -28,10 +32,17 @@ __all__ = [
 ]
 
 Rows: TypeAlias = NDArray[np.floating[Any]]
+Coefficients: TypeAlias = NDArray[np.float64] | None
 
 # Columns that are worked on at a time: sixteen rows of float32 and as many of scratch fit into the
 # second-level cache of any processor that trains.
-COLUMNS: Final = 4_096
+COLUMNS: Final = PIECE
+
+
+def blocks_of(rows: Rows) -> Iterator[Rows]:
+    """COLUMNS of all rows after the other, in pieces that stay in the cache."""
+    for lo in range(0, rows.shape[1], COLUMNS):
+        yield np.ascontiguousarray(rows[:, lo : lo + COLUMNS])
 
 
 def sorted_rows(rows: Rows) -> Rows:
@@ -73,10 +84,10 @@ def mean(rows: Rows) -> Rows:
     return total
 
 
-def median(rows: Rows) -> Rows:
+def median(rows: Rows, matrix: Coefficients = None) -> Rows:
     """Coordinate-wise median (CWMed); of an even number of rows the mean of the middle two."""
-    count = len(rows)
-    return _ordered_mean(rows, (count - 1) // 2, 2 - count % 2)
+    count = _count(rows, matrix)
+    return _ordered_mean(rows, matrix, (count - 1) // 2, 2 - count % 2)
 
 
 def _middle(ordered: Rows) -> Rows:
@@ -87,26 +98,35 @@ def _middle(ordered: Rows) -> Rows:
     return mean(ordered[half - 1 : half + 1])
 
 
-def trimmed_mean(rows: Rows, f: int) -> Rows:
+def trimmed_mean(rows: Rows, f: int, matrix: Coefficients = None) -> Rows:
     """Mean without the f smallest and the f largest (CWTM, Yin et al. 2018, definition 2)."""
-    return _ordered_mean(rows, f, len(rows) - 2 * f)
+    return _ordered_mean(rows, matrix, f, _count(rows, matrix) - 2 * f)
 
 
-def _ordered_mean(rows: Rows, first: int, keep: int) -> Rows:
-    if KERNELS is not None and _fits_kernels(rows):
-        return _by_kernel(rows, first, keep, around=False)
-    return mean(sorted_rows(rows)[first : first + keep])
+def _count(rows: Rows, matrix: Coefficients) -> int:
+    return len(rows if matrix is None else matrix)
 
 
-def _fits_kernels(rows: Rows) -> bool:
-    return rows.dtype == np.float32 and rows.flags.c_contiguous and len(rows) <= ROWS_MAX
+def _ordered_mean(rows: Rows, matrix: Coefficients, first: int, keep: int) -> Rows:
+    if KERNELS is not None and fits_kernels(rows, matrix):
+        return _by_kernel(rows, matrix, first, keep, around=False)
+    return mean(sorted_rows(mixed_rows(rows, matrix))[first : first + keep])
 
 
-def _by_kernel(rows: Rows, first: int, keep: int, *, around: bool) -> Rows:
+def fits_kernels(rows: Rows, matrix: Coefficients = None) -> bool:
+    count = max(len(rows), _count(rows, matrix))
+    return rows.dtype == np.float32 and rows.flags.c_contiguous and count <= ROWS_MAX
+
+
+def _by_kernel(rows: Rows, matrix: Coefficients, first: int, keep: int, *, around: bool) -> Rows:
     assert KERNELS is not None
+    count, coefficients = _count(rows, matrix), None
+    if matrix is not None:
+        coefficients = matrix.astype(np.float32).reshape(-1)
     out: NDArray[np.float32] = np.empty(rows.shape[1], np.float32)
     flat = rows.reshape(-1).view(np.float32)
-    KERNELS.order(flat, len(rows), _flat_network(len(rows)), first, keep, around, out)
+    network = _flat_network(count)
+    KERNELS.order(flat, len(rows), coefficients, network, first, keep, around, out)
     return out
 
 
@@ -115,12 +135,12 @@ def _flat_network(count: int) -> NDArray[np.uint8]:
     return np.array(_network(count), np.uint8).reshape(-1)
 
 
-def around_median(rows: Rows, count: int) -> Rows:
+def around_median(rows: Rows, count: int, matrix: Coefficients = None) -> Rows:
     """Mean of the ``count`` values that are closest to the median (Meamed, Xie et al. 2018; also
     the last step of Bulyan). Of two that are as far away the smaller one counts."""
-    if KERNELS is not None and _fits_kernels(rows):
-        return _by_kernel(rows, 0, count, around=True)
-    ordered = sorted_rows(rows)
+    if KERNELS is not None and fits_kernels(rows, matrix):
+        return _by_kernel(rows, matrix, 0, count, around=True)
+    ordered = sorted_rows(mixed_rows(rows, matrix))
     middle = _middle(ordered)
     start: NDArray[np.intp] = np.zeros(rows.shape[1], np.intp)
     for _ in range(len(ordered) - count):  # they are neighbours in the order: move the window up
@@ -133,13 +153,13 @@ def around_median(rows: Rows, count: int) -> Rows:
     return mean(np.take_along_axis(ordered, picked, 0))
 
 
-def mixed_rows(rows: Rows, matrix: NDArray[np.float64] | None) -> Rows:
+def mixed_rows(rows: Rows, matrix: Coefficients) -> Rows:
     """``matrix @ rows``, every sum in the order of the rows; what counts nothing is not touched."""
     if matrix is None:
         return rows
     coefficients = matrix.astype(rows.dtype)
     out: Rows = np.zeros((len(matrix), rows.shape[1]), rows.dtype)
-    if KERNELS is not None and _fits_kernels(rows):
+    if KERNELS is not None and fits_kernels(rows):
         narrow = [a.reshape(-1).view(np.float32) for a in (rows, coefficients, out)]
         KERNELS.mix(narrow[0], len(rows), narrow[1], narrow[2])
         return out

@@ -10,13 +10,15 @@ scales whole vectors (mixing.py) is a function from the Gram matrix to its coeff
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.robust.coordinate import COLUMNS, Rows
+from atoll.collectives.native import KERNELS
+from atoll.collectives.robust.coordinate import Rows, blocks_of, fits_kernels
 
 __all__ = [
     "InnerProducts",
@@ -54,16 +56,27 @@ class InnerProducts(NamedTuple):
 
 def add_gram(rows: Rows, total: Matrix) -> None:
     """Add the Gram matrix of float[n, c] to float64[n, n]. In double precision from the products
-    on: distances between vectors that are almost equal are small differences of these sums."""
-    for lo in range(0, rows.shape[1], COLUMNS):
-        block: Matrix = rows[:, lo : lo + COLUMNS].astype(np.float64)
-        total += block @ block.T
+    on: distances between vectors that are almost equal are small differences of these sums. In
+    which order they are added up depends on the processor where there are no kernels."""
+    for block in blocks_of(rows):
+        if KERNELS is not None and fits_kernels(block) and total.flags.c_contiguous:
+            KERNELS.gram(block.reshape(-1).view(np.float32), len(block), total.reshape(-1))
+        else:
+            wide: Matrix = block.astype(np.float64)
+            total += wide @ wide.T
 
 
 def packed_gram(gram: Matrix) -> bytes:
     """The upper triangle, row by row, as little-endian float64."""
-    upper = gram[np.triu_indices(len(gram))]
+    upper = gram[_places(len(gram))]
     return upper.astype(_LITTLE).tobytes()
+
+
+@lru_cache(64)
+def _places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of the upper triangle."""
+    rows, columns = np.triu_indices(count)
+    return rows, columns
 
 
 def packed_sum(chunks: bytes, count: int) -> bytes:
@@ -77,7 +90,7 @@ def grams_of_chunks(chunks: bytes, count: int) -> Matrix:
     """The same as float64[chunks, n, n]."""
     rows = _upper(chunks, count)
     grams: Matrix = np.zeros((len(rows), count, count))
-    places = np.triu_indices(count)
+    places = _places(count)
     grams[:, *places] = rows
     grams[:, *places[::-1]] = rows
     return grams
@@ -100,7 +113,7 @@ def unpacked_gram(data: bytes | memoryview, count: int) -> Matrix:
     if upper.size != count * (count + 1) // 2:
         raise ValueError(f"{upper.size} inner products of {count} vectors")
     gram: Matrix = np.zeros((count, count))
-    gram[np.triu_indices(count)] = upper
+    gram[_places(count)] = upper
     gram += np.triu(gram, 1).T
     if not (np.abs(upper) <= PRODUCT_MAX).all() or not _is_positive(gram):
         raise ValueError("inner products that no vectors have")
@@ -117,7 +130,12 @@ def _is_positive(gram: Matrix) -> bool:
     scale = np.zeros_like(lengths)
     np.divide(1.0, lengths, out=scale, where=lengths > 0)
     cosines = gram * scale[:, None] * scale[None, :]
-    return bool(np.linalg.eigvalsh(cosines)[0] >= -ROUNDING * len(gram))
+    cosines[np.diag_indices(len(gram))] += ROUNDING * len(gram)
+    try:
+        np.linalg.cholesky(cosines)  # a third of the time that eigenvalues take
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 def combined(gram: Matrix, matrix: Matrix) -> Matrix:

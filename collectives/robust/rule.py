@@ -26,9 +26,9 @@ import numpy as np
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import centres, mixing
 from atoll.collectives.robust.coordinate import (
-    COLUMNS,
     Rows,
     around_median,
+    blocks_of,
     median,
     mixed_rows,
     trimmed_mean,
@@ -179,25 +179,27 @@ class RobustRule:
         """The aggregate of n vectors, or of the same coordinates of each, float[n, c] in the order
         of peer ids: float[c] of the same dtype. ``matrix`` is what ``matrix()`` gave."""
         out: Rows = np.empty_like(rows[0])
-        for lo in range(0, rows.shape[1], COLUMNS):  # in pieces that stay in the cache
-            block = np.ascontiguousarray(rows[:, lo : lo + COLUMNS])
-            out[lo : lo + COLUMNS] = self._aggregate(mixed_rows(block, matrix))
-        out += 0.0  # of zeros with different signs, which was least depends on the order
+        lo = 0
+        for block in blocks_of(rows):
+            hi = lo + block.shape[1]
+            np.add(self._aggregate(block, matrix), 0.0, out=out[lo:hi])
+            lo = hi
         return out
 
-    def _aggregate(self, rows: Rows) -> Rows:
+    def _aggregate(self, rows: Rows, matrix: Matrix | None) -> Rows:
+        """Its zeros may have either sign: which of them was least depends on the order."""
         name, f = self.parts[-1].name, self.f
-        if len(rows) == 1:
-            only: Rows = rows[0]
+        count = len(rows if matrix is None else matrix)
+        if count == 1:
+            only: Rows = mixed_rows(rows, matrix)[0]
             return only
         if f == 0:
-            return plain_mean(rows)
+            return plain_mean(mixed_rows(rows, matrix))
         if name == "median":
-            return median(rows)
+            return median(rows, matrix)
         if name == "trimmed":
-            return trimmed_mean(rows, f)
-        count = len(rows) - 2 * f if name == "bulyan" else len(rows) - f
-        return around_median(rows, count)
+            return trimmed_mean(rows, f, matrix)
+        return around_median(rows, count - (2 * f if name == "bulyan" else f), matrix)
 
 
 @lru_cache(64)

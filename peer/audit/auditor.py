@@ -20,6 +20,7 @@ from atoll.peer.audit.judge import accusations, settle
 from atoll.peer.audit.machine import SILENCE_S, Audit
 from atoll.peer.audit.numbers import Numbers, Seen
 from atoll.peer.audit.opening import Opening
+from atoll.peer.audit.parts import HeldParts
 from atoll.peer.audit.statements import Check, Phase, Piece
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.group.signing import Signer
@@ -60,6 +61,7 @@ class Auditor:
             now_s=now_s,
             silence_s=silence_s,
         )
+        self._copies = HeldParts(terms.work, self.index)
         self._held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns ...
         self._held_digests: dict[tuple[int, int], bytes] = {}
         self._results: Sequence[U8] = ()
@@ -69,9 +71,10 @@ class Auditor:
     # ------------------------------------------------------------ the reduction
 
     def keep(self, sender: int, chunk: int, part: U8) -> None:
-        """A part of a chunk that this peer owns; by any thread, which hashes it."""
-        self._held_digests[sender, chunk] = hashlib.sha256(part.data).digest()
-        self._held[sender, chunk] = part
+        """A part of a chunk that this peer owns; by any thread, which copies and hashes it."""
+        copy = self._copies.copy(sender, chunk, part)
+        self._held_digests[sender, chunk] = hashlib.sha256(copy.data).digest()
+        self._held[sender, chunk] = copy
 
     def came(self, chunk: int, result: U8) -> None:
         """A chunk of the result; by any thread, which computes what needs no draw."""

@@ -1,4 +1,7 @@
-"""The encoded parts of one participant, all of them: what it commits to. Pure."""
+"""Encoded parts: all of one participant, which it commits to, and those of others of its shard.
+
+Both lie in one piece of memory each: fresh pages, chunk by chunk, cost more than copies.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.audit.terms import Work
 
-__all__ = ["encoded_parts"]
+__all__ = ["HeldParts", "encoded_parts"]
 
 
 def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
@@ -30,3 +33,23 @@ def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
     if lo != whole.size:
         raise LocalProtocolError("an encoded vector has another length than its chunks")
     return parts
+
+
+class HeldParts:
+    """Copies of the parts of the chunks that participant ``owner`` owns, of all who count."""
+
+    def __init__(self, work: Work, owner: int) -> None:
+        self._rows = {sender: row for row, sender in enumerate(work.counted)}
+        self._places: dict[int, slice] = {}
+        end = 0
+        for chunk in work.shards.get(owner, ()):
+            nbytes = work.part_codec.encoded_bytes(work.grid.size(chunk))
+            self._places[chunk] = slice(end, end + nbytes)
+            end += nbytes
+        self._all = np.empty((len(self._rows), end), np.uint8)
+
+    def copy(self, sender: int, chunk: int, part: U8) -> U8:
+        """By any thread, once for each part."""
+        kept: U8 = self._all[self._rows[sender], self._places[chunk]]
+        np.copyto(kept, part)
+        return kept

@@ -10,9 +10,12 @@ last column says whether the last instruction set passes it with both sizes.
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in daemons (peer/cli.py)
+
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -31,6 +34,8 @@ from harness import results
 from atoll.collectives.audit.sketch import SEED_BYTES, distance, sign_bits, sketch
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Rule
+from atoll.collectives.robust import get_rule
+from atoll.collectives.robust.gram import add_gram
 from atoll.optim.outer import outer_step
 
 F32 = NDArray[np.float32]
@@ -39,6 +44,8 @@ MEASURED_MIB = 64  # small sizes are done so often that each measurement is long
 # GB/s on one core, which is 64 Gbit/s of float32: above it no network of ours waits for a codec.
 BARS_GB = {f"{name} {way}": 8.0 for name in ("int8", "int4") for way in ("encode", "decode_add")}
 RULES: tuple[Rule, ...] = ("heavy_ball", "sgd")  # nesterov has a form in numpy
+PEERS = 16  # of robust rules
+ROBUST = ("trimmed(f=3)", "meamed(f=3)", "multi_krum(f=3)", "nnm+trimmed(f=3)", "bulyan(f=3)")
 Work = Callable[[], Any]
 
 
@@ -137,6 +144,14 @@ def works(values: F32) -> dict[str, Work]:
         "audit sketch": lambda: sketch(values, bits),
         "audit distance": lambda: distance(values, copy),
     }
+    rows = values.reshape(PEERS, -1)
+    gram = np.zeros((PEERS, PEERS))
+    found["robust inner_products"] = lambda: add_gram(rows, gram)
+    add_gram(rows, gram)
+    for text in ROBUST:
+        rule = get_rule(text)
+        matrix = rule.matrix(gram, PEERS, 0)
+        found[f"robust {text}"] = lambda r=rule, m=matrix: r.aggregate(rows, m)
     theta, momentum = np.zeros_like(values), np.zeros_like(values)
     found["nesterov step"] = lambda: outer_step(
         "nesterov",

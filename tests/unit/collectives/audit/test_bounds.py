@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from harness.floats import any_values, special_values
@@ -9,6 +12,7 @@ from harness.roundtrip import decoded, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.collectives.audit import bounds as module
 from atoll.collectives.audit.bounds import check_codec, error_bounds, widened
 from atoll.collectives.codecs import CODECS, F32, NUMPY_CODECS, Codec, get_codec
 from atoll.collectives.errors import CodecError, ConfigError
@@ -134,3 +138,24 @@ def test_sums_in_float32_are_within_the_widened_bounds(n: int, seed: int, size: 
     assert ((total - exact) ** 2).sum() <= found.min()
     both = widened(np.full(8, 4.0), factors.astype(np.float64), norms, length, size)
     assert np.allclose(np.sqrt(both), 2.0 + np.sqrt(found))
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 255, 256, 257, 1000, 70_001])
+def test_kernels_find_the_bounds_of_numpy(kernels: Any, count: int) -> None:
+    values = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    values[:: count // 3 + 1] *= -100
+    for name in BOUNDED:
+        data = encoded(get_codec(name), values)
+        found = error_bounds(get_codec(name), data, count)
+        with patch.object(module, "KERNELS", None):
+            assert error_bounds(get_codec(name), data, count).tobytes() == found.tobytes()
+
+
+def test_kernels_find_the_largest_of_no_other_blocks(kernels: Any) -> None:
+    values, out = np.arange(10, dtype=np.float32) - 7, np.zeros(4, np.float32)
+    kernels.peaks(values, 3, out)
+    assert out.tolist() == [7, 4, 1, 2]
+    kernels.peaks(values[:0], 3, out[:0])
+    for block, into in ((0, out), (-1, out), (2, out), (4, out), (3, values[:4])):
+        with pytest.raises(ValueError, match=r"blocks|count|out has|shares"):
+            kernels.peaks(values, block, into)
