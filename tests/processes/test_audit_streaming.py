@@ -61,9 +61,21 @@ def train(session: Session, worker: int, make: Make, start: threading.Barrier) -
     return session.round
 
 
-@pytest.mark.parametrize("lies", [False, True])
 @pytest.mark.parametrize(
-    "method", ["streaming", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fp4", "eager"))]
+    ("method", "lies"),
+    [
+        ("streaming", True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("streaming", False),
+                ("fp4", False),
+                ("fp4", True),
+                ("eager", False),
+                ("eager", True),
+            )
+        ),
+    ],
 )
 def test_the_honest_agree_and_a_liar_is_banned(tmp_path: Path, method: str, lies: bool) -> None:
     honest = NAMES[:3] if lies else NAMES
