@@ -4,7 +4,8 @@ Theory. Who lies is found out in rounds, and each member checks the evidence its
 Views keep the result: a view names the peers that are out, with the digests of the evidence, and no
 view that follows it, or forks off it, forgets one. Like all of a view, that is decided by a quorum
 with signed votes, and nobody votes for a ban that it does not believe. So, with fewer liars than
-half, whoever enters a view may rely on its list; the file is for who wants to know why.
+half, whoever goes from view to view may rely on the list; who has missed some believes it like the
+rest of the view (signing.py). The file is for who wants to know why.
 
 A coordinator proposes one view only, and one that is never accepted would stop the run. So it names
 a ban when it is sure of the votes. Evidence that *stands alone* convinces whoever gets it and has
