@@ -94,7 +94,8 @@ def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> BanGuard:
         daemon.home.path / "evidence",
         send=lambda peer, message: daemon.host.send(peer, message),
         links=lambda: daemon.host.link_peers(),
-        members=lambda: view.peers if (view := daemon.node.known_view) is not None else (),
+        # Not of one that it was told of: whoever is linked could say that its friends are the run.
+        members=lambda: daemon.node.view.peers if daemon.node.view is not None else (),
         drop=lambda peer, why: daemon.host.drop(peer, why, expelled=True),
         note=daemon.note,
         stop=daemon.stop,

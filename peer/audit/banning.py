@@ -82,10 +82,10 @@ class _Arriving:
 
 
 class BanKeeper:
-    """``took_part`` says whether we did, in the attempt with these terms. ``drop`` ends the link to
-    a peer and all its streams; ``stop``: this peer may not go on; ``on_ban``: the running attempts
-    have to know; ``believed``: so does the membership machine. ``note`` takes the kind and the text
-    of a line in the log, and fields."""
+    """``took_part`` says whether we did, in the attempt with these terms; ``members``: of the view
+    that we are in. ``drop`` ends the link to a peer and all its streams; ``stop``: this peer may
+    not go on; ``on_ban``: the running attempts have to know; ``believed``: so does the membership
+    machine. ``note`` takes the kind and the text of a line in the log, and fields."""
 
     def __init__(
         self,
@@ -158,18 +158,25 @@ class BanKeeper:
         self._met |= dict.fromkeys(members)
         while len(self._met) > MET_MAX:
             del self._met[next(iter(self._met))]
+        self._adopted(self.bans.met(self._met))
         self._adopted(self.bans.named({ban.peer: ban.evidence for ban in banned}))
-        for digest, peer in self._tellers.all():
-            self._adopted(self.bans.told(digest, peer, self._members()))
+        for digest in self.bans.unsure:
+            self._weigh_words(digest)
         self._ask_more()
         self._publish()
+
+    def _weigh_words(self, digest: bytes) -> None:
+        members = self._members()
+        for teller in self._tellers.of(digest):
+            self._adopted(self.bans.told(digest, teller, members))
 
     def on_message(self, peer: bytes, message: object) -> bool:
         """False if it is about something else."""
         if isinstance(message, KnownBans):
             self._tellers.hear(peer, message.digests, message.words)
+            members = self._members()
             for digest in (*message.digests, *message.words):
-                self._adopted(self.bans.told(digest, peer, self._members()))
+                self._adopted(self.bans.told(digest, peer, members))
             self._ask_more()
             self._publish()
         elif isinstance(message, AskEvidence):
@@ -182,8 +189,8 @@ class BanKeeper:
 
     def _ask_more(self) -> None:
         """What we have been told of and lack, as far as there is room; of each peer one thing. Not
-        while we know no members: nearly all of it would be about strangers."""
-        if not self._members():
+        before we have met anybody: nearly all of it would be about strangers."""
+        if not self._met:
             return
         idle = {peer for peer, count in self._stalls.items() if count >= STALLS_MAX}
         vain = {peer for peer, count in self._vain.items() if count >= VAIN_MAX}
@@ -284,8 +291,7 @@ class BanKeeper:
         if not found and digest in {*self.bans.digests} - before:  # a view names this file
             self._spawn(self._write(evidence, before - {*self.bans.digests}))
             self._tell_all(KnownBans((digest,)))
-        for teller in self._tellers.of(digest):
-            self._adopted(self.bans.told(digest, teller, self._members()))
+        self._weigh_words(digest)
         if self.bans.knows(digest):
             asyncio.get_running_loop().call_later(WORD_S, self._say, digest)
         self._publish()
@@ -336,11 +342,13 @@ class BanKeeper:
                 fix = "see docs/errors.md: E34"
                 error = BannedError(f"this peer is banned: {ban.finding.text}", fix=fix)
                 loop.call_later(LAST_WORDS_S, self._stop, error)  # others may lack what it has
-        self._spawn(self._write(found[0].evidence))
+        files = {ban.evidence.digest: ban.evidence for ban in found}  # a view may name several
+        for evidence in files.values():
+            self._spawn(self._write(evidence))
         self._publish()
         self._on_ban([ban.peer for ban in found])
         # The banned too: so that they know why.
-        self._tell_all(KnownBans((found[0].evidence.digest,)))
+        self._tell_all(KnownBans(tuple(files)))
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
                 loop.call_later(LAST_WORDS_S, self._drop, ban.peer, f"banned: {ban.finding.kind}")

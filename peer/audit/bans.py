@@ -11,7 +11,7 @@ comes back with another identity.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -81,6 +81,11 @@ class Bans:
     def words(self) -> tuple[bytes, ...]:
         """Of what does not count yet, and is our word."""
         return tuple(d for d, each in self._unsure.items() if self._me in each.tellers)
+
+    @property
+    def unsure(self) -> tuple[bytes, ...]:
+        """Of all that is here and does not count yet."""
+        return tuple(self._unsure)
 
     def against(self, peer: bytes) -> frozenset[bytes]:
         """The digests of all evidence that proves this ban; some of it may not be here."""
@@ -210,6 +215,14 @@ class Bans:
         most = max(same, key=lambda digest: len(same[digest].tellers & jury))
         found = same[most].finding
         return self._adopt(same[most].evidence, found, found.banned)
+
+    def met(self, peers: Container[bytes]) -> list[Ban]:
+        """These are no strangers any more."""
+        found: list[Ban] = []
+        for each in tuple(self._unsure.values()):
+            if each.finding.stands_alone and any(peer in peers for peer in each.finding.banned):
+                found += self._adopt(each.evidence, each.finding, each.finding.banned)
+        return found
 
     def named(self, bans: Mapping[bytes, bytes]) -> list[Ban]:
         """A view that we are in names these peers, with the digests of their evidence. Who is

@@ -6,7 +6,7 @@ hide evidence behind heaps of digests that nothing belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,12 +43,6 @@ class Tellers:
         return [
             p for p, said in self._said.items() if digest in said.counts or digest in said.words
         ]
-
-    def all(self) -> Iterator[tuple[bytes, bytes]]:
-        """Each digest that a peer speaks for, and the peer."""
-        for peer, said in tuple(self._said.items()):
-            for digest in (*said.counts, *said.words):
-                yield digest, peer
 
     def believers(self, digests: Collection[bytes]) -> frozenset[bytes]:
         """For whom one of these counts."""

@@ -101,13 +101,18 @@ class Attempt:
         return (*witnesses, *others)
 
     @property
+    def jury(self) -> set[bytes]:
+        """The participants who count: of newcomers a liar could bring as many as it takes."""
+        pairs = zip(self.begin.participants, self.begin.weights, strict=True)
+        return {peer for peer, weight in pairs if weight}
+
+    @property
     def copies(self) -> dict[bytes, bytes]:
         """Replicas that hold a result; what attesters say is not a copy."""
-        attesters = self.attesters
+        attesters, jury = self.attesters, self.jury
         copies = {peer: root for peer, root in self.ready.items() if peer not in attesters}
-        participants = self.begin.participants
-        votes = Counter(root for peer, root in copies.items() if peer in participants)
-        if self.audited and 2 * max(votes.values(), default=0) <= len(participants):
+        votes = Counter(root for peer, root in copies.items() if peer in jury)
+        if self.audited and 2 * max(votes.values(), default=0) <= len(jury):
             return {}  # one that lies may say that it has something, and lend it to all others
         return copies
 
@@ -202,15 +207,15 @@ class Attempt:
     def _without_minority(
         self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
     ) -> tuple[bytes, ...] | None:
-        """Different results: the participants who agree with most of them, everyone without a
-        majority. Outsiders have only copied theirs, so they have no say."""
+        """Different results: the participants who agree with most of those who count, everyone
+        without a majority. Outsiders have only copied theirs, so they have no say."""
         holders: dict[bytes, list[bytes]] = {}
         for peer, root in sorted(self.copies.items()):
             holders.setdefault(root, []).append(peer)
-        ours = self.begin.participants
-        votes = {root: sum(p in ours for p in peers) for root, peers in holders.items()}
+        ours, jury = self.begin.participants, self.jury
+        votes = {root: len(jury.intersection(peers)) for root, peers in holders.items()}
         most = max(votes, key=lambda root: votes[root])
-        if 2 * votes[most] > sum(votes.values()) + len(silent):
+        if 2 * votes[most] > sum(votes.values()) + len(jury.intersection(silent)):
             self.minority = {peer for peer, root in self.copies.items() if root != most}
         elif silent:
             return None  # the first to speak do not pass for all
@@ -243,9 +248,7 @@ class Attempt:
 
     def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
         """Whom these reports of participants leave out."""
-        begin = self.begin
-        pairs = zip(begin.participants, begin.weights, strict=True)
-        return vertex_cover(misses, self.me, {peer for peer, weight in pairs if not weight})
+        return vertex_cover(misses, self.me, {*self.begin.participants} - self.jury)
 
     def _is_clear(self, cover: Collection[bytes]) -> bool:
         """Whether two others name each of them: of one broken edge, either end may be to blame."""

@@ -4,13 +4,15 @@ Theory. Who lies is found out in rounds, and each member checks the evidence its
 Views keep the result: a view names the peers that are out, with the digests of the evidence, and no
 view that follows it, or forks off it, forgets one. Like all of a view, that is decided by a quorum
 with signed votes, and nobody votes for a ban that it does not believe. So, with fewer liars than
-half, whoever enters a view may rely on its list; the file is for who wants to know why.
+half, whoever goes from view to view may rely on the list; who has missed some believes it like the
+rest of the view (signing.py). The file is for who wants to know why.
 
 A coordinator proposes one view only, and one that is never accepted would stop the run. So it names
-a ban when it is sure of the votes. Evidence that *stands alone* convinces whoever gets it: a quorum
-has to have said that it believes. Other evidence convinces by the word of a majority, which one
-voter may never hear: all that are alive have to have said it. Meanwhile the ban holds all the same,
-as each member keeps out whom it knows to be banned.
+a ban when it is sure of the votes. Evidence that *stands alone* convinces whoever gets it and has
+met the culprit: against a member, a quorum has to have said that it believes. Other evidence, and
+all of it against strangers, convinces by the word of a majority, which one voter may never hear:
+all that are alive have to have said it, or one that says it and does not vote would stop the run.
+Meanwhile the ban holds all the same, as each member keeps out whom it knows to be banned.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class BanBook:
     def _is_sure(self, ban: BelievedBan, view: View, alive: Collection[bytes]) -> bool:
         voters = {*view.peers}.intersection(alive) - self._bans.keys()
         believers = voters & {self._me, *ban.believers}
-        return is_quorum(view, believers) and (ban.stands_alone or voters == believers)
+        convinces = ban.stands_alone and view.member(ban.peer) is not None  # all have met it
+        return is_quorum(view, believers) and (convinces or voters == believers)
 
     def unheard(self, before: View, after: View) -> str:
         """Which ban of the view that is to follow this peer does not believe; "" for none."""

@@ -110,9 +110,11 @@ class Counting:
             return chosen
         new = [peer for peer in chosen if peer in self._newcomers]
         old = [peer for peer in chosen if peer not in self._newcomers]
-        for_new = min(len(new), max(NEW_SEATS, AUDITED_PEERS_MAX - len(old)))
-        of_old = _in_turn(old, AUDITED_PEERS_MAX - for_new, number)
-        return (*of_old, *_in_turn(new, for_new, number))
+        spare = min(NEW_SEATS, AUDITED_PEERS_MAX - self.terms.least)
+        for_new = min(len(new), max(spare, AUDITED_PEERS_MAX - len(old)))
+        turn = number // self._own.fragments  # so that all serve for each fragment
+        of_old = _in_turn(old, AUDITED_PEERS_MAX - for_new, turn)
+        return (*of_old, *_in_turn(new, for_new, turn))
 
     def _counted(self, weights: Sequence[float]) -> int:
         return sum(weight > 0 for weight in weights)
@@ -122,9 +124,9 @@ class Counting:
         return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
 
 
-def _in_turn(peers: list[bytes], count: int, number: int) -> list[bytes]:
-    """So many of them, other ones in each round."""
-    first = number * count % len(peers) if peers else 0
+def _in_turn(peers: list[bytes], count: int, turn: int) -> list[bytes]:
+    """So many of them, other ones in each turn."""
+    first = turn * count % len(peers) if peers else 0
     ranked = sorted(peers)
     return (ranked[first:] + ranked[:first])[:count]
 

@@ -300,15 +300,22 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "bans before anybody else believes",
         "banned",
-        "return is_quorum(view, believers) and (ban.stands_alone or voters == believers)",
+        "return is_quorum(view, believers) and (convinces or voters == believers)",
         "return True",
     ),
     Mutant(
         "words of some are enough",
         "banned",
-        "(ban.stands_alone or voters == believers)",
+        "(convinces or voters == believers)",
         "True",
         test=UNIT + "banned.py::test_a_ban_is_due_when_the_votes_are_sure",
+    ),
+    Mutant(
+        "evidence about strangers convinces all",
+        "banned",
+        "ban.stands_alone and view.member(ban.peer) is not None",
+        "ban.stands_alone",
+        test=UNIT + "banned.py::test_a_ban_of_a_stranger_waits_for_all_who_live",
     ),
     Mutant(
         "votes for any ban",

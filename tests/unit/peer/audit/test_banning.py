@@ -230,6 +230,7 @@ def test_evidence_about_strangers_waits_for_most_members_or_a_view(tmp_path: Pat
         a.keeper.convict(evidence)
         for site in others:
             site.keeper._met.clear()
+            site.keeper.installed(net, ())
         await settle(net)
         assert not any(site.keeper.is_out(evidence.culprit) for site in others)
         others[0].keeper.convict(evidence)
@@ -240,6 +241,45 @@ def test_evidence_about_strangers_waits_for_most_members_or_a_view(tmp_path: Pat
         assert others[1].failed == [evidence.culprit]
         await settle(net)
         assert others[2].failed == [evidence.culprit]  # three of four say it now
+
+    run_to_rest(main)
+
+
+def test_who_was_a_stranger_and_becomes_a_member_is_judged_by_the_evidence(tmp_path: Path) -> None:
+    evidence = left_behind("equivocation")
+
+    async def main() -> None:
+        net = sites(tmp_path, "abc")
+        a, b, c = net.values()
+        for site in (b, c):
+            site.keeper._met.clear()
+            site.keeper.installed(net, ())
+        a.keeper.convict(evidence)
+        await settle(net)
+        assert not b.keeper.is_out(evidence.culprit)
+        b.keeper.installed((*net, evidence.culprit), ())
+        await settle(net)
+        assert b.failed == [evidence.culprit]
+
+    run_to_rest(main)
+
+
+def test_all_files_that_a_view_names_are_kept_and_told(tmp_path: Path) -> None:
+    both = [left_behind(lie) for lie in ("equivocation", "other steps")]
+
+    async def main() -> None:
+        net = sites(tmp_path, "ab")
+        a, _ = net.values()
+        a.keeper._met.clear()
+        for evidence in both:
+            a.keeper._believe(evidence, verify_evidence(evidence), first_hand=False)
+        assert len(a.keeper.bans) == 0
+        a.keeper.installed(net, [Banned(each.culprit, each.digest) for each in both])
+        await settle(net)
+        kept = {file.name for file in (tmp_path / a.name.hex()[:4]).iterdir()}
+        assert kept == {f"{each.digest.hex()}.evidence" for each in both}
+        told = {d for each in a.sent if isinstance(each, KnownBans) for d in each.digests}
+        assert told == {each.digest for each in both}
 
     run_to_rest(main)
 

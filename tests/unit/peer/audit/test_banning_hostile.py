@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from atoll.peer.audit import banning
 from atoll.peer.audit.banning import AskEvidence, BanKeeper, EvidencePiece, KnownBans
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import Elimination, Phase, said
+from atoll.peer.audit.verifying import verify_evidence
+from atoll.peer.group.views import Member, View
+from atoll.peer.startup import guard_of
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
 
@@ -210,6 +214,34 @@ def test_who_sends_what_is_no_evidence_is_not_asked_again(tmp_path: Path) -> Non
             await net.until(lambda: (PEERS[1], "forged") in net.notes)
         asked = [m for _, _, m in net.sent if isinstance(m, AskEvidence)]
         assert [m.digest for m in asked] == [b"1" * 32]
+
+    run_to_rest(act)
+
+
+def test_outside_nobodys_word_counts(tmp_path: Path) -> None:
+    """A liar tells a joiner of a view of its own."""
+    evidence, liar = left_behind("withholding"), b"l" * 32
+    taught = View(b"r" * 32, 9, (Member(liar, 1),), liar, 4, b"c" * 32)
+    node = SimpleNamespace(view=None, known_view=taught)
+    daemon: Any = SimpleNamespace(
+        home=SimpleNamespace(peer_id=PEERS[0], path=tmp_path),
+        host=SimpleNamespace(link_peers=lambda: (), send=lambda peer, message: True),
+        options=SimpleNamespace(authority=b""),
+        audits=SimpleNamespace(banned=lambda peers: None),
+        note=lambda kind, text, **fields: None,
+        stop=lambda error: None,
+        feed=lambda event: None,
+        node=node,
+    )
+
+    async def act() -> None:
+        keeper = guard_of(daemon, spawn=lambda work: work.close()).keeper
+        keeper._believe(evidence, verify_evidence(evidence), first_hand=False)
+        keeper.on_message(liar, KnownBans((evidence.digest,)))
+        assert not keeper.is_out(evidence.culprit)
+        node.view = taught
+        keeper.installed(taught.peers, ())
+        assert keeper.is_out(evidence.culprit)
 
     run_to_rest(act)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from dataclasses import replace
 
-from atoll.peer.group.attempts import REPAIRS_MAX, Attempt, vertex_cover
+import pytest
+
+from atoll.peer.group.attempts import REPAIRS_MAX, Attempt
 from atoll.peer.group.events import Effect, Send
 from atoll.peer.group.messages import STEP, Begin, Miss, Notice, Ready, Repair
 from atoll.peer.group.timing import Timing
@@ -324,46 +324,6 @@ def test_whom_two_others_name_is_not_waited_for() -> None:
     assert round_.step(60.1, progress_bytes=2) == (A, B, D)
 
 
-# ---------------------------------------------------------------- vertex cover
-
-
-@pytest.mark.parametrize(
-    ("misses", "cover"),
-    [
-        ({}, set()),
-        ({B: (C,)}, {C}),  # a tie: the larger id
-        ({C: (B,)}, {C}),
-        ({A: (B,)}, {B}),  # never the coordinator first
-        ({B: (A,)}, {B}),
-        ({B: (C,), D: (C,)}, {C}),  # the one that all name
-        ({C: (B, D, E)}, {C}),  # the one that names all
-        ({B: (B,)}, {B}),  # cannot contribute at all
-        ({A: (A,)}, {A}),  # not even the coordinator
-        ({B: (B,), C: (B,)}, {B}),
-        ({B: (C,), D: (E,)}, {C, E}),
-    ],
-)
-def test_vertex_cover(misses: dict[bytes, tuple[bytes, ...]], cover: set[bytes]) -> None:
-    assert vertex_cover(misses, A) == cover
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(EVERYONE), st.lists(st.sampled_from(EVERYONE), max_size=4).map(tuple)
-    ),
-    st.sets(st.sampled_from(EVERYONE)),
-)
-def test_every_reported_edge_is_covered(
-    misses: dict[bytes, tuple[bytes, ...]], newcomers: set[bytes]
-) -> None:
-    cover = vertex_cover(misses, A, newcomers)
-    for reporter, missing in misses.items():
-        for peer in missing:
-            assert reporter in cover or peer in cover
-    if A in cover:  # only if it reported itself
-        assert A in misses.get(A, ())
-
-
 # ---------------------------------------------------------------- audited rounds
 
 
@@ -392,3 +352,16 @@ def test_once_most_have_it_the_others_fetch_it_and_a_liar_is_left_out() -> None:
     part.ready(D, root=OTHER)
     assert part.committed() == b""
     assert part.step(0.3) == (A, B, C)
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_newcomers_lend_nothing_and_leave_out_nobody_by_being_many(audited: bool) -> None:
+    part = Round(*EVERYONE)
+    part.attempt.begin = replace(part.attempt.begin, weights=(1.0, 1.0, 0.0, 0.0, 0.0))
+    part.attempt.audited = audited
+    part.ready(A)
+    part.ready(C, D, E, root=OTHER)
+    assert part.step(0.1) is None  # b may have theirs
+    assert bool(part.attempt.copies) == (not audited)  # one of two who count
+    part.ready(B)
+    assert part.step(0.2) == (A, B)

@@ -108,6 +108,23 @@ def test_nobody_votes_for_a_ban_that_it_does_not_believe() -> None:
     cluster.until(lambda: listed(cluster, "ab", C), limit_s=3.0)
 
 
+@pytest.mark.parametrize("fault", ["it says that it believes and does not vote", "it dies"])
+def test_a_ban_of_a_stranger_waits_for_all_who_live(fault: str) -> None:
+    """c has never met d, and would believe only what most members say."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    if fault == "it dies":
+        cluster.kill("b")
+    else:
+        cluster.hold = lambda source, peer, message: (
+            source == B and isinstance(message, ms.Accepted)
+        )
+    ban = BelievedBan(D, DIGEST, True, frozenset({B}))
+    cluster.deliver(cluster.host("a"), BansBelieved((ban,)))
+    cluster.until_round("ac", 4)
+    assert "ban" not in cluster.host("c").notes
+
+
 def test_nobody_votes_for_a_view_that_forgets() -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
@@ -173,6 +190,16 @@ def test_a_ban_is_due_when_the_votes_are_sure(
     assert book(ban).due(VIEW, alive) == expected
     named = replace(VIEW, members=VIEW.members[:4], banned=(Banned(E, DIGEST),))
     assert book(ban).due(named, alive) == ()
+
+
+@pytest.mark.parametrize("stands_alone", [True, False])
+@pytest.mark.parametrize("believers", [{B}, {B, C}, {B, C, D}])
+def test_a_ban_of_one_that_is_no_member_is_due_when_all_believe(
+    stands_alone: bool, believers: set[bytes]
+) -> None:
+    ban = BelievedBan(E, DIGEST, stands_alone, frozenset(believers))
+    due = book(ban).due(replace(VIEW, members=VIEW.members[:4]), {A, B, C, D})
+    assert bool(due) == (believers == {B, C, D})
 
 
 def test_nobody_names_itself_and_no_more_than_a_view_holds() -> None:

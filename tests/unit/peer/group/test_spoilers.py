@@ -15,6 +15,7 @@ from atoll.peer.group.roster import Roster
 from atoll.peer.group.spoilers import PAUSE_MAX_S, PAUSE_MIN_S, SPOILS_MAX, Spoilers
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import Member, Newcomer, View
+from atoll.peer.rounds.entries import fragment_of
 
 A, B, C, D = (peer_id(name) for name in "abcd")
 ALL = (A, B, C, D)
@@ -121,6 +122,26 @@ def test_an_audited_round_of_too_many_is_of_all_in_turn(
         seen |= set(chosen)
     assert seen == set(peers)
     assert counts.seats(2, ms.GATHER, peers, 0.0) == peers
+
+
+def test_newcomers_take_no_seat_that_the_rule_needs() -> None:
+    counts, peers = counting(70, 30)
+    for least, of_old in ((48, 48), (60, 60), (64, 64)):
+        counts._own.terms = Terms(5, least, audited=True)
+        chosen = counts.seats(9, ms.STEP, peers, 0.0)
+        assert len(chosen) == AUDITED_PEERS_MAX
+        assert len({*chosen} & {*peers[:70]}) == of_old
+
+
+@pytest.mark.parametrize("fragments", [2, 3, 4])
+def test_all_have_seats_in_rounds_of_each_fragment(fragments: int) -> None:
+    """Ranks of 128 of which 64 have seats would alternate, as fragments do."""
+    counts, peers = counting(128, 0)
+    counts._own.fragments = fragments
+    seen: dict[int, set[bytes]] = {fragment: set() for fragment in range(fragments)}
+    for number in range(2, 2 + 8 * fragments):
+        seen[fragment_of(number, fragments)] |= {*counts.seats(number, ms.STEP, peers, 0.0)}
+    assert all(served == {*peers} for served in seen.values())
 
 
 def test_who_has_no_seat_is_told_and_goes_on() -> None:
