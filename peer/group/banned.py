@@ -8,10 +8,10 @@ half, whoever goes from view to view may rely on the list; who has missed some b
 rest of the view (signing.py). The file is for who wants to know why.
 
 A coordinator proposes one view only, and one that is never accepted would stop the run. So it names
-a ban when it is sure of the votes. Evidence that *stands alone* convinces whoever gets it and has
-met the culprit: against a member, a quorum has to have said that it believes. Other evidence, and
-all of it against strangers, convinces by the word of a majority, which one voter may never hear:
-all that are alive have to have said it, or one that says it and does not vote would stop the run.
+a ban when it is sure of the votes, whoever dies meanwhile. Evidence that *stands alone* convinces
+whoever gets it and has met the culprit: against a member, a quorum has to have said that it
+believes. Other evidence, and all of it against strangers, convinces by the word of a majority,
+which one voter may never hear: all members have to have said it. Who is dead is voted out first.
 Meanwhile the ban holds all the same, as each member keeps out whom it knows to be banned.
 """
 
@@ -63,10 +63,10 @@ class BanBook:
         )[:room]
 
     def _is_sure(self, ban: BelievedBan, view: View, alive: Collection[bytes]) -> bool:
-        voters = {*view.peers}.intersection(alive) - self._bans.keys()
+        voters = {*view.peers} - self._bans.keys()
         believers = voters & {self._me, *ban.believers}
         convinces = ban.stands_alone and view.member(ban.peer) is not None  # all have met it
-        return is_quorum(view, believers) and (convinces or voters == believers)
+        return is_quorum(view, believers & {*alive}) and (convinces or voters == believers)
 
     def unheard(self, before: View, after: View) -> str:
         """Which ban of the view that is to follow this peer does not believe; "" for none."""

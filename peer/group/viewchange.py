@@ -15,7 +15,7 @@ from atoll.peer.group.events import Connect, Installed, Note
 from atoll.peer.group.messages import Install, Meet, Proof
 from atoll.peer.group.phases import Phase, Trigger
 from atoll.peer.group.succession import Succession
-from atoll.peer.group.views import View, follows, genesis_chain
+from atoll.peer.group.views import View, follows, genesis_chain, is_quorum
 
 if TYPE_CHECKING:
     from atoll.peer.group.membership import Node
@@ -57,6 +57,10 @@ class ViewChange:
             return
         mine = decided.member(node.me.peer)
         named = mine is not None and mine.inc == node.me.inc
+        if named and view is not None and self._may_forge_bans(install, view):
+            text = f"view {decided.number} names bans, and few of those that we know have voted"
+            node.emit(Note("unproven", f"{text}; ignored, so we are voted out and come back"))
+            return
         if view is None:
             if named and not node.joining.renewing:  # no way back into a view that we have lost
                 self.enter(decided, install.proof)
@@ -64,6 +68,14 @@ class ViewChange:
             self.enter(decided, install.proof)
         else:
             self._excluded(install)
+
+    def _may_forge_bans(self, install: Install, view: View) -> bool:
+        """We have missed the view that has decided it. Then one genuine vote makes a view
+        believable; not so bans, which are for ever: they take a quorum of our own view."""
+        proof, known = install.proof, install.decided.banned == view.banned
+        if proof is None or known or (proof.lineage, proof.view) == (view.lineage, view.number):
+            return False
+        return not is_quorum(view, [vote.peer for vote in proof.votes])
 
     def _leads_on(self, view: View, decided: View) -> bool:
         """Whether a view may replace ours: a later one of our lineage, or a fork that continues it

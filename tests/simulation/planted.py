@@ -300,7 +300,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "bans before anybody else believes",
         "banned",
-        "return is_quorum(view, believers) and (convinces or voters == believers)",
+        "return is_quorum(view, believers & {*alive}) and (convinces or voters == believers)",
         "return True",
     ),
     Mutant(

@@ -177,8 +177,9 @@ VIEW = View(
         (True, {B, C}, {A, B, D}, False),  # c is not here to vote
         (True, {B, C, E}, {A, B, D, E}, False),  # e's own word on e
         (False, {B, C}, {A, B, C, D}, False),  # d may never hear it
-        (False, {B, C}, {A, B, C}, True),
+        (False, {B, C}, {A, B, C}, False),  # d may come back when b has gone for ever
         (False, {B, C, D}, {A, B, C, D, E}, True),
+        (False, {B, C, D}, {A, B, C}, True),
         (False, {B}, {A, B}, False),
     ],
 )

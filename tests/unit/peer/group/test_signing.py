@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from harness.cluster import LINEAGE, Cluster
+from harness.cluster import LINEAGE, Cluster, peer_id
 from harness.world import Host
 
 from atoll.peer.group import events as ev
@@ -16,7 +16,7 @@ from atoll.peer.group import messages as ms
 from atoll.peer.group.membership import Node
 from atoll.peer.group.signing import Signatures
 from atoll.peer.group.timing import Timing
-from atoll.peer.group.views import Ballot, Member, Rules, View
+from atoll.peer.group.views import Ballot, Banned, Member, Rules, View
 
 
 class Keys:
@@ -305,3 +305,59 @@ def test_promises_and_votes_in_anothers_name_do_not_count() -> None:
     vote = ms.Accepted(view.lineage, view.number, ballot, view, 1, b"s" * 64)
     assert hear(host, view.coordinator, vote) == ["forged"]
     assert not election.acceptor._votes
+
+
+def test_who_has_missed_views_believes_no_ban_on_one_vote() -> None:
+    """A liar makes up a view, and the vote of a view before it that nobody knows."""
+    cluster = SignedCluster("abcde")
+    cluster.form("abcde")
+    liar, victim = cluster.host("d"), peer_id("a")
+    view = liar.node.view
+    assert view is not None
+    members = tuple(member for member in view.members if member.peer != victim)
+    made_up = replace(
+        view,
+        number=view.number + 2,
+        members=members,
+        coordinator=liar.peer,
+        banned=(Banned(victim, b"x" * 32),),
+    )
+
+    def install(voters: str) -> ms.Install:
+        ballot, votes = Ballot(0, victim), []
+        for name in voters:
+            host = cluster.host(name)
+            said = ms.Accepted(view.lineage, view.number + 1, ballot, made_up)
+            vote = host.node.signatures.signed(said, host.node.me.inc)
+            votes.append(ms.Vote(host.peer, vote.inc, vote.sig))
+        return ms.Install(made_up, ms.Proof(view.lineage, view.number + 1, ballot, tuple(votes)))
+
+    host = cluster.host("b")
+    assert hear(host, liar.peer, install("d")) == ["unproven"]
+    assert hear(host, liar.peer, install("cd")) == ["unproven"]
+    assert host.node.view == view
+    hear(host, liar.peer, install("cde"))
+    assert host.node.view == made_up
+
+
+def test_who_is_that_far_behind_is_voted_out_and_comes_back() -> None:
+    cluster = SignedCluster("abcde")
+    cluster.form("abcde")
+    cluster.isolate("e")
+    for banned in "dc":  # while its link hangs; the view that it is in has five members
+        out = peer_id(banned)
+        rest = [host.peer for host in cluster.living() if host.name not in (banned, "e")]
+        cluster.outlaws.convict(out, rest, stands_alone=True)
+        cluster.until(
+            lambda out=out: all(
+                (view := cluster.host(name).node.view) is not None and view.is_banned(out)
+                for name in "ab"
+            ),
+            limit_s=30.0,
+        )
+        cluster.kill(banned)
+    cluster.heal()
+    cluster.until(lambda: cluster.in_one_view("abe"), limit_s=60.0)
+    view = cluster.host("e").node.view
+    assert view is not None
+    assert len(view.banned) == 2
