@@ -51,6 +51,7 @@ class Learner:
     member: Member
     heard_s: float
     beat: Heartbeat | None = None
+    beat_s: float = 0.0
     progress_bytes: int = -1
     progress_s: float = 0.0
 
@@ -121,7 +122,7 @@ class Admission:
         if beat.progress_bytes != learner.progress_bytes or not beat.unsynced:
             learner.progress_bytes, learner.progress_s = beat.progress_bytes, now_s
         learner.beat = beat
-        learner.heard_s = now_s
+        learner.beat_s = learner.heard_s = now_s
         return True
 
     def take_over(self, before: Admission) -> None:
@@ -151,20 +152,22 @@ class Admission:
                 self._stalls[peer] = stalls = self._stalls.get(peer, 0) + 1
                 self._drop(peer, now_s, _BACKOFF_MIN_S * 2.0 ** min(stalls - 1, 10), "no progress")
             else:
-                self._emit(Send(peer, self._lesson(learner)))
+                self._emit(Send(peer, self._lesson(learner, now_s)))
 
     def _stalls_others(self, learner: Learner, now_s: float) -> bool:
         """It takes the place of one that gets on. An archive keeps nobody waiting."""
         idle_s = now_s - learner.progress_s
         return idle_s > self._timing.learner_stall_s and learner.member.role != ARCHIVE
 
-    def _lesson(self, learner: Learner) -> Learn:
+    def _lesson(self, learner: Learner, now_s: float) -> Learn:
         tag, own = (self.view.lineage, self.view.number), self._own
         goal = (own.round, own.chain)
         if own.unsynced:
             goal = (self.view.base_round, self.view.base_chain)
         beat = learner.beat
-        knows = beat is not None and (beat.lineage, beat.view) == tag
+        # One whose heartbeats go elsewhere has been taught of another lineage, which may be gone.
+        recent = now_s - learner.beat_s <= self._timing.failure_s
+        knows = recent and beat is not None and (beat.lineage, beat.view) == tag
         return Learn(*tag, *goal, None if knows else self.view, self._archives(learner.member))
 
     def _archives(self, to: Member) -> tuple[Member, ...]:
