@@ -251,7 +251,8 @@ class Daemon:
         if state is None:
             return
         if self._archive and view is not None:
-            self.guard.keeper.installed(view.peers, view.banned)
+            # Not its bans: no votes come with a view that one is told of.
+            self.guard.keeper.installed(view.peers, ())
             self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)

@@ -38,7 +38,7 @@ ARRIVAL_S: Final = 10.0  # without a piece, and somebody else is asked
 # A line of 1 Mbit/s brings four times as much: whoever sends less keeps a place that others need.
 SLOWEST_BYTES_PER_S: Final = 32 * 1024
 STALLS_MAX: Final = 3  # files that one peer does not send; then it is asked for no more
-VAIN_MAX: Final = 64  # files of one peer about strangers; then likewise
+VAIN_MAX: Final = 64  # files of one peer that count for nothing here; then neither
 WORD_S: Final = 2.0  # before we say that a pair is to go: the accuser may be found out meanwhile
 
 _Digest = Annotated[bytes, Within(32, 32)]
@@ -113,8 +113,8 @@ class BanKeeper:
         self._publishing = False
         self._met: dict[bytes, None] = {}  # members of our views, also of earlier ones
         self._forgers: set[bytes] = set()  # over this link
-        self._stalls: dict[bytes, int] = {}  # over this link, by whom
-        self._vain: dict[bytes, int] = {}  # likewise
+        self._stalls: dict[bytes, int] = {}  # files that did not come, over this link, by whom
+        self._vain: dict[bytes, int] = {}  # files that count for nothing, over this link, by whom
         self._asked: dict[bytes, int] = {}  # by whom, how often
         self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
         self._load()
@@ -279,7 +279,7 @@ class BanKeeper:
         if self._arriving.get(digest) is arriving:
             del self._arriving[digest]
         self._believe(evidence, finding, first_hand=self._took_part(evidence.terms.digest))
-        if finding.stands_alone and digest not in {*self.bans.digests}:
+        if digest not in self.bans.digests:
             self._vain[arriving.source] = self._vain.get(arriving.source, 0) + 1
         self._ask_more()
 
@@ -347,8 +347,7 @@ class BanKeeper:
             self._spawn(self._write(evidence))
         self._publish()
         self._on_ban([ban.peer for ban in found])
-        # The banned too: so that they know why.
-        self._tell_all(KnownBans(tuple(files)))
+        self._tell_all(KnownBans(tuple(files)))  # the banned too: so that they know why
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
                 loop.call_later(LAST_WORDS_S, self._drop, ban.peer, f"banned: {ban.finding.kind}")
@@ -358,9 +357,8 @@ class BanKeeper:
     async def _write(self, evidence: Evidence, replaced: Iterable[bytes] = ()) -> None:
         path = self._path(evidence.digest)
         try:
-            await asyncio.to_thread(_save, path, evidence.encoded)
-            for digest in replaced:
-                self._path(digest).unlink(missing_ok=True)
+            stale = [self._path(digest) for digest in replaced]
+            await asyncio.to_thread(_save, path, evidence.encoded, stale)
         except OSError as error:  # a full disk must not end the training
             self._note("disk", f"cannot save the evidence {path.name[:16]}: {error}")
 
@@ -394,6 +392,9 @@ def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:
     return evidence, verify_evidence(evidence)
 
 
-def _save(path: Path, data: bytes) -> None:
+def _save(path: Path, data: bytes, stale: Iterable[Path]) -> None:
+    """In a thread. The old files go last, so that there is one at any time."""
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, data)
+    for old in stale:
+        old.unlink(missing_ok=True)
