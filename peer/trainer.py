@@ -160,10 +160,9 @@ class TrainerDesk:
             raise
         if not trainer.in_step:
             trainer.in_step = True
+            self._feed(ev.Attached(waits=not trainer.spec.is_asynchronous))
             if trainer.spec.is_asynchronous:
                 trainer.submissions = self._asynchronous(trainer)
-            else:
-                self._feed(ev.Attached())
         return {"state": "ready", "text": ""}
 
     def _asynchronous(self, trainer: Trainer) -> AsyncSubmissions:
