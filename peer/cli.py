@@ -168,8 +168,10 @@ def _min_trainers(parsed: argparse.Namespace) -> int:
         status = ask(parsed.home, "status")
         if status["rules"].get("min_trainers") == parsed.count:
             trainers = "1 trainer" if parsed.count == 1 else f"{parsed.count} trainers"
-            _say(f"min_trainers is {parsed.count} from view {status['view']} on: a round needs"
-                 f" {trainers}")
+            _say(
+                f"min_trainers is {parsed.count} from view {status['view']} on: a round needs"
+                f" {trainers}"
+            )
             return 0
         time.sleep(0.05)
     raise NoQuorumError(

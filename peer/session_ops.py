@@ -83,8 +83,8 @@ class Operations(ABC):
         """Wait until all attached trainers have called it; their names, one's own among them.
 
         CollectiveMismatchError if most trainers called something else, or as many, and one of them
-        has been there longer; CollectiveMissedError if the round went on without this one; NoQuorumError or RoundTimeoutError if nothing was
-        committed within the run's round deadline.
+        has been there longer; CollectiveMissedError if the round went on without this one;
+        NoQuorumError or RoundTimeoutError if nothing was committed within the run's round deadline.
         """
         return tuple(name for name, _ in self._gather(b"", BARRIER))
 

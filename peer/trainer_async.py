@@ -3,8 +3,8 @@
 Theory. A round opens when all trainers that it waits for have arrived (group/barrier.py), and is
 committed a moment later than it could be if somebody with such a trainer is just fetching its
 result. Here rounds wait for a trainer while it waits for a round, and while one is open, but not
-while it computes and nothing is open: so a round is of all that wait when it opens, nobody is waited for who is still
-computing, and nobody falls behind for want of that moment.
+while it computes and nothing is open: so a round is of all that wait when it opens, nobody is
+waited for who is still computing, and nobody falls behind for want of that moment.
 
 A submission is a pseudo-gradient, which holds against any state of the run, so it is never too
 late: what a round goes on without is submitted again for the next one, whatever the reason was. It

@@ -126,8 +126,9 @@ class Counting:
         lower = f"lower it: atoll min-trainers {max(1, len(here))}"
         if few > 0:
             more = f"{few} more trainer{'s' if few > 1 else ''}"
-            text = f"{more}: min_trainers is {count}, attached: {names}"
-            self._hold(f"round {number} waits for {text}; start another (python train.py) or {lower}")
+            start = "start another (python train.py)"
+            text = f"{more}: min_trainers is {count}, attached: {names}; {start}"
+            self._hold(f"round {number} waits for {text} or {lower}")
         else:
             late = _names(attached - {*here})
             self._hold(

@@ -47,11 +47,11 @@ def opening(
         return Opening(before.operation, kept, tuple(sorted(without)))
     given = [roster.given(peer) for peer in chosen]
     operation = None if kind == STEP else roster.beats[chosen[0]].operation
-    without = tuple(sorted(set(left_out).difference(chosen)))
-    aside = [p for p in without if (b := roster.beats.get(p)) and b.arrived]
+    others = tuple(sorted(set(left_out).difference(chosen)))
+    aside = [p for p in others if (b := roster.beats.get(p)) and b.arrived]
     return Opening(
         operation,
         pack_objects(given) if kind == GATHER else b"",
-        without,
+        others,
         tuple(p for p in aside if roster.beats[p].operation != operation),
     )
