@@ -82,7 +82,7 @@ class EveryStep(Trainer):
     ``follow(scheduler)`` lets learning rates do it.
 
     ``min_trainers``: no step is exchanged among fewer trainers, also after deaths; then all wait,
-    and say for whom. The same on all peers; ``atoll up --min-trainers`` and ``atoll min-trainers N``
+    and say for whom. The same on all peers; ``atoll up --min-trainers``, ``atoll min-trainers N``
     win where they are used.
 
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and

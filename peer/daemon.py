@@ -105,7 +105,7 @@ class Daemon:
             ),
         )
         self.rounds = RoundLines(
-            self.note, lambda: self.runner.streams.sent_bytes, lambda: self.desk.loss
+            self.note, lambda: self.runner.streams.sent_for_rounds_bytes, lambda: self.desk.loss
         )
         self.surveyor = Surveyor(
             me=home.peer_id,

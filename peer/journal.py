@@ -107,10 +107,11 @@ class Journal:
 
 class RoundLines:
     """Say of each round that was committed here who was in it, how long it took since the one
-    before, what this daemon has sent meanwhile, and the loss that its trainer has reported. Rounds
-    that are collectives of the trainers' own are summed up, a second of them in one line.
+    before, what this daemon has sent for rounds meanwhile, and the loss that its trainer has
+    reported. Rounds that are collectives of the trainers' own are summed up, a second of them in
+    one line.
 
-    ``sent_bytes``: data that was sent so far; ``loss``: the trainer's last, if it reports any.
+    ``sent_bytes``: for rounds so far; ``loss``: the trainer's last, if it reports any.
     """
 
     def __init__(

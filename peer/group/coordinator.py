@@ -14,6 +14,7 @@ Everything here is level-triggered: events update facts, ``step`` acts on the fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 
 from atoll.peer.group.admission import Admission
@@ -366,7 +367,8 @@ class Coordinator:
                 self._begin(1, INIT, (offering[0],), None, alive, now_s)
             return
         number = self._next_round
-        present, may_begin = alive - self.admission.leaving, self.counting.may_begin
+        present = alive - self.admission.leaving
+        may_begin = partial(self.counting.may_begin, present)
         if not self.counting.are_attached(number, present):
             return
         participants = self.barrier.participants(number, present, now_s, may_begin)

@@ -92,11 +92,13 @@ class Counting:
             weights = tuple(self._roster.weight(peer, fragment) for peer in chosen)
         return weights if any(weights) else (1.0,) * len(chosen)  # nobody counted anything
 
-    def may_begin(self, number: int, arrived: Collection[bytes], fragment: int) -> bool:
+    def may_begin(
+        self, present: set[bytes], number: int, arrived: Collection[bytes], fragment: int
+    ) -> bool:
         """Whether round ``number`` of these can be begun. If not, it is held, and the log says so
         once for each number of peers."""
         kind, chosen = choose(arrived, self._roster)
-        if not self.terms.asynchronous and not self.has_trainers(number, arrived):
+        if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):
             return False
         return self.is_enough(number, kind, self.weights(chosen, kind, fragment, None))
 
@@ -105,7 +107,7 @@ class Counting:
     ) -> bool:
         """Return whether ``chosen`` are enough for another attempt after ``begin``."""
         here = self._roster.trainers(alive) if self.terms.asynchronous else chosen
-        if kind != INIT and not self.has_trainers(number, here):
+        if kind != INIT and not self.has_trainers(number, here, alive):
             return False
         return self.is_enough(number, kind, self.weights(chosen, kind, begin.fragment, begin))
 
@@ -114,21 +116,22 @@ class Counting:
         members have not said yet whether they have one."""
         if self._roster.unheard(present):
             return True
-        return self.has_trainers(number, self._roster.trainers(present))
+        return self.has_trainers(number, self._roster.trainers(present), present)
 
-    def has_trainers(self, number: int, here: Collection[bytes]) -> bool:
-        """Return whether these are as many as the round needs. If not, it is held."""
+    def has_trainers(self, number: int, here: Collection[bytes], present: set[bytes]) -> bool:
+        """Return whether those who are ``here`` are as many as the round needs. If not, it is held,
+        and people are told who of those who are ``present`` has a trainer."""
         count = trainers_needed(self._view, self.terms)
         if len(here) >= count or count == 1:  # without any there is nothing to begin
             return True
-        attached = self._roster.trainers({*self._view.peers})
+        attached = self._roster.trainers(present)
         names, few = _names(attached), count - len(attached)
         lower = f"lower it: atoll min-trainers {max(1, len(here))}"
         if few > 0:
             more = f"{few} more trainer{'s' if few > 1 else ''}"
             start = "start another (python train.py)"
             text = f"{more}: min_trainers is {count}, attached: {names}; {start}"
-            self._hold(f"round {number} waits for {text} or {lower}")
+            self._hold(f"round {number} waits for {text} or {lower}", said=bool(attached))
         else:
             late = _names(attached - {*here})
             self._hold(
@@ -149,9 +152,10 @@ class Counting:
         self._hold(f"round {number} is held: {terms.rule or 'it'} needs {count}, {here}{tail}")
         return False
 
-    def _hold(self, why: str) -> None:
+    def _hold(self, why: str, *, said: bool = True) -> None:
+        """Say so in the log, too, once; not where nobody trains yet."""
         self.held = why
-        if why != self._noted:
+        if said and why != self._noted:
             self._noted = why
             self._emit(Note("held", why))
 
