@@ -66,6 +66,7 @@ class AsyncDiLoCo(Blocking):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.5,
         codec: str = "int8",
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -79,6 +80,7 @@ class AsyncDiLoCo(Blocking):
             outer_delay=outer_delay,
             submits="deltas",
             codec=codec,
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock)

@@ -90,6 +90,7 @@ class CO2(Method):
         aggregate: str = "mean",
         audit: bool = False,
         probation: int = 0,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -109,6 +110,7 @@ class CO2(Method):
             aggregate=aggregate,
             audit=audit,
             probation=probation,
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         vector = ModelVector(model)

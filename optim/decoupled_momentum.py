@@ -88,6 +88,7 @@ class DeMo(EveryStepGather, Optimizer):
         tile: int = TILE_MAX,
         values: str = "bfloat16",
         check_every: int = CHECK_EVERY,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
     ) -> None:
@@ -109,6 +110,7 @@ class DeMo(EveryStepGather, Optimizer):
             sync_every=1,
             schedule=f"tile {tile}, topk {topk}, decay {decay:g}, values {values}",
             codec="float32",
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         self._said_rates = False
@@ -143,6 +145,7 @@ class DeMo(EveryStepGather, Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+            self.report(loss=loss)
         scale = self._scaling.take(self)
         usable = self._check_gradients(scale)
         given = self._gather_step(self._message(scale) if usable else b"", usable)

@@ -81,6 +81,10 @@ class EveryStep(Trainer):
     IncompatibleRunError. What depends on the number of a step must follow ``steps``;
     ``follow(scheduler)`` lets learning rates do it.
 
+    ``min_trainers``: no step is exchanged among fewer trainers, also after deaths; then all wait,
+    and say for whom. The same on all peers; ``atoll up --min-trainers``, ``atoll min-trainers N``
+    win where they are used.
+
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
     every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
     False leaves them alone; the same on all peers.
@@ -113,6 +117,7 @@ class EveryStep(Trainer):
         self._founders: tuple[str, ...] = ()  # who was there a moment ago, newcomers all of them
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._missed = 0
+        self._peers = self._alone = 0  # trainers of the last step; steps without another one
         say_of_steps(self.manifest.elements, self.trainer_bytes)
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
@@ -183,6 +188,8 @@ class EveryStep(Trainer):
                 self._is_new, self._founders, why = True, (), error.what
             else:
                 self._unchecked += 1
+                self._peers = self._crowd
+                self._alone += self._crowd == 1
                 return found
         raise StateError(
             f"no exchange of step {self.steps} came about in {TRIES_MAX} tries: {why}",
@@ -351,8 +358,10 @@ class EveryStep(Trainer):
         return self.steps
 
     def metrics(self) -> dict[str, float]:
-        """For any logger: steps of the run, rounds that went on without this trainer."""
-        return {"steps": self.steps, "missed": self._missed}
+        """For any logger: steps of the run, rounds that went on without this trainer; ``peers``:
+        trainers of its last step; ``rounds_alone``: steps without another one."""
+        peers, alone = self._peers, self._alone
+        return {"steps": self.steps, "missed": self._missed, "peers": peers, "rounds_alone": alone}
 
     def state_dict(self) -> dict[str, Any]:
         """For whoever begins a run anew from files, or comes back to one: save it beside the

@@ -48,6 +48,7 @@ class GradientAverage(EveryStep):
         codec: str = "float32",
         compressor: Compressor | None = None,
         check_every: int = CHECK_EVERY,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
     ) -> None:
@@ -62,6 +63,7 @@ class GradientAverage(EveryStep):
             sync_every=1,
             schedule=str(compressor or ""),
             codec=codec,
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         self._compressor.begin(vector.manifest, codec, peer.peer_name)

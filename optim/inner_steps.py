@@ -33,6 +33,7 @@ class InnerSteps(Trainer):
         self._vector, self.manifest = vector, vector.manifest
         self._inners = inners_of(inner, vector.parameters)
         self._steps = 0
+        self._loss: Any = None  # that the closure of the step at hand has returned first
         self._in_step = False  # of the last inner optimizer: its scheduler is a step behind
         self._shown = ""  # by which call other parameters are in the model
 
@@ -55,6 +56,7 @@ class InnerSteps(Trainer):
 
     def close(self) -> None:
         self._hook.remove()
+        self._closure_hook.remove()
         super().close()
 
     def _watch(self) -> None:
@@ -62,6 +64,8 @@ class InnerSteps(Trainer):
         # torch.compile must not trace the hook; torch leaves this function untyped
         hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hook = self._inners[-1].register_step_post_hook(hook)
+        before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+        self._closure_hook = self._inners[-1].register_step_pre_hook(before)
 
     @abstractmethod
     def _step_done(self) -> None:
@@ -92,6 +96,25 @@ class InnerSteps(Trainer):
                 fix="lower the inner learning rate or clip gradients, and start this trainer again",
             )
 
+    def _before_step(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Look at what a closure returns: hooks do not see it."""
+        self._loss = None
+        by_name = kwargs.get("closure")
+        closure = by_name if by_name is not None else args[1] if len(args) > 1 else None
+        if not callable(closure):
+            return None
+
+        def seen(*given: Any, **named: Any) -> Any:
+            loss = closure(*given, **named)
+            is_number = isinstance(loss, int | float)
+            if is_number or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
+                self._loss = loss if self._loss is None else self._loss
+            return loss
+
+        if by_name is not None:
+            return args, {**kwargs, "closure": seen}
+        return (args[0], seen, *args[2:]), kwargs
+
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         # A fused optimizer skips a step by itself and then still calls its hooks; the GradScaler
         # leaves the reason on it for the time of the step.
@@ -104,6 +127,9 @@ class InnerSteps(Trainer):
                 fix=f"only evaluate or save inside {self._shown}",
             )
         self._steps += 1
+        if self._loss is not None:
+            self.report(loss=self._loss)
+            self._loss = None
         self._in_step = True
         try:
             self._step_done()

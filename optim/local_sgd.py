@@ -84,6 +84,7 @@ class LocalSGD(Blocking):
         aggregate: str = "mean",
         audit: bool = False,
         probation: int = 0,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -110,6 +111,7 @@ class LocalSGD(Blocking):
             probation=probation,
             validators=validators,
             segment_steps=segment_steps_of(replay, validators),
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

@@ -52,6 +52,10 @@ class Method(InnerSteps):
     as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
     had after their last rounds. False leaves them alone; the same on all peers.
 
+    ``min_trainers``: no round begins with fewer trainers, nor goes on with fewer after a death; the
+    run then waits and says for whom. The same on all peers. ``atoll up --min-trainers`` and ``atoll
+    min-trainers N`` win where they are used.
+
     ``probation`` (of methods that take it): who joins counts after so many rounds in which it has
     taken part, one of a fragment each; see docs/admission.md. All who count weigh alike then.
     """
@@ -78,6 +82,7 @@ class Method(InnerSteps):
         )
         self._tokens = self._rounds = self._missed = 0
         self._waited_s = 0.0
+        self._peers = self._alone = 0  # in the last round; rounds in which there was no other
         # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
         self._submitted: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, int]] = {}
@@ -123,7 +128,12 @@ class Method(InnerSteps):
             self._take_run()
 
     def metrics(self) -> dict[str, float]:
-        """Totals of this trainer, for any logger."""
+        """Totals of this trainer, for any logger. ``peers``: whose submissions were in its last
+        round that was committed; ``rounds_alone``: such rounds with no other's."""
+        return {**self._totals(), "peers": self._peers, "rounds_alone": self._alone}
+
+    def _totals(self) -> dict[str, float]:
+        """What a saved state needs, too."""
         return {
             "round": self.peer.round,
             "rounds": self._rounds,
@@ -142,7 +152,7 @@ class Method(InnerSteps):
                 self._known[fragment] = self.peer.wait(fragment)
         return {
             "version": STATE_VERSION,
-            **self.metrics(),
+            **self._totals(),
             "global_step": self.global_step,
             "clock": self._clock.counted,
             "run": self._run_digest(),
@@ -158,7 +168,7 @@ class Method(InnerSteps):
         after this object was made. If the run is where it was, training goes on with the same bits.
         If it has gone on, its parameters win, and a round that was under way begins anew.
         """
-        expected = {"version", "global_step", "clock", "run", "model", "place", *self.metrics()}
+        expected = {"version", "global_step", "clock", "run", "model", "place", *self._totals()}
         expected |= {"counted", "submitted", "known"}
         place = state.get("place", {})
         if (
@@ -261,6 +271,9 @@ class Method(InnerSteps):
         self._waited_s += outcome.waited_s
         self._rounds += outcome.kind == "committed"
         self._missed += outcome.kind == "missed"
+        if outcome.kind == "committed" and outcome.count:
+            self._peers = outcome.count
+            self._alone += outcome.count == 1
         return outcome
 
     @property

@@ -73,6 +73,10 @@ class NoLoCo(InnerSteps):
     ``round_s``, each trainer's own too: local steps by its speed (``StepsBySpeed``), so that
     partners come at the same time; their Δ count alike, whatever steps are behind them.
 
+    ``min_trainers``: there are no rounds here that could wait, so the first outer step does, until
+    so many members have parameters to begin with; later whoever is left goes on, and
+    ``rounds_alone`` says how often that was somebody alone.
+
     ``buffers``: of a model that has persistent float buffers, those of a group are averaged with φ,
     and a newcomer takes over somebody's. False leaves them alone; the same on all peers.
 
@@ -96,6 +100,7 @@ class NoLoCo(InnerSteps):
         group: int = 2,
         codec: str = "bfloat16",
         partner_wait_s: float = 30.0,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -109,6 +114,7 @@ class NoLoCo(InnerSteps):
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             codec=codec,
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
             gossip=gossip,
             group=group,
@@ -131,7 +137,7 @@ class NoLoCo(InnerSteps):
         self._buffers = SharedBuffers(peer, vector.buffers, waits=True) if spec.buffers else None
         self._number = 0  # of the outer step at hand
         self._local = LocalSteps(sync_every, round_s, clock)
-        self._outer_steps = self._solo = 0
+        self._outer_steps = self._solo = self._present = 0
         self._waited_s = self._spread = 0.0
         self._group: tuple[str, ...] = ()
         self._deltas: dict[str, VectorAsked] = {}  # of partners, on their way meanwhile
@@ -141,6 +147,7 @@ class NoLoCo(InnerSteps):
         outline = self.manifest.outline(METHOD, FOUNDER_BYTES)
         peer.attach(spec, outline, self._replicas.write_founder)
         self._join()
+        self._replicas.wait_for_others()
         self._watch()
 
     # ------------------------------------------------------------ for everybody
@@ -195,7 +202,8 @@ class NoLoCo(InnerSteps):
 
     def metrics(self) -> dict[str, float]:
         """For any logger. ``replica_std``: the standard deviation between replicas, as the last
-        group has shown it; ``solo``: outer steps without a partner."""
+        group has shown it; ``solo``, and ``rounds_alone`` as for other methods: outer steps
+        without a partner; ``peers``: those of the last one."""
         return {
             "steps": self._steps,
             "outer_step": self._number,
@@ -203,6 +211,8 @@ class NoLoCo(InnerSteps):
             "solo": self._solo,
             "waited_s": self._waited_s,
             "replica_std": self._spread,
+            "peers": self._present,
+            "rounds_alone": self._solo,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -252,6 +262,7 @@ class NoLoCo(InnerSteps):
             self._buffers.publish(self._number)  # they are there before others see Δ
         if self.spec.group == 1:
             state.step([delta])
+            self._present = 1
             self._begin(self._number + 1)
             return
         self.peer.publish(DELTA, self._number, delta, self.spec.codec)
@@ -269,6 +280,7 @@ class NoLoCo(InnerSteps):
             self._buffers.average(self._number, present)
         self._spread = spread if len(present) > 1 else self._spread
         self._solo += len(present) == 1
+        self._present = len(present)
         self._begin(max(self._number + 1, newest))
 
     def _gather(self) -> tuple[list[str], int]:

@@ -58,7 +58,8 @@ class Population(InnerSteps):
     ``start``: "own" begins with the parameters that the model has, "best" takes over those of one
     of the best members at its first turn, as a joiner may want to. Two members: the worse one
     copies. One, or all with one score: nothing happens. A member whose score or weights are not
-    finite counts as worst. Members may come and go; who misses a turn trains on.
+    finite counts as worst. Members may come and go; who misses a turn trains on. ``min_trainers``:
+    at a turn members wait until so many are there.
 
     Costs a few hundred bytes of each member per turn. Each member that is copied costs all of them
     an all-reduce of its whole state in float32 (12 bytes for each parameter with Adam), in which
@@ -81,6 +82,7 @@ class Population(InnerSteps):
         values: MutableMapping[str, float] | None = None,
         start: str = "own",
         seed: int = 0,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
     ) -> None:
         if start not in ("own", "best"):
@@ -96,6 +98,7 @@ class Population(InnerSteps):
             sync_every=interval,
             schedule=f"seed {seed}",
             codec="float32",
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         check_alone("Population", peer, self._vector.ranks)
@@ -105,6 +108,7 @@ class Population(InnerSteps):
         self.peer = peer
         self.turn = 0
         self._copied = self._missed = 0
+        self._peers = self._alone = 0  # members of the last turn; turns without another one
         self._last_score = math.nan
         self._is_fresh = start == "best"
         say_of_copies(self._vector.manifest.elements)
@@ -137,13 +141,16 @@ class Population(InnerSteps):
         }
 
     def metrics(self) -> dict[str, float]:
-        """For any logger: ``copied`` counts how often this member has taken over another's."""
+        """For any logger: ``copied`` counts how often this member has taken over another's;
+        ``peers``: members of its last turn; ``rounds_alone``: turns without another one."""
         return {
             "steps": self.steps,
             "turn": self.turn,
             "copied": self._copied,
             "missed": self._missed,
             "score": self._last_score,
+            "peers": self._peers,
+            "rounds_alone": self._alone,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,6 +195,8 @@ class Population(InnerSteps):
         mine = [self.turn, score, self._is_fresh, self.hyperparameters(), self._model]
         given = gather_for(SCORE, self.peer, json.dumps(mine).encode())
         said = {name: self._read(name, data) for name, data in given}
+        self._peers = len(said)
+        self._alone += len(said) == 1
         self.turn = 1 + max(turn for turn, _, _ in said.values())
         members = [member for _, member, _ in said.values()]
         copies = exploited(members, self._seed, self.turn)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -86,10 +86,10 @@ class RankSession:
             outcome = session.wait(fragment)
             self._peers = outcome.peers
             kind = KINDS.index(outcome.kind)
-            return [kind, outcome.round, outcome.waited_s, outcome.share]
+            return [kind, outcome.round, outcome.waited_s, outcome.share, outcome.count]
 
-        kind, number, waited_s, share = self._lead(ask, 4)
-        return Outcome(KINDS[int(kind)], int(number), waited_s, share, self._peers)
+        kind, number, waited_s, share, count = self._lead(ask, 5)
+        return Outcome(KINDS[int(kind)], int(number), waited_s, share, self._peers, int(count))
 
     def pull(self, read: Callable[[F32], None]) -> int:
         def copy(session: TrainerSession) -> list[float]:
@@ -145,6 +145,11 @@ class RankSession:
         """Of rank 0 alone: the others notice at the next exchange."""
         if self._session is not None:
             self._session.check()
+
+    def observe(self, **figures: Any) -> None:
+        """Of rank 0 alone."""
+        if self._session is not None:
+            self._session.observe(**figures)
 
     def close(self) -> None:
         if self._session is not None:

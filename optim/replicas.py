@@ -72,6 +72,27 @@ class Replicas:
                 self.say(text)
             time.sleep(LOOK_AGAIN_S)
 
+    def wait_for_others(self) -> None:
+        """Return when as many members have parameters as the run needs trainers. RoundTimeoutError
+        as in ``first``."""
+        began_s = said_s = time.monotonic()
+        while (needed := self._peer.members().min_trainers) > 1:
+            here = [name for name, number in self._newest()[0].items() if number]
+            if len(here) >= needed:
+                return
+            waited_s = time.monotonic() - began_s
+            text = (
+                f"waited {waited_s:.0f} s for {needed - len(here)} more: min_trainers is {needed},"
+                f" parameters have {', '.join(here)}"
+            )
+            fix = f"start another (python train.py) or lower it: atoll min-trainers {len(here)}"
+            if waited_s > self._deadline_s:
+                raise RoundTimeoutError(text, fix=fix, phase="begin", elapsed_s=waited_s)
+            if time.monotonic() - said_s > PROGRESS_S:
+                said_s = time.monotonic()
+                self.say(f"{text}; {fix}")
+            time.sleep(LOOK_AGAIN_S)
+
     def _founder(self) -> str:
         letters: list[int] = []
         self._peer.pull(lambda flat: letters.extend(int(value) for value in flat if value))

@@ -51,6 +51,7 @@ class SparseLoCo(Blocking):
         decay: float = 0.95,
         aggregate: str = "senders",
         codec: str = "topk",
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
         round_s: float | None = None,
@@ -66,6 +67,7 @@ class SparseLoCo(Blocking):
             codec=codec,
             aggregate=aggregate,
             error_feedback=decay,
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)

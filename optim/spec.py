@@ -36,6 +36,7 @@ __all__ = [
     "GROUP_MAX",
     "LENGTH_BYTES",
     "METHODS",
+    "MIN_TRAINERS_MAX",
     "OUTER_DELAY_MAX",
     "OUTER_RULES",
     "PROBATION_MAX",
@@ -80,6 +81,7 @@ GOSSIP_MAX = 4.0  # nothing above is stable: optim/gossip.py
 GROUP_MAX = 32  # each fetches from all others of its group; for more there are reductions
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
+MIN_TRAINERS_MAX = 1024  # a view has no more members
 PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer for nothing
 VALIDATORS_MAX = 32  # of a round; half of the most that an audited round has
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
@@ -124,6 +126,9 @@ class RunSpec:
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
     validators: int = 0  # of each audited round: peers that take local steps of others again ...
     segment_steps: int = 0  # ... so many of them
+    # Trainers that have to be there for a round to begin. The run's first value: its members may
+    # agree on another one (peer/group/views.py, Rules).
+    min_trainers: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -188,6 +193,9 @@ class RunSpec:
         steps_max = SYNC_EVERY_MAX if self.validators else 0
         fits = bool(self.validators) <= self.segment_steps <= steps_max
         self._check(fits, "segment_steps", "a positive number of steps; 0 without validators")
+        trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
+        fits = 1 <= self.min_trainers <= trainers_max
+        self._check(fits, "min_trainers", f"1 to {trainers_max} trainers")
 
     def _check_codec(self) -> None:
         try:

@@ -80,6 +80,7 @@ class StreamingDiLoCo(Method):
         aggregate: str = "mean",
         audit: bool = False,
         probation: int = 0,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
     ) -> None:
@@ -105,6 +106,7 @@ class StreamingDiLoCo(Method):
             aggregate=aggregate,
             audit=audit,
             probation=probation,
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),

@@ -91,6 +91,11 @@ class Swarm:
             self._state = self.new_state(spec, manifest, initial)
             self.round += 1
         check_same((spec, manifest), (self._state.spec, self._state.manifest), "swarm")
+        if spec.min_trainers > len(self.sessions):
+            raise ConfigError(
+                f"min_trainers is {spec.min_trainers}, and the swarm has {len(self.sessions)}",
+                fix="give it as many workers as a round needs",
+            )
 
     def new_state(
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]
@@ -164,7 +169,8 @@ class SwarmSession(SwarmGossip):
     def wait(self, fragment: int = 0) -> Outcome:
         share, numbers = self._meet(self._submitted.pop(fragment))
         peers = tuple(self.vectors.names[number] for number in numbers)
-        return Outcome("committed", self._swarm.round, waited_s=0.0, share=share, peers=peers)
+        number, count = self._swarm.round, len(peers)
+        return Outcome("committed", number, waited_s=0.0, share=share, peers=peers, count=count)
 
     def next_fragment(self) -> int:
         fragments, begun = self._swarm.state.spec.fragments, self._swarm.state.round - 1
@@ -212,6 +218,10 @@ class SwarmSession(SwarmGossip):
 
     def report(self, **metrics: float) -> None:
         self.reported = {name: float(value) for name, value in metrics.items()}
+
+    def observe(self, **figures: Any) -> None:
+        """The last of them are kept."""
+        self.reported |= {name: float(value) for name, value in figures.items()}
 
     def close(self) -> None:
         """Its part of the next rounds is over when its loop has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.optim.schedules import Schedules
@@ -34,6 +35,16 @@ class Trainer(ABC):
         it as it was made: its state need not be saved. ConfigError for one that needs a metric.
         """
         self._schedules.add(scheduler, self.global_step)
+
+    def report(self, **figures: float | Tensor) -> None:
+        """Tell this peer's daemon how training goes: ``report(loss=loss)`` after a step, as often
+        as you like. The mean of what was reported since the last round (of replicas: outer step)
+        travels to the daemon with the next, and no further: ``atoll status`` shows it, and the
+        line of each round in the daemon's log has the ``loss``. Costs nothing worth mentioning: a
+        tensor is read when it travels. Where the optimizer is given a closure that returns a loss,
+        that is reported without a call. Of ranks the first one's counts.
+        """
+        self.peer.observe(**figures)
 
     def close(self) -> None:
         """Unhook inner optimizers and close the session. The model keeps its parameters."""

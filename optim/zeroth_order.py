@@ -70,6 +70,7 @@ class ZerothOrder(EveryStepLog):
         seed: int = 0,
         log_bytes: int = LOG_BYTES_DEFAULT,
         check_every: int = CHECK_EVERY,
+        min_trainers: int = 1,
         round_deadline_s: float = 600.0,
     ) -> None:
         if not (0 < epsilon < math.inf and 0 < samples <= SAMPLES_MAX and 0 <= seed < 2**64):
@@ -82,6 +83,7 @@ class ZerothOrder(EveryStepLog):
             sync_every=1,
             schedule=f"seed {seed}",
             codec="float32",
+            min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
         super().__init__(model, peer, spec, log_bytes, check_every)
@@ -104,6 +106,7 @@ class ZerothOrder(EveryStepLog):
         if not 0 <= self.lr < LR_MAX:
             raise ConfigError(f"lr is {self.lr}", fix=f"a learning rate is in [0, {LR_MAX:g})")
         codes, loss = self._evaluate(loss_fn)
+        self.report(loss=loss)
         given = self._gather_step(_STEP.pack(self._number, self.lr) + codes)
         parts = [self._read(name, data) for name, data in given]
         lr = min(parts, key=lambda part: part[0].number)[1] if parts else 0.0

@@ -20,10 +20,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from atoll.collectives.errors import AtollError, ConfigError
+from atoll.collectives.errors import AtollError, ConfigError, NoQuorumError
 from atoll.peer.cli_authority import add_authority_verbs
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
-from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs
+from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs, trainer_count
 from atoll.peer.cli_lab import add_lab_verb
 from atoll.peer.cli_verify import add_verify_verb
 from atoll.peer.identity import Home, default_home
@@ -32,6 +32,7 @@ from atoll.peer.net.invite import SECRET_BYTES
 __all__ = ["DEFAULT_PORT", "main"]
 
 WATCH_S = 1.0
+AGREED_S = 30.0  # as long as the daemon asks for a change of the rules (Timing.ask_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,8 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     handover.add_argument("peer", nargs="?", default="", metavar="PEER", help="its short id")
     handover.set_defaults(command=_hand_over)
 
+    trainers = verbs.add_parser("min-trainers", help="let rounds need so many trainers from now on")
+    trainers.add_argument("count", type=trainer_count, metavar="N", help="1 or more")
+    trainers.set_defaults(command=_min_trainers)
+
     told = add_authority_verbs(verbs)
-    for verb in (*daemons, status, leave, invite, handover, *told):
+    for verb in (*daemons, status, leave, invite, handover, trainers, *told):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
 
     secret = verbs.add_parser("secret", help="make a run secret for `atoll up --secret-file`")
@@ -151,6 +156,29 @@ def _hand_over(parsed: argparse.Namespace) -> int:
 
     _say(f"handing over to {ask(parsed.home, 'handover', peer=parsed.peer)} at the next boundary")
     return 0
+
+
+def _min_trainers(parsed: argparse.Namespace) -> int:
+    """Ask for it, and wait until a view of the run says so."""
+    from atoll.peer.session import ask
+
+    ask(parsed.home, "min_trainers", count=parsed.count)
+    deadline_s = time.monotonic() + AGREED_S
+    while time.monotonic() < deadline_s:
+        status = ask(parsed.home, "status")
+        if status["rules"].get("min_trainers") == parsed.count:
+            trainers = "1 trainer" if parsed.count == 1 else f"{parsed.count} trainers"
+            _say(
+                f"min_trainers is {parsed.count} from view {status['view']} on: a round needs"
+                f" {trainers}"
+            )
+            return 0
+        time.sleep(0.05)
+    raise NoQuorumError(
+        f"the members have not agreed on min_trainers {parsed.count} in {AGREED_S:.0f} s:"
+        f" {status['waiting']}",
+        fix="ask again when `atoll status` shows a coordinator and a majority of the members",
+    )
 
 
 def _secret(parsed: argparse.Namespace) -> int:

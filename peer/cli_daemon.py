@@ -27,6 +27,7 @@ from atoll.peer.cli_streams import add_stream_options, stream_options
 from atoll.peer.group.views import (
     ARCHIVE,
     DEFAULT_RULES,
+    MEMBERS_MAX,
     ON_FORK,
     ON_LOST,
     POLICIES,
@@ -47,10 +48,18 @@ if TYPE_CHECKING:
     from atoll.peer.checkpoints.checkpoint import Loaded
     from atoll.peer.options import DaemonOptions
 
-__all__ = ["DEFAULT_PORT", "INTERRUPTED", "add_daemon_verbs"]
+__all__ = ["DEFAULT_PORT", "INTERRUPTED", "add_daemon_verbs", "trainer_count"]
 
 DEFAULT_PORT = 29600
 INTERRUPTED = 130
+
+
+def trainer_count(text: str) -> int:
+    """Return 1 to as many as a run can have. Raise ValueError, of which argparse makes a usage
+    error, for anything else."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:8]) <= MEMBERS_MAX:
+        raise ValueError(text)
+    return int(text)
 
 
 def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
@@ -98,6 +107,12 @@ def _add_founding_options(up: argparse.ArgumentParser) -> None:
         "--on-fork",
         choices=ON_FORK,
         help="if two histories meet: the longer one wins (auto, the default), or both halt",
+    )
+    rules.add_argument(
+        "--min-trainers",
+        type=trainer_count,
+        metavar="N",
+        help="no round begins with fewer trainers; default: what the training script says, else 1",
     )
     together = up.add_argument_group("founding together, in any order")
     together.add_argument("--expect", type=int, metavar="N", help="founders, this one included")
@@ -273,7 +288,8 @@ def _start(
 def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:
     """What is asked for; where nothing is, what the run had."""
     rules = resume.rules if resume is not None else DEFAULT_RULES
-    asked = {name: getattr(parsed, name, None) for name in ("policy", "on_lost", "on_fork")}
+    names = ("policy", "on_lost", "on_fork", "min_trainers")
+    asked = {name: getattr(parsed, name, None) for name in names}
     return replace(rules, **{name: value for name, value in asked.items() if value is not None})
 
 

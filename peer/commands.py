@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.errors import ConfigError, DivergedError, NoQuorumError, TooFewPeersError
-from atoll.peer.group.events import HandOver
-from atoll.peer.group.views import is_quorum, short
+from atoll.peer.group.events import HandOver, TrainersAsked
+from atoll.peer.group.views import MEMBERS_MAX, is_quorum, short
 from atoll.peer.local import Handler
 from atoll.peer.snapshot import snapshot
 from atoll.peer.startup import invite_of
@@ -29,6 +30,7 @@ class Commands:
             "waiting": self._waiting,
             "invite": self._invite,
             "handover": self._hand_over,
+            "min_trainers": self._min_trainers,
             "revoke": self._revoke,
         }
 
@@ -65,6 +67,19 @@ class Commands:
         if not isinstance(signed, bytes):
             raise ConfigError("no revocation list was given")
         return self._daemon.guard.revoke(signed)
+
+    async def _min_trainers(self, client: bytes, arguments: dict[str, Any]) -> None:
+        """Ask the coordinator for a view in which rounds need so many trainers."""
+        count, node = arguments.get("count"), self._daemon.node
+        terms = node.follower.terms
+        most = AUDITED_PEERS_MAX if terms is not None and terms.audited else MEMBERS_MAX
+        if type(count) is not int or not 1 <= count <= most:
+            what = f"min_trainers is {str(count)[:20]}"
+            raise ConfigError(what, fix=f"min_trainers must be 1 to {most} in this run")
+        if node.view is None:
+            what = "this peer is in no view of the run yet"
+            raise ConfigError(what, fix="ask again when `atoll status` shows its members")
+        self._daemon.feed(TrainersAsked(count))
 
     async def _hand_over(self, client: bytes, arguments: dict[str, Any]) -> str:
         """Let another member coordinate; at the next boundary between two rounds."""

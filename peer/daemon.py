@@ -25,7 +25,7 @@ from atoll.peer.group.membership import Node
 from atoll.peer.group.probation import terms_of
 from atoll.peer.group.views import ARCHIVE, Member, View, short
 from atoll.peer.identity import Home
-from atoll.peer.journal import Journal
+from atoll.peer.journal import Journal, RoundLines
 from atoll.peer.keys import HomeSigner
 from atoll.peer.local import LocalDoor
 from atoll.peer.measuring.surveyor import Surveyor
@@ -100,6 +100,12 @@ class Daemon:
             tell_trainer=lambda effect: self.desk.tell(effect),
             log=lambda line: self.note("transfer", line),
             shelf=home.path / "received",
+            committed=lambda begin, took_s, takes_part: self.rounds.committed(
+                begin, took_s, takes_part=takes_part
+            ),
+        )
+        self.rounds = RoundLines(
+            self.note, lambda: self.runner.streams.sent_for_rounds_bytes, lambda: self.desk.loss
         )
         self.surveyor = Surveyor(
             me=home.peer_id,
@@ -210,6 +216,7 @@ class Daemon:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
+        self.rounds.sum_up()
         if self.checkpointer is not None:
             await self.checkpointer.close()
         self.vectors.close()

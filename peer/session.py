@@ -24,6 +24,7 @@ import zmq
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import (
+    ConfigError,
     DivergedError,
     NoDaemonError,
     NoQuorumError,
@@ -61,6 +62,7 @@ __all__ = [
 Floats = NDArray[np.float32]
 CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second
 _HALTED_FIX = "find the machine whose memory or arithmetic is wrong; see `atoll status`"
+CARRIERS = ("submit", "operate", "publish")  # commands with which figures travel
 PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
 
 
@@ -74,6 +76,7 @@ class Outcome:
     waited_s: float
     share: float = 0.0  # of the submission in the round's mean
     peers: tuple[str, ...] = ()  # whose submissions are in it, in the order of their ids
+    count: int = 0  # how many these are; of ranks all know it, and the first one alone the names
 
 
 def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Session:
@@ -105,6 +108,7 @@ class Session(Operations, Gossip, Validations):
         self._deadline_s = 600.0
         self._state_serial = -1
         self._submitted: dict[int, int] = {}  # fragment -> the call that waits
+        self._figures: dict[str, tuple[Any, int]] = {}  # their sums since the last submission
         self.round = 0
         self.epoch = 0
         try:
@@ -181,7 +185,7 @@ class Session(Operations, Gossip, Validations):
         value = self._outcome(self._submitted.pop(fragment))
         waited_s = time.monotonic() - started_s
         share, peers = value.get("share", 0.0), tuple(value.get("peers", ()))
-        return Outcome(value["kind"], value["round"], waited_s, share, peers)
+        return Outcome(value["kind"], value["round"], waited_s, share, peers, len(peers))
 
     def _outcome(self, call: int) -> dict[str, Any]:
         started_s = said_s = time.monotonic()
@@ -246,6 +250,16 @@ class Session(Operations, Gossip, Validations):
         """Figures that `atoll status` shows for this trainer."""
         self._ask("report", metrics={name: float(value) for name, value in metrics.items()})
 
+    def observe(self, **figures: Any) -> None:
+        """Remember figures (numbers, or tensors of one) of a local step. Their means travel to the
+        daemon with the next submission, collective or published vector."""
+        for name, value in figures.items():
+            if getattr(value, "size", 1) != 1 and getattr(value, "numel", lambda: 0)() != 1:
+                raise ConfigError(f"{name} is not one number", fix="report its mean, for example")
+            value = value.detach() if hasattr(value, "detach") else float(value)
+            total, count = self._figures.get(name, (0.0, 0))
+            self._figures[name] = total + value, count + 1
+
     def status(self) -> dict[str, Any]:
         answer = self._ask("status")
         assert isinstance(answer, dict)
@@ -274,6 +288,9 @@ class Session(Operations, Gossip, Validations):
         self._check_process()
         if self._lifeline is None:
             raise SessionError("this session is closed", fix="call atoll.connect() again")
+        if self._figures and command in CARRIERS:
+            arguments["figures"] = {n: float(t) / count for n, (t, count) in self._figures.items()}
+            self._figures.clear()
         return self._dealer.ask(command, arguments, self._lifeline, self._deadline_s)
 
     def _check_process(self) -> None:

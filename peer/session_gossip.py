@@ -32,10 +32,12 @@ LOOK_S = 1.0  # one question to the daemon waits so long; it answers at once whe
 @dataclass(frozen=True, slots=True)
 class Members:
     """Who holds what the run has: names of peers in the order of their ids, the same for all that
-    are in this ``view``. Most of them have a trainer."""
+    are in this ``view``. Most of them have a trainer. ``min_trainers``: how many of these the run
+    needs."""
 
     view: int
     names: tuple[str, ...]
+    min_trainers: int = 1
 
 
 class Gossip(ABC):
@@ -48,7 +50,7 @@ class Gossip(ABC):
     def members(self) -> Members:
         """Only this peer while it is in no view."""
         answer = self._ask("members")
-        return Members(answer["view"], tuple(answer["names"]))
+        return Members(answer["view"], tuple(answer["names"]), answer["min_trainers"])
 
     def publish(self, name: str, number: int, values: Floats, codec: str = "float32") -> None:
         """Let others have float32[n] under this name and number; ``values`` then is what they will

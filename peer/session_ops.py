@@ -50,7 +50,10 @@ _MISSED_FIX = (
     "call it again: it takes part in the next round. A trainer is waited for half a minute; where "
     "calls are further apart than that, let every trainer make the same calls in the same order"
 )
-_MISMATCH_FIX = "let every trainer make the same calls, with the same arguments, in the same order"
+_MISMATCH_FIX = (
+    "let every trainer make the same calls, with the same arguments, in the same order; who comes "
+    "later begins with the call that the others make"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,9 @@ class Operations(ABC):
     def barrier(self) -> tuple[str, ...]:
         """Wait until all attached trainers have called it; their names, one's own among them.
 
-        CollectiveMismatchError if most trainers called something else; CollectiveMissedError if
-        the round went on without this one; NoQuorumError or RoundTimeoutError if nothing was
-        committed within the run's round deadline.
+        CollectiveMismatchError if most trainers called something else, or as many, and one of them
+        has been there longer; CollectiveMissedError if the round went on without this one;
+        NoQuorumError or RoundTimeoutError if nothing was committed within the run's round deadline.
         """
         return tuple(name for name, _ in self._gather(b"", BARRIER))
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from atoll.peer.audit.door import describe_bans
 from atoll.peer.authority.standing import describe
+from atoll.peer.group.counting import trainers_needed
 from atoll.peer.group.phases import Phase
-from atoll.peer.group.probation import rounds_left
+from atoll.peer.group.probation import NO_TERMS, rounds_left
 from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, plain, short
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "lineage": view.lineage.hex()[:16] if view else "",
         "fork": view.fork if view else False,
         "policy": _policy(view),
+        "rules": asdict(view.rules) if view else {},
+        "min_trainers": trainers_needed(view, own.terms or NO_TERMS) if view else 1,
         "coordinator": short(view.coordinator) if view else "",
         "round": own.round,
         "chain": own.chain.hex(),
@@ -225,6 +229,8 @@ def render(status: dict[str, Any]) -> str:
         f"   lineage {status['lineage']}{' FORK' if status['fork'] else ''}",
         f"policy {status['policy']}",
     ]
+    if status["min_trainers"] > 1:
+        lines.append(f"min_trainers {status['min_trainers']}: with fewer trainers no round begins")
     for event in status["history"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix_s"]))
         lines.append(f"{event['kind']:<8} {when}  {event['text']}")

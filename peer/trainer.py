@@ -27,7 +27,8 @@ from atoll.peer.trainer_ops import call_of, halves_of, outcome_of, why_not_now
 
 __all__ = ["Trainer", "TrainerDesk"]
 
-METRICS_MAX = 32  # figures that a trainer may show in the status
+METRICS_MAX = 32  # figures that a trainer may show in the status ...
+NAME_CHARACTERS_MAX = 64  # ... and the length of their names
 
 
 @dataclass(slots=True)
@@ -160,10 +161,9 @@ class TrainerDesk:
             raise
         if not trainer.in_step:
             trainer.in_step = True
+            self._feed(ev.Attached(waits=not trainer.spec.is_asynchronous))
             if trainer.spec.is_asynchronous:
                 trainer.submissions = self._asynchronous(trainer)
-            else:
-                self._feed(ev.Attached())
         return {"state": "ready", "text": ""}
 
     def _asynchronous(self, trainer: Trainer) -> AsyncSubmissions:
@@ -214,6 +214,7 @@ class TrainerDesk:
         if not 0 <= weight <= WEIGHT_MAX:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
         trainer.awaiting[fragment] = int(arguments["call"])
+        self.note_figures(trainer, arguments.get("figures", {}))
         if trainer.submissions is not None:
             trainer.submissions.submit(weight)
             return
@@ -243,6 +244,7 @@ class TrainerDesk:
             raise SessionError("a collective before attach", fix="call attach first")
         submission = call_of(arguments, own)
         halves = halves_of(trainer.exchange, submission.operation)
+        self.note_figures(trainer, arguments.get("figures", {}))
         why = why_not_now(own, self._runner.state, in_view=self._node.view is not None)
         if not why:
             trainer.awaiting[0] = int(arguments["call"])
@@ -286,9 +288,20 @@ class TrainerDesk:
             and state.generation[arguments["buffer"]] == arguments["generation"]
         )
 
+    @property
+    def loss(self) -> float | None:
+        """Return the loss that the trainer has reported last; None if it reports none."""
+        return self.trainer.metrics.get("loss") if self.trainer is not None else None
+
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
-        metrics = list(arguments["metrics"].items())[:METRICS_MAX]
-        self.known(client).metrics.update((str(k)[:64], float(v)) for k, v in metrics)
+        self.note_figures(self.known(client), arguments["metrics"])
+
+    def note_figures(self, trainer: Trainer, figures: dict[str, float]) -> None:
+        """Keep what the trainer says of itself, for the status and the log."""
+        known = trainer.metrics
+        for name, value in list(figures.items())[:METRICS_MAX]:
+            if name in known or len(known) < METRICS_MAX:
+                known[str(name)[:NAME_CHARACTERS_MAX]] = float(value)
 
     async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
         self.known(client)

@@ -1,10 +1,10 @@
 """What a trainer submits in an asynchronous run (``RunSpec.is_asynchronous``).
 
-Theory. A round opens when all attached trainers have arrived (group/barrier.py), and is committed a
-moment later than it could be if somebody with an attached trainer is just fetching its result. Here
-a trainer is attached while it waits for a round, and while one is open, but not while it computes
-and nothing is open: so a round is of all that wait when it opens, nobody is waited for who is still
-computing, and nobody falls behind for want of that moment.
+Theory. A round opens when all trainers that it waits for have arrived (group/barrier.py), and is
+committed a moment later than it could be if somebody with such a trainer is just fetching its
+result. Here rounds wait for a trainer while it waits for a round, and while one is open, but not
+while it computes and nothing is open: so a round is of all that wait when it opens, nobody is
+waited for who is still computing, and nobody falls behind for want of that moment.
 
 A submission is a pseudo-gradient, which holds against any state of the run, so it is never too
 late: what a round goes on without is submitted again for the next one, whatever the reason was. It
@@ -67,7 +67,7 @@ class AsyncSubmissions:
         own = self._own
         is_open, waits = bool(own.begins.keys() - own.closed), self._weight is not None
         if own.attached != (is_open or waits):
-            self._feed(ev.Detached() if own.attached else ev.Attached())
+            self._feed(ev.Attached(waits=not own.attached))
         if self._weight is None or self._given is not None or is_open:
             return  # an open round would only refuse it
         self._given = ev.Submitted(own.round, own.epoch, self._weight)

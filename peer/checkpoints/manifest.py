@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -70,6 +70,7 @@ class CheckpointManifest:
     incarnation: int
     unix_s: int
     version: str  # of atoll, for people
+    min_trainers: int = 0  # of the rules; older checkpoints say nothing of it
 
     def __post_init__(self) -> None:
         """ValueError for what no writer says."""
@@ -88,7 +89,7 @@ class CheckpointManifest:
     @property
     def rules(self) -> Rules:
         """ValueError for rules that this version does not know."""
-        return Rules(self.policy, self.on_lost, self.on_fork)
+        return Rules(self.policy, self.on_lost, self.on_fork, self.min_trainers)
 
 
 def render(manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], bytes]) -> bytes:
@@ -199,6 +200,8 @@ def _load(raw: bytes, name: str) -> dict[str, object]:
 def _manifest(document: dict[str, object]) -> CheckpointManifest:
     values: dict[str, Any] = {}
     for field in _FIELDS:
+        if field.default is not MISSING and field.name not in document:
+            continue
         kind = "blob" if field.name == "blob" else str(field.type)
         values[field.name] = _PARSE[kind](document[field.name])
     return CheckpointManifest(**values)

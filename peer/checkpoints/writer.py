@@ -164,6 +164,7 @@ class CheckpointWriter:
             policy=now.rules.policy,
             on_lost=now.rules.on_lost,
             on_fork=now.rules.on_fork,
+            min_trainers=now.rules.min_trainers,
             round=round_number,
             chain=chain,
             digest=digest,

@@ -19,7 +19,9 @@ from atoll.optim.manifest import ELEMENTS_MAX
 from atoll.peer.gossip.fetches import Fetch, Fetches
 from atoll.peer.gossip.messages import AskVector, DropVector, VectorIs, is_name
 from atoll.peer.gossip.server import VectorServer
+from atoll.peer.group.counting import trainers_needed
 from atoll.peer.group.membership import Node
+from atoll.peer.group.probation import NO_TERMS
 from atoll.peer.group.views import short
 from atoll.peer.local import Handler
 from atoll.peer.memory import Region, send_region
@@ -102,7 +104,12 @@ class VectorDesk:
     async def _members(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
         view = self._node.view
         peers = sorted(view.replicas) if view is not None else [self._me]
-        return {"view": view.number if view else 0, "names": [short(peer) for peer in peers]}
+        terms = self._node.follower.terms or NO_TERMS
+        return {
+            "view": view.number if view else 0,
+            "names": [short(peer) for peer in peers],
+            "min_trainers": trainers_needed(view, terms) if view else terms.min_trainers,
+        }
 
     async def _memory(self, client: bytes, arguments: dict[str, Any]) -> None:
         """Memory for vectors of so many elements, instead of what was given out before."""
@@ -122,6 +129,7 @@ class VectorDesk:
     async def _publish(self, client: bytes, arguments: dict[str, Any]) -> None:
         name, number = self._place(arguments)
         values = self._values(client, int(arguments["elements"]))
+        self._desk.note_figures(self._known(client), arguments.get("figures", {}))
         try:
             await self._server.publish(name, number, values, str(arguments["codec"]))
         except MemoryError:

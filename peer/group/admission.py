@@ -86,6 +86,7 @@ class Admission:
         self._emit = emit
         self.learners: dict[bytes, Learner] = {}
         self.leaving: set[bytes] = set()
+        self._min_trainers = view.rules.min_trainers  # what members ask for, the last of them
         self.heir: bytes | None = None  # whom to hand over to; empty: to the first that can
         self._chases: dict[bytes, Chase] = {}
         self._not_before_s: dict[bytes, float] = {}  # when a dropped learner may ask again
@@ -135,6 +136,10 @@ class Admission:
         self.heir = before.heir if not before.heir or before.heir in entered else None
         lives = {member.peer for member in before.view.members if member in self.view.members}
         self.leaving = before.leaving & lives  # or a crowd would go one by one, a view for each
+
+    def ask_trainers(self, count: int) -> None:
+        """Let rounds need so many trainers from the next view on."""
+        self._min_trainers = count
 
     def can_finish(self, staying: set[bytes]) -> bool:
         """Whether a round that is open can be committed. If not, leaving aborts it: a view without
@@ -282,7 +287,8 @@ class Admission:
             return None
         left = rounds_left(self.view, self._own.served)
         done = left and not all(left.values())  # who has served counts from the next view on
-        if members == self.view.members and coordinator == self.me and not done and not bans:
+        same = members == self.view.members and coordinator == self.me
+        if same and not done and not bans and self._min_trainers == self.view.rules.min_trainers:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
 
@@ -324,6 +330,7 @@ class Admission:
             newcomers=(),
             absent=(),
             banned=(*self.view.banned, *bans),
+            rules=replace(self.view.rules, min_trainers=self._min_trainers),
         )
         return settled(self.view, following, self._own.served, self._own.terms)
 

@@ -11,7 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from atoll.peer.group.events import Send
-from atoll.peer.group.messages import CoordinatorBeat, Heartbeat, Leave, ObjectIs, Offer
+from atoll.peer.group.messages import (
+    AskTrainers,
+    CoordinatorBeat,
+    Heartbeat,
+    Leave,
+    ObjectIs,
+    Offer,
+)
 from atoll.peer.group.operations import ObjectSender
 from atoll.peer.group.views import View, plain
 
@@ -72,6 +79,8 @@ class Beats:
             node.emit(Send(view.coordinator, ObjectIs(*tag, given)))
         if node.leave_by_s is not None:
             node.emit(Send(view.coordinator, Leave(*tag, node.me.inc)))
+        if (asked := node.asked_trainers()) is not None:
+            node.emit(Send(view.coordinator, AskTrainers(*tag, asked)))
 
     def heartbeat(self) -> Heartbeat:
         node, own = self._node, self._node.follower
@@ -99,4 +108,5 @@ class Beats:
             operation=waiting[0][1].operation if waiting else None,
             given=self._objects.digest(own.given),
             terms=own.terms,
+            since=own.since,
         )

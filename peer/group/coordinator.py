@@ -14,6 +14,7 @@ Everything here is level-triggered: events update facts, ``step`` acts on the fa
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
 
 from atoll.peer.group.admission import Admission
@@ -278,12 +279,13 @@ class Coordinator:
         effort.stalls += closing.is_stall
         again = closing.is_stall and effort.stalls > 1
         participants = closing.participants(alive, excluding=again)
-        weights = self.counting.weights(participants, begin.kind, begin.fragment, begin)
-        if participants and self.counting.is_enough(begin.round, begin.kind, weights):
-            del self.closings[begin.round]
-            self._begin(begin.round, begin.kind, participants, closing, alive, now_s)
+        number, kind = begin.round, begin.kind
+        enough = self.counting.may_go_on(number, kind, participants, begin, alive)
+        if participants and enough:
+            del self.closings[number]
+            self._begin(number, kind, participants, closing, alive, now_s)
         else:  # the others have died meanwhile
-            self._give_up(begin.round, now_s)
+            self._give_up(number, now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
         """Different results of one attempt: the next one has to differ from it, or to end soon."""
@@ -331,7 +333,8 @@ class Coordinator:
         layout = layout_for(self.advice, chosen, kind, again=last is not None)
         layout = reserved(layout, self.counting.owners(chosen, kind))
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
-        begin = Begin(*tag, fragment, past, kept, layout, call.operation, call.without)
+        called = (call.operation, call.without, call.aside)
+        begin = Begin(*tag, fragment, past, kept, layout, *called)
         attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
         attempt.audited = kind == STEP and self.counting.terms.audited
         self.attempts[number] = attempt
@@ -364,7 +367,10 @@ class Coordinator:
                 self._begin(1, INIT, (offering[0],), None, alive, now_s)
             return
         number = self._next_round
-        present, may_begin = alive - self.admission.leaving, self.counting.may_begin
+        present = alive - self.admission.leaving
+        may_begin = partial(self.counting.may_begin, present)
+        if not self.counting.are_attached(number, present):
+            return
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
             kind, chosen = choose(participants, self.roster)

@@ -7,6 +7,13 @@ weigh nothing and all others alike, whatever their trainers say; a round in whic
 held as well: to let newcomers count because the others are late would be an invitation. An audited
 round has so many participants at most; where more have arrived, they take turns.
 
+``min_trainers`` is the same for trainers: fewer than that begin no round, nor go on with one after
+a death, also in a fork. The view's rules have the number, or else the run's specification. A
+trainer that has come with another call than the others counts as there: it is told what they call,
+and they go on, or who is in the middle of several calls could never be joined. In an asynchronous
+run all trainers that are attached count, because a round is of whoever has submitted. The first
+parameters of a run need one trainer only: the others begin with them.
+
 Every member checks that: it takes no part in a round whose BEGIN breaks the rule.
 """
 
@@ -24,12 +31,19 @@ from atoll.peer.group.probation import NO_TERMS, Terms
 from atoll.peer.group.roster import Roster
 from atoll.peer.group.spoilers import Spoilers
 from atoll.peer.group.views import View, short
-from atoll.peer.rounds.entries import STEP, fragment_of
+from atoll.peer.rounds.entries import INIT, STEP, fragment_of
 
-__all__ = ["NEW_SEATS", "Counting", "wrong_weights"]
+__all__ = ["NEW_SEATS", "Counting", "too_few_trainers", "trainers_needed", "wrong_weights"]
 
 # Of an audited round of which there are too many: newcomers serve, but take nobody's place for it.
 NEW_SEATS = AUDITED_PEERS_MAX // 4
+NAMES_MAX = 8  # in a line about who is there
+
+
+def trainers_needed(view: View, terms: Terms) -> int:
+    """Return how many trainers a round of this view needs."""
+    count = view.rules.min_trainers or terms.min_trainers
+    return min(count, AUDITED_PEERS_MAX) if terms.audited else count
 
 
 class Counting:
@@ -38,6 +52,7 @@ class Counting:
     def __init__(
         self, view: View, own: Follower, roster: Roster, emit: Callable[[Effect], None]
     ) -> None:
+        self._view = view
         self._newcomers = {newcomer.peer for newcomer in view.newcomers}
         self._own = own
         self._roster = roster
@@ -77,11 +92,53 @@ class Counting:
             weights = tuple(self._roster.weight(peer, fragment) for peer in chosen)
         return weights if any(weights) else (1.0,) * len(chosen)  # nobody counted anything
 
-    def may_begin(self, number: int, arrived: Collection[bytes], fragment: int) -> bool:
+    def may_begin(
+        self, present: set[bytes], number: int, arrived: Collection[bytes], fragment: int
+    ) -> bool:
         """Whether round ``number`` of these can be begun. If not, it is held, and the log says so
         once for each number of peers."""
         kind, chosen = choose(arrived, self._roster)
+        if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):
+            return False
         return self.is_enough(number, kind, self.weights(chosen, kind, fragment, None))
+
+    def may_go_on(
+        self, number: int, kind: str, chosen: Sequence[bytes], begin: Begin, alive: set[bytes]
+    ) -> bool:
+        """Return whether ``chosen`` are enough for another attempt after ``begin``."""
+        here = self._roster.trainers(alive) if self.terms.asynchronous else chosen
+        if kind != INIT and not self.has_trainers(number, here, alive):
+            return False
+        return self.is_enough(number, kind, self.weights(chosen, kind, begin.fragment, begin))
+
+    def are_attached(self, number: int, present: set[bytes]) -> bool:
+        """Return whether round ``number`` can come about: so many trainers are attached, or some
+        members have not said yet whether they have one."""
+        if self._roster.unheard(present):
+            return True
+        return self.has_trainers(number, self._roster.trainers(present), present)
+
+    def has_trainers(self, number: int, here: Collection[bytes], present: set[bytes]) -> bool:
+        """Return whether those who are ``here`` are as many as the round needs. If not, it is held,
+        and people are told who of those who are ``present`` has a trainer."""
+        count = trainers_needed(self._view, self.terms)
+        if len(here) >= count or count == 1:  # without any there is nothing to begin
+            return True
+        attached = self._roster.trainers(present)
+        names, few = _names(attached), count - len(attached)
+        lower = f"lower it: atoll min-trainers {max(1, len(here))}"
+        if few > 0:
+            more = f"{few} more trainer{'s' if few > 1 else ''}"
+            start = "start another (python train.py)"
+            text = f"{more}: min_trainers is {count}, attached: {names}; {start}"
+            self._hold(f"round {number} waits for {text} or {lower}", said=bool(attached))
+        else:
+            late = _names(attached - {*here})
+            self._hold(
+                f"round {number} waits for the trainer of {late}, which is attached: min_trainers"
+                f" is {count}; or {lower}"
+            )
+        return False
 
     def is_enough(self, number: int, kind: str, weights: Sequence[float]) -> bool:
         """The same of an attempt with these weights."""
@@ -92,11 +149,15 @@ class Counting:
         tail = f" ({new} on probation)" if new else ""
         count = f"{terms.least} peers that count" if terms.least > 1 else "a peer that counts"
         here = f"{counted or 'none'} {'are' if counted > 1 else 'is'} here"
-        self.held = f"round {number} is held: {terms.rule or 'it'} needs {count}, {here}{tail}"
-        if self.held != self._noted:
-            self._noted = self.held
-            self._emit(Note("held", self.held))
+        self._hold(f"round {number} is held: {terms.rule or 'it'} needs {count}, {here}{tail}")
         return False
+
+    def _hold(self, why: str, *, said: bool = True) -> None:
+        """Say so in the log, too, once; not where nobody trains yet."""
+        self.held = why
+        if said and why != self._noted:
+            self._noted = why
+            self._emit(Note("held", why))
 
     def seats(
         self, number: int, kind: str, chosen: tuple[bytes, ...], now_s: float
@@ -104,7 +165,9 @@ class Counting:
         """Who of them takes part in round ``number``."""
         staying = self.spoilers.without(chosen, now_s) if kind == STEP else chosen
         fragment = fragment_of(number, self._own.fragments)
-        if self._counted(self.weights(staying, kind, fragment, None)) >= self.terms.least:
+        counted = self._counted(self.weights(staying, kind, fragment, None))
+        enough = self.terms.asynchronous or len(staying) >= trainers_needed(self._view, self.terms)
+        if counted >= self.terms.least and enough:
             chosen = staying
         if kind != STEP or not self.terms.audited or len(chosen) <= AUDITED_PEERS_MAX:
             return chosen
@@ -129,6 +192,21 @@ def _in_turn(peers: list[bytes], count: int, turn: int) -> list[bytes]:
     first = turn * count % len(peers) if peers else 0
     ranked = sorted(peers)
     return (ranked[first:] + ranked[:first])[:count]
+
+
+def _names(peers: Collection[bytes]) -> str:
+    shown = [short(peer) for peer in sorted(peers)]
+    more = f" and {len(shown) - NAMES_MAX} more" if len(shown) > NAMES_MAX else ""
+    return ", ".join(shown[:NAMES_MAX]) + more or "nobody"
+
+
+def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
+    """Return why a member takes no part in a round of so few trainers; "" if it does. Of an
+    asynchronous run only the coordinator knows who is there."""
+    if begin.kind == INIT or terms is None or terms.asynchronous:
+        return ""
+    here, count = len(begin.participants) + len(begin.aside), trainers_needed(view, terms)
+    return f"it has {here} trainers, and min_trainers is {count}" if here < count else ""
 
 
 def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:

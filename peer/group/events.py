@@ -76,6 +76,7 @@ __all__ = [
     "Submitted",
     "TellTrainer",
     "Tick",
+    "TrainersAsked",
     "Undo",
 ]
 
@@ -121,6 +122,13 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainersAsked:
+    """Somebody asks here that rounds need so many trainers from now on."""
+
+    min_trainers: int
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     source: bytes
     message: object
@@ -149,7 +157,10 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A trainer is attached and in step with the state."""
+    """A trainer is attached and in step with the state. ``waits``: rounds wait for it; in an
+    asynchronous run not while it computes."""
+
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +274,7 @@ Event = (
     | Restored
     | Configured
     | HandOver
+    | TrainersAsked
     | Advised
     | Offered
     | Submitted

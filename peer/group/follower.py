@@ -68,7 +68,8 @@ class Follower:
         self.unsynced = False
         self.doubtful = False  # our bytes differ from the others' although the chain agrees
         self.astray = False  # our state is not on the history of the view
-        self.attached = False
+        self.attached = False  # rounds wait for our trainer
+        self.since = -1  # the round at which it came; -1 without one
         self.submissions: dict[int, Submitted] = {}  # fragment -> what waits for its next round
         self._left_out = LeftOut(me.peer)
         self.offer = b""  # what our trainer would initialise a void run with
@@ -127,8 +128,14 @@ class Follower:
                 self._emit(Note("mismatch", why))
             self._tell(kind, begin.round, begin.fragment, text=why)
 
+    def came(self, waits: bool) -> None:
+        """A trainer is here. It may say so again, with another ``waits``."""
+        self.attached = waits
+        if self.since < 0:
+            self.since = self.round
+
     def detached(self) -> None:
-        self.attached = False
+        self.attached, self.since = False, -1
         self.offer = b""
         self._left_out.clear()
         read = {b.fragment for b in self.begins.values() if self.me in b.participants}

@@ -49,5 +49,6 @@ class LeftOut:
             self._told = begin.round
             return "missed", ""
         self._told = begin.round
-        why = f"this trainer called {mine or _STEP}, round {begin.round} is {theirs or _STEP}"
+        called, others = mine or _STEP, theirs or _STEP
+        why = f"this trainer called {called}, and the others {others} (round {begin.round})"
         return "missed" if mine is None else "mismatch", why

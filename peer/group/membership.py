@@ -62,6 +62,7 @@ class Node:
         self.srtt_s: dict[bytes, float] = {}
         self.refused: set[bytes] = set()
         self.leave_by_s: float | None = None
+        self._asked_trainers = (0, 0.0)  # what rounds are to need, until when that is repeated
         self.now_s = 0.0
         self._due_s = 0.0  # when we wanted to be called again
         self._out: list[ev.Effect] = []
@@ -158,6 +159,7 @@ class Node:
             ev.Incarnated: self._on_incarnated,
             ev.LeaveAsked: self._on_leave_asked,
             ev.HandOver: self._on_hand_over,
+            ev.TrainersAsked: self._on_trainers_asked,
             ev.Advised: self._on_advised,
             ev.BansBelieved: lambda e: self.follower.bans.set(e.bans),
         }
@@ -235,6 +237,20 @@ class Node:
         if self.coordinator is not None:
             self.coordinator.admission.heir = event.peer
 
+    def _on_trainers_asked(self, event: ev.TrainersAsked) -> None:
+        self._asked_trainers = (event.min_trainers, self.now_s + self.timing.ask_s)
+        self.beats.soon()
+
+    def asked_trainers(self) -> int | None:
+        """Return the number of trainers that is asked for here and not in the view's rules yet."""
+        count, until_s = self._asked_trainers
+        if self.view is None or self.view.rules.min_trainers == count or self.now_s >= until_s:
+            return None
+        return count
+
+    def _on_ask_trainers(self, source: bytes, ask: ms.AskTrainers) -> None:
+        self._lead(lambda c: c.admission.ask_trainers(ask.min_trainers))
+
     def _on_advised(self, event: ev.Advised) -> None:
         if self.coordinator is not None:
             self.coordinator.advice = event
@@ -263,6 +279,7 @@ class Node:
             ms.JoinRefused: self.joining.on_refused,
             ms.Learn: self._on_learn,
             ms.Leave: self._on_leave,
+            ms.AskTrainers: self._on_ask_trainers,
         }
 
     def _on_message(self, source: bytes, message: object) -> None:
@@ -369,6 +386,8 @@ class Node:
             lead.roster.give(self.me.peer, self.follower.given)
         if self.follower.offer and self.follower.round == 0:
             lead.on_offer(self.me.peer, self.follower.offer, self.now_s)
+        if (asked := self.asked_trainers()) is not None:
+            lead.admission.ask_trainers(asked)
         lead.rival = self.lineages.rival()
         lead.step(self.now_s)
         election = self.succession

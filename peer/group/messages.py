@@ -72,6 +72,7 @@ __all__ = [
     "Accept",
     "Accepted",
     "AskFinals",
+    "AskTrainers",
     "Begin",
     "Commit",
     "CoordinatorBeat",
@@ -138,6 +139,9 @@ class Heartbeat(InView):
     operation: Operation | None = None  # what waits is this and no step ...
     given: Digest = b""  # ... with this object (operations.object_digest)
     terms: Terms | None = None  # of the specification again: of who counts
+    # The round at which the trainer came that is there; -1 without one. Of an asynchronous run it
+    # is there while it computes too, when `attached` is false.
+    since: Annotated[int, Within(-1, (1 << 62) - 1)] = -1
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -194,7 +198,7 @@ class Begin(InView):
     ``kept`` (kept.py) names chunks that earlier attempts of this round have finished; their
     origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
     a butterfly of equal shares. ``without`` are peers whose trainers were heard of and do not take
-    part: late ones, and those that called another operation.
+    part: late ones, and those that called another operation; these are ``aside`` as well.
     """
 
     round: Rounds
@@ -209,8 +213,11 @@ class Begin(InView):
     layout: Layout | None = None
     operation: Operation | None = None  # GATHER and REDUCE
     without: Peers = ()
+    aside: Peers = ()
 
     def __post_init__(self) -> None:
+        if not {*self.aside} <= {*self.without}:
+            raise ValueError("who is there with another call does not take part")
         operation = self.operation
         kinds = (INIT, STEP) if operation is None else (operation.kind,)
         if self.kind not in KINDS or self.kind not in kinds:
@@ -380,6 +387,15 @@ class Hail:
 @dataclass(frozen=True, slots=True)
 class Leave(InView):
     inc: Incarnation
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class AskTrainers(InView):
+    """Member to coordinator, repeated with heartbeats: somebody asks here that rounds need so many
+    trainers from the next view on."""
+
+    min_trainers: Annotated[int, Within(1, MEMBERS_MAX)]
 
 
 # What the membership machine hears; the other messages belong to transfers.

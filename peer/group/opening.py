@@ -20,12 +20,13 @@ class Opening:
     operation: Call = None
     blob: bytes = b""
     without: tuple[bytes, ...] = ()
+    aside: tuple[bytes, ...] = ()
 
 
 def choose(arrived: Collection[bytes], roster: Roster) -> tuple[str, tuple[bytes, ...]]:
     """The kind of the next round, and who of those that have arrived wants just that."""
     calls = {peer: roster.beats[peer].operation for peer in arrived}
-    call = agreed(calls)
+    call = agreed(calls, roster.since)
     return call.kind if call else STEP, tuple(peer for peer in arrived if calls[peer] == call)
 
 
@@ -45,8 +46,12 @@ def opening(
         kept = keep_objects(before.blob, before.participants, chosen) if kind == GATHER else b""
         return Opening(before.operation, kept, tuple(sorted(without)))
     given = [roster.given(peer) for peer in chosen]
+    operation = None if kind == STEP else roster.beats[chosen[0]].operation
+    others = tuple(sorted(set(left_out).difference(chosen)))
+    aside = [p for p in others if (b := roster.beats.get(p)) and b.arrived]
     return Opening(
-        None if kind == STEP else roster.beats[chosen[0]].operation,
+        operation,
         pack_objects(given) if kind == GATHER else b"",
-        tuple(sorted(set(left_out).difference(chosen))),
+        others,
+        tuple(p for p in aside if roster.beats[p].operation != operation),
     )

@@ -4,8 +4,10 @@ Theory. An operation is a round of the run's log, ordered with all others, so th
 retries, READY and COMMIT hold for it unchanged: the survivors all get the same bytes, or nobody
 does. It changes no state. What a trainer wants to do next is its *call*: an operation, or None for
 a step of the optimizer. Heartbeats carry it beside what has arrived; at the barrier the call of
-most trainers is taken, and BEGIN names those that wait with another one, or were waited for in
-vain (``without``): their trainers hear of it once (leftout.py), and the round goes on.
+most trainers is taken, and of several such the call of the trainer that has been there longest: a
+newcomer must not break what others have done for hours. BEGIN names those that wait with another
+call, or were waited for in vain (``without``): their trainers hear of it once (leftout.py), and the
+round goes on.
 
 *GATHER*: objects of a few bytes travel to the coordinator beside heartbeats (ObjectIs), and back to
 everyone in BEGIN's blob. So whoever has the BEGIN holds the whole result. Objects that do not fit
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -85,10 +87,11 @@ class Operation:
 Call = Operation | None  # None: a step of the optimizer
 
 
-def agreed(calls: Mapping[bytes, Call]) -> Call:
-    """The call of most peers; of several such the one of the smallest peer id."""
+def agreed(calls: Mapping[bytes, Call], since: Callable[[bytes], int]) -> Call:
+    """Return the call of most peers; of several such that of the trainer that came first, ``since``
+    which round; of several that came together that of the smallest peer id."""
     voters: dict[Call, list[bytes]] = {}
-    for peer in sorted(calls):
+    for peer in sorted(calls, key=lambda peer: (since(peer), peer)):
         voters.setdefault(calls[peer], []).append(peer)
     return max(voters, key=lambda call: len(voters[call]))  # the first of several
 

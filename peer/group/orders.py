@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.peer.group import messages as ms
-from atoll.peer.group.counting import wrong_weights
+from atoll.peer.group.counting import too_few_trainers, wrong_weights
 from atoll.peer.group.events import Note, Send
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ class Orders:
 
     def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
         own, view = self._node.follower, self._node.view
-        wrong = wrong_weights(begin, view, own.terms) if view is not None else ""
+        wrong = ""
+        if view is not None:
+            wrong = too_few_trainers(begin, view, own.terms)
+            wrong = wrong or wrong_weights(begin, view, own.terms)
         if wrong:
             self._refuse(source, begin, wrong)
             return

@@ -43,6 +43,8 @@ class Terms:
     least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
     rule: Annotated[str, Within(0, RULE_CHARACTERS_MAX)] = ""
     audited: bool = False  # nobody's result is believed before most participants have the same
+    min_trainers: Annotated[int, Within(1, MEMBERS_MAX)] = 1  # unless the view has a number itself
+    asynchronous: bool = False  # a round is of those who have submitted, whoever else computes
 
     def __post_init__(self) -> None:
         if not self.rule.isprintable():
@@ -55,7 +57,10 @@ NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
 
 def terms_of(spec: RunSpec) -> Terms:
     rule = spec.aggregate if spec.rule else ""
-    return Terms(spec.probation, spec.least_peers, rule, spec.audit)
+    asynchronous = spec.is_asynchronous
+    return Terms(
+        spec.probation, spec.least_peers, rule, spec.audit, spec.min_trainers, asynchronous
+    )
 
 
 class Served:

@@ -41,8 +41,8 @@ class Reports:
 
     # ------------------------------------------------------------ the trainer
 
-    def _on_attached(self, _: ev.Attached) -> None:
-        self._node.follower.attached = True
+    def _on_attached(self, event: ev.Attached) -> None:
+        self._node.follower.came(event.waits)
         self._node.beats.soon()
 
     def _on_detached(self, _: ev.Detached) -> None:

@@ -116,6 +116,14 @@ class Roster:
         """Living members that have not said anything in this view yet."""
         return alive - self.beats.keys()
 
+    def trainers(self, alive: set[bytes]) -> set[bytes]:
+        """Return who has a trainer in step with the state, whether rounds wait for it or not."""
+        return {p for p in alive if (b := self.beats.get(p)) and b.since >= 0 and not b.unsynced}
+
+    def since(self, peer: bytes) -> int:
+        """Return the round at which its trainer came."""
+        return self.beats[peer].since
+
     def attached(self, alive: set[bytes]) -> set[bytes]:
         return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
 

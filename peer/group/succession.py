@@ -26,7 +26,7 @@ from atoll.peer.group.events import Note
 from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report
 from atoll.peer.group.phases import Trigger
 from atoll.peer.group.probation import settled, wrong_settling
-from atoll.peer.group.views import Ballot, View, is_quorum, short, successors
+from atoll.peer.group.views import Ballot, View, changes_rules, is_quorum, short, successors
 
 if TYPE_CHECKING:
     from atoll.peer.group.membership import Node
@@ -137,7 +137,8 @@ class Succession:
         first, own = accept.proposal, self._node.follower
         if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
             return  # we have caught up since; a fork binds nobody, so another ballot finds better
-        wrong = forgets(self.view, first) or wrong_settling(self.view, first, own.served, own.terms)
+        wrong = forgets(self.view, first) or changes_rules(self.view, first)
+        wrong = wrong or wrong_settling(self.view, first, own.served, own.terms)
         if wrong:
             self._refuse(accept, wrong, "rejected")
             return

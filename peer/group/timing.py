@@ -45,6 +45,7 @@ class Timing:
     run_lost_s: float = 10.0  # a founder that has found the run alive hopes so long for its voice
     repair_s: float = 1.0  # between REPAIR orders for one peer
     leave_s: float = 4.0  # a leaver goes then, whether or not the others have agreed
+    ask_s: float = 30.0  # a change of the rules is asked for so long: the view may have no quorum
     step_s: float = 0.025  # while something is pending the machine looks again this soon
 
     def paced(self, srtt_s: float, members: int = 1) -> Timing:

@@ -43,6 +43,7 @@ __all__ = [
     "View",
     "Views",
     "chain_after",
+    "changes_rules",
     "follows",
     "forked",
     "founded",
@@ -114,18 +115,23 @@ class Rules:
     ``policy``: who may go on when the others are silent. ``majority``: more than half of the
     voters. ``any``: whoever is left, after a wait, as a flagged fork. ``auto``: ``any`` while a
     view has two voters, ``majority`` from three on. ``on_lost``: what to do when nobody alive holds
-    the last committed round. ``on_fork``: what to do when two lineages meet.
+    the last committed round. ``on_fork``: what to do when two lineages meet. ``min_trainers``: how
+    many trainers a round needs; 0: as many as the run's specification says. It is the only one that
+    a later view may change (:func:`changes_rules`).
     """
 
     policy: str = "auto"
     on_lost: str = "halt"
     on_fork: str = "auto"
+    min_trainers: Annotated[int, Within(0, MEMBERS_MAX)] = 0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES or self.on_lost not in ON_LOST:
             raise ValueError(f"policy is one of {POLICIES}, on_lost one of {ON_LOST}")
         if self.on_fork not in ON_FORK:
             raise ValueError(f"on_fork is one of {ON_FORK}")
+        if not 0 <= self.min_trainers <= MEMBERS_MAX:
+            raise ValueError(f"min_trainers is 0 to {MEMBERS_MAX}")
 
 
 DEFAULT_RULES = Rules()
@@ -269,6 +275,12 @@ def genesis_chain(lineage: bytes) -> bytes:
 def follows(later: View, earlier: View) -> bool:
     """Whether ``later`` is further along the same lineage."""
     return earlier.lineage == later.lineage and later.number > earlier.number
+
+
+def changes_rules(before: View, after: View) -> str:
+    """Return what is wrong with the rules of a view that is to follow; "" for nothing."""
+    kept = replace(after.rules, min_trainers=before.rules.min_trainers)
+    return "" if kept == before.rules else "its rules are not those of the run"
 
 
 def new_lineage(before: bytes, reason: bytes) -> bytes:

@@ -22,7 +22,7 @@ from atoll.optim.footprint import log_cap_bytes
 from atoll.peer.audit.host import AuditHost
 from atoll.peer.checkpoints.checkpoint import Loaded
 from atoll.peer.group import events as ev
-from atoll.peer.group.messages import Finals
+from atoll.peer.group.messages import Begin, Finals
 from atoll.peer.group.views import View
 from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE
@@ -58,12 +58,13 @@ class RoundRunner:
         tell_trainer: Callable[[ev.TellTrainer], None],
         log: Callable[[str], None],
         shelf: Path,
+        committed: Callable[[Begin, float, bool], None] = lambda begin, took_s, takes_part: None,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
         self._me, self._audits, self.validating = me, audits, audits.validating
         self._feed = feed
         self._tell_trainer = tell_trainer
-        self._log = log
+        self._log, self._committed = log, committed
         self._loop = asyncio.get_running_loop()
         self.replica = Replica(RoundLog(log_bytes))
         self.router = Router(lambda peer, why: self.reducer.on_broken(peer, why))
@@ -237,6 +238,8 @@ class RoundRunner:
                     f" {job.again_bytes:,} bytes sent again"
                 )
         self.last_commit_unix_s = time.time()
+        exchange_s = self.last_round_s if job is not None else 0.0
+        self._committed(begin, exchange_s, self._me in begin.participants)
         if job is not None and job.audit is not None and job.before is not None:
             auditor, before = job.audit.auditor, job.before
             self.validating.committed(auditor, state.spec, state.manifest, before)

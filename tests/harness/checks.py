@@ -40,7 +40,8 @@ class Checker:
         self.decisions = Decisions(self.views)
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
-        self.probation, self.least = 0, 1  # of the run's specification
+        self.probation, self.least = 0, 1  # of the run's specification ...
+        self.min_trainers = 1  # ... too, where the view has no number of its own
         self._begun = {0, 1}  # rounds after which runs were founded or resumed
         self._founders: set[bytes] = set()
         self._work: dict[bytes, Counter[bytes]] = {}  # chain -> steps that each took part in
@@ -126,6 +127,7 @@ class Checker:
             counted.update(mean.parts)
             for part, weight in zip(mean.parts, mean.weights, strict=True):
                 self._weighs(begin, part, weight, mean.weights)
+        self._has_trainers(begin)
         self._counts(entry)
         counted |= self._given(begin)
         parts = frozenset() if begin.kind == INIT else frozenset(counted)
@@ -143,6 +145,17 @@ class Checker:
         for offset, mean in enumerate(entry.means):
             before[entry.first + offset] = chunk_after(before[entry.first + offset], mean)
         self.truth[entry.chain] = tuple(before)
+
+    def _has_trainers(self, begin: Begin) -> None:
+        """So many as its view needs, none of whom its coordinator may have made up."""
+        view = self.views.get((begin.lineage, begin.view))
+        if begin.kind == INIT or view is None:
+            return
+        assert not {*begin.aside} - {*view.peers}, f"invariant 14: strangers in {begin}"
+        here = len({*begin.participants, *begin.aside})
+        needed = view.rules.min_trainers or self.min_trainers
+        text = f"invariant 14: round {begin.round} has {here} trainers, not {needed}"
+        assert here >= needed, text
 
     def _counts(self, entry: Entry) -> None:
         """Enough of those in a step count, and no newcomer that has not worked for it: by what was

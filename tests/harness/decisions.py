@@ -15,6 +15,7 @@ itself and asks no machine what it may do. Rules are those of design/membership.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.peer.group import events as ev
@@ -36,6 +37,7 @@ class Decisions:
 
     def __init__(self, views: dict[Place, View]) -> None:
         self.rules: Rules | None = None  # None: of no run that this judge has seen being founded
+        self.asked: set[int] = set()  # numbers of trainers that members have asked for
         self._views = views
         self.believers: dict[bytes, set[bytes]] = {}  # who is banned, and who believes it
         self.committed: set[tuple[bytes, int, bytes]] = set()  # lineage, round, chain
@@ -133,7 +135,11 @@ class Decisions:
         rules = self.rules
         if rules is None:
             return
-        assert view.rules == rules, f"invariant 8: view {view.number} has other rules: {view.rules}"
+        kept = replace(view.rules, min_trainers=rules.min_trainers)
+        asked = view.rules.min_trainers in {rules.min_trainers, *self.asked}
+        text = f"invariant 8: view {view.number} has other rules: {view.rules}"
+        assert kept == rules, text
+        assert asked, text
         back = f"invariant 8: view {view.number} goes back, and on_lost={rules.on_lost}"
         assert not view.rollback or rules.on_lost == "rollback", back
         if view.number == 1:

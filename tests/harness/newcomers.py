@@ -18,6 +18,7 @@ def running(
     cluster = Cluster(names)
     cluster.fragments, cluster.chunks = fragments, 4 * fragments
     cluster.checker.probation, cluster.checker.least = terms.probation, terms.least
+    cluster.checker.min_trainers = terms.min_trainers
     for name in names:
         cluster.give(name, ev.Configured("spec", fragments, in_flight, terms))
     cluster.form(start or names[0], 3)

@@ -268,6 +268,8 @@ class World(ABC):
     def give(self, name: str, event: ev.Event) -> None:
         if type(event) is ev.Found:
             self.checker.decisions.rules = event.rules
+        if type(event) is ev.TrainersAsked:
+            self.checker.decisions.asked.add(event.min_trainers)
         self.deliver(self.host(name), event)
 
     def deliver(self, host: Host, event: ev.Event) -> None:

@@ -92,6 +92,7 @@ class Arena(World):
         self.seen: Counter[str] = Counter()  # what this run has come to, for the summary
         self.checker.decisions.rules = options.rules
         self.checker.probation, self.checker.least = options.probation, options.least
+        self.checker.min_trainers = options.min_trainers
         self.call_of = self._call_of
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save

@@ -180,6 +180,13 @@ class Faults:
                 peer = peer_id(fault.who)
                 self.arena.deliver(host, ev.HandOver(b"" if peer == host.peer else peer))
 
+    def _ask(self, fault: Fault) -> None:
+        """Somebody types `atoll min-trainers N` there."""
+        for host in self._hosts(fault):
+            if host.alive and host.node.view is not None:
+                self.arena.seen["asked"] += 1
+                self.arena.give(host.name, ev.TrainersAsked(int(fault.detail)))
+
     def _join(self, fault: Fault) -> None:
         arena = self.arena
         for name in fault.who:

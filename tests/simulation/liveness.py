@@ -60,10 +60,14 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     wanting = [_wants_counting(arena, view, left) for view in tips]
     if None in wanting:
         return Outlook("held: those who are left do not count, or are too few")
+    meeting_s = _wants_trainers(arena, tips, left)
+    if meeting_s is None:
+        return Outlook("held: too few trainers are left")
     several = MEET_S + _gap(staying, arena) if len(tips) > 1 else 0.0
     if any(_is_poisoned(view, staying) for view in tips):
         return Outlook("memory errors without a majority against them")
-    return Outlook("recovered", True, min(able) + several + max(filter(None, wanting), default=0.0))
+    waits_s = max([meeting_s, *filter(None, wanting)])
+    return Outlook("recovered", True, min(able) + several + waits_s)
 
 
 def _resumes(arena: Arena, left: set[str]) -> bool:
@@ -164,6 +168,18 @@ def _wants_counting(arena: Arena, view: View, left: set[str]) -> float | None:
         return None
     here = sum(host.peer in view.replicas and host.node.view == view for host in able)
     return 0.0 if here >= arena.options.least else BACK_S
+
+
+def _wants_trainers(arena: Arena, tips: list[View], left: set[str]) -> float | None:
+    """How long it may take until as many trainers are in as any view may come to need; None if so
+    many never come. Nobody trains in a lineage of too few until the others are met."""
+    needed = max(arena.options.min_trainers, *arena.checker.decisions.asked, 1)
+    hosts = [h for h in arena.hosts.values() if h.name not in left and h.trains]
+    able = [host for host in hosts if host.node.me.role == REPLICA]
+    if needed > 1 and len(able) < needed:
+        return None
+    inside = (sum(h.peer in tip.replicas and h.node.view == tip for h in able) for tip in tips)
+    return 0.0 if needed == 1 or min(inside) >= needed else BACK_S
 
 
 def _voters(view: View, staying: Iterable[Host]) -> dict[bytes, Node]:

@@ -89,6 +89,8 @@ class Options:
     probation: int = 0  # rounds of who joins
     least: int = 1  # peers that have to count in a round
     bans: int = 0  # peers that are found out to lie
+    min_trainers: int = 1  # of the run's specification ...
+    asks: tuple[int, ...] = ()  # ... and what members ask for, one after the other
 
     @property
     def rules(self) -> Rules:
@@ -96,7 +98,7 @@ class Options:
 
     @property
     def configured(self) -> Configured:
-        terms = Terms(self.probation, self.least)
+        terms = Terms(self.probation, self.least, min_trainers=self.min_trainers)
         return Configured("spec", self.fragments, self.in_flight, terms)
 
     def text(self) -> str:
@@ -158,11 +160,18 @@ def draw(seed: int) -> Options:
     luck = random.Random(f"bans {seed}")
     if hosts >= 3 and luck.random() < 0.2:
         plain = replace(plain, bans=luck.choice((1, 1, 2)))
+    luck = random.Random(f"meeting {seed}")
+    if hosts - plain.witnesses >= 2 and luck.random() < 0.3:
+        plain = replace(plain, min_trainers=luck.choice((2, 2, min(3, hosts - plain.witnesses))))
+    if luck.random() < 0.15:
+        plain = replace(plain, asks=tuple(luck.choices((1, 2, 3), k=luck.choice((1, 2)))))
     profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
     bent = replace(bend(plain, dice), profile=profile) if bend is not None else plain
     # With fewer replicas than have to count no round is ever begun, and rightly so.
-    return bent if bent.hosts - bent.witnesses >= bent.least else replace(bent, least=1)
+    replicas = bent.hosts - bent.witnesses
+    bent = bent if replicas >= bent.least else replace(bent, least=1)
+    return bent if replicas >= bent.min_trainers else replace(bent, min_trainers=1)
 
 
 def _holders(plain: Options, dice: random.Random) -> Options:

@@ -5,13 +5,14 @@ Heartbeats are left out and so is what the trainers do. `make scenarios-rewrite`
 anew: read the difference before you commit it.
 
     hosts a b c            processes with their trainers; `hosts a b w:witness` gives a role
-    rules POLICY ON_LOST ON_FORK
+    rules POLICY ON_LOST ON_FORK MIN_TRAINERS
     form                   found, join, attach, two rounds (not in the transcript)
     quiet                  forget the transcript so far
     run 2s                 let time pass
     kill|off|pause|resume|restart|leave|detach|train NAME
     join NAME              a new process that asks to come in
     cut A B / oneway A B / isolate A B / heal
+    ask NAME N             rounds are to need so many trainers
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
     when NAME reducing|ready
@@ -27,6 +28,7 @@ from harness.cluster import Cluster, peer_id, short
 from harness.faults import busy_with, lose, when_held
 from harness.host import Host
 
+from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.views import Rules
 
@@ -68,7 +70,7 @@ class Script:
     def transcript(self) -> str:
         shown = []
         for line in self.cluster.trace[self._from :]:
-            if not any(left_out in line for left_out in LEFT_OUT):
+            if "note held" in line or not any(left_out in line for left_out in LEFT_OUT):
                 shown.append(line)
         return "\n".join(_collapsed(shown, self.names)) + "\n"
 
@@ -78,8 +80,13 @@ class Script:
             self.cluster.add(peer, role or "replica")
             self.names += peer
 
-    def do_rules(self, policy: str, on_lost: str = "halt", on_fork: str = "auto") -> None:
-        self.cluster.rules = Rules(policy, on_lost, on_fork)
+    def do_rules(
+        self, policy: str, on_lost: str = "halt", on_fork: str = "auto", min_trainers: str = "0"
+    ) -> None:
+        self.cluster.rules = Rules(policy, on_lost, on_fork, int(min_trainers))
+
+    def do_ask(self, name: str, count: str) -> None:
+        self.cluster.give(name, ev.TrainersAsked(int(count)))
 
     def do_form(self) -> None:
         self.cluster.form(self.names)

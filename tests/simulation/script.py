@@ -40,6 +40,7 @@ OFTEN = (
 # Whoever is the first to say one of these dies: one process alone may never come to it.
 SELDOM = (
     "AskFinals",
+    "AskTrainers",
     "CatchUp",
     "Connect",
     "Fetch",
@@ -64,6 +65,7 @@ SELDOM = (
 FAILPOINTS = (*OFTEN, *SELDOM)
 # Without these options it is never said.
 NEEDS: dict[str, Callable[[Options], bool]] = {
+    "AskTrainers": lambda options: bool(options.asks),
     "Hail": lambda options: options.checkpoints > 0,
     "Leave": lambda options: bool({"leave", "mass_leave"} & set(options.kinds)),
     "Notice": lambda options: options.witnesses > 0,
@@ -97,7 +99,8 @@ def draw_script(options: Options) -> list[Fault]:
     while True:
         at_s += dice.expovariate(options.fault_rate)
         if at_s >= options.faulty_s:
-            return sorted(script + _bans(options, names), key=lambda fault: fault.at_s)
+            script += _bans(options, names) + _asks(options, names)
+            return sorted(script, key=lambda fault: fault.at_s)
         kind = dice.choice(options.kinds)
         fault = _draw(dice, options, kind, names, spare, at_s)
         script.append(fault)
@@ -117,6 +120,17 @@ def _bans(options: Options, names: str) -> list[Fault]:
         at_s = round(dice.uniform(0.0, 0.8) * options.faulty_s, 3)
         script.append(Fault(at_s, "ban", name, lives_s, f"{kind} {''.join(finders)}"))
     return script
+
+
+def _asks(options: Options, names: str) -> list[Fault]:
+    """By whom, and for how many trainers in a round."""
+    dice = random.Random(f"asks {options.seed} {options.faulty_s}")
+    return [
+        Fault(
+            round(dice.uniform(0.0, 0.9) * options.faulty_s, 3), "ask", dice.choice(names), 0.0, n
+        )
+        for n in map(str, options.asks)
+    ]
 
 
 def _draw(

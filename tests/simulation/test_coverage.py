@@ -33,6 +33,7 @@ AT_LEAST = {
     "views with newcomers": 24,
     "views that remember somebody": 9,
     "held": 2,
+    "asked": 2,
 }
 SPRUNG_MIN, SPRUNG_KINDS_MIN = 13, 9
 SHARE_MIN = 0.02  # of the seeds, for each profile but births
@@ -75,6 +76,7 @@ def _is_quick(options: Options) -> bool:
 
 # Where to look for those that plain seeds seldom come to.
 WHERE: dict[str, Callable[[Options], bool]] = {
+    "AskTrainers": lambda options: _plain(options) and bool(options.asks),
     "Hail": lambda options: options.profile == "power",
     "Leave": lambda options: _plain(options) and "leave" in options.kinds,
     "Meet": lambda options: options.profile == "split",

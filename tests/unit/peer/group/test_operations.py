@@ -65,14 +65,30 @@ def test_an_operation_says_what_was_called(op: str) -> None:
         ({A: GATHERS}, GATHERS),
         ({A: GATHERS, B: SUM, C: SUM}, SUM),
         ({A: None, B: SUM, C: None}, None),
-        ({B: SUM, A: GATHERS}, GATHERS),  # a tie: the smallest peer id
+        ({B: SUM, A: GATHERS}, GATHERS),  # a tie of trainers that came together
         ({D: SUM, C: GATHERS, B: SUM, A: GATHERS}, GATHERS),
         ({D: GATHERS, C: GATHERS, B: None, A: SUM}, GATHERS),
     ],
 )
 def test_most_trainers_decide(calls: dict[bytes, Call], wins: Call) -> None:
     for order in itertools.permutations(calls.items()):
-        assert agreed(dict(order)) == wins
+        assert agreed(dict(order), lambda peer: 1) == wins
+
+
+@pytest.mark.parametrize(
+    ("calls", "wins"),
+    [
+        ({A: BARRIERS, B: SUM}, SUM),  # b came first
+        ({A: BARRIERS, B: SUM, C: SUM}, SUM),
+        ({A: BARRIERS, B: SUM, C: BARRIERS}, BARRIERS),  # two are more than one, whoever it is
+        ({A: BARRIERS, B: SUM, C: BARRIERS, D: SUM}, SUM),
+        ({A: BARRIERS, C: SUM}, SUM),  # c came before a, who came last
+    ],
+)
+def test_who_has_been_there_longer_wins_a_tie(calls: dict[bytes, Call], wins: Call) -> None:
+    since = {A: 19, B: 1, C: 18, D: 19}
+    for order in itertools.permutations(calls.items()):
+        assert agreed(dict(order), since.__getitem__) == wins
 
 
 # ---------------------------------------------------------------- objects
