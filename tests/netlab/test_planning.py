@@ -27,7 +27,7 @@ def sent_bytes(run: Fleet, name: str) -> tuple[int, int]:
     while True:
         status = run.peers[name].status()
         if not status["attempt"]:
-            return status["round"], status["bytes"]["data_sent"] - status["bytes"]["probes_sent"]
+            return status["round"], status["bytes"]["sent"]["rounds"]
 
 
 @pytest.mark.timeout(300)
