@@ -46,6 +46,8 @@ OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the ro
 # A stream that another one replaces may still carry a round or a transfer: it is closed when it has
 # been idle for so long. Who waits longer than this for a turn has been given up.
 RETIRED_IDLE_S = 30.0
+# Of a pace: what changes by less is the same one, as plans have it (measuring/planning.py).
+PACE_CHANGE = 0.1
 # Frames of all other kinds are parts of rounds, vectors that trainers exchange among them.
 PURPOSES = {
     PROBE: PROBES,
@@ -127,7 +129,8 @@ class Streams:
         self._paces: dict[bytes, Pace] = {}
         self._paced = True  # in the round at hand ...
         self._open_to: set[bytes] = set()  # ... and to whom not even then
-        self._wider: set[bytes] = set()  # to whom there are more lanes than in the last round
+        # To whom there are more lanes than in the last round, or another pace.
+        self._untried: set[bytes] = set()
         self._sent_before = 0  # bytes of streams that are gone
         self._sent_for_rounds_before = 0
         self._received_before = 0
@@ -199,20 +202,23 @@ class Streams:
         """From the next round on; what is open stays so."""
         count = min(max(1, count), STREAMS_MAX)
         if count > self.lanes(peer):
-            self._wider.add(peer)
+            self._untried.add(peer)
         self._lanes[peer] = count
         self._keep_pace(peer)
 
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
         """Send no faster to this peer, over all lanes together, from now on; 0: no pace."""
+        if not same_pace(self._paces.get(peer, Pace()).bytes_per_s, bytes_per_s):
+            self._untried.add(peer)
         self._paces[peer] = Pace(bytes_per_s, lossy)
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
         """Some rounds go without paces: they show what links have gained. So does the first one
-        over more lanes to a peer: it shows whether fewer had limited what was measured."""
+        over more lanes to a peer, or with another pace: it shows whether fewer lanes, or a probe
+        that was too short, had limited what was measured."""
         before = (self._paced, self._open_to)
-        self._paced, self._open_to, self._wider = not is_open(number), self._wider, set()
+        self._paced, self._open_to, self._untried = not is_open(number), self._untried, set()
         if before != (self._paced, self._open_to):
             for peer in self._paces:
                 self._keep_pace(peer)
@@ -312,7 +318,7 @@ class Streams:
         self.close_to(peer)
         self.reached.discard(peer)
         self._lanes.pop(peer, None)
-        self._wider.discard(peer)
+        self._untried.discard(peer)
         self._paces.pop(peer, None)
 
     def close(self) -> None:
@@ -389,6 +395,11 @@ class Streams:
     def _has_several(self, peer: bytes) -> bool:
         with self._counting:
             return sum(source == peer for source in self._incoming.values()) > 1
+
+
+def same_pace(before: float, after: float) -> bool:
+    """Return whether a plan that was made again asks for the same: estimates waver."""
+    return abs(after - before) <= PACE_CHANGE * max(before, after)
 
 
 def purpose_of(kind: int) -> str:
