@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
-from atoll.peer.net.bytecounts import PURPOSES
 
 __all__ = [
     "LEAVE_MAX_S",
@@ -131,9 +130,10 @@ def _byte_lines(figures: DemoFigures) -> list[tuple[str, str]]:
         ratio = f", {dense / peer.sent_bytes:.0f} times" if peer.sent_bytes and dense else ""
         text = f"{peer.name:<8}{size(peer.sent_bytes):>9}   {size(dense):>8}{ratio:<18}"
         lines.append(("", f"{text}{peer.steps:>6}"))
-    lines.append(("... by purpose", f"{'':8}{''.join(f'{purpose:>9}' for purpose in PURPOSES)}"))
+    purposes = list(dict.fromkeys(purpose for peer in figures.peers for purpose in peer.sent))
+    lines.append(("... by purpose", f"{'':8}{''.join(f'{purpose:>9}' for purpose in purposes)}"))
     for peer in figures.peers:
-        each = "".join(f"{size(peer.sent.get(purpose, 0)):>9}" for purpose in PURPOSES)
+        each = "".join(f"{size(peer.sent.get(purpose, 0)):>9}" for purpose in purposes)
         lines.append(("", f"{peer.name:<8}{each}"))
     return lines
 
