@@ -25,7 +25,7 @@ from atoll.peer.session import connect
 __all__ = ["main"]
 
 FIRST_ROUND = 1  # of every run: it only hands out the initial parameters
-BATCH = 24  # a round of 20 steps then takes 2 s when three trainers share two cores
+BATCH = 12  # a round of 40 steps then takes 2 s when three trainers share two cores
 LEARNING_RATE = 2e-3
 OUTER_MOMENTUM = 0.6  # the usual 0.9 overshoots within the few rounds that a demo has
 CONNECT_TIMEOUT_S = 60.0  # its daemon is started at the same time and may have to join first

@@ -25,8 +25,19 @@ def add_stream_options(verb: argparse.ArgumentParser) -> None:
         f" {BBR} over a network, if the kernel has it, {CUBIC} within this machine and wherever"
         " a plan keeps a stream to its pace and nothing is lost",
     )
+    verb.add_argument(
+        "--probes",
+        choices=("on", "off"),
+        default="on",
+        help="off: send no probes to measure links to other machines, and take none; rounds measure"
+        " them then. On, the default, costs at most the bytes of one round in an hour",
+    )
 
 
 def stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
     """The fields of DaemonOptions that these set. ConfigError."""
-    return {"plain_streams": parsed.plain_streams, "congestion": check(parsed.congestion)}
+    return {
+        "plain_streams": parsed.plain_streams,
+        "congestion": check(parsed.congestion),
+        "probes": parsed.probes == "on",
+    }

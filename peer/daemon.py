@@ -18,6 +18,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.peer.audit.statements import AUDIT_MESSAGES
 from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
@@ -28,7 +29,9 @@ from atoll.peer.identity import Home
 from atoll.peer.journal import Journal, RoundLines
 from atoll.peer.keys import HomeSigner
 from atoll.peer.local import LocalDoor
+from atoll.peer.measuring.planner import round_bytes
 from atoll.peer.measuring.surveyor import Surveyor
+from atoll.peer.net import bytecounts
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.invite import format_address
@@ -89,6 +92,7 @@ class Daemon:
             ciphers=options.ciphers,
             congestion=options.congestion,
             door=self.guard,
+            of_rounds=AUDIT_MESSAGES,
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.audits = audits_of(self)
@@ -111,10 +115,13 @@ class Daemon:
             me=home.peer_id,
             streams=self.runner.streams,
             control=self.host.tcp_info,
+            is_local=self.host.is_local,
             send=self.host.send,
             view=lambda: self.node.view,
             begins=lambda: self.node.follower.begins.values(),
             log=lambda line: self.note("network", line),
+            round_bytes=self._round_bytes,
+            probes=options.probes,
         )
         self.planner = planner_of(self)
         self.keeper = LinkKeeper(self.host, self.runner.streams, self._spawn, self._on_dial_error)
@@ -126,6 +133,7 @@ class Daemon:
         self._carriers = self._effect_carriers()
         self._archive = options.role == ARCHIVE
         self.was_in = False  # in some view of this life
+        self._rounds = 0  # that were committed in it
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
         self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
 
@@ -254,6 +262,7 @@ class Daemon:
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """The state is another one now."""
+        self._rounds += 1
         state, view = self.runner.state, self.node.known_view
         if state is None:
             return
@@ -263,6 +272,12 @@ class Daemon:
             self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
+
+    def _round_bytes(self, peers: int) -> int:
+        """Return what this peer sends in a round with so many peers: as the run's terms have it, or
+        what the rounds so far have sent in the mean."""
+        sent_bytes = self.host.counts.sent[bytecounts.ROUNDS]
+        return round_bytes(self.runner.state, peers) or sent_bytes // max(1, self._rounds)
 
     def _tick(self) -> None:
         if (progress_bytes := self.runner.progress_bytes) != self.node.beats.progress_bytes:

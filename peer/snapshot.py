@@ -65,12 +65,9 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
             else None
         ),
         "bytes": {
-            "control_sent": host.sent_bytes,
-            "control_received": host.received_bytes,
-            "data_sent": streams.sent_bytes,
-            "data_received": streams.received_bytes,
+            "sent": host.counts.sent,
+            "received": host.counts.received,
             "sent_again": runner.reducer.jobs.again_bytes,
-            "probes_sent": daemon.surveyor.probe_bytes,
         },
         "streams": streams.ciphers(),
         "layout": _layout(daemon),
@@ -256,10 +253,10 @@ def render(status: dict[str, Any]) -> str:
         lines.append("no trainer attached")
     moved = status["bytes"]
     for way in ("sent", "received"):
-        data, control = _size(moved[f"data_{way}"]), _size(moved[f"control_{way}"])
+        each = ", ".join(f"{purpose} {_size(count)}" for purpose, count in moved[way].items())
         again = moved["sent_again"] if way == "sent" else 0
-        tail = f"; {_size(again)} of the data again, after broken attempts" if again else ""
-        lines.append(f"{way:<8} {data} data, {control} control{tail}")
+        tail = f"; {_size(again)} of the rounds again, after broken attempts" if again else ""
+        lines.append(f"{way:<8} {_size(sum(moved[way].values()))}: {each}{tail}")
     if status["streams"]:
         kinds = (f"{count} {cipher}" for cipher, count in sorted(status["streams"].items()))
         lines.append(f"{'streams':<8} {', '.join(kinds)}")

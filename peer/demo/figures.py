@@ -61,8 +61,8 @@ class PeerFigures:
     activity: str = "starting"  # of the trainer
     round: int = 0
     digest: str = ""  # of the state after ``round``, empty while it is not known
-    sent_bytes: int = 0
-    received_bytes: int = 0
+    sent: dict[str, int] = field(default_factory=dict)  # bytes, by purpose
+    received: dict[str, int] = field(default_factory=dict)
     steps: int = 0
     contributed: int = 0  # committed rounds that this peer was part of
     waited_s: float = 0.0
@@ -70,6 +70,15 @@ class PeerFigures:
     commits_unix_s: list[float] = field(default_factory=list)
     noticed_unix_s: float | None = None  # first event about the death
     reformed_unix_s: float | None = None  # in a new view after the death
+
+    @property
+    def sent_bytes(self) -> int:
+        """Return everything that it has sent, whatever for."""
+        return sum(self.sent.values())
+
+    @property
+    def received_bytes(self) -> int:
+        return sum(self.received.values())
 
 
 @dataclass(slots=True)
@@ -107,8 +116,7 @@ class DemoFigures:
         peer.state = "loading" if not status["synced"] else STATES.get(phase, phase)
         peer.round, peer.digest = status["round"], status["digest"]
         moved = status["bytes"]
-        peer.sent_bytes = moved["control_sent"] + moved["data_sent"]
-        peer.received_bytes = moved["control_received"] + moved["data_received"]
+        peer.sent, peer.received = moved["sent"], moved["received"]
         if status["spec"]:
             self.parameters = status["parameters"]
             self.sync_every, self.codec = status["spec"]["sync_every"], status["spec"]["codec"]

@@ -123,13 +123,18 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
 
 
 def _byte_lines(figures: DemoFigures) -> list[tuple[str, str]]:
-    """What was sent includes the initial parameters and the state for newcomers."""
+    """Everything that each daemon has sent, beside all-reduce; then what it was for."""
     lines = [("bytes sent", f"{'':8}{'DiLoCo':>9}   {'all-reduce at every step':<27}steps")]
     for peer in figures.peers:
         dense = all_reduce_bytes(figures.founders, figures.parameters, peer.steps)
         ratio = f", {dense / peer.sent_bytes:.0f} times" if peer.sent_bytes and dense else ""
         text = f"{peer.name:<8}{size(peer.sent_bytes):>9}   {size(dense):>8}{ratio:<18}"
         lines.append(("", f"{text}{peer.steps:>6}"))
+    purposes = list(dict.fromkeys(purpose for peer in figures.peers for purpose in peer.sent))
+    lines.append(("... by purpose", f"{'':8}{''.join(f'{purpose:>9}' for purpose in purposes)}"))
+    for peer in figures.peers:
+        each = "".join(f"{size(peer.sent.get(purpose, 0)):>9}" for purpose in purposes)
+        lines.append(("", f"{peer.name:<8}{each}"))
     return lines
 
 

@@ -131,13 +131,12 @@ class PairEstimate:
         self._began_bytes = self._began_s = 0.0  # since it was idle
         self._window = Window()
         self._free_s = float("-inf")  # the last free window of a round, or end of a probe
-        self.samples = 0  # free windows so far ...
-        self.last_rate = 0.0  # ... and the rate of the last of them
+        self._probe_best = 0.0  # the best that the kernel has seen in the probe at hand
 
     def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
         """``alone``: it is certain that nothing else was on this pair's links, neither way.
         ``full``: of a probe, whose sender has bytes ready all the time, whatever the kernel thinks;
-        what it finds is believed when ``probed`` says that it was not broken off."""
+        what it finds is believed when ``probed`` is called, because it was not broken off."""
         for one in out:
             self.round_trip(one.min_rtt_s, now_s)
         moving = [one for one in out if one.moving]
@@ -148,9 +147,11 @@ class PairEstimate:
         delivered = sum(one.delivered for one in moving)
         self._began_bytes += delivered
         self._began_s += max(one.busy_s for one in moving)
-        if self._began_bytes >= START_BYTES or self._began_s >= START_S:
-            starved = any(one.app_limited for one in moving) and not full
-            self._sample(moving, delivered, now_s, full=full, held_back=starved or not alone)
+        if full:
+            self._probe_best = max(self._probe_best, *(one.rate for one in moving))
+        elif self._began_bytes >= START_BYTES or self._began_s >= START_S:
+            starved = any(one.app_limited for one in moving)
+            self._sample(moving, delivered, now_s, held_back=starved or not alone)
         if not any(one.whole or one.unsent for one in moving):
             self._rest()
 
@@ -166,18 +167,19 @@ class PairEstimate:
         while self._rtts[0][0] < now_s - RTT_KEPT_S:
             self._rtts.popleft()
 
-    def probed(self, now_s: float) -> None:
-        """A probe has come to its end, so there is nothing better to be had for a while."""
-        if self._counted.value or self._brief.value:
-            self._free_s = now_s
+    def begin_probe(self) -> None:
+        self._probe_best = 0.0
 
-    @property
-    def hint(self) -> float:
-        """The best of what the kernel has said of single round trips, bytes per second; or 0."""
-        return self._brief.value
+    def probed(self, now_s: float) -> bool:
+        """Believe the probe that has come to its end; false if it has found nothing. It is too
+        short to be counted over a window, and a first guess: rounds raise it."""
+        if self._probe_best:
+            few = self._more_streams_carried(1, now_s)
+            (self._counted.at_least if few else self._counted.free)(self._probe_best, now_s)
+            self._free_s = now_s
+        return self._probe_best > 0
 
     def now(self, now_s: float) -> LinkEstimate:
-        # Of a probe that was broken off, it may be what TCP had come to at the beginning.
         measured = self._free_s > float("-inf")
         rate = self._counted.known(now_s) or self._brief.known(now_s)
         return LinkEstimate(
@@ -198,7 +200,7 @@ class PairEstimate:
         self._window.reset()
 
     def _sample(
-        self, moving: list[Slice], delivered: float, now_s: float, *, full: bool, held_back: bool
+        self, moving: list[Slice], delivered: float, now_s: float, *, held_back: bool
     ) -> None:
         one = moving[0]
         if len(moving) == 1 and one.rate > 0 and one.delivered > 0:
@@ -219,10 +221,7 @@ class PairEstimate:
                 self._counted.at_least(rate, now_s)
             else:
                 self._counted.free(rate, now_s)
-            self.last_rate = rate
-            self.samples += 1
-            if not full:
-                self._free_s = now_s
+            self._free_s = now_s
 
     def _more_streams_carried(self, count: int, now_s: float) -> bool:
         """Whether so few streams could not show what this pair is known to have."""

@@ -55,9 +55,11 @@ class AskProbe:
 @message
 @dataclass(frozen=True, slots=True)
 class MayProbe:
-    """The answer. Who may ends with ProbeOver, and in time even without it."""
+    """The answer. Who may ends with ProbeOver, and in time even without it. ``never``: whoever
+    answers takes no probes (`--probes off`)."""
 
     granted: bool
+    never: bool = False
 
 
 @message

@@ -7,7 +7,10 @@ from collections.abc import Collection, Sequence
 from atoll.collectives.network import Network, measured
 from atoll.peer.measuring.messages import LinkRow
 
-__all__ = ["Picture", "describe"]
+__all__ = ["LOCAL_BYTES_PER_S", "Picture", "describe"]
+
+# The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.
+LOCAL_BYTES_PER_S = 1.25e9
 
 
 class Picture:
@@ -35,18 +38,29 @@ class Picture:
         return tuple(row is not None and row.bbr for row in rows)
 
     def gaps(self, participants: Collection[bytes]) -> int:
-        """Of how many ways, from each to each other, a rate or a round trip is unknown."""
-        everyone, found = set(participants), 0
-        for peer in everyone:
-            known = {peer}
-            if row := self._rows.get(peer):
-                known |= {
-                    other
-                    for other, rtt_s, out in zip(row.peers, row.rtt_s, row.out, strict=True)
-                    if rtt_s and out
-                }
-            found += len(everyone - known)
-        return found
+        """Count the ways, from each to each other, of which the rate or the round trip is unknown.
+
+        A rate is known where somebody has measured it, and where it is known what leaves the one
+        end and what enters the other. A round trip is that of the way back.
+        """
+        everyone = set(participants)
+        rows = {peer: row for peer, row in self._rows.items() if peer in everyone}
+        measured_ways, trips = set(), set()
+        for peer, row in rows.items():
+            for other, rtt_s, out in zip(row.peers, row.rtt_s, row.out, strict=True):
+                if out:
+                    measured_ways.add((peer, other))
+                if rtt_s:
+                    trips |= {(peer, other), (other, peer)}
+        leaving = {peer for peer, _ in measured_ways} | {p for p, row in rows.items() if row.up}
+        entering = {peer for _, peer in measured_ways} | {p for p, row in rows.items() if row.down}
+        return sum(
+            (one, other) not in trips
+            or ((one, other) not in measured_ways and not (one in leaving and other in entering))
+            for one in everyone
+            for other in everyone
+            if one != other
+        )
 
     def network(self, participants: Sequence[bytes]) -> Network:
         """In ascending order of peer id, whatever the order given. ConfigError for nobody.
@@ -79,6 +93,7 @@ class Picture:
                 if lost is not None:
                     loss[n, m] = lost
         both = {(n, m): min(way, latency_s.get((m, n), way)) for (n, m), way in latency_s.items()}
+        _fill_beside_local(pair, up, down)
         for (n, m), rate in pair.items():
             up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
         return measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
@@ -91,7 +106,7 @@ def describe(network: Network) -> str:
     if not pairs:
         return "no links"
     trips_ms = [2e3 * float(network.latency_s[pair]) for pair in pairs]
-    mbit = [8e-6 * float(network.pair[pair]) for pair in pairs]
+    mbit = [8e-6 * float(network.alone_bytes_per_s()[pair]) for pair in pairs]
     loss = max(float(network.loss[pair]) for pair in pairs)
     return (
         f"{len(pairs)} ways between {count} peers, round trips {_span(trips_ms)} ms,"
@@ -102,6 +117,25 @@ def describe(network: Network) -> str:
 def _span(values: list[float]) -> str:
     least, most = f"{min(values):.3g}", f"{max(values):.3g}"
     return least if least == most else f"{least} to {most}"
+
+
+def _fill_beside_local(
+    pair: dict[tuple[int, int], float], up: Sequence[float | None], down: Sequence[float | None]
+) -> None:
+    """Give the unmeasured ways of peers that share a machine with others what their links to other
+    machines are known to have: what is within the machine says nothing of those."""
+    shared = {n for way, rate in pair.items() if rate == LOCAL_BYTES_PER_S for n in way}
+    if not shared:
+        return
+    leaving, entering = dict(enumerate(up)), dict(enumerate(down))
+    for (n, m), rate in pair.items():
+        if rate != LOCAL_BYTES_PER_S:
+            leaving[n] = max(leaving[n] or 0.0, rate)
+            entering[m] = max(entering[m] or 0.0, rate)
+    for n, leaves in leaving.items():
+        for m, enters in entering.items():
+            if n != m and (n, m) not in pair and (n in shared or m in shared) and leaves and enters:
+                pair[n, m] = min(leaves, enters)
 
 
 def _larger(known: float | None, rate: float) -> float | None:

@@ -17,7 +17,7 @@ from atoll.peer.measuring.messages import StreamPlan
 from atoll.peer.measuring.planning import RoundPlan, differs, plan_rounds
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["Planner"]
+__all__ = ["Planner", "round_bytes"]
 
 LOOK_S = 1.0  # between two looks whether the plan still suits
 # Between two plans for the same peers: so long a plan is tried before another one is made of what
@@ -169,6 +169,16 @@ class Planner:
             self._streams.widen(peer, count)
             self._streams.pace(peer, bytes_per_s, lossy=lossy)
         self._paced = {row[0] for row in known}
+
+
+def round_bytes(state: ReplicatedState | None, count: int) -> int:
+    """Return what each of so many peers sends in a round of equal shares; 0 while nobody knows what
+    their rounds reduce, as in a run without an optimizer."""
+    if state is None or state.spec.method in CARRIED or count < 2:
+        return 0
+    grid, codec = _reduced(state, count)
+    both = codec.part_codec.encoded_bytes(grid.total) + codec.encoded_bytes(grid.total)
+    return both * (count - 1) // count
 
 
 def _reduced(state: ReplicatedState, count: int) -> tuple[ChunkGrid, Decoder]:

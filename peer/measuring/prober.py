@@ -18,7 +18,7 @@ from atoll.peer.group.views import View, short
 from atoll.peer.measuring.estimates import PairEstimate
 from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES, probe_header
 from atoll.peer.measuring.messages import AskProbe, MayProbe, ProbeOver
-from atoll.peer.measuring.survey import Probe, Survey, probing_order
+from atoll.peer.measuring.survey import Probe, Survey, probed_peers
 from atoll.peer.measuring.traffic import Traffic
 from atoll.peer.measuring.turns import ProbeTurns
 from atoll.peer.rounds.datastream import DataStream
@@ -39,8 +39,12 @@ class StreamSource(Protocol):
 
 
 class Prober:
-    """Lives in the event loop. ``reducing``: whether a reduction is under way, here or elsewhere in
-    the view. ``send`` is false without a control link."""
+    """Lives in the event loop.
+
+    ``reducing``: whether a reduction is under way, here or elsewhere in the view. ``send`` is false
+    without a control link. ``budget_bytes``: of all probes in an hour. ``on``: false if this peer
+    is to send no probes and to take none.
+    """
 
     def __init__(
         self,
@@ -50,9 +54,12 @@ class Prober:
         send: Callable[[bytes, object], bool],
         view: Callable[[], View | None],
         reducing: Callable[[], bool],
+        budget_bytes: Callable[[], int],
+        on: bool,
     ) -> None:
         self._me, self._streams, self._send = me, streams, send
         self._view, self._reducing = view, reducing
+        self._budget_bytes, self._on = budget_bytes, on
         self._loop = asyncio.get_running_loop()
         self._survey, self._turns = Survey(), ProbeTurns(me)
         self._probe: Probe | None = None  # under way ...
@@ -61,9 +68,8 @@ class Prober:
         self._traffic = Traffic({}, {})  # between the last two readings
         self._sent_bytes = 0  # of the probe at hand
         self._enough = threading.Event()
-        self._answer: asyncio.Future[bool] | None = None
+        self._answer: asyncio.Future[MayProbe] | None = None
         self.filled = b""  # to whom bytes are ready all the time, as long as a probe is sent
-        self.bytes = 0  # of all probes so far
         self._noise = os.urandom(PROBE_FRAME_BYTES)  # nothing on the way can make it smaller
 
     @property
@@ -84,14 +90,15 @@ class Prober:
             self._watch(self._probe, pairs.get(self._probe.peer), now_s)
         elif self._reducing() or traffic.sending:
             self._survey.busy(now_s)
-        elif not traffic.arriving and not self._turns.given(now_s):
+        elif self._on and not traffic.arriving and not self._turns.given(now_s):
             self._begin(pairs, now_s)
 
     def _begin(self, pairs: Mapping[bytes, PairEstimate], now_s: float) -> None:
         self._survey.keep(pairs, now_s)
-        order = probing_order(self._me, list(pairs))
-        ages_s = [(peer, pairs[peer].now(now_s).age_s) for peer in order]
-        probe = self._survey.next(ages_s, now_s)
+        budget_bytes = self._budget_bytes()
+        peers = probed_peers(self._me, pairs, budget_bytes)
+        ages_s = [(peer, pairs[peer].now(now_s).age_s) for peer in peers]
+        probe = self._survey.next(ages_s, budget_bytes, now_s)
         if probe is not None:
             self._probe = probe
             self._probing = self._loop.create_task(self._run(probe, pairs[probe.peer]))
@@ -104,7 +111,7 @@ class Prober:
         if (
             self._disturbed
             or pair is None  # it is no member any more
-            or probe.enough(self._sent_bytes, pair.samples, pair.last_rate, pair.hint, now_s)
+            or probe.enough(self._sent_bytes, now_s)
         ):
             self._enough.set()
 
@@ -112,39 +119,40 @@ class Prober:
         """Ask, send until it is enough or a reduction begins, and say that it is over."""
         self._sent_bytes, peer = 0, probe.peer
         asked = failed = False
-        rate = 0.0
+        answer, took_s = MayProbe(granted=False), 0.0
         try:
             self._turns.asks()
-            asked = await self._may_probe(peer)
+            answer = await self._may_probe(peer)
+            asked = answer.granted
             if asked and self._turns.begins(self._loop.time()) and not self._reducing():
                 stream = await self._streams.to(peer)
-                probe.began_s, probe.last_samples = self._loop.time(), pair.samples
-                if await self._send_probe(stream, probe):
+                probe.began_s = self._loop.time()
+                pair.begin_probe()
+                ended = await self._send_probe(stream, probe)
+                took_s = self._loop.time() - probe.began_s
+                if ended:
                     await asyncio.sleep(2 * READ_PROBE_S)  # its last bytes are counted meanwhile
-                    pair.probed(self._loop.time())
-                    rate = probe.best or pair.hint
-                    failed = not rate
+                    failed = not pair.probed(self._loop.time())
         except AtollError:  # the stream did not come about: rounds will report that
             failed = True
         finally:
             self._probe = self._probing = None
             self._turns.ends()
-            self.bytes += self._sent_bytes
             now_s = self._loop.time()
             if asked:
                 self._send(peer, ProbeOver(pair.now(now_s).out or None))
-                self._survey.ended(peer, self._sent_bytes, now_s, rate=rate, failed=failed)
+                self._survey.ended(peer, self._sent_bytes, now_s, took_s=took_s, failed=failed)
             else:
-                self._survey.refused(peer, now_s)
+                self._survey.refused(peer, now_s, for_long=answer.never)
 
-    async def _may_probe(self, peer: bytes) -> bool:
+    async def _may_probe(self, peer: bytes) -> MayProbe:
         self._answer = self._loop.create_future()
         if not self._send(peer, AskProbe()):
-            return False
+            return MayProbe(granted=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await self._answer
-        return False
+        return MayProbe(granted=False)
 
     async def _send_probe(self, stream: DataStream, probe: Probe) -> bool:
         """Whether it came to its end by itself."""
@@ -196,7 +204,9 @@ class Prober:
 
     def on_message(self, source: bytes, message: AskProbe | MayProbe | ProbeOver) -> None:
         now_s = self._loop.time()
-        if isinstance(message, AskProbe):
+        if isinstance(message, AskProbe) and not self._on:
+            self._send(source, MayProbe(granted=False, never=True))
+        elif isinstance(message, AskProbe):
             loaded = self._traffic.sending or self._traffic.arriving - {source}
             busy = self._reducing() or bool(loaded)
             self._send(source, MayProbe(self._turns.ask(source, now_s, busy=busy)))
@@ -208,6 +218,6 @@ class Prober:
     def _on_answer(self, source: bytes, answer: MayProbe) -> None:
         waiting, asked = self._answer, self._probe
         if waiting is not None and not waiting.done() and asked and asked.peer == source:
-            waiting.set_result(answer.granted)
+            waiting.set_result(answer)
         elif answer.granted:  # too late: somebody else may want the turn
             self._send(source, ProbeOver())

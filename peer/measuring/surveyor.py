@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,7 @@ from atoll.peer.group.views import REPLICA, View
 from atoll.peer.measuring.estimates import LinkEstimate, OwnLinks, PairEstimate
 from atoll.peer.measuring.messages import ABOUT_LINKS, LinkRow, ProbeOver
 from atoll.peer.measuring.news import News
-from atoll.peer.measuring.picture import Picture, describe
+from atoll.peer.measuring.picture import LOCAL_BYTES_PER_S, Picture, describe
 from atoll.peer.measuring.prober import READ_PROBE_S, Prober
 from atoll.peer.measuring.slices import Slice, between
 from atoll.peer.measuring.survey import RowTimes
@@ -47,9 +48,14 @@ class StreamSource(Protocol):
 
 
 class Surveyor:
-    """Lives in the event loop. ``control``: what the kernel tells of the control link to a peer.
-    ``begins``: of the reductions that are under way, here or elsewhere in the view. ``send`` is
-    false without a control link."""
+    """Lives in the event loop.
+
+    ``control``: what the kernel tells of the control link to a peer. ``is_local``: whether a peer
+    runs on this machine; nobody measures those. ``begins``: of the reductions that are under way,
+    here or elsewhere in the view. ``send`` is false without a control link. ``round_bytes``: what
+    this peer sends in one round with so many peers, as far as is known: all its probes of an hour
+    send no more. ``probes``: false if it is to send none, and take none.
+    """
 
     def __init__(
         self,
@@ -57,12 +63,16 @@ class Surveyor:
         me: bytes,
         streams: StreamSource,
         control: Callable[[bytes], bytes],
+        is_local: Callable[[bytes], bool],
         send: Callable[[bytes, object], bool],
         view: Callable[[], View | None],
         begins: Callable[[], Iterable[Begin]],
         log: Callable[[str], None],
+        round_bytes: Callable[[int], int],
+        probes: bool = True,
     ) -> None:
         self._me, self._streams, self._control, self._send = me, streams, control, send
+        self._is_local = is_local
         self._view, self._begins, self._log = view, begins, log
         self._loop = asyncio.get_running_loop()
         self._readings: WeakKeyDictionary[DataStream, tuple[TcpInfo, float]] = WeakKeyDictionary()
@@ -79,6 +89,8 @@ class Surveyor:
             send=send,
             view=view,
             reducing=lambda: self._reducing() > 0,
+            budget_bytes=lambda: round_bytes(1 + len(self._pairs)),
+            on=probes,
         )
 
     async def run(self) -> None:
@@ -89,21 +101,21 @@ class Surveyor:
         finally:
             self._prober.close()
 
-    @property
-    def probe_bytes(self) -> int:
-        """Of all probes so far."""
-        return self._prober.bytes
-
     # ------------------------------------------------------------ what is known
 
     def link(self, peer: bytes) -> LinkEstimate:
         """The link to ``peer``, as far as is known here."""
         pair = self._pairs.get(peer)
-        return pair.now(self._loop.time()) if pair is not None else LinkEstimate()
+        if pair is None:
+            return LinkEstimate()
+        link = pair.now(self._loop.time())
+        return replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0) if self._is_local(peer) else link
 
     def status(self, peer: bytes) -> dict[str, Any]:
         """What people see of one member; only what is known. Rates in bytes per second."""
         link = self.link(peer)
+        if self._is_local(peer):
+            return {"local": True, "rtt_ms": round(1e3 * link.rtt_s, 2)}
         arrives = self._picture.out(peer, self._me) or self._arrives.get(peer, 0.0)
         found: dict[str, Any] = {}
         if link.rtt_s:
@@ -164,7 +176,8 @@ class Surveyor:
             pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
         self._own.handle(list(traffic.out.values()), list(traffic.into.values()), now_s)
         # Where the system counts nothing a probe would show nothing.
-        self._prober.look(self._pairs if self._readings else {}, traffic, now_s)
+        remote = {p: e for p, e in self._pairs.items() if self._readings and not self._is_local(p)}
+        self._prober.look(remote, traffic, now_s)
         if view is not None and now_s - self._looked_s >= ROW_LOOK_S:
             self._looked_s = now_s
             self._tell(view, now_s)
@@ -212,7 +225,7 @@ class Surveyor:
         return True
 
     def _row(self, now_s: float) -> LinkRow:
-        links = {peer: pair.now(now_s) for peer, pair in sorted(self._pairs.items())}
+        links = {peer: self.link(peer) for peer in sorted(self._pairs)}
         return LinkRow(
             peers=tuple(links),
             rtt_s=tuple(link.rtt_s or None for link in links.values()),
@@ -227,8 +240,8 @@ class Surveyor:
         self._picture.keep(view.peers)
         self._arrives = {peer: rate for peer, rate in self._arrives.items() if peer in view.peers}
         self._news.keep(view.peers)
-        for peer, pair in self._pairs.items():
-            if line := self._news.about(peer, pair.now(now_s), now_s):
+        for peer in self._pairs:
+            if line := self._news.about(peer, self.link(peer), now_s):
                 self._log(line)
         row = self._row(now_s)
         if view.coordinator == self._me:
@@ -243,6 +256,7 @@ class Surveyor:
     def _say_full(self, view: View) -> None:
         """Once in the life of a daemon."""
         replicas = [m.peer for m in view.members if m.role == REPLICA]
-        if not self._said_full and len(replicas) > 1 and not self._picture.gaps(replicas):
+        remote = not all(self._is_local(peer) for peer in replicas if peer != self._me)
+        if not self._said_full and remote and not self._picture.gaps(replicas):
             self._said_full = True
             self._log(f"links measured: {describe(self._picture.network(replicas))}")

@@ -24,6 +24,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.descriptors import is_last
+from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address
@@ -40,9 +41,12 @@ ADDRESSES_MAX = 4
 
 
 class Dial:
-    """One attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it."""
+    """One attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it.
 
-    def __init__(self, address: str, run: str, tag: str) -> None:
+    ``counts``: where its bytes are counted.
+    """
+
+    def __init__(self, address: str, run: str, tag: str, counts: ByteCounts | None = None) -> None:
         self.address = address
         try:
             self.host, self.port = parse_address(address)
@@ -50,6 +54,7 @@ class Dial:
             raise ConnectError(f"no address to dial: {error.what}", fix=error.fix) from error
         self._run = run
         self._tag = tag  # of our run secret
+        self._counts = counts if counts is not None else ByteCounts()
         self._stage = "DNS"
         self._started_s = time.monotonic()
 
@@ -79,7 +84,8 @@ class Dial:
     ) -> tuple[TlsChannel, bytes]:
         """A channel that has proved who is there, and that peer's id."""
         sock, rtt_s = await self._connect()
-        channel = TlsChannel(sock, context, server_side=False, rtt_s=rtt_s)
+        counts = self._counts
+        channel = TlsChannel(sock, context, server_side=False, rtt_s=rtt_s, counts=counts)
         try:
             self._stage = "TLS"
             await channel.handshake()
@@ -151,7 +157,13 @@ class Dial:
         try:
             async with asyncio.timeout(TAG_TIMEOUT_S):
                 sock, rtt_s = await self._connect()
-                channel = TlsChannel(sock, unverified_context(), server_side=False, rtt_s=rtt_s)
+                channel = TlsChannel(
+                    sock,
+                    unverified_context(),
+                    server_side=False,
+                    rtt_s=rtt_s,
+                    counts=self._counts,
+                )
                 try:
                     await channel.handshake()
                     der = channel.tls.getpeercert(binary_form=True) or b""

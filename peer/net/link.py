@@ -16,8 +16,16 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.net.bytecounts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
-from atoll.peer.net.tls import GOODBYE_TIMEOUT_S, READ_BYTES, TlsSocket, reason_of, tcp_info
+from atoll.peer.net.tls import (
+    GOODBYE_TIMEOUT_S,
+    READ_BYTES,
+    TlsSocket,
+    is_local,
+    reason_of,
+    tcp_info,
+)
 from atoll.peer.net.wire import FrameReader
 
 __all__ = ["CONTROL_QUEUE_BYTES_MAX", "ControlLink", "defect_summary"]
@@ -44,6 +52,7 @@ class ControlLink:
     """Calls ``on_payload(link, payload)`` for each frame and ``on_end(link, why)`` once.
 
     ``on_end`` is for ends that this side did not ask for; after :meth:`close` it is not called.
+    ``counts``: where its bytes are counted.
     """
 
     def __init__(
@@ -54,12 +63,15 @@ class ControlLink:
         dialled_by: bytes,
         on_payload: Callable[[ControlLink, bytes], None],
         on_end: Callable[[ControlLink, str], None],
+        counts: ByteCounts | None = None,
     ) -> None:
         self.peer_id, self.hello, self.dialled_by = peer_id, hello, dialled_by
         self.remote_ip, self.rtt_s = connection.remote_ip, connection.rtt_s
         self.ended = asyncio.Event()
+        self._counts = counts if counts is not None else ByteCounts()
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        self.is_local = is_local(self._sock)  # the other side is on this machine
         self._on_payload, self._on_end = on_payload, on_end
         self._loop = asyncio.get_running_loop()
         self.since_s = self._loop.time()
@@ -72,7 +84,7 @@ class ControlLink:
         self._loop.add_reader(self._sock, self._on_readable)
         self._loop.call_soon(self._pump)  # something may have arrived behind the hello
 
-    def send(self, data: bytes) -> bool:
+    def send(self, data: bytes, purpose: str = CONTROL) -> bool:
         """Queue one frame, never blocking. False if the link is ending."""
         if self._state is not _State.OPEN:
             return False
@@ -85,7 +97,7 @@ class ControlLink:
         view = memoryview(data)
         while view:  # OpenSSL makes one record per call
             view = view[self._tls.write(view) :]
-        self._flush()
+        self._flush(purpose)
         return True
 
     def tcp_info(self) -> bytes:
@@ -154,6 +166,7 @@ class ControlLink:
             self.end(reason_of(error))
             return
         if data:
+            self._counts.add_received(CONTROL, len(data))
             self._incoming.write(data)
         else:
             self._incoming.write_eof()
@@ -177,9 +190,12 @@ class ControlLink:
         except RemoteProtocolError as error:
             self.end(f"broke the protocol: {error.what}")
 
-    def _flush(self) -> None:
-        """Give the kernel what it takes; the loop calls again when it takes more."""
-        self._unsent += self._outgoing.read()
+    def _flush(self, purpose: str = CONTROL) -> None:
+        """Give the kernel what it takes; the loop calls again when it takes more. ``purpose``: of
+        what TLS has made since the last call."""
+        sealed = self._outgoing.read()
+        self._counts.add_sent(purpose, len(sealed))
+        self._unsent += sealed
         try:
             while self._unsent:
                 with memoryview(self._unsent)[:READ_BYTES] as view:

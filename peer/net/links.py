@@ -18,6 +18,8 @@ from typing import Literal
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.peer.group.views import short
+from atoll.peer.net import bytecounts
+from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import RunTls
 from atoll.peer.net.congestion import AUTO
 from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
@@ -63,7 +65,8 @@ class LinkHost:
 
     ``inc`` and ``advertise`` are asked at each hello. ``ciphers``: of data streams, the preferred
     one first; none means that they go through TLS. ``congestion``: see StreamHost. ``door``: what
-    it takes to get a control link, beside the run secret; this side shows it too.
+    it takes to get a control link, beside the run secret; this side shows it too. ``of_rounds``:
+    the messages whose bytes count as those of rounds.
     """
 
     def __init__(
@@ -83,10 +86,11 @@ class LinkHost:
         ciphers: tuple[str, ...] = CIPHERS,
         congestion: str = AUTO,
         door: Door | None = None,
+        of_rounds: tuple[type, ...] = (),
     ) -> None:
         self.peer_id = peer_id
-        self.sent_bytes = 0  # control frames as plaintext, of all links so far
-        self.received_bytes = 0
+        self.counts = ByteCounts()  # of everything that this daemon sends and receives
+        self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._inc, self._advertise = inc, advertise
         self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
@@ -104,10 +108,13 @@ class LinkHost:
             call_tls=self._call_tls,
             on_data=on_data,
             log=log,
+            counts=self.counts,
         )
         self.bbr = self._streams.bbr  # see Congestion
         accept_stream = self._streams.accept
-        self._listener = Listener(tls.server, self._greet, accept_stream, self._is_member_ip, log)
+        self._listener = Listener(
+            tls.server, self._greet, accept_stream, self._is_member_ip, log, self.counts
+        )
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the port; returns the bound address (``port`` 0 picks a free one). ConfigError."""
@@ -131,11 +138,9 @@ class LinkHost:
         link = self._links.get(peer_id)
         if link is None:
             return False
-        data = frame(encode(msg))
-        if not link.send(data):
-            return False
-        self.sent_bytes += len(data)
-        return True
+        is_of_round = isinstance(msg, self._of_rounds)
+        purpose = bytecounts.ROUNDS if is_of_round else bytecounts.CONTROL
+        return link.send(frame(encode(msg)), purpose)
 
     def drop(self, peer_id: bytes, why: str, *, expelled: bool = False) -> None:
         """End the control link to ``peer_id``, if any; ``on_down`` follows. Data streams that the
@@ -157,6 +162,11 @@ class LinkHost:
         """A round trip to ``peer_id`` in seconds, measured while connecting; 0 without a link."""
         link = self._links.get(peer_id)
         return link.rtt_s if link is not None else 0.0
+
+    def is_local(self, peer_id: bytes) -> bool:
+        """Return whether ``peer_id`` is known to run on this machine."""
+        link = self._links.get(peer_id)
+        return link is not None and link.is_local
 
     def tcp_info(self, peer_id: bytes) -> bytes:
         """What the kernel tells of the link to ``peer_id``; nothing without one."""
@@ -256,7 +266,7 @@ class LinkHost:
         return channel, peer_id, answer
 
     def _attempt(self, address: str) -> Dial:
-        return Dial(address, self._run, self._tls.tag)
+        return Dial(address, self._run, self._tls.tag, self.counts)
 
     def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
         """Of two processes with one identity exactly one stays: the newer, once a peer has a link
@@ -333,7 +343,13 @@ class LinkHost:
         self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
     ) -> ControlLink:
         return ControlLink(
-            channel.take(), peer_id, theirs, dialled_by, self._on_payload, self._on_end
+            channel.take(),
+            peer_id,
+            theirs,
+            dialled_by,
+            self._on_payload,
+            self._on_end,
+            self.counts,
         )
 
     def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
@@ -372,10 +388,13 @@ class LinkHost:
         self._leaving = {other for other in self._leaving if not other.ended.is_set()} | {link}
 
     def _on_payload(self, link: ControlLink, payload: bytes) -> None:
-        self.received_bytes += FRAME_HEADER_BYTES + len(payload)
         if self._closing:
             return
         msg = decode(payload)
+        if isinstance(msg, self._of_rounds):  # it was counted before anybody could read it
+            count = FRAME_HEADER_BYTES + len(payload)
+            self.counts.add_received(bytecounts.CONTROL, -count)
+            self.counts.add_received(bytecounts.ROUNDS, count)
         try:
             if not self._streams.on_message(link, msg):
                 self._on_message(link.peer_id, msg)

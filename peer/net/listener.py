@@ -20,6 +20,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.descriptors import is_scarce
+from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
 from atoll.peer.net.gate import Gate, counted_as, plain_ip
 from atoll.peer.net.hello import Hello, Refused
@@ -57,7 +58,7 @@ class Listener:
 
     ``greet`` takes the channel (and returns None) or returns the refusal to send. ``accept_stream``
     takes the socket of a data stream, behind its first byte, or raises. What fails before that is
-    logged, never raised.
+    logged, never raised. ``counts``: where the bytes of handshakes are counted.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class Listener:
         accept_stream: Callable[[socket.socket], Awaitable[None]],
         is_member_ip: Callable[[str], bool],
         log: Callable[[str], None],
+        counts: ByteCounts | None = None,
     ) -> None:
+        self._counts = counts
         self._context, self._greet, self._accept_stream = context, greet, accept_stream
         self._is_member_ip, self._log = is_member_ip, log
         self._gate = Gate()
@@ -156,7 +159,9 @@ class Listener:
         if not head:
             raise ConnectionResetError("the other side closed the connection")
         if head[0] == TLS_FIRST_BYTE:
-            channel = TlsChannel(sock, self._context, server_side=True, head=head)
+            channel = TlsChannel(
+                sock, self._context, server_side=True, head=head, counts=self._counts
+            )
             await self._hear_hello(caller, channel)
         elif head[0] == STREAM_FIRST_BYTE:
             await self._accept_stream(sock)

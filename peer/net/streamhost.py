@@ -21,12 +21,16 @@ from weakref import WeakKeyDictionary
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
+from atoll.peer.net.bytecounts import CONTROL, ByteCounts
 from atoll.peer.net.congestion import Congestion
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.opening import accept_stream, answer_asked, open_stream
 from atoll.peer.net.streamkeys import (
     CIPHER_NONE,
+    DIALLER_PROOF_BYTES,
+    GREETING_BYTES,
+    OPENING_BYTES,
     Grants,
     StreamAsked,
     StreamDenied,
@@ -75,7 +79,7 @@ class StreamHost:
     ``ciphers``: what this side can do, the preferred one first; ``congestion``: the control of what
     it sends, a name or AUTO; ``link_of`` gives a peer's control link; ``send`` puts a message on
     it; ``attempt`` is how one dials an address; ``call_tls`` brings a TLS stream as far as both
-    hellos.
+    hellos; ``counts`` is where the bytes of all streams are counted.
     """
 
     def __init__(
@@ -89,8 +93,10 @@ class StreamHost:
         call_tls: Callable[[bytes, str], Awaitable[TlsSocket]],
         on_data: Callable[[bytes, DataStream], None],
         log: Callable[[str], None],
+        counts: ByteCounts,
     ) -> None:
         self.ciphers = ciphers
+        self._counts = counts
         self._link_of, self._send = link_of, send
         self._attempt, self._call_tls = attempt, call_tls
         self._on_data, self._log = on_data, log
@@ -210,6 +216,8 @@ class StreamHost:
             raise ConnectError(granted)
         check_granted(asked, granted, remote_ip)
         secret = await open_stream(sock, granted)
+        self._counts.add_sent(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
+        self._counts.add_received(CONTROL, GREETING_BYTES)
         return _stream(sock, address, granted.cipher, secret, dialled=True)
 
     async def _ask(self, peer: bytes, asked: StreamAsked) -> StreamGranted | str:
@@ -254,6 +262,8 @@ class StreamHost:
     async def accept(self, sock: socket.socket) -> None:
         """Take a connection that began with STREAM_FIRST_BYTE, or raise: then it is not taken."""
         accepted = await accept_stream(sock, self._grants)
+        self._counts.add_received(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
+        self._counts.add_sent(CONTROL, GREETING_BYTES)
         link = self._link_of(accepted.peer)
         if link is None:
             raise ConnectError("a data stream needs a control link first")
@@ -272,6 +282,7 @@ class StreamHost:
         if self._closing:
             stream.close()
             raise ConnectError("this daemon is closing")
+        stream.counts = self._counts
         self._open[stream] = opened_by
         if not opened_by:
             self._congestion.apply(stream)

@@ -17,9 +17,11 @@ import ssl
 import struct
 import time
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
+from atoll.peer.net.bytecounts import CONTROL, ByteCounts
 from atoll.peer.net.gate import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
@@ -30,6 +32,7 @@ __all__ = [
     "TLS_FIRST_BYTE",
     "TlsChannel",
     "TlsSocket",
+    "is_local",
     "reason_of",
     "tcp_info",
     "tune",
@@ -66,7 +69,7 @@ class TlsSocket:
 class TlsChannel:
     """A connection that is proving itself. Every wait is the caller's to limit.
 
-    ``head``: what the caller has read from the socket.
+    ``head``: what the caller has read from the socket. ``counts``: where its bytes are counted.
     """
 
     def __init__(
@@ -77,11 +80,14 @@ class TlsChannel:
         server_side: bool,
         rtt_s: float = 0.0,
         head: bytes = b"",
+        counts: ByteCounts | None = None,
     ) -> None:
         self._sock: socket.socket | None = sock  # ours from here on, also if this raises
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._incoming.write(head)
         self._loop = asyncio.get_running_loop()
+        self._counts = counts if counts is not None else ByteCounts()
+        self._counts.add_received(CONTROL, len(head))
         self._received_bytes = len(head)
         self._proved = False
         self._rtt_s = rtt_s
@@ -150,6 +156,7 @@ class TlsChannel:
                 while drained_bytes < UNPROVED_BYTES_MAX:
                     data = await self._loop.sock_recv(self._sock, UNPROVED_BYTES_MAX)
                     drained_bytes += len(data)
+                    self._counts.add_received(CONTROL, len(data))
                     if not data:
                         break
         self.close()
@@ -193,12 +200,14 @@ class TlsChannel:
         data = await self._loop.sock_recv(self._sock, allowed)
         if not data:
             raise ConnectionResetError("the other side closed the connection")
+        self._counts.add_received(CONTROL, len(data))
         self._received_bytes += len(data)
         self._incoming.write(data)
 
     async def _flush(self) -> None:
         assert self._sock is not None
         if data := self._outgoing.read():
+            self._counts.add_sent(CONTROL, len(data))
             await self._loop.sock_sendall(self._sock, data)
 
 
@@ -226,6 +235,15 @@ def _kernel_rtt_s(sock: socket.socket) -> float:
         return 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_US.size)
     return float(RTT_US.unpack(info)[0]) / 1e6 if len(info) == RTT_US.size else 0.0
+
+
+def is_local(sock: socket.socket) -> bool:
+    """Return whether both ends of this connection are on this machine."""
+    try:
+        ends = [plain_ip(str(name[0])) for name in (sock.getsockname(), sock.getpeername())]
+        return ends[0] == ends[1] or all(ip_address(end).is_loopback for end in ends)
+    except (OSError, ValueError):  # it was reset meanwhile; or no address of a network
+        return False
 
 
 def tcp_info(sock: socket.socket) -> bytes:

@@ -15,9 +15,10 @@ import time
 from typing import ClassVar, NoReturn
 
 from atoll.collectives.errors import ConnectError, ProtocolError
+from atoll.peer.net.bytecounts import CONTROL, ROUNDS, ByteCounts
 from atoll.peer.net.congestion import ask, in_use
 from atoll.peer.net.streamkeys import CIPHER_NONE
-from atoll.peer.net.tls import reason_of, tcp_info, tune
+from atoll.peer.net.tls import is_local, reason_of, tcp_info, tune
 from atoll.peer.rounds.turns import LAST, Turns
 
 __all__ = [
@@ -76,9 +77,12 @@ class DataStream(abc.ABC):
         # aside: a round that gets nowhere must not look alive because a learner is being served.
         self.moved_bytes = 0
         self.sent_for_rounds_bytes = 0  # of these, what was sent
+        self.counts = ByteCounts()  # what is sent, by purpose; one for all streams of a daemon
+        self.arrived_bytes = 0  # on the wire: only a reader of frames knows what for
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
-        self.is_local = _is_local(sock)  # both ends are on this machine
+        self.is_local = is_local(sock)  # both ends are on this machine
         self._aside = False
+        self._purpose = CONTROL  # of what is given to the kernel at the moment
         self._handed_bytes = 0  # to the kernel, with framing
         self._delivered_bytes = 0  # of these, as far as one knows
         self._sock = sock
@@ -111,18 +115,25 @@ class DataStream(abc.ABC):
     def worn(self) -> bool:
         """True when a new stream, with a new key, should replace this one."""
 
-    def sendall(self, *parts: bytes | memoryview, aside: bool = False, urgency: int = 0) -> int:
+    def sendall(
+        self,
+        *parts: bytes | memoryview,
+        aside: bool = False,
+        urgency: int = 0,
+        purpose: str = ROUNDS,
+    ) -> int:
         """Send ``parts`` back to back; where they end, for ``has_delivered``. ConnectError if it
         ends, or no byte moves for 10 s.
 
         ``aside``: they are no part of a round, so ``moved_bytes`` does not count them, and they
-        come last. Else the smaller ``urgency`` goes first (turns.py).
+        come last. Else the smaller ``urgency`` goes first (turns.py). ``purpose``: as what they are
+        counted (bytecounts.py).
         """
         views = [view for part in parts if (view := memoryview(part).cast("B"))]
         with self._turns.turn(LAST if aside else urgency), self._in_use:
             try:
                 self._check_open()
-                self._aside = aside
+                self._aside, self._purpose = aside, purpose
                 self._limit_unsent()
                 self._send(views)
                 return self._handed_bytes
@@ -204,7 +215,7 @@ class DataStream(abc.ABC):
         if self._in_use.acquire(blocking=False):
             try:
                 if not self.closed:
-                    self._closed = True
+                    self._closed, self._purpose = True, CONTROL
                     with contextlib.suppress(OSError, ProtocolError, MemoryError):
                         self._goodbye()
             finally:
@@ -247,6 +258,7 @@ class DataStream(abc.ABC):
                 continue
             moved_s = time.monotonic()
             self._handed_bytes += count
+            self.counts.add_sent(self._purpose, count)
             if not self._aside:
                 self.moved_bytes += count
                 self.sent_for_rounds_bytes += count
@@ -281,6 +293,7 @@ class DataStream(abc.ABC):
             if count == 0:
                 raise ConnectionResetError(self._cut_off())
             self.moved_bytes += count
+            self.arrived_bytes += count
             return count
 
     def _cut_off(self) -> str:
@@ -350,11 +363,3 @@ def unacknowledged_bytes(sock: socket.socket) -> int | None:
 
 def _timeval(seconds_s: float) -> bytes:
     return TIMEVAL.pack(int(seconds_s), round(seconds_s % 1 * 1e6))
-
-
-def _is_local(sock: socket.socket) -> bool:
-    """Whether both ends are on this machine."""
-    try:
-        return bool(sock.getsockname()[0] == sock.getpeername()[0])
-    except OSError:  # it was reset meanwhile
-        return False

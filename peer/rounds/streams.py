@@ -23,6 +23,8 @@ from atoll.collectives.lanes import Receipt
 from atoll.collectives.pacing import is_open, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.group.views import short
+from atoll.peer.measuring.frames import PROBE
+from atoll.peer.net.bytecounts import CONTROL, PROBES, ROUNDS, STATE
 from atoll.peer.net.congestion import suited
 from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.dataframes import (
@@ -33,6 +35,7 @@ from atoll.peer.rounds.dataframes import (
 )
 from atoll.peer.rounds.datastream import TELLS_DELIVERY, DataStream
 from atoll.peer.rounds.sealing import RECORD_BYTES_MAX
+from atoll.peer.transfer.copies import TransferKind
 
 __all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
 
@@ -43,6 +46,15 @@ OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the ro
 # A stream that another one replaces may still carry a round or a transfer: it is closed when it has
 # been idle for so long. Who waits longer than this for a turn has been given up.
 RETIRED_IDLE_S = 30.0
+# Of a pace: what changes by less is the same one, as plans have it (measuring/planning.py).
+PACE_CHANGE = 0.1
+# Frames of all other kinds are parts of rounds, vectors that trainers exchange among them.
+PURPOSES = {
+    PROBE: PROBES,
+    TransferKind.RESULT_COPY: STATE,
+    TransferKind.STATE: STATE,
+    TransferKind.ENTRY: STATE,
+}
 
 
 class FrameSink(Protocol):
@@ -94,7 +106,11 @@ class FrameOutlet:
         length = sum(part.nbytes for part in parts)
         header = self._header._replace(kind=kind, chunk=chunk, length=length, offset=offset)
         return self._stream.sendall(
-            pack_header(header), *parts, aside=self._aside, urgency=self._header.round
+            pack_header(header),
+            *parts,
+            aside=self._aside,
+            urgency=self._header.round,
+            purpose=purpose_of(kind),
         )
 
 
@@ -113,7 +129,8 @@ class Streams:
         self._paces: dict[bytes, Pace] = {}
         self._paced = True  # in the round at hand ...
         self._open_to: set[bytes] = set()  # ... and to whom not even then
-        self._wider: set[bytes] = set()  # to whom there are more lanes than in the last round
+        # To whom there are more lanes than in the last round, or another pace.
+        self._untried: set[bytes] = set()
         self._sent_before = 0  # bytes of streams that are gone
         self._sent_for_rounds_before = 0
         self._received_before = 0
@@ -185,20 +202,23 @@ class Streams:
         """From the next round on; what is open stays so."""
         count = min(max(1, count), STREAMS_MAX)
         if count > self.lanes(peer):
-            self._wider.add(peer)
+            self._untried.add(peer)
         self._lanes[peer] = count
         self._keep_pace(peer)
 
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
         """Send no faster to this peer, over all lanes together, from now on; 0: no pace."""
+        if not same_pace(self._paces.get(peer, Pace()).bytes_per_s, bytes_per_s):
+            self._untried.add(peer)
         self._paces[peer] = Pace(bytes_per_s, lossy)
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
         """Some rounds go without paces: they show what links have gained. So does the first one
-        over more lanes to a peer: it shows whether fewer had limited what was measured."""
+        over more lanes to a peer, or with another pace: it shows whether fewer lanes, or a probe
+        that was too short, had limited what was measured."""
         before = (self._paced, self._open_to)
-        self._paced, self._open_to, self._wider = not is_open(number), self._wider, set()
+        self._paced, self._open_to, self._untried = not is_open(number), self._untried, set()
         if before != (self._paced, self._open_to):
             for peer in self._paces:
                 self._keep_pace(peer)
@@ -298,7 +318,7 @@ class Streams:
         self.close_to(peer)
         self.reached.discard(peer)
         self._lanes.pop(peer, None)
-        self._wider.discard(peer)
+        self._untried.discard(peer)
         self._paces.pop(peer, None)
 
     def close(self) -> None:
@@ -342,26 +362,49 @@ class Streams:
         number = next(self._numbers)
         head = memoryview(bytearray(DATA_HEADER_BYTES))
         scratch = memoryview(b"")  # most streams never need it
-        while True:
-            stream.recv_into(head, idle=True)
-            header = unpack_header(head)
-            lane = number if self._has_several(peer) else 0
-            target = self._sink.reserve(peer, header, lane)
-            if target is None:
-                if len(scratch) < (size := min(header.length, DRAIN_BYTES)):
-                    scratch = memoryview(bytearray(size))  # of probes alone it stays small
-                _drain(stream, header.length, scratch)
-                continue
-            try:
-                stream.recv_into(target)
-            except BaseException:
-                self._sink.broken_off(peer, header, lane)
-                raise
-            self._sink.received(peer, header, lane)
+        counted_bytes, purpose = 0, CONTROL
+        try:
+            while True:
+                stream.recv_into(head, idle=True)
+                header = unpack_header(head)
+                purpose = purpose_of(header.kind)
+                lane = number if self._has_several(peer) else 0
+                target = self._sink.reserve(peer, header, lane)
+                if target is not None:
+                    self._receive(peer, stream, header, lane, target)
+                else:
+                    if len(scratch) < (size := min(header.length, DRAIN_BYTES)):
+                        scratch = memoryview(bytearray(size))  # of probes alone it stays small
+                    _drain(stream, header.length, scratch)
+                arrived_bytes = stream.arrived_bytes
+                stream.counts.add_received(purpose, arrived_bytes - counted_bytes)
+                counted_bytes = arrived_bytes
+        finally:
+            stream.counts.add_received(purpose, stream.arrived_bytes - counted_bytes)
+
+    def _receive(
+        self, peer: bytes, stream: DataStream, header: DataHeader, lane: int, target: memoryview
+    ) -> None:
+        try:
+            stream.recv_into(target)
+        except BaseException:
+            self._sink.broken_off(peer, header, lane)
+            raise
+        self._sink.received(peer, header, lane)
 
     def _has_several(self, peer: bytes) -> bool:
         with self._counting:
             return sum(source == peer for source in self._incoming.values()) > 1
+
+
+def same_pace(before: float, after: float) -> bool:
+    """Return whether a plan that was made again asks for the same: estimates waver."""
+    return abs(after - before) <= PACE_CHANGE * max(before, after)
+
+
+def purpose_of(kind: int) -> str:
+    """Return as what the bytes of a frame of this kind are counted."""
+    return PURPOSES.get(kind, ROUNDS)
 
 
 def reason_of(error: AtollError | MemoryError) -> str:

@@ -121,8 +121,8 @@ def applied(status: dict[str, Any], number: int) -> bool:
 
 def sent(status: dict[str, Any]) -> int:
     """Probes of the links go with the data streams, and between rounds."""
-    moved = status["bytes"]
-    return int(moved["data_sent"] - moved["probes_sent"] + moved["control_sent"])
+    sent = status["bytes"]["sent"]
+    return int(sent["rounds"] + sent["state"] + sent["control"])
 
 
 def cpu_s(pid: int) -> float:

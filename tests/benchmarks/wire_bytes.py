@@ -53,7 +53,7 @@ def counts(status: dict[str, object]) -> tuple[int, int, int]:
     assert isinstance(moved, dict)
     assert isinstance(status["round"], int)
     # Probes of the links go with the data streams, and between rounds.
-    return status["round"], moved["data_sent"] - moved["probes_sent"], moved["control_sent"]
+    return status["round"], moved["sent"]["rounds"], moved["sent"]["control"]
 
 
 if __name__ == "__main__":

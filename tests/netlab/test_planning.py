@@ -10,12 +10,14 @@ from harness.labnet import LabNet
 from harness.processes import Fleet, fleet
 
 from atoll.peer.lab.lab import Lab
+from atoll.peer.measuring.survey import PROBE_BYTES_MAX
 
-HOSTS = "abc"
+HOSTS, SLOW = "abcd", "d"
 MBIT, SLOW_MBIT, TRIP_MS = 40.0, 8.0, 10.0
 ELEMENTS = 500_000
 ROUND_BYTES = 4 * ELEMENTS  # of float32
-PATIENCE_S = 180.0  # probes go one at a time, between rounds, and twice where they differ
+FRAMING = 0.01  # of probes: headers, seals
+PATIENCE_S = 180.0  # probes go one at a time, between rounds, and rest for long after each
 
 
 def layout(run: Fleet, name: str) -> str:
@@ -27,14 +29,14 @@ def sent_bytes(run: Fleet, name: str) -> tuple[int, int]:
     while True:
         status = run.peers[name].status()
         if not status["attempt"]:
-            return status["round"], status["bytes"]["data_sent"] - status["bytes"]["probes_sent"]
+            return status["round"], status["bytes"]["sent"]["rounds"]
 
 
 @pytest.mark.timeout(300)
 def test_a_peer_with_a_slow_link_owns_nothing_once_links_are_known(tmp_path: Path) -> None:
-    rates = {0: MBIT, 1: MBIT, 2: SLOW_MBIT}
+    rates = {0: MBIT, 1: MBIT, 2: MBIT, 3: SLOW_MBIT}
     with (
-        Lab(3, rate_mbit=rates, rtt_ms=TRIP_MS) as lab,
+        Lab(4, rate_mbit=rates, rtt_ms=TRIP_MS) as lab,
         fleet(tmp_path, LabNet(lab)) as run,  # type: ignore[arg-type]  # as much of a net as needed
     ):
         run.form(HOSTS)
@@ -45,10 +47,17 @@ def test_a_peer_with_a_slow_link_owns_nothing_once_links_are_known(tmp_path: Pat
             assert time.monotonic() - begin_s < PATIENCE_S, [layout(run, name) for name in HOSTS]
             time.sleep(0.5)
         lead = run.peers[run.coordinator]
-        assert "rounds of 3 peers are planned: butterfly" in lead.text
-        before, sent_before = sent_bytes(run, "c")
-        run.peers["c"].reaches(before + 2)
-        after, sent_after = sent_bytes(run, "c")
-        # With an equal share it would send a third more: of its own third to both others.
+        assert "rounds of 4 peers are planned: butterfly" in lead.text
+        before, sent_before = sent_bytes(run, SLOW)
+        run.peers[SLOW].reaches(before + 2)
+        after, sent_after = sent_bytes(run, SLOW)
+        # With an equal share it would send half as much again: of its own quarter to the others.
         assert (sent_after - sent_before) / (after - before) == pytest.approx(ROUND_BYTES, rel=0.05)
         assert run.agree(HOSTS) >= 3
+        for host, name in enumerate(HOSTS):
+            sent = run.peers[name].status()["bytes"]["sent"]
+            on_the_wire = lab.counters(host).sent_bytes
+            probes_max = min(1.5 * ROUND_BYTES, 3 * PROBE_BYTES_MAX)
+            assert 0 < sent["probes"] < (1 + FRAMING) * probes_max, "of an hour"
+            # Headers of packets, acknowledgements, and what was sent between the two questions.
+            assert 0.85 * on_the_wire < sum(sent.values()) < on_the_wire, sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import psutil
 import pytest
 
 DEMO = (sys.executable, "-m", "atoll.peer.cli", "demo")
-FULL_S = 100  # a short demo takes 30 s on two idle cores
+FULL_S = 180  # a short demo takes 40 s on two idle cores, and gives up after 170
+FEWER_MIN = 60  # times fewer bytes than all-reduce, of peers that stay
 END_S = 20  # from a signal to the end of everything
 
 
@@ -68,7 +70,7 @@ def read_until(demo: subprocess.Popen[str], part: str) -> None:
 
 
 def test_short_demo_with_a_killed_first_peer_and_a_newcomer(start: Start) -> None:
-    demo = start("--peers", "3", "--rounds", "4")
+    demo = start("--peers", "3", "--rounds", "8")
     output, errors = demo.communicate(timeout=FULL_S)
     assert demo.returncode == 0, output + errors
     assert "SIGKILL to the daemon of peer 1" in output
@@ -77,6 +79,15 @@ def test_short_demo_with_a_killed_first_peer_and_a_newcomer(start: Start) -> Non
     assert lines["untrained loss"].endswith("nats per byte")
     assert "nats per byte after round" in lines["final held-out loss"]
     assert "all-reduce at every step" in lines["bytes sent"]
+    for peer in ("peer 2", "peer 3"):
+        fewer = re.search(rf"{peer} .* MB, (\d+) times", output)
+        assert fewer is not None
+        assert int(fewer[1]) >= FEWER_MIN, output
+    assert lines["... by purpose"].split() == ["rounds", "state", "probes", "control"]
+    each = re.findall(
+        r"^ +peer \d +([0-9.]+ k?M?B) +([0-9.]+ k?M?B) +0 B +([0-9.]+ kB)$", output, re.M
+    )
+    assert len(each) == 4, output
     assert lines["SIGKILL"].startswith("daemon of peer 1")
     assert lines["survivors"].startswith("noticed after")
     assert lines["newcomer"].startswith("peer 4 was started")

@@ -43,7 +43,7 @@ def test_survivors_complete_the_round_when_a_daemon_is_killed(tmp_path: Path, vi
         assert run.agree(survivors) >= 2
         for name in survivors:
             shown = render(status := run.peers[name].status())
-            assert (" of the data again" in shown) == (status["bytes"]["sent_again"] > 0)
+            assert (" of the rounds again" in shown) == (status["bytes"]["sent_again"] > 0)
         # The victim's trainer was told so, at once and with a reason.
         assert run.trainers[victim].ends(10) == 15
         assert run.trainers[victim].lines[-1]["error"] == "E82"

@@ -12,6 +12,7 @@ import pytest
 from harness.processes import JOIN_LINE, Process, fleet, until
 
 from atoll.peer.net.invite import Invite
+from atoll.peer.snapshot import render
 
 
 def test_three_peers_train_and_agree_after_every_round(tmp_path: Path) -> None:
@@ -28,6 +29,29 @@ def test_three_peers_train_and_agree_after_every_round(tmp_path: Path) -> None:
                 trainer,
             )
         assert run.agree("abc") >= 10
+
+
+@pytest.mark.parametrize("names", ["abc", pytest.param("abcdefghijklmnop", marks=pytest.mark.slow)])
+def test_within_a_machine_nothing_is_sent_to_measure_links(tmp_path: Path, names: str) -> None:
+    elements, last = 2e5, 6
+    with fleet(tmp_path) as run:
+        run.form(names)
+        for name in names:
+            run.train(name, elements, rounds=last, inner_s=0.5)
+        for name in names:
+            run.peers[name].reaches(last)
+        for name in names:
+            status = run.peers[name].status()
+            moved = status["bytes"]
+            for way in ("sent", "received"):
+                assert list(moved[way]) == ["rounds", "state", "probes", "control"]
+                assert moved[way]["probes"] == 0
+                assert moved[way]["rounds"] > 0
+                assert moved[way]["control"] > 0
+            assert all(member["you"] or member["local"] for member in status["members"])
+            assert "probes 0 B" in render(status)
+        state = sum(run.peers[name].status()["bytes"]["sent"]["state"] for name in names)
+        assert state >= 4 * elements * (len(names) - 1), "the first parameters, for all others"
 
 
 def test_a_joiner_in_mid_run_gets_the_state_and_takes_part(tmp_path: Path) -> None:

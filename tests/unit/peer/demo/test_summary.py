@@ -33,10 +33,8 @@ def status(peer: PeerFigures, number: int, commit_unix_s: float, **changes: Any)
         "round": number,
         "digest": f"digest of {number}",
         "bytes": {
-            "control_sent": 1000,
-            "control_received": 1000,
-            "data_sent": 999_000,
-            "data_received": 1_999_000,
+            "sent": {"rounds": 900_000, "state": 98_000, "probes": 0, "control": 2000},
+            "received": {"rounds": 900_000, "state": 1_098_000, "probes": 0, "control": 2000},
         },
         "spec": {"sync_every": 20, "codec": "int8"},
         "parameters": PARAMETERS,
@@ -127,6 +125,8 @@ def test_summary_says_what_the_issue_asks_for(figures: DemoFigures) -> None:
     assert "untrained loss: 5.500" in text
     assert "final held-out loss: 2.500 nats per byte after round 6" in text
     assert "peer 2     1.0 MB     256 MB, 256 times" in text
+    assert "rounds state probes control" in " ".join(text.split())
+    assert "peer 2 900 kB 98.0 kB 0 B 2.0 kB" in " ".join(text.split())
     assert text.count("        120\n") == 3
     assert "daemon of peer 1, the coordinator, after round 3" in text
     assert "noticed after 100 ms, all survivors in a new view after 400 ms" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from atoll.collectives.network import LATENCY_MAX_S, LOSS_MAX, RATE_MAX_BYTES_PE
 from atoll.peer.measuring.estimates import LinkEstimate
 from atoll.peer.measuring.messages import LinkRow
 from atoll.peer.measuring.news import PAUSE_S, News
-from atoll.peer.measuring.picture import Picture, describe
+from atoll.peer.measuring.picture import LOCAL_BYTES_PER_S, Picture, describe
 
 PEERS = [bytes([n]) * 32 for n in (1, 2, 3)]
 A, B, C = PEERS
@@ -69,20 +70,56 @@ def test_who_has_left_counts_no_more() -> None:
     picture = full()
     picture.keep([A, B])
     assert picture.gaps([A, B]) == 0
-    assert picture.gaps(PEERS) == 2, "who has no row knows nothing"
+    assert picture.gaps(PEERS) == 2, "who has no row knows nothing of what leaves it"
     assert picture.out(C, A) == 0
     assert picture.network(PEERS).pair[2, 0] == math.inf
 
 
 def test_a_way_is_known_by_its_rate_and_its_round_trip() -> None:
     picture = full()
-    picture.put(B, row(B, out=(3e6, None)))
-    assert picture.gaps(PEERS) == 1
-    assert picture.gaps([A, B]) == 0
+    picture.put(B, row(B, out=(None, None)))
+    assert picture.gaps(PEERS) == 2, "nobody knows what leaves B"
+    assert picture.gaps([A, C]) == 0
     picture.put(B, row(B, rtt_s=(None, 0.02)))
-    assert picture.gaps(PEERS) == 1
-    assert picture.gaps([A, B]) == 1
+    assert picture.gaps(PEERS) == 0, "A has seen the round trip"
+    picture.put(A, row(A, rtt_s=(None, 0.02)))
+    assert picture.gaps(PEERS) == picture.gaps([A, B]) == 2
     assert Picture().gaps(PEERS) == 6
+
+
+def test_a_way_is_known_by_what_its_ends_have() -> None:
+    """From a few probes of each, or from what rounds have shown of its own links."""
+    picture = full()
+    for peer in PEERS:  # each has measured the one after it
+        after = PEERS[(PEERS.index(peer) + 1) % 3]
+        known = row(peer)
+        out = tuple(RATES[peer, p] if p == after else None for p in known.peers)
+        picture.put(peer, replace(known, out=out))
+    assert picture.gaps(PEERS) == 0
+    network = picture.network(PEERS)
+    assert network.pair[0, 2] == math.inf
+    assert network.alone_bytes_per_s()[0, 2] == min(RATES[A, B], RATES[B, C])
+    describe(network)
+    picture = Picture()
+    for peer in PEERS:
+        picture.put(peer, row(peer, out=(None, None), up=2e6, down=4e6))
+    assert picture.gaps(PEERS) == 0
+
+
+def test_what_a_machine_has_within_says_nothing_of_its_link_to_others() -> None:
+    picture = Picture()
+    local = LOCAL_BYTES_PER_S
+    picture.put(A, row(A, out=(local, 2e6)))
+    picture.put(B, row(B, out=(local, None)))
+    picture.put(C, row(C, out=(3e6, None), up=5e6))
+    assert picture.gaps(PEERS) == 0
+    network = picture.network(PEERS)
+    assert network.pair[0, 1] == network.up[0] == local
+    assert network.pair[1, 2] == math.inf, "it has none that anybody has seen"
+    assert network.pair[2, 1] == math.inf
+    picture.put(B, row(B, out=(local, None), up=1e6, down=4e6))
+    network = picture.network(PEERS)
+    assert (network.pair[1, 2], network.pair[2, 1]) == (1e6, 4e6)
 
 
 def test_who_has_bbr_says_so() -> None:

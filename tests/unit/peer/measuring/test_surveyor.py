@@ -17,7 +17,8 @@ from atoll.peer.measuring import survey
 from atoll.peer.measuring import surveyor as module
 from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES
 from atoll.peer.measuring.messages import AskProbe, LinkRow, MayProbe, ProbeOver
-from atoll.peer.measuring.survey import PROBE_BYTES_MAX
+from atoll.peer.measuring.picture import LOCAL_BYTES_PER_S
+from atoll.peer.measuring.survey import PROBE_BYTES_MAX, PROBE_BYTES_MIN
 from atoll.peer.measuring.surveyor import Surveyor
 from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.rounds.datastream import DataStream, PlainStream
@@ -31,8 +32,11 @@ PATIENCE_S = 20.0
 class Site:
     """A peer: its surveyor, its streams, and what it was told."""
 
-    def __init__(self, me: bytes) -> None:
+    round_bytes = 8 << 20
+
+    def __init__(self, me: bytes, *, probes: bool = True) -> None:
         self.me = me
+        self.local = False  # although everything here is
         self.out: dict[bytes, DataStream] = {}
         self.into: dict[bytes, DataStream] = {}
         self.begins: list[Begin] = []
@@ -47,11 +51,19 @@ class Site:
             me=me,
             streams=self,
             control=lambda peer: self.control.tcp_info() if self.control is not None else b"",
+            is_local=lambda peer: self.local,
             send=self.send,
             view=lambda: self.view,
             begins=lambda: self.begins,
             log=self.lines.append,
+            round_bytes=lambda peers: self.round_bytes,
+            probes=probes,
         )
+
+    @property
+    def probe_bytes(self) -> int:
+        """What it has sent in probes."""
+        return sum(stream.counts.sent["probes"] for stream in self.out.values())
 
     def outgoing(self) -> list[tuple[bytes, DataStream]]:
         return list(self.out.items())
@@ -97,9 +109,11 @@ def connect(source: Site, target: Site) -> None:
     threading.Thread(target=target.read, args=(stream,), daemon=True).start()
 
 
-def scenario(play: Callable[[Site, Site], Awaitable[None]]) -> None:
+def scenario(play: Callable[[Site, Site], Awaitable[None]], *, probes: bool = True) -> None:
+    """``probes``: whether B has any."""
+
     async def whole() -> None:
-        a, b = Site(A), Site(B)
+        a, b = Site(A), Site(B, probes=probes)
         b.bbr = False
         connect(a, b)
         connect(b, a)
@@ -155,7 +169,8 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
             assert network.pair[1, 0] > 1e6, "as B has said"
             assert 0 < network.latency_s[0, 1] < 0.1
             for site, other in ((a, B), (b, A)):
-                assert 0 < site.surveyor.probe_bytes <= PROBE_BYTES_MAX + PROBE_FRAME_BYTES
+                frames = PROBE_BYTES_MAX // PROBE_FRAME_BYTES
+                assert 0 < site.probe_bytes <= PROBE_BYTES_MAX + frames * DATA_HEADER_BYTES
                 seen = site.surveyor.status(other)
                 assert seen["out_bytes_per_s"] > 1e6
                 assert seen["in_bytes_per_s"] > 1e6
@@ -177,13 +192,13 @@ def test_nobody_probes_in_a_reduction() -> None:
         b.begins = [begin()]
         async with running(a):
             await eventually(lambda: MayProbe(granted=False) in b.sent)
-            assert a.surveyor.probe_bytes == 0
+            assert a.probe_bytes == 0
             b.begins, a.begins = [], [begin()]
             await asyncio.sleep(0.1)
             asked = len(a.said(AskProbe))
             await asyncio.sleep(0.5)
             assert len(a.said(AskProbe)) == asked
-            assert a.surveyor.probe_bytes == 0
+            assert a.probe_bytes == 0
 
     scenario(play)
 
@@ -200,9 +215,9 @@ def test_a_probe_gives_way_to_a_reduction(monkeypatch: pytest.MonkeyPatch) -> No
             assert not a.said(ProbeOver)
             a.begins = [begin()]
             await eventually(lambda: a.said(ProbeOver))
-            sent_bytes = a.surveyor.probe_bytes
+            sent_bytes = a.probe_bytes
             await asyncio.sleep(0.5)
-            assert a.surveyor.probe_bytes == sent_bytes > 0
+            assert a.probe_bytes == sent_bytes > 0
             assert stream.pace_bytes_per_s == 5e6
 
     scenario(play)
@@ -210,10 +225,10 @@ def test_a_probe_gives_way_to_a_reduction(monkeypatch: pytest.MonkeyPatch) -> No
 
 def endless(patch: pytest.MonkeyPatch) -> None:
     """Probes that nothing ends but what is in their way."""
-    for name in ("PROBE_BYTES_MAX", "PAIR_HOUR_BYTES_MAX", "PEER_HOUR_BYTES_MAX"):
-        patch.setattr(survey, name, 1 << 40)
+    patch.setattr(survey, "PROBE_BYTES_MAX", 1 << 40)
     patch.setattr(survey, "PROBE_S_MAX", 600.0)
-    patch.setattr(survey, "SETTLED_WINDOWS", 1 << 40)
+    patch.setattr(survey, "LINK_SHARE", 1.0)
+    patch.setattr(Site, "round_bytes", 1 << 42)
 
 
 def test_a_probe_ends_when_something_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +312,47 @@ def test_without_the_kernels_counters_nothing_is_probed(monkeypatch: pytest.Monk
             await asyncio.sleep(0.5)
             assert not a.said(AskProbe)
             assert a.surveyor.status(B) == {}
+
+    scenario(play)
+
+
+def test_within_a_machine_nothing_is_probed_and_everything_is_known() -> None:
+    async def play(a: Site, b: Site) -> None:
+        for site in (a, b):
+            site.local = True
+        async with running(a, b):
+            await eventually(lambda: a.surveyor.gaps([A, B]) == 0)
+            await asyncio.sleep(0.5)
+            assert not a.said(AskProbe)
+            assert not b.said(AskProbe)
+            assert a.surveyor.status(B)["local"]
+            assert a.surveyor.network([A, B]).pair[0, 1] == LOCAL_BYTES_PER_S
+            assert a.lines == [], "there is nothing to say of links"
+
+    scenario(play)
+
+
+def test_who_wants_no_probes_sends_none_and_is_not_asked_again_soon() -> None:
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: MayProbe(granted=False, never=True) in b.sent)
+            await asyncio.sleep(1.0)
+            assert len(a.said(AskProbe)) == 1
+            assert not b.said(AskProbe)
+        assert a.probe_bytes == b.probe_bytes == 0
+
+    scenario(play, probes=False)
+
+
+def test_runs_whose_rounds_are_small_have_no_probes() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.round_bytes = b.round_bytes = PROBE_BYTES_MIN - 1
+        async with running(a, b):
+            await asyncio.sleep(0.5)
+            assert not a.said(AskProbe)
+            a.round_bytes = PROBE_BYTES_MIN
+            await eventually(lambda: a.said(ProbeOver))
+            assert a.probe_bytes < 1.1 * PROBE_BYTES_MIN
 
     scenario(play)
 

@@ -53,8 +53,11 @@ def test_messages_go_both_ways_in_order(net: Net) -> None:
             assert counted is not None
             assert 0 < counted.min_rtt_s < 5
         assert a.host.tcp_info(a.id) == b"", "no link"
-        sent = sum(len(frame(encode(LinkNote(-number)))) for number in range(100))
-        assert b.host.sent_bytes == a.host.received_bytes == sent
+        said = sum(len(frame(encode(LinkNote(-number)))) for number in range(100))
+        assert a.host.counts.received == b.host.counts.sent
+        assert b.host.counts.received == a.host.counts.sent
+        assert b.host.counts.sent["control"] > said, "handshakes and framing count too"
+        assert sum(b.host.counts.sent.values()) == b.host.counts.sent["control"]
 
     net.run(scenario())
 
