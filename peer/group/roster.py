@@ -134,6 +134,11 @@ class Roster:
             and (beat.round, beat.chain) == (round_number, chain)
         }
 
+    def calls(self, peer: bytes) -> bool:
+        """Return whether what waits there is a collective of its session, and no step."""
+        beat = self.beats.get(peer)
+        return beat is not None and beat.operation is not None
+
     def give(self, peer: bytes, data: bytes) -> None:
         """A member's object for the GATHER that its trainer waits for."""
         if peer in self._heard_s:

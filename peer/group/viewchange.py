@@ -132,6 +132,7 @@ class ViewChange:
         if led is not None:
             node.coordinator.admission.take_over(led.admission)
             node.coordinator.counting.spoilers.take_over(led.counting.spoilers, decided.peers)
+            node.coordinator.barrier.take_over(led.barrier, decided.peers)
         for peer in node.refused:
             node.coordinator.roster.refused(peer)
         for peer in sorted({*decided.peers, *(old.peers if old else ())}):
