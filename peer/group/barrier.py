@@ -60,7 +60,7 @@ class Barrier:
         self._first_arrival_s = None
 
     def take_over(self, before: Barrier, staying: Collection[bytes]) -> None:
-        """The same coordinator goes on in a new view."""
+        """Go on with what this coordinator knew in the view before."""
         self._phases_s = before._phases_s
         self._stragglers = {p: s for p, s in before._stragglers.items() if p in staying}
 
@@ -112,14 +112,14 @@ class Barrier:
         return self._roster.arrived(present, fragment, own.round, own.chain)
 
     def _note_returns(self, arrived: Collection[bytes], now_s: float) -> None:
-        """What stragglers have taken that have come after all, 30 s of it at most."""
+        """Count what stragglers have taken that have come after all, 30 s of it at most."""
         took_s = max((now_s - s for p, s in self._stragglers.items() if p in arrived), default=0.0)
         took_s = min(took_s, self._timing.straggle_max_s)
         if took_s and self._phases_s and took_s > median(self._phases_s):
             self._phases_s = [took_s]
 
     def _straggle_s(self, arrived: Collection[bytes]) -> float:
-        """How long the first of a round waits for the others."""
+        """Return how long the first of a round waits for the others."""
         most_s = self._timing.straggle_max_s
         if not self._phases_s or any(self._roster.calls(peer) for peer in arrived):
             return most_s

@@ -45,6 +45,11 @@ class Roster:
 
     # ------------------------------------------------------------ life and death
 
+    def silent_since(self, peer: bytes, since_s: float) -> None:
+        """Count a member as silent from before this view on."""
+        if peer in self._heard_s:
+            self._heard_s[peer] = min(self._heard_s[peer], since_s)
+
     def silent_s(self, peer: bytes, now_s: float) -> float:
         return now_s - self._heard_s[peer]
 
