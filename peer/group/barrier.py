@@ -1,17 +1,17 @@
 """The barrier: who takes part in the next round, and how long those who are late are waited for.
 
 Theory. A round opens when all attached trainers have arrived, or when the stragglers' time since
-the first arrival is up: three usual inner phases, but not less than 3 s nor more than 30 s; and half
-a usual phase where that is more, since trainers whose phases take minutes vary by more than 30 s. A
-straggler that was not there when its time was up is not waited for again until it has arrived once
-more: a hung trainer costs the others one wait and not one in every round.
+the first arrival is up: three usual inner phases, but not less than 3 s nor more than 30 s; and
+half a usual phase where that is more, since trainers whose phases take minutes vary by more than
+30 s. A straggler that was not there when its time was up is not waited for again until it has
+arrived once more: a hung trainer costs the others one wait and not one in every round.
 
-A usual phase is the median of the last ones, from view to view as long as one peer coordinates. Only
-whole phases count: not one in which the view began, nor one after a round that was given up. If a
-straggler arrives after all, it was no hang but a slow trainer or a pause, and the time that it took
-counts instead of all phases before: a trainer that is slower than the others by far is waited for
-from then on, and a pause is forgotten after two rounds. It is 30 s while no phase is known, and for
-a session's own collectives: who misses one of those gets an error.
+A usual phase is the median of the last ones, from view to view as long as one peer coordinates.
+Only whole phases count: not one in which the view began, nor one after a round that was given up.
+If a straggler arrives after all, it was no hang but a slow trainer or a pause, and the time that it
+took counts instead of all phases before: a trainer that is slower than the others by far is waited
+for from then on, and a pause is forgotten after two rounds. The time is 30 s while no phase is
+known, and for a session's own collectives: who misses one of those gets an error.
 """
 
 from __future__ import annotations

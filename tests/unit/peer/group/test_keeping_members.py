@@ -1,4 +1,4 @@
-"""Whom an election keeps: everyone but those who are certainly gone or have been silent for long."""
+"""Elections keep everyone but those who are certainly gone or have been silent for long."""
 
 from __future__ import annotations
 
