@@ -110,7 +110,8 @@ class Decisions:
     def _keeps_the_living(self, host: Host, accept: ms.Accept) -> None:
         """Judge what a candidate has chosen itself, when it says so first."""
         place, view, before = (accept.lineage, accept.view), accept.proposal, None
-        chosen = view.coordinator == accept.ballot.peer == host.peer
+        voted = any(proposal == view for _, proposal in self._votes.get(place, ()))  # so it binds
+        chosen = view.coordinator == accept.ballot.peer == host.peer and not voted
         if chosen and not view.fork and (place, accept.ballot) not in self._judged:
             before = self._views.get(place)
         self._judged.add((place, accept.ballot))
