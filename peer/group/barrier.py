@@ -1,14 +1,22 @@
 """The barrier: who takes part in the next round, and how long those who are late are waited for.
 
 Theory. A round opens when all attached trainers have arrived, or when the stragglers' time since
-the first arrival is up: max(30 s, half the median inner phase). A straggler that was not there when
-its time was up is not waited for again until it has arrived once more: a hung trainer costs the
-others one wait and not one in every round.
+the first arrival is up: three usual inner phases, but not less than 3 s nor more than 30 s; and
+half a usual phase where that is more, since trainers whose phases take minutes vary by more than
+30 s. A straggler that was not there when its time was up is not waited for again until it has
+arrived once more: a hung trainer costs the others one wait and not one in every round.
+
+A usual phase is the median of the last ones, from view to view as long as one peer coordinates.
+Only whole phases count: not one in which the view began, nor one after a round that was given up.
+If a straggler arrives after all, it was no hang but a slow trainer or a pause, and the time that it
+took counts instead of all phases before: a trainer that is slower than the others by far is waited
+for from then on, and a pause is forgotten after two rounds. The time is 30 s while no phase is
+known, and for a session's own collectives: who misses one of those gets an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from statistics import median
 
 from atoll.peer.group.events import Effect, Note
@@ -40,14 +48,21 @@ class Barrier:
         self._emit = emit
         self._first_arrival_s: float | None = None
         self._opened_s = now_s
+        self._is_whole = False  # the inner phase at hand
         self._phases_s: list[float] = []
-        self._stragglers: set[bytes] = set()
+        self._stragglers: dict[bytes, float] = {}  # and when the phase began that they were late in
         self.left_out: set[bytes] = set()  # who was waited for and is not in the round that opened
 
-    def open(self, now_s: float) -> None:
+    def open(self, now_s: float, *, committed: bool) -> None:
         """A round has ended: the time until the next one begins."""
         self._opened_s = now_s
+        self._is_whole = committed
         self._first_arrival_s = None
+
+    def take_over(self, before: Barrier, staying: Collection[bytes]) -> None:
+        """Go on with what this coordinator knew in the view before."""
+        self._phases_s = before._phases_s
+        self._stragglers = {p: s for p, s in before._stragglers.items() if p in staying}
 
     def waited_s(self, now_s: float) -> float:
         return now_s - self._opened_s
@@ -64,23 +79,26 @@ class Barrier:
         if self._roster.unheard(present):
             return ()  # in a new view: who has arrived is in their first heartbeats
         arrived = self._arrived(number, present)
-        self._stragglers &= present - arrived
+        self._note_returns(arrived, now_s)
+        self._stragglers = {p: s for p, s in self._stragglers.items() if p in present - arrived}
         if not arrived:
             return ()
         if self._first_arrival_s is None:
             self._first_arrival_s = now_s
-        late = self._roster.attached(present) - arrived - self._stragglers
-        if late and now_s - self._first_arrival_s < self.straggle_s:
+        late = self._roster.attached(present) - arrived - self._stragglers.keys()
+        straggle_s = self._straggle_s(arrived)
+        if late and now_s - self._first_arrival_s < straggle_s:
             return ()
         if not may_begin(number, arrived, fragment_of(number, self._own.fragments)):
             return ()
         if late:
-            self._stragglers |= late
+            self._stragglers |= dict.fromkeys(late, self._opened_s)
             names = ", ".join(short(peer) for peer in sorted(late))
-            text = f"round {number} begins without {names}: {self.straggle_s:.0f} s"
+            text = f"round {number} begins without {names}: {straggle_s:.0f} s"
             self._emit(Note("stragglers", f"{text} have passed since the first arrival"))
         self.left_out = late
-        self._phases_s = [*self._phases_s, now_s - self._opened_s][-_PHASES_KEPT:]
+        if self._is_whole:
+            self._phases_s = [*self._phases_s, now_s - self._opened_s][-_PHASES_KEPT:]
         self._first_arrival_s = None
         return tuple(arrived)
 
@@ -93,7 +111,17 @@ class Barrier:
         fragment = fragment_of(number, own.fragments)
         return self._roster.arrived(present, fragment, own.round, own.chain)
 
-    @property
-    def straggle_s(self) -> float:
-        phase_s = median(self._phases_s) if self._phases_s else 0.0
-        return max(self._timing.straggle_min_s, phase_s / 2)
+    def _note_returns(self, arrived: Collection[bytes], now_s: float) -> None:
+        """Count what stragglers have taken that have come after all, 30 s of it at most."""
+        took_s = max((now_s - s for p, s in self._stragglers.items() if p in arrived), default=0.0)
+        took_s = min(took_s, self._timing.straggle_max_s)
+        if took_s and self._phases_s and took_s > median(self._phases_s):
+            self._phases_s = [took_s]
+
+    def _straggle_s(self, arrived: Collection[bytes]) -> float:
+        """Return how long the first of a round waits for the others."""
+        most_s = self._timing.straggle_max_s
+        if not self._phases_s or any(self._roster.calls(peer) for peer in arrived):
+            return most_s
+        phase_s = median(self._phases_s)
+        return max(self._timing.straggle_min_s, min(3 * phase_s, most_s), phase_s / 2)

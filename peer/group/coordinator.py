@@ -236,7 +236,7 @@ class Coordinator:
             closing = self.closings.pop(later, None)
             attempt = closing.attempt if closing is not None else self.attempts.pop(later)
             self._tell_over(attempt.begin)
-        self.barrier.open(now_s)
+        self.barrier.open(now_s, committed=False)
 
     def _tell_over(self, begin: Begin) -> None:
         """To everyone, ourselves too: the next submission is not late for this attempt any more."""
@@ -307,7 +307,7 @@ class Coordinator:
         self.last_commit = commit
         for peer in self.view.peers:
             self._emit(Send(peer, commit))
-        self.barrier.open(now_s)
+        self.barrier.open(now_s, committed=True)
 
     def _begin(
         self,

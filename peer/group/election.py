@@ -17,6 +17,16 @@ so of two, the base is *disputed*: more promises are waited for, and then it cou
 Every acceptor sends ACCEPTED to all voters, so that each learns the decision by itself: a view
 known only to a dead proposer would strand the living.
 
+The next view keeps the voters that have not promised in time as well, unless they are known to be
+gone: a slow answer is no death. That costs neither safety nor progress. Each voter of the next view
+is one of this view, and those who have promised are a quorum of this view: more than half of it, so
+more than half of any part of it that contains them, or half with its first voter, which then stays
+the first. So the promisers alone are a quorum of the next view, and all that it needs to commit; a
+voter that has not promised says READY in this view for nothing, since no quorum can follow, and
+enters the next one when it hears of it, as after a planned change. In a *cradle* the others may
+have no incarnation yet, and a fork takes the vote of each of its members: both are of promisers
+only.
+
 If no promiser *holds* the base, a committed round may be lost with the dead. After a wait the run
 halts, or, if its founder chose so, goes back to the last round that somebody holds, in a view that
 is flagged as a rollback and names what was lost.
@@ -26,14 +36,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.messages import Accept, Accepted, Prepare, Promise, Proof, Report, Run, Vote
 from atoll.peer.group.timing import Timing
-from atoll.peer.group.views import Ballot, View, chain_after, forked, founded, is_quorum
+from atoll.peer.group.views import Ballot, Member, View, chain_after, forked, founded, is_quorum
 
 __all__ = ["Acceptor", "Base", "BaseWait", "Proposer", "base_of"]
 
@@ -116,7 +126,8 @@ class Proposer:
     """Drives one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0.
 
     ``renewed`` gives a cradle's members the incarnations that they have by now; ``settled`` says
-    who of the next view is on probation.
+    who of the next view is on probation; ``departed`` are the voters that the next view does not
+    keep unless they have promised.
     """
 
     def __init__(
@@ -131,6 +142,7 @@ class Proposer:
         wait: BaseWait | None = None,
         renewed: Callable[[View], View] = lambda cradle: cradle,
         settled: Callable[[View], View] = lambda following: following,
+        departed: Callable[[], Collection[bytes]] = tuple,
     ) -> None:
         self.view = view
         self.me = me
@@ -139,7 +151,7 @@ class Proposer:
         self.emit = emit
         self.proposal = proposal
         self._wait = wait or BaseWait()
-        self._renewed, self._settled = renewed, settled
+        self._renewed, self._settled, self._departed = renewed, settled, departed
         self.promises: dict[bytes, Promise] = {}
         self._quorum_at_s: float | None = None
         self._sent_s = float("-inf")
@@ -186,7 +198,7 @@ class Proposer:
             self._sent_s = float("-inf")
 
     def _choose(self, now_s: float, fork: bool) -> View | None:
-        """The accepted value of the highest ballot, else the promisers on the highest base."""
+        """The accepted value of the highest ballot, else a view on the highest base."""
         promises = self.promises
         voted = [p for p in promises.values() if p.accepted_view and not p.accepted_view.fork]
         if voted and not fork:  # a fork is another history: nothing binds it, and it binds nobody
@@ -213,11 +225,10 @@ class Proposer:
                 return None
             self._note_lost(f"{why}: going back to round {back[0]}")
             base_round, base_chain = back
-        known = self._renewed(self.view) if self.view.number == 0 else self.view
         proposal = replace(
             self.view,
             number=self.view.number + 1,
-            members=tuple(m for m in known.members if m.peer in promises),
+            members=self._members(fork),
             coordinator=self.me,
             base_round=base_round,
             base_chain=base_chain,
@@ -230,6 +241,15 @@ class Proposer:
         if self.view.number == 0:
             return founded(proposal)
         return forked(proposal, self.ballot) if fork else proposal
+
+    def _members(self, fork: bool) -> tuple[Member, ...]:
+        """Return the members of the next view, in the order of this one."""
+        if self.view.number == 0:
+            known = self._renewed(self.view).members
+            return tuple(member for member in known if member.peer in self.promises)
+        lost = {*self.view.peers} if fork else {*self._departed()}
+        lost -= self.promises.keys()
+        return tuple(member for member in self.view.members if member.peer not in lost)
 
     def _note_lost(self, text: str) -> None:
         if not self._wait.noted:

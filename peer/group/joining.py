@@ -134,6 +134,8 @@ class Joining:
             return
         if named is not None and named.inc < join.member.inc:
             node.gone(source, "it is back as a new incarnation")
+            if node.succession is not None:
+                node.succession.outlived.add(source)
         if join.spec and node.spec and join.spec != node.spec:
             what = f"run specification differs: yours {join.spec}, run {node.spec}"
             node.emit(Send(source, JoinRefused(IncompatibleRunError.code, what)))

@@ -45,6 +45,11 @@ class Roster:
 
     # ------------------------------------------------------------ life and death
 
+    def silent_since(self, peer: bytes, since_s: float) -> None:
+        """Count a member as silent from before this view on."""
+        if peer in self._heard_s:
+            self._heard_s[peer] = min(self._heard_s[peer], since_s)
+
     def silent_s(self, peer: bytes, now_s: float) -> float:
         return now_s - self._heard_s[peer]
 
@@ -141,6 +146,11 @@ class Roster:
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
         }
+
+    def calls(self, peer: bytes) -> bool:
+        """Return whether what waits there is a collective of its session, and no step."""
+        beat = self.beats.get(peer)
+        return beat is not None and beat.operation is not None
 
     def give(self, peer: bytes, data: bytes) -> None:
         """A member's object for the GATHER that its trainer waits for."""

@@ -9,6 +9,15 @@ A coordinator that hears a quorum ignores PREPARE too; if some of its voters are
 attempt, it outbids the candidate, which frees them with the next view. A process that was stopped
 itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
 
+An election throws nobody out that lives. Voters that answer late stay in the next view, and so does
+the lost coordinator: who is really gone is voted out from there, as lazily as always. Left out are
+only those who are certainly gone, because their addresses refuse connections or a new incarnation
+has called, and those who have been silent for the removal time: the lost coordinator since it was
+heard last, others since they were asked first, if their links are down too. (Members say nothing
+to each other while they have a coordinator, and one that hears it does not answer a candidate:
+where a link is up, silence means nothing.) The new coordinator counts who has been silent
+as dead from the start, so that no round waits for it.
+
 Without a quorum a candidate waits, unless the policy in force lets whoever is left go on: then
 after the fork wait, or at once when the address of everybody missing refuses the connection, the
 promisers alone decide a flagged view in a lineage of its own. A *cradle* is the imaginary view
@@ -46,6 +55,9 @@ class Succession:
         self.lost_since_s: float | None = node.now_s if cradle else None
         self._cradle = cradle
         self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
+        self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
+        self._answered_s: dict[bytes, float] = {}
+        self.outlived: set[bytes] = set()  # voters of which a newer incarnation has called
         self._base_wait = BaseWait()
         self._reported: Report | None = None  # in our last promise
         self._stood_s = 0.0
@@ -61,7 +73,7 @@ class Succession:
         return self.candidate is not None or self.lost_since_s is not None
 
     def heard_coordinator(self) -> None:
-        self._without_since_s = None
+        self._without_since_s = self._asked_since_s = None
         self._no_quorum_noted = False
         self._start_over()
 
@@ -130,6 +142,7 @@ class Succession:
         self._start_over()
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
+        self._answered_s[source] = self._node.now_s
         if self.candidate is not None:
             self.candidate.on_promise(source, promise)
 
@@ -219,6 +232,10 @@ class Succession:
         self.heard_coordinator_s += pause_s
         if self._without_since_s is not None:
             self._without_since_s += pause_s
+        if self._asked_since_s is not None:
+            self._asked_since_s += pause_s
+        for peer in self._answered_s:
+            self._answered_s[peer] += pause_s
         if self._base_wait.since_s is not None:
             self._base_wait.since_s += pause_s
 
@@ -232,6 +249,8 @@ class Succession:
         node.go(Trigger.LOST)
         node.coordinator = None
         self._lost(node.now_s)
+        if self._asked_since_s is None:
+            self._asked_since_s = node.now_s
         self._stood_s = node.now_s
         self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
         ballot = Ballot(self._highest_ballot, node.me.peer)
@@ -245,6 +264,7 @@ class Succession:
             wait=self._base_wait,
             renewed=node.genesis.renewed,
             settled=self._settled,
+            departed=self._departed,
         )
         self.candidate.step(node.now_s, self._gone(), self.may_fork())
         self.probe_missing(set(self.candidate.promises))
@@ -257,6 +277,24 @@ class Succession:
         """Whose promise is not waited for: those whose processes have ended, and the coordinator
         that we have lost, if there is a quorum without it. Nobody has led a cradle."""
         return self._node.refused | (set() if self._cradle else {self.view.coordinator})
+
+    def _departed(self) -> set[bytes]:
+        """Return the voters that the next view does not keep unless they have promised."""
+        node = self._node
+        limit_s = node.timing.remove_s
+        silent = {p for p, since_s in self.silences_s().items() if node.now_s - since_s > limit_s}
+        return node.refused | self.outlived | silent
+
+    def silences_s(self) -> dict[bytes, float]:
+        """Return since when those voters have been silent whose silence means something."""
+        asked_s, coordinator = self._asked_since_s, self.view.coordinator
+        if asked_s is None or self._without_since_s is None:
+            return {}
+        away = {*self.view.peers} - self._node.linked - {self._node.me.peer, coordinator}
+        silent_s = {peer: self._answered_s.get(peer, asked_s) for peer in away}
+        if coordinator != self._node.me.peer:
+            silent_s[coordinator] = self._without_since_s
+        return silent_s
 
     def probe_missing(self, heard: set[bytes]) -> None:
         """Without a quorum, keep looking whether the missing voters' hosts say that they are gone:

@@ -99,6 +99,7 @@ class ViewChange:
         """All state of the old view ends here."""
         node = self._node
         old, led = node.view, node.coordinator
+        silences_s = node.succession.silences_s() if node.succession is not None else {}
         node.view, self.proof = decided, proof
         node.coordinator = None
         node.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
@@ -115,9 +116,15 @@ class ViewChange:
         node.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
         node.lineages.on_install(old, decided)
         if leads:
-            self._lead(decided, old, led)
+            self._lead(decided, old, led, silences_s)
 
-    def _lead(self, decided: View, old: View | None, led: Coordinator | None) -> None:
+    def _lead(
+        self,
+        decided: View,
+        old: View | None,
+        led: Coordinator | None,
+        silences_s: dict[bytes, float],
+    ) -> None:
         node = self._node
         node.coordinator = Coordinator(
             decided,
@@ -132,6 +139,9 @@ class ViewChange:
         if led is not None:
             node.coordinator.admission.take_over(led.admission)
             node.coordinator.counting.spoilers.take_over(led.counting.spoilers, decided.peers)
+            node.coordinator.barrier.take_over(led.barrier, decided.peers)
+        for peer, since_s in silences_s.items():
+            node.coordinator.roster.silent_since(peer, since_s)
         for peer in node.refused:
             node.coordinator.roster.refused(peer)
         for peer in sorted({*decided.peers, *(old.peers if old else ())}):

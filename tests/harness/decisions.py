@@ -8,20 +8,22 @@ itself and asks no machine what it may do. Rules are those of design/membership.
 - the first view of a lineage is a founder's, or is decided by a quorum of those who were to found
   or resume the run together, on the highest position that one of them had;
 - a view keeps the bans of the one before, and a new one is believed by a quorum of that;
+- a view that an election makes, other than a fork or a first view, keeps every voter that lives and
+  has a link to the candidate, and every one that the candidate has heard within the removal time;
 - who changes its lineage says so; with ``on_fork=halt`` no lineage gives way by itself and none
   begins a round beside another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
 from atoll.peer.group.lineages import RIVAL_S
-from atoll.peer.group.views import Ballot, Rules, View, genesis_chain
+from atoll.peer.group.views import Ballot, Member, Rules, View, genesis_chain
 
 if TYPE_CHECKING:
     from harness.host import Host
@@ -39,6 +41,8 @@ class Decisions:
         self.rules: Rules | None = None  # None: of no run that this judge has seen being founded
         self.asked: set[int] = set()  # numbers of trainers that members have asked for
         self._views = views
+        self.lives: Callable[[bytes, Member], bool] = lambda here, member: True
+        self.name_of: Callable[[bytes], str] = repr
         self.believers: dict[bytes, set[bytes]] = {}  # who is banned, and who believes it
         self.committed: set[tuple[bytes, int, bytes]] = set()  # lineage, round, chain
         self._votes: dict[Place, dict[tuple[Ballot, View], set[tuple[bytes, int]]]] = {}
@@ -50,8 +54,14 @@ class Decisions:
         self._flags: dict[Host, set[str]] = {}  # notes since it entered its view
         self._begun: dict[Host, tuple[Place, int]] = {}  # the last attempt that it has begun
         self._met: dict[Host, tuple[bytes, float]] = {}  # its lineage, when it met another
+        self._heard_s: dict[tuple[Host, bytes], float] = {}  # by whom, from whom, on its clock
+        self._asked_s: dict[tuple[Host, Place], float] = {}  # its first PREPARE in a view
+        self._judged: set[tuple[Place, Ballot]] = set()
 
     # ------------------------------------------------------------ what is said
+
+    def heard(self, host: Host, source: bytes) -> None:
+        self._heard_s[host, source] = host.node.now_s
 
     def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
         if type(event) is ev.Received and type(event.message) is ms.Meet:
@@ -82,6 +92,10 @@ class Decisions:
         elif kind is ms.Promise:
             place = (message.lineage, message.view), message.ballot
             self._promised.setdefault(place, set()).add(host.peer)
+        elif kind is ms.Prepare:
+            self._asked_s.setdefault((host, (message.lineage, message.view)), host.node.now_s)
+        elif kind is ms.Accept and message.ballot.number > 0:
+            self._keeps_the_living(host, message)
         elif kind is ms.Begin:
             self._begins_round(host, message)
         elif kind is ms.Yield and self.rules is not None:
@@ -94,6 +108,29 @@ class Decisions:
             self._cradles[view.lineage] = view
             brought = self._brought.setdefault(view.lineage, {}).setdefault(host.peer, set())
             brought.add(_position(host, view.lineage))
+
+    def _keeps_the_living(self, host: Host, accept: ms.Accept) -> None:
+        """Judge what a candidate has chosen itself, when it says so first."""
+        place, view, before = (accept.lineage, accept.view), accept.proposal, None
+        voted = any(proposal == view for _, proposal in self._votes.get(place, ()))  # so it binds
+        chosen = view.coordinator == accept.ballot.peer == host.peer and not voted
+        if chosen and not view.fork and (place, accept.ballot) not in self._judged:
+            before = self._views.get(place)
+        self._judged.add((place, accept.ballot))
+        for member in before.members if before is not None else ():
+            if view.member(member.peer) is None:
+                wrong = f"invariant 14: the election of view {view.number} drops"
+                drops = self._may_drop(host, member, place, member.peer == before.coordinator)
+                assert drops, f"{wrong} {self.name_of(member.peer)}, which lives"
+
+    def _may_drop(self, host: Host, member: Member, place: Place, led: bool) -> bool:
+        if not self.lives(host.peer, member):
+            return True
+        linked = member.peer in host.node.linked
+        asked_s = self._asked_s.get((host, place), host.node.now_s) if not led else 0.0
+        since_s = max(asked_s, self._heard_s.get((host, member.peer), 0.0))
+        long_ago = host.node.now_s - since_s > host.node.timing.remove_s
+        return long_ago and (led or not linked)
 
     # ------------------------------------------------------------ lineages
 

@@ -72,6 +72,8 @@ class World(ABC):
         self.plane = DataPlane(self)
         self.outlaws = Outlaws(self)
         self.checker.decisions.believers = self.outlaws.believers
+        self.checker.decisions.lives = self._lives
+        self.checker.decisions.name_of = lambda peer: self.hosts[peer].name
         self.timing = timing or Timing()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
@@ -169,6 +171,12 @@ class World(ABC):
     def leave(self, name: str) -> None:
         self.log("{} asked to leave", name)
         self.give(name, ev.LeaveAsked())
+
+    def _lives(self, here: bytes, member: Member) -> bool:
+        """Return whether that very incarnation runs, and neither keeps the other out."""
+        host = self.hosts[member.peer]
+        runs = host.alive and host.node.me.inc == member.inc
+        return runs and not self.outlaws.refuses(here, member.peer)
 
     # ------------------------------------------------------------ trainers
 
@@ -283,6 +291,8 @@ class World(ABC):
         self.events += 1
         assert self.events < EVENTS_MAX, f"a storm: {EVENTS_MAX} events by {self.now_s:.3f} s"
         node = host.node
+        if type(event) is ev.Received:
+            self.checker.decisions.heard(host, event.source)
         effects = node.handle(event, host.skew_s + self.now_s * host.rate)
         deadline_s = node.next_deadline_s()
         if deadline_s is None:

@@ -80,6 +80,26 @@ MUTANTS: tuple[Mutant, ...] = (
         test=UNIT + "genesis.py::test_nobody_is_called_back_to_found_a_run_that_lives",
     ),
     Mutant("ignore accepted value", "election", "if voted and not fork:", "if False:"),
+    Mutant(
+        "an election drops who answers late",
+        "election",
+        "lost = {*self.view.peers} if fork else {*self._departed()}",
+        "lost = {*self.view.peers}",
+    ),
+    Mutant(
+        "silence of one with a link counts",
+        "succession",
+        " - self._node.linked - {",
+        " - {",
+        test=UNIT + "keeping_members.py::test_who_does_not_answer_a_deaf_candidate_is_not_silent",
+    ),
+    Mutant(
+        "an old incarnation stays",
+        "succession",
+        "return node.refused | self.outlived | silent",
+        "return node.refused | silent",
+        test=UNIT + "keeping_members.py::test_who_is_back_as_a_new_incarnation_does_not_stay",
+    ),
     Mutant("half quorum", "views", "return 2 * present > len", "return 2 * present >= len"),
     Mutant("third quorum", "views", "return 2 * present > len", "return 3 * present >= len"),
     Mutant(

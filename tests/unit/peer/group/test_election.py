@@ -37,6 +37,7 @@ from atoll.peer.group.views import (
     chain_after,
     follows,
     forked,
+    is_quorum,
 )
 
 # ---------------------------------------------------------------- proposers
@@ -92,7 +93,28 @@ def test_no_value_without_a_quorum_of_promises() -> None:
     candidate.promise(C, Report(4, CHAIN, True))
     view = candidate.chosen(2.0)
     assert view is not None
-    assert (view.peers, view.coordinator, view.number) == ((B, C), B, 4)
+    assert (view.peers, view.coordinator, view.number) == ((A, B, C), B, 4)
+
+
+def test_an_election_keeps_who_has_not_promised_yet() -> None:
+    """Unless it is gone; and who has promised stays whatever is said of it."""
+    candidate = Candidate(view_of(A, B, C, D, E), departed=lambda: {A, C})
+    for peer in (B, C, D):
+        candidate.promise(peer, Report(4, CHAIN, True))
+    view = candidate.chosen()
+    assert view is not None
+    assert view.peers == (B, C, D, E)
+
+
+@pytest.mark.parametrize("promised", [(B, C, D), (A, B)], ids=["most", "half with the first"])
+def test_those_who_promise_are_a_quorum_of_the_next_view(promised: tuple[bytes, ...]) -> None:
+    candidate = Candidate(view_of(A, B, C, D), departed=lambda: ())
+    for peer in promised:
+        candidate.promise(peer, Report(4, CHAIN, True))
+    view = candidate.chosen()
+    assert view is not None
+    assert view.peers == (A, B, C, D)
+    assert is_quorum(view, promised)
 
 
 def test_promises_for_another_ballot_or_of_strangers_are_ignored() -> None:
@@ -208,7 +230,7 @@ def test_a_fork_that_somebody_has_accepted_binds_nobody_else() -> None:
     candidate.promise(D, Report(4, CHAIN, True), vote(alone, Ballot(1, E)))
     view = candidate.chosen()
     assert view is not None
-    assert (view.peers, view.lineage, view.fork) == ((B, C, D), LINEAGE, False)
+    assert (view.peers, view.lineage, view.fork) == ((A, B, C, D, E), LINEAGE, False)
 
 
 def test_a_fork_is_proposed_to_nobody_whom_it_leaves_out() -> None:
@@ -276,6 +298,16 @@ def test_in_a_cradle_no_tie_breaker_founds_alone() -> None:
     first = candidate.chosen(2.0)
     assert first is not None
     assert (first.base_round, first.base_chain) == (3, OTHER)
+
+
+def test_a_first_view_names_only_who_has_promised() -> None:
+    """The others may have no incarnation yet."""
+    candidate = Candidate(view_of(A, B, C, base=0, number=0), me=A)
+    for peer in (A, B):
+        candidate.promise(peer, Report(0, CHAIN, True))
+    first = candidate.chosen()
+    assert first is not None
+    assert first.peers == (A, B)
 
 
 def test_a_first_view_names_the_incarnations_of_now() -> None:

@@ -95,6 +95,7 @@ def test_cut_off_coordinator_is_excluded_and_comes_back(
     cluster.form("abc")
     cluster.isolate("a")
     cluster.until_round("bc")
+    cluster.until(lambda: cluster.in_one_view("bc"))  # it is kept for a while
     cluster.heal()
     cluster.until_round("abc")
     assert (Phase.COORDINATOR, Trigger.EXCLUDED) in seen
