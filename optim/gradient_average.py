@@ -29,11 +29,15 @@ class GradientAverage(EveryStep):
     """Before each step of ``inner`` the gradients become the mean over all peers.
 
     The baseline, and a method for fast networks: bytes and waiting are those of every step. All
-    peers hold the same parameters and the same inner state after each step. ``codec``: of vectors
-    that are summed up; ``compressor``: see ``atoll.optim.compressors``. One with a momentum of its
-    own (``DGC``) takes no inner optimizer that has momentum too, which would apply it twice: one of
-    whose groups has a ``momentum``, a ``beta1`` or a first of its ``betas`` other than 0, as SGD and
-    RMSprop may have and Adam, AdamW, NAdam, RAdam, Adamax and Muon do.
+    peers hold the same parameters and the same inner state after each step. The first step of a run
+    is made of the gradients of those whose parameters were the founder's, so begin all with the
+    same seed or file: with other parameters they take the founder's and count from the second step
+    on.
+
+    ``codec``: of vectors that are summed up; ``compressor``: see ``atoll.optim.compressors``. One
+    with a momentum of its own (``DGC``) takes no inner optimizer that has momentum too, which would
+    apply it twice: one of whose groups has a ``momentum``, a ``beta1`` or a first of its ``betas``
+    other than 0, as SGD and RMSprop may have and Adam, AdamW, NAdam, RAdam, Adamax and Muon do.
 
     Gradients may be accumulated over several backward passes before a step. With a GradScaler a
     peer whose gradients have overflowed gives nothing and still applies the mean of the others; if

@@ -50,7 +50,7 @@ class QSR:
             raise ConfigError(f"{self}", fix="warmup_steps and total_steps are not negative")
 
     def sync_every(self, step: int, lr: float) -> int:
-        """The steps of the round whose first step is number ``step``, from 0, at the rate ``lr``."""
+        """The steps of the round whose first is number ``step``, from 0, at the rate ``lr``."""
         lr = self.peak_lr if step < self.warmup_steps else lr
         if not self.a:
             grown = 0  # also where the rate is 0
@@ -67,9 +67,9 @@ class LocalSGD(Blocking):
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
     and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should follow one
     schedule of the inner learning rate. It is read from the first group of the last inner
-    optimizer, as it is in the first step of a round; ``follow(scheduler)`` brings that of a late joiner there. A peer that is
-    out of step with the others still takes part in the same rounds: they wait for it, and its
-    weight is the number of its steps.
+    optimizer, as it is in the first step of a round; ``follow(scheduler)`` brings that of a late
+    joiner there. A peer that is out of step with the others still takes part in the same rounds:
+    they wait for it, and its weight is the number of its steps.
     """
 
     def __init__(

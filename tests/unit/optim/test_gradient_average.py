@@ -71,6 +71,27 @@ def test_it_is_training_on_the_mean_gradient(optimizer: type[torch.optim.Optimiz
     torch.testing.assert_close(found[0], flat(net), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_with_equal_parameters_every_first_gradient_counts(
+    optimizer: type[torch.optim.Optimizer],
+) -> None:
+    def each(session: Any) -> torch.Tensor:
+        net = gradients.model()
+        inner = optimizer(net.parameters(), lr=0.05)
+        with GradientAverage(net, inner, session):
+            gradients.loss_of(net, session.number, 0).backward()
+            inner.step()
+        return flat(net)
+
+    found = Swarm(WORKERS).run(each)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    net = gradients.model()
+    inner = optimizer(net.parameters(), lr=0.05)
+    (sum(gradients.loss_of(net, worker, 0) for worker in range(WORKERS)) / WORKERS).backward()
+    inner.step()
+    torch.testing.assert_close(found[0], flat(net), rtol=1e-4, atol=1e-5)
+
+
 def test_codecs_lose_what_they_lose_alike() -> None:
     exact = Swarm(WORKERS).run(lambda session: train(session, torch.optim.SGD))
     found = Swarm(WORKERS).run(lambda session: train(session, torch.optim.SGD, codec="int8"))
