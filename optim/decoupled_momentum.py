@@ -70,7 +70,8 @@ class DeMo(EveryStepGather, Optimizer):
     parameters' device) is the only memory.
 
     All peers have equal parameters, and a momentum of their own, which begins at zero when they
-    join. A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast. With a
+    join. Who begins a run with other parameters than the founder's counts from its second step on.
+    A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast. With a
     GradScaler a peer whose gradients have overflowed gives nothing, keeps its momentum, and still
     takes the step of the others; if all have, nothing moves, and the step does not count.
     """

@@ -10,6 +10,8 @@ The trainers own θ here; their daemons only carry what they exchange (``session
   newcomer. Then the step is exchanged again, from its first call on.
 - Where all are newcomers, as at the beginning of a run, they look twice before one of them becomes
   the donor: somebody with a state may have been in the middle of a step, and their calls differed.
+- The first step of a run is made of what the donor gives, and of what those give whose parameters
+  were bit for bit the donor's: the gradients of the others are of parameters that are gone.
 
 So whoever has been in an exchange without flags holds the same bits after it as all others in it,
 as long as what it does with the result is the same. Every ``check_every`` steps digests are
@@ -147,8 +149,9 @@ class EveryStep(Trainer):
         assert not own
 
     def _is_whole(self) -> bool:
-        """Whether it has come back with all that it kept for itself."""
-        return self._is_back
+        """Return whether all that it keeps for itself belongs to the state that is here: it has
+        come back with it, or has nothing yet."""
+        return self._is_back or self.steps == 0
 
     def _exchange(self, given: F32, codec: str = "float32") -> Exchanged:
         """A step of one sum: that over all trainers but those whose parts were made with parameters
@@ -296,7 +299,8 @@ class EveryStep(Trainer):
             raise AgainError
         taken = reduced.value[:size]
         if is_behind and not is_donor and mine == description and self._is_whole():
-            # Who comes back from files in the middle of nothing has it all, residuals too.
+            # Who comes back from files in the middle of nothing has it all, residuals too; and who
+            # begins a run with equal parameters has gradients that count.
             own: F32 = np.empty_like(taken)
             self._snapshot.write(own)
             is_behind = not self._snapshot.equal_but_for_buffers(own, taken)

@@ -29,8 +29,15 @@ class GradientAverage(EveryStep):
     """Before each step of ``inner`` the gradients become the mean over all peers.
 
     The baseline, and a method for fast networks: bytes and waiting are those of every step. All
-    peers hold the same parameters and the same inner state after each step. ``codec``: of vectors
-    that are summed up; ``compressor``: see ``atoll.optim.compressors``.
+    peers hold the same parameters and the same inner state after each step. The first step of a run
+    is made of the gradients of those whose parameters were the founder's, so begin all with the
+    same seed or file: with other parameters they take the founder's and count from the second step
+    on.
+
+    ``codec``: of vectors that are summed up; ``compressor``: see ``atoll.optim.compressors``. One
+    with a momentum of its own (``DGC``) takes no inner optimizer that has momentum too, which would
+    apply it twice: one of whose groups has a ``momentum``, a ``beta1`` or a first of its ``betas``
+    other than 0, as SGD and RMSprop may have and Adam, AdamW, NAdam, RAdam, Adamax and Muon do.
 
     Gradients may be accumulated over several backward passes before a step. With a GradScaler a
     peer whose gradients have overflowed gives nothing and still applies the mean of the others; if
@@ -162,10 +169,13 @@ def _parameters(inner: Optimizer) -> list[nn.Parameter]:
 
 
 def _check_momentum(inners: tuple[Optimizer, ...], compressor: Compressor) -> None:
+    """Raise ConfigError where momentum would be applied twice, as the class says."""
     for inner in inners:
-        if any(group.get("momentum") for group in inner.param_groups):
-            raise ConfigError(
-                f"{type(compressor).__name__} has momentum, and the inner {type(inner).__name__} "
-                "has it too",
-                fix="make the inner optimizer with momentum=0",
-            )
+        for group in inner.param_groups:
+            if group.get("momentum") or group.get("beta1") or group.get("betas", (0.0,))[0]:
+                name = type(compressor).__name__
+                raise ConfigError(
+                    f"{name} has momentum, and the inner {type(inner).__name__} has it too",
+                    fix=f"give {name} a torch.optim.SGD with momentum=0; with "
+                    f"{type(inner).__name__} use another compressor, PowerSGD say",
+                )

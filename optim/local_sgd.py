@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.diloco import Blocking, segment_steps_of
@@ -51,7 +50,7 @@ class QSR:
             raise ConfigError(f"{self}", fix="warmup_steps and total_steps are not negative")
 
     def sync_every(self, step: int, lr: float) -> int:
-        """The steps of the round that begins after ``step`` steps, at the inner rate ``lr``."""
+        """The steps of the round whose first is number ``step``, from 0, at the rate ``lr``."""
         lr = self.peak_lr if step < self.warmup_steps else lr
         if not self.a:
             grown = 0  # also where the rate is 0
@@ -67,10 +66,10 @@ class LocalSGD(Blocking):
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
     and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should follow one
-    schedule of the inner learning rate, which is read from the first group of the last inner
-    optimizer; ``follow(scheduler)`` brings that of a late joiner there. A peer that is
-    out of step with the others still takes part in the same rounds: they wait for it, and its
-    weight is the number of its steps.
+    schedule of the inner learning rate. It is read from the first group of the last inner
+    optimizer, as it is in the first step of a round; ``follow(scheduler)`` brings that of a late
+    joiner there. A peer that is out of step with the others still takes part in the same rounds:
+    they wait for it, and its weight is the number of its steps.
     """
 
     def __init__(
@@ -116,20 +115,14 @@ class LocalSGD(Blocking):
         )
         super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)
 
-    def _begin_round(self) -> None:
-        super()._begin_round()
-        if self._rule is not None:
+    def _step_done(self) -> None:
+        if self._rule is not None and self._local.taken == 0:
+            # The paper's rate is that of the round's first step, which schedulers set after the
+            # last step of the round before.
             lr = float(self._inners[-1].param_groups[0]["lr"])
-            self._local.wanted = self._rule.sync_every(self.global_step, lr)
+            self._local.wanted = self._rule.sync_every(self.global_step - 1, lr)
+        super()._step_done()
 
     @property
     def _round_steps(self) -> int:
         return self._local.wanted
-
-    def follow(self, scheduler: LRScheduler) -> None:
-        super().follow(scheduler)
-        if self._rule is not None and self._local.taken == 0 and self.global_step > 0:
-            # The others have read the rate at the end of a step, before that of the next is set.
-            self._schedules.go_to(self.global_step - 1)
-            self._begin_round()
-            self._schedules.go_to(self.global_step)

@@ -55,8 +55,9 @@ class ZerothOrder(EveryStepLog):
     A step sends 12 bytes and one for each sample. Memory: a copy of the parameters while it
     evaluates, no gradients. Time: beside the evaluations, the signs of all samples of all peers for
     each parameter. A small rate vanishes in bfloat16 parameters. There are no gradients, so a
-    GradScaler has nothing to do here. Buffers of the model are left alone: begin with the same on
-    all peers, and let ``loss_fn`` not change them (``eval()``).
+    GradScaler has nothing to do here. The first step of a run is its founder's alone: the others
+    are given their numbers with it. Buffers of the model are left alone: begin with the same on all
+    peers, and let ``loss_fn`` not change them (``eval()``).
     """
 
     def __init__(

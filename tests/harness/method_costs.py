@@ -68,7 +68,7 @@ Make = Callable[..., Any]
 class Row:
     """``per_parameter``: of what is sent; else it does not depend on the model. ``width``: of the
     model's matrices; ``memory_width``, ``memory_h``: where a trainer's memory is measured.
-    ``sync_every``: what the document recommends to begin with."""
+    ``sync_every``: what the document recommends to begin with. ``inner``: of its optimizer."""
 
     make: Make
     sync_every: int = 1
@@ -76,6 +76,7 @@ class Row:
     memory_width: int = 128
     memory_h: int = MEASURED_H
     per_parameter: bool = True
+    inner: type[torch.optim.Optimizer] = torch.optim.AdamW
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ COSTS: dict[str, Row] = {
     'GradientAverage(codec="int8")': _gradients(codec="int8"),
     "PowerSGD(rank=4)": _gradients(lambda: PowerSGD(rank=4, start=1)),
     "LayerBits": _gradients(LayerBits),
-    "DGC": _gradients(DGC),
+    "DGC": replace(_gradients(DGC), inner=torch.optim.SGD),
     "EF21": _gradients(EF21),
     "EControl": _gradients(EControl),
     "TernGrad": _gradients(TernGrad, width=128, memory_width=64),
@@ -194,7 +195,7 @@ def _bytes(row: Row, rounds: int) -> tuple[int, RunSpec]:
 def _train(row: Row, rounds: int, session: Any) -> None:
     torch.manual_seed(0)
     model = Model(row.width)
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inner = row.inner(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
     outer = row.make(model, inner, session, MEASURED_H)
     for step in range(rounds if isinstance(outer, EveryStep) else rounds * MEASURED_H):
         random = torch.Generator().manual_seed(1000 * session.number + step)
@@ -221,7 +222,7 @@ def measure_memory(row: Row) -> Memory:
 def _memory(row: Row) -> Memory:
     torch.manual_seed(0)
     model = Model(row.memory_width, MEMORY_BLOCKS)
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inner = row.inner(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
     for p in model.parameters():
         p.grad = torch.rand(p.shape) - 0.4
     elements = sum(p.numel() for p in model.parameters())

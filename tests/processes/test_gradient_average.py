@@ -35,7 +35,8 @@ def train(
     """Parameters and inner state when ``goes_on(steps)`` is over; ``together``: wait for as many
     trainers before the first step."""
     net = model()
-    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+    momentum = 0.0 if name == "dgc" else 0.9  # which has its own
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01, betas=(momentum, 0.999))
     outer = GradientAverage(net, inner, session, compressor=MAKERS[name]())
     while together and len(session.barrier()) < together:
         """The others are still attaching."""

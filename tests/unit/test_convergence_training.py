@@ -56,20 +56,8 @@ def _one_thread() -> Iterator[None]:
 def test_the_ceiling_is_gradient_average_in_a_swarm() -> None:
     """To the rounding of float32: one model with all batches, and a mean of gradients."""
 
-    class Shared(TextBatches):
-        """The first batch is that of all: GradientAverage's first exchange is worker 0's alone."""
-
-        first = TextBatches(TEXT, context=TINY.context, batch=TINY.batch, seed=99).next()
-
-        def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-            given = super().next() if self.begun else self.first
-            self.begun = True
-            return given
-
-        begun = False
-
     def batches(worker: int) -> TextBatches:
-        return Shared(TEXT, context=TINY.context, batch=TINY.batch, seed=worker)
+        return TextBatches(TEXT, context=TINY.context, batch=TINY.batch, seed=worker)
 
     rates = [rate_at(step, STEPS, 4e-3) for step in range(STEPS)]
 

@@ -57,7 +57,8 @@ def train(
 ) -> Found:
     """Parameters, inner state and rounds missed, after step ``until`` of the run."""
     net = model(seed=session.number)  # all but the first take over another's parameters
-    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+    momentum = 0.0 if name == "dgc" else 0.9  # which has its own
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01, betas=(momentum, 0.999))
     with GradientAverage(net, inner, session, compressor=MAKERS[name](), **options) as outer:
         while outer.steps < until:
             inner.zero_grad()

@@ -71,6 +71,27 @@ def test_it_is_training_on_the_mean_gradient(optimizer: type[torch.optim.Optimiz
     torch.testing.assert_close(found[0], flat(net), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_with_equal_parameters_every_first_gradient_counts(
+    optimizer: type[torch.optim.Optimizer],
+) -> None:
+    def each(session: Any) -> torch.Tensor:
+        net = gradients.model()
+        inner = optimizer(net.parameters(), lr=0.05)
+        with GradientAverage(net, inner, session):
+            gradients.loss_of(net, session.number, 0).backward()
+            inner.step()
+        return flat(net)
+
+    found = Swarm(WORKERS).run(each)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    net = gradients.model()
+    inner = optimizer(net.parameters(), lr=0.05)
+    (sum(gradients.loss_of(net, worker, 0) for worker in range(WORKERS)) / WORKERS).backward()
+    inner.step()
+    torch.testing.assert_close(found[0], flat(net), rtol=1e-4, atol=1e-5)
+
+
 def test_codecs_lose_what_they_lose_alike() -> None:
     exact = Swarm(WORKERS).run(lambda session: train(session, torch.optim.SGD))
     found = Swarm(WORKERS).run(lambda session: train(session, torch.optim.SGD, codec="int8"))
@@ -185,13 +206,33 @@ def test_inner_optimizers_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="holds no trainable parameter"):
         Swarm(1).run(other)
 
-    def twice(session: Any) -> None:
-        net = model()
-        inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        GradientAverage(net, inner, session, compressor=DGC())
 
-    with pytest.raises(ConfigError, match="DGC has momentum, and the inner SGD has it too"):
-        Swarm(1).run(twice)
+def with_dgc(kind: type[torch.optim.Optimizer], **options: Any) -> Any:
+    def make(session: Any) -> None:
+        net = nn.Linear(5, 4, bias=False)
+        inner = kind(net.parameters(), lr=0.1, **options)
+        GradientAverage(net, inner, session, compressor=DGC()).close()
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Muon"])
+def test_momentum_is_not_applied_twice(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"DGC has momentum, and the inner {name} has it too"):
+        Swarm(1).run(with_dgc(getattr(torch.optim, name)))
+
+
+@pytest.mark.parametrize("name", ["SGD", "RMSprop"])
+def test_momentum_that_was_asked_for_is_not_either(name: str) -> None:
+    kind = getattr(torch.optim, name)
+    with pytest.raises(ConfigError, match="SGD with momentum=0"):
+        Swarm(1).run(with_dgc(kind, momentum=0.9))
+    Swarm(1).run(with_dgc(kind))
+
+
+def test_without_momentum_any_optimizer_will_do() -> None:
+    Swarm(1).run(with_dgc(torch.optim.AdamW, betas=(0.0, 0.95)))
+    Swarm(1).run(with_dgc(torch.optim.Adagrad))
 
 
 # ---------------------------------------------------------------- compressors

@@ -84,6 +84,40 @@ def test_9_steps_change_only_between_rounds():
     assert found == [[4, 8, 17, 26]] * 2
 
 
+def ends_by_the_paper(rule: QSR, lrs: list[float]) -> list[int]:
+    """Algorithm 2 of arXiv 2310.14423: H of a round is of the rate of its first step."""
+    ends, step = [], 0
+    while step < len(lrs):
+        step += max(rule.base, int((rule.a / lrs[step]) ** 2))
+        ends.append(step)
+    return [end for end in ends if end <= len(lrs)]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["set before a step", "scheduler after it"])
+def test_9_the_rate_is_that_of_a_rounds_first_step(after: bool) -> None:
+    rule = QSR(a=0.0175, peak_lr=0.008, base=4)
+    lrs = [0.008] * 4 + [0.005] + [0.0045] * 11 + [0.004] * 19 + [0.002]
+
+    def by_scheduler(session: Any) -> list[int]:
+        model = nn.Linear(3, 2)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: [*lrs, 1.0][step])
+        ends = []
+        with LocalSGD(model, inner, rule, session, codec="float32") as outer:
+            for step in range(len(lrs)):
+                before = outer.metrics()["rounds"]
+                model(torch.ones(4, 3)).square().mean().backward()
+                inner.step()
+                scheduler.step()
+                if outer.metrics()["rounds"] > before:
+                    ends.append(step + 1)
+        return ends
+
+    work = by_scheduler if after else lambda session: train(session, rule, lrs)[0]
+    assert ends_by_the_paper(rule, lrs) == [4, 16, 35]
+    assert Swarm(2).run(work) == [ends_by_the_paper(rule, lrs)] * 2
+
+
 def test_a_round_is_the_mean_of_the_peers():
     torch.manual_seed(3)
     start = [p.detach().clone() for p in nn.Linear(3, 2).parameters()]
