@@ -245,4 +245,4 @@ class Surveyor:
         replicas = [m.peer for m in view.members if m.role == REPLICA]
         if not self._said_full and len(replicas) > 1 and not self._picture.gaps(replicas):
             self._said_full = True
-            self._log(f"links measured: {describe(self._picture.network(replicas))}")
+            self._log(f"measured {describe(self._picture.network(replicas))}")

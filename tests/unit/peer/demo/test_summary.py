@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
-from atoll.peer.demo.summary import all_reduce_bytes, checks, size, summary
+from atoll.peer.demo.summary import all_reduce_bytes, checks, summary
 from atoll.peer.demo.view import LiveView, loss_chart, page
 
 PARAMETERS = 400_000
@@ -126,7 +126,7 @@ def test_summary_says_what_the_issue_asks_for(figures: DemoFigures) -> None:
     text = text_of(figures)
     assert "untrained loss: 5.500" in text
     assert "final held-out loss: 2.500 nats per byte after round 6" in text
-    assert "peer 2     1.0 MB     256 MB, 256 times" in text
+    assert "peer 2       1 MB     256 MB, 256 times" in text
     assert text.count("        120\n") == 3
     assert "daemon of peer 1, the coordinator, after round 3" in text
     assert "noticed after 100 ms, all survivors in a new view after 400 ms" in text
@@ -212,14 +212,6 @@ def test_status_before_the_run_has_state() -> None:
     assert peer.commits_unix_s == []
     found.observe(peer, void | {"synced": False})
     assert peer.state == "loading"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_950, "100 kB"), (1.07e9, "1.07 GB")],
-)
-def test_size(count: float, text: str) -> None:
-    assert size(count) == text
 
 
 def test_chart_falls_from_the_top_left_to_the_bottom_right() -> None:
