@@ -35,6 +35,7 @@ from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards, equal_shards
 from atoll.collectives.tours import best_tour
+from atoll.collectives.units import duration, listed, rate
 
 __all__ = ["KINDS", "Choice", "Task", "choose", "stream_bytes_per_s", "streams_for"]
 
@@ -108,7 +109,8 @@ class Choice:
 
     ``order``: of a ring, else empty. ``arity``: of a tree, else 0. ``sites``: of a hierarchical
     one, else empty. ``shards``: chunks that each owns. ``streams``: (from, to, count) of the pairs
-    that need more than one. ``noise``: see ``Shape.noise``. ``reasons``: sentences for people.
+    that need more than one. ``noise``: see ``Shape.noise``. ``reasons``: for people, the whole in a
+    few words first; ``details``: for who wants to know more.
     """
 
     kind: str
@@ -122,6 +124,7 @@ class Choice:
     predicted_s: float
     noise: float
     reasons: tuple[str, ...]
+    details: tuple[str, ...]
 
     def routes(self) -> Routes:
         """The trees; where there are none, in a pairwise exchange, those of a butterfly: as many
@@ -156,11 +159,13 @@ class _Candidate:
         return f"{self.kind} of {self.arity}" if self.arity else self.kind
 
 
-def choose(network: Network, task: Task) -> Choice:
-    """The collective for this task on this network, the same on every machine."""
+def choose(network: Network, task: Task, names: Sequence[str] = ()) -> Choice:
+    """The collective for this task on this network, the same on every machine. ``names``: of the
+    participants, in what is said to people; their numbers if empty."""
+    names = names or tuple(map(str, range(network.count)))
     if task.bbr and len(task.bbr) != network.count:
         raise ConfigError(f"{network.count} peers, and {len(task.bbr)} that have BBR or not")
-    allowed, reasons = _allowed(network, task)
+    allowed, left_out = _allowed(network, task)
     sizes = _sizes(network, task)
     found: dict[str, _Candidate] = {}
     for size in sizes:
@@ -174,7 +179,7 @@ def choose(network: Network, task: Task) -> Choice:
     worth = fastest.cost.seconds < (1 - MARGIN) * butterfly.cost.seconds
     chosen = fastest if worth else butterfly
     streams = _streams(network, task, chosen)
-    said = _explain(network, chosen, found) + _explain_streams(network, task, streams)
+    said = _explain(network, chosen, names) + _explain_streams(network, task, streams, names)
     return Choice(
         kind=chosen.kind,
         count=network.count,
@@ -186,7 +191,8 @@ def choose(network: Network, task: Task) -> Choice:
         streams=streams,
         predicted_s=chosen.cost.seconds,
         noise=chosen.shape.noise if chosen.kind != "pairwise" else PAIRWISE_NOISE,
-        reasons=tuple(said + reasons)[:REASONS_MAX],
+        reasons=tuple(said)[:REASONS_MAX],
+        details=tuple(_details(chosen, found) + left_out)[:REASONS_MAX],
     )
 
 
@@ -344,43 +350,45 @@ def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[in
 # ---------------------------------------------------------------- reasons
 
 
-def _explain(
-    network: Network,
-    chosen: _Candidate,
-    found: dict[str, _Candidate],
-) -> list[str]:
+def _explain(network: Network, chosen: _Candidate, names: Sequence[str]) -> list[str]:
     cost = chosen.cost
-    limit = f"{cost.busiest} is the busiest"
+    limit = cost.busiest.format(*names)
     if cost.windows_s > cost.lines_s:
-        limit = "the time that chunks are on their way limits it, not the rate of a line"
-    said = [f"{chosen.label}: {cost.seconds:.3g} s predicted; {limit}"]
+        limit = "round trips, not by rates"
+    said = [f"{chosen.label}, about {duration(cost.seconds, 1)} per round, limited by {limit}"]
+    if chosen.kind == "ring":
+        said.append("in the order " + ", ".join(names[peer] for peer in chosen.order))
+    nothing = [name for name, size in zip(names, chosen.shards, strict=True) if not size]
+    if nothing and sum(chosen.shards) >= network.count:
+        said.append(f"too slow to hand out a part of the result to all others: {listed(nothing)}")
+    return said
+
+
+def _details(chosen: _Candidate, found: dict[str, _Candidate]) -> list[str]:
+    cost, said = chosen.cost, []
     for other in sorted(found.values(), key=lambda candidate: candidate.cost.seconds):
         if other is not chosen:
             close = other.cost.seconds < cost.seconds
             why = f", which is within the model's error of {MARGIN:.0%}" if close else ""
-            said.append(f"{other.label} would take {other.cost.seconds:.3g} s{why}")
-    if chosen.kind == "ring":
-        way = " -> ".join(map(str, (*chosen.order, chosen.order[0])))
-        said.append(f"the order {way} has the fastest slowest edge")
-    nothing = [peer for peer, size in enumerate(chosen.shards) if not size]
-    if nothing and sum(chosen.shards) >= network.count:
-        slow = ", ".join(map(str, nothing))
-        said.append(f"{slow} own(s) no chunks: too slow to hand results out to all others")
-    elif len(set(chosen.shards)) > 1 and max(chosen.shards) - min(chosen.shards) > 1:
+            said.append(f"{other.label} would take {duration(other.cost.seconds)}{why}")
+    if all(chosen.shards) and max(chosen.shards) - min(chosen.shards) > 1:
         said.append(f"shards of {min(chosen.shards)} to {max(chosen.shards)} chunks, by rate")
     said.append(f"{sum(chosen.shards)} chunks of {chosen.chunk_elements} elements")
     return said
 
 
 def _explain_streams(
-    network: Network, task: Task, streams: Sequence[tuple[int, int, int]]
+    network: Network,
+    task: Task,
+    streams: Sequence[tuple[int, int, int]],
+    names: Sequence[str],
 ) -> list[str]:
     if not streams:
         return []
     src, dst, count = max(streams, key=lambda entry: entry[2])
     trip_s, loss = float(network.latency_s[src, dst] + network.latency_s[dst, src]), 0.0
-    why = f"up to {count} streams (from {src} to {dst}): with {trip_s * 1e3:.3g} ms"
+    why = f"up to {count} streams (from {names[src]} to {names[dst]}): with {duration(trip_s)}"
     if not task.has_bbr(src):
         loss = float(network.loss[src, dst])
         why += f" and {loss:.2%} loss"
-    return [f"{why} one carries at most {8e-6 * stream_bytes_per_s(trip_s, loss):.3g} Mbit/s"]
+    return [f"{why} one carries at most {rate(stream_bytes_per_s(trip_s, loss))}"]

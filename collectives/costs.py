@@ -136,7 +136,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one all-reduce, what they are made of, and which line is the busiest."""
+    """Seconds of one all-reduce, what they are made of, and which line is the busiest: with ``{0}``
+    for the first participant's name, and so on."""
 
     seconds: float
     lines_s: float
@@ -220,12 +221,12 @@ def _lines(
     found = [
         ("the uplink of", wire.sum(axis=1) / network.up),
         ("the downlink of", wire.sum(axis=0) / network.down),
-        ("the line out of site", leaving / network.site_up),
-        ("the line into site", entering / network.site_down),
-        ("the processor of", (encoded + flows.sum(axis=0)) * work_s),
+        ("the line out of the site of", (leaving / network.site_up)[sites]),
+        ("the line into the site of", (entering / network.site_down)[sites]),
+        ("the CPU of", (encoded + flows.sum(axis=0)) * work_s),
     ]
-    worst = [(float(times.max()), f"{name} {int(times.argmax())}") for name, times in found]
-    worst.append((float(pairs.max()), f"the path from {src} to {dst}"))
+    worst = [(float(times.max()), f"{name} {{{int(times.argmax())}}}") for name, times in found]
+    worst.append((float(pairs.max()), f"the path from {{{src}}} to {{{dst}}}"))
     longest, name = max(worst, key=lambda entry: entry[0])
     links = np.maximum(found[0][1], found[1][1])
     return longest, float(links.mean() / links.max()), name

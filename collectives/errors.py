@@ -121,8 +121,14 @@ class DataError(ConfigError):
 
 
 class ConnectError(AtollError):
+    """``stage``: what failed, "DNS" or "TCP" where nobody could be reached at all."""
+
     code = "E20"
     exit_code = 10
+
+    def __init__(self, what: str, *, fix: str = "", stage: str = "") -> None:
+        super().__init__(what, fix=fix)
+        self.stage = stage
 
 
 class AdmissionError(ConnectError):

@@ -39,10 +39,12 @@ def pairwise_cost(network: Network, chunks: int, chunk_bytes: int, rates: Rates)
     hops_s = [steps_s[n] + float(network.latency_s[way]) + 2 * work_s for n, way in enumerate(ways)]
     busy_s = PAIRWISE_WORK * chunks * work_s
     idle_s = max(hops_s) - PAIRWISE_WORK * work_s - (min(lead, chunks) - 1) * work_s
-    costs = [Cost(busy_s + max(0.0, idle_s), busy_s, 0.0, "the processors")]
+    costs = [Cost(busy_s + max(0.0, idle_s), busy_s, 0.0, "the CPUs")]
     for n, (i, j) in enumerate(ways):
         lines_s = hops_s[n] + (chunks - 1) * steps_s[n]
         turns_s = (windows + 1) // 2 * hops_s[n] + windows // 2 * hops_s[1 - n]
         windows_s = turns_s + (last - 1) * steps_s[n]
-        costs.append(Cost(max(lines_s, windows_s), lines_s, windows_s, f"the path from {i} to {j}"))
+        costs.append(
+            Cost(max(lines_s, windows_s), lines_s, windows_s, f"the path from {{{i}}} to {{{j}}}")
+        )
     return max(costs, key=lambda cost: cost.seconds)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from atoll.optim.footprint import host_bytes, log_bytes
+from atoll.collectives.units import memory
+from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import LeadingRank
 from atoll.optim.spec import RunSpec
 
-__all__ = ["say_of_copies", "say_of_replay", "say_of_rounds", "say_of_steps"]
+__all__ = ["say_of_copies", "say_of_replay", "say_of_replicas", "say_of_rounds", "say_of_steps"]
 
 # Of a parameter, which the ranks of a trainer share: their submission, and θ (ranks.py).
 RANKS_BYTES = 8
@@ -24,36 +25,36 @@ CHECKPOINT_BYTES = 12
 
 def say_of_rounds(spec: RunSpec, manifest: Manifest, trainer_bytes: float, peer: object) -> None:
     """Where daemons step the run's parameters."""
-    own, ranks = _mib(trainer_bytes * manifest.elements), ""
+    daemon, trainer = host_bytes(spec, manifest), memory(trainer_bytes * manifest.elements)
     if isinstance(peer, LeadingRank):
-        ranks = f"each; all its ranks together {_mib(RANKS_BYTES * manifest.elements)}, "
-    _say(
-        manifest.elements,
-        f"; the daemon takes at most {_mib(host_bytes(spec, manifest))} of host memory for them "
-        f"({_mib(log_bytes(spec, manifest))} of it the log of the last rounds), this trainer {own} "
-        f"beside its model, {ranks}the device nothing",
-    )
+        trainer += f" in each process and {memory(RANKS_BYTES * manifest.elements)} in all"
+    _say(manifest.elements, f"daemon {memory(daemon)}, trainer {trainer}, GPU 0.")
 
 
 def say_of_steps(elements: int, trainer_bytes: float) -> None:
     """Where trainers exchange something at every step."""
-    exchanged = _mib(EXCHANGED_BYTES * elements)
+    exchanged = memory(EXCHANGED_BYTES * elements)
     _say(
         elements,
-        f", which this trainer holds; it takes {_mib(trainer_bytes * elements)} of host memory "
-        f"beside them, the daemon {exchanged} for what is exchanged. While newcomers are given "
-        f"all, either takes {exchanged} for it, and as much for each number that inner optimizers "
-        "keep of a parameter",
+        f"daemon {exchanged}, trainer {memory(trainer_bytes * elements)}. While a newcomer gets the"
+        f" parameters, both take {exchanged} more, and as much for each number that the optimizer"
+        " keeps of a parameter (AdamW: 2).",
     )
+
+
+def say_of_replicas(elements: int, daemon_bytes: float, trainer_bytes: float) -> None:
+    """Where each trainer has a replica of its own, and its daemon hands that out."""
+    daemon, trainer = memory(daemon_bytes), memory(trainer_bytes * elements)
+    _say(elements, f"daemon {daemon}, trainer {trainer}, GPU 0.")
 
 
 def say_of_copies(elements: int) -> None:
     """Where nothing but copies of a whole trainer is ever handed over."""
+    copied = memory(EXCHANGED_BYTES * elements)
     _say(
         elements,
-        f", which this trainer holds; where a member is copied it and the daemon take "
-        f"{_mib(EXCHANGED_BYTES * elements)} of host memory each, and as much for each number that "
-        "inner optimizers keep of a parameter",
+        f"daemon 0, trainer 0; while a member is copied, both take {copied}, and as much for each"
+        " number that the optimizer keeps of a parameter (AdamW: 2).",
     )
 
 
@@ -62,15 +63,11 @@ def say_of_replay(manifest: Manifest, checkpoints: int, folder: object) -> None:
     each = CHECKPOINT_BYTES * manifest.elements
     where = f"in {folder}" if folder is not None else "of this trainer's memory"
     print(
-        f"atoll: for replays {checkpoints} checkpoints are kept, with AdamW about {_mib(each)} "
-        f"each, {_mib(checkpoints * each)} {where}",
+        f"atoll: {checkpoints} checkpoints are kept for replays: {memory(each)} each with AdamW,"
+        f" {memory(checkpoints * each)} {where}",
         file=sys.stderr,
     )
 
 
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / 2**20:.0f} MiB"
-
-
-def _say(elements: int, what: str) -> None:
-    print(f"atoll: {elements:,} parameters{what}", file=sys.stderr)
+def _say(elements: int, extra: str) -> None:
+    print(f"atoll: {elements:,} parameters. Extra memory: {extra}", file=sys.stderr)

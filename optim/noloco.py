@@ -21,7 +21,6 @@ from that one's number; who is far behind begins anew like a newcomer.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +36,7 @@ from atoll.optim.companions import OF_PARTNERS, check_alone
 from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.local_steps import LocalSteps
+from atoll.optim.memory import say_of_replicas
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.sessions import GossipSession, VectorAsked
@@ -378,12 +378,7 @@ class NoLoCo(InnerSteps):
         spec, elements = self.spec, self.manifest.elements
         encoded = get_codec(spec.codec).encoded_bytes(elements)
         daemon = 4 * elements + (PUBLISHED + 2 * spec.group) * encoded
-        print(
-            f"atoll: {elements:,} parameters; this trainer holds its replica in "
-            f"{self.trainer_bytes * elements / 2**20:.0f} MiB of host memory, the daemon takes at "
-            f"most {daemon / 2**20:.0f} MiB to hand it out and to get others, the device nothing",
-            file=sys.stderr,
-        )
+        say_of_replicas(elements, daemon, self.trainer_bytes)
         if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):
             bound = 2 * (1 - spec.outer_momentum)
             self._replicas.say(

@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import RoundTimeoutError
+from atoll.collectives.units import duration
 from atoll.optim.companions import OF_PARTNERS
 from atoll.optim.sessions import GossipSession
 from atoll.optim.spec import RunSpec
@@ -55,9 +56,8 @@ class Replicas:
             if nobody and founder == self._peer.peer_name:
                 return 0
             waited_s = time.monotonic() - began_s
-            text = (
-                f"waited {waited_s:.0f} s for parameters to begin with: {founder} founded this run"
-            )
+            so_far = duration(waited_s)
+            text = f"no parameters to begin with after {so_far}: {founder} founded this run"
             text += f"; no answer from {', '.join(silent)}" if silent else ""
             if waited_s > self._deadline_s:
                 raise RoundTimeoutError(

@@ -27,6 +27,7 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.units import duration
 from atoll.optim.eager import EagerUpdates
 from atoll.optim.inner_steps import Inner
 from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
@@ -211,8 +212,8 @@ class StreamingDiLoCo(Method):
         if self.peer.first_rank(waited) > WAIT_SHARE_MAX:  # ranks have clocks of their own
             self._delay += 1
             self._say(
-                f"waited {outcome.waited_s:.2f} s for fragment {fragment}: from now on results are "
-                f"merged {self._delay} steps after they are sent"
+                f"waited {duration(outcome.waited_s)} for fragment {fragment}: from now on results"
+                f" are merged {self._delay} steps after they are sent"
             )
 
     def _take_run(self) -> None:

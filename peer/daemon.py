@@ -316,7 +316,7 @@ class Daemon:
         self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
 
     def _on_down(self, peer: bytes, why: str) -> None:
-        self.note("link", f"link to {short(peer)} ended: {why}")
+        self.note("link", f"connection to {short(peer)} ended: {why}")
         self.guard.unlinked(peer)
         self.runner.link_down(peer)
         self.vectors.link_down(peer, why)
@@ -400,7 +400,7 @@ class Daemon:
         return self.node.genesis.waiting or self.options.resume is not None
 
     def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
-        self.journal.last_error = error.what
+        self.journal.failed(error.what)
         if isinstance(error, IdentityInUseError):
             self.stop(error)
 

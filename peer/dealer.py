@@ -21,6 +21,7 @@ from atoll.collectives.errors import (
     DaemonLostError,
     NoDaemonError,
 )
+from atoll.collectives.units import duration
 from atoll.peer.identity import socket_path
 from atoll.peer.local import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
 
@@ -73,11 +74,10 @@ class Dealer:
                     return _unwrap(value)
             if time.monotonic() - said_s > PROGRESS_S:
                 said_s = time.monotonic()
-                say(
-                    f"waited {said_s - asked_s:.0f} s for the daemon at {self.home}: is it stopped?"
-                )
+                so_far = duration(said_s - asked_s)
+                say(f"no answer from the daemon at {self.home} for {so_far}: is it stopped?")
         raise NoDaemonError(
-            f"the daemon at {self.home} has not answered `{command}` for {patience_s:.0f} s",
+            f"the daemon at {self.home} has not answered `{command}` for {duration(patience_s)}",
             fix="look at its terminal; end it and start it again if it hangs",
         )
 

@@ -57,7 +57,7 @@ class Journal:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.publish: Callable[[dict[str, Any]], None] | None = None
-        self.last_error = ""
+        self.last_error, self.last_error_unix_s = "", 0.0
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._history: dict[str, deque[dict[str, Any]]] = {
             kind: deque(maxlen=HISTORY_KEPT) for kind in HISTORY_KINDS
@@ -81,14 +81,18 @@ class Journal:
         if kind != ROUND:
             self._events.append(event)
         if kind in ERROR_KINDS:
-            self.last_error = text
+            self.failed(text)
         if kind == "fork":  # of this peer's own lineage, or that there is another one
             self._remember("fork" if self._view and text.endswith(self._view) else "met", text)
         elif kind in self._history:
             self._remember(kind, text)
-        self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text}")
+        self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text.removeprefix(f'{kind} ')}")
         if self.publish is not None:
             self.publish(event)
+
+    def failed(self, text: str) -> None:
+        """What `atoll status` shows as the last error."""
+        self.last_error, self.last_error_unix_s = text, time.time()
 
     def installed(self, view: View) -> None:
         """A view is in force. A joiner hears of its flags in no other way."""

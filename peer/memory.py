@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError, DaemonLostError
+from atoll.collectives.units import memory
 
 __all__ = ["Region", "map_floats", "receive_region", "send_region"]
 
@@ -37,7 +38,7 @@ class Region:
         except OSError as error:
             os.close(self.fd)
             raise ConfigError(
-                f"no memory for {name}: {size_bytes / 2**20:.0f} MiB: {error.strerror}",
+                f"no memory for {name}: {memory(size_bytes)}: {error.strerror}",
                 fix="free memory or train a smaller model on this machine",
             ) from error
         self.floats = map_floats(self.fd, count, writable=True)
@@ -89,8 +90,8 @@ def _check_available(name: str, size_bytes: int) -> None:
     available = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
     if available is not None and size_bytes > int(available) * 1024:
         raise ConfigError(
-            f"no memory for {name}: it takes {size_bytes / 2**20:,.0f} MiB,"
-            f" {int(available) / 1024:,.0f} MiB are free",
+            f"no memory for {name}: it takes {memory(size_bytes)},"
+            f" {memory(1024 * int(available))} are free",
             fix="free memory or train a smaller model on this machine",
         )
 

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
+from atoll.collectives.units import duration
 from atoll.peer.group.messages import Cradle, Hail, Redirect
 from atoll.peer.group.views import Member, View, is_quorum, short
 from atoll.peer.net.links import LinkHost
@@ -68,7 +69,7 @@ class Inquiry:
         """For people: what is asked, since when, who has answered."""
         elapsed_s = self._loop.time() - self._began_s
         count = len(self._dialled) - 2
-        text = f"{count} address{'es' if count > 1 else ''} asked for {elapsed_s:.0f} s"
+        text = f"{count} address{'es' if count > 1 else ''} asked for {duration(elapsed_s)}"
         said = [f"{short(peer)} is in view {view.number}" for peer, view in self._answers.items()]
         return f"{text}; {', '.join(said) or 'nobody is in it'}"
 

@@ -33,6 +33,7 @@ from atoll.collectives.errors import (
     SessionError,
     TooFewPeersError,
 )
+from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.dealer import COMMAND_TIMEOUT_S, PROGRESS_S, Dealer, has_ended, lost, say
@@ -148,7 +149,9 @@ class Session(Operations, Gossip, Validations):
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
-                say(f"waiting {now_s - started_s:.0f} s for the run's state: {answer['text']}")
+                say(
+                    f"no state of the run yet after {duration(now_s - started_s)}: {answer['text']}"
+                )
             self._dealer.receive(POLL_S, self._lifeline)
             answer = self._ask("attach", blob=packed)
         self._dealer.events.clear()
@@ -203,14 +206,14 @@ class Session(Operations, Gossip, Validations):
                 waiting = self._ask("waiting")
                 if waiting["code"] == DivergedError.code:  # waiting longer cannot help
                     raise DivergedError(waiting["text"], fix=_HALTED_FIX)
-                say(f"waited {now_s - started_s:.0f} s: {waiting['text']}")
+                say(str(waiting["text"]))
 
     def _too_late(self, elapsed_s: float) -> RoundError:
         waiting = self._ask("waiting")
         kinds = {error.code: error for error in (NoQuorumError, TooFewPeersError)}
         kind = kinds.get(waiting["code"], RoundTimeoutError)
         return kind(
-            f"no commit for {elapsed_s:.0f} s: {waiting['text']}",
+            f"no commit for {duration(elapsed_s)}: {waiting['text']}",
             fix="see `atoll status`; a larger round_deadline_s waits longer",
             phase="commit",
             elapsed_s=elapsed_s,

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import RoundTimeoutError
+from atoll.collectives.units import duration
 from atoll.peer.dealer import PROGRESS_S, say
 from atoll.peer.session_ops import check_codec
 
@@ -127,12 +128,12 @@ class AskedVector:
                 self.drop()
                 what = "been published" if state == "asked" else "arrived"
                 raise RoundTimeoutError(
-                    f"{self} has not {what} within {waited_s:.1f} s", elapsed_s=waited_s
+                    f"{self} has not {what} within {duration(waited_s)}", elapsed_s=waited_s
                 )
             if time.monotonic() - said_s > PROGRESS_S:
                 said_s = time.monotonic()
                 how = "has not been published yet" if state == "asked" else "is on its way"
-                say(f"waited {waited_s:.0f} s for {self}, which {how}")
+                say(f"{self} {how} ({duration(waited_s)} so far)")
 
     def look(self, timeout_s: float) -> str:
         """ "asked" while it is not published; "here", or something else while it is on its way. At

@@ -33,6 +33,7 @@ from atoll.collectives.errors import (
     ConfigError,
     RoundError,
 )
+from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import BLOB_BYTES_MAX, COLLECTIVES, RunSpec
 from atoll.peer.dealer import PROGRESS_S, Dealer, say
@@ -167,7 +168,8 @@ class Operations(ABC):
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
-                say(f"waiting {now_s - started_s:.0f} s to take part: {why}")
+                so_far = duration(now_s - started_s)
+                say(f"this trainer cannot take part yet ({so_far} so far): {why}")
             self._dealer.receive(POLL_S, self._lifeline)
         outcome = self._outcome(self._calls)
         elapsed_s = time.monotonic() - started_s

@@ -6,19 +6,21 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from atoll.collectives.units import count, duration, listed, rate, size
 from atoll.peer.audit.door import describe_bans
 from atoll.peer.authority.standing import describe
 from atoll.peer.group.counting import trainers_needed
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.probation import NO_TERMS, rounds_left
-from atoll.peer.group.views import ARCHIVE, WITNESS, Member, View, plain, short
+from atoll.peer.group.views import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
+from atoll.peer.measuring.picture import LOSS_SHOWN
 
 if TYPE_CHECKING:
     from atoll.peer.daemon import Daemon
 
 __all__ = ["missing_founders", "render", "snapshot"]
 
-LOSS_SHOWN = 0.0005  # of the bytes: what rounds to a tenth of a percent
+LABEL_CHARACTERS = 10
 
 
 def snapshot(daemon: Daemon) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "last_commit_unix_s": runner.last_commit_unix_s,
         "waiting": _waiting(daemon),
         "last_error": daemon.journal.last_error,
+        "last_error_unix_s": daemon.journal.last_error_unix_s,
         "events": daemon.journal.events,
         "history": daemon.journal.history,
         "uptime_s": time.monotonic() - daemon.started_s,
@@ -110,8 +113,8 @@ def _checkpoint(daemon: Daemon) -> str:
         return ""
     text = "none yet"
     if writer.latest is not None:
-        ago_s = time.time() - writer.latest.unix_s
-        text = f"round {writer.latest.round}, {ago_s:.0f} s ago: {writer.latest.path}"
+        ago = duration(max(0.0, time.time() - writer.latest.unix_s))
+        text = f"round {writer.latest.round}, {ago} ago: {writer.latest.path}"
     doing = writer.describe_writing()
     return f"{text}; {doing}" if doing else text
 
@@ -122,7 +125,7 @@ def _policy(view: View | None) -> str:
         return ""
     chosen = view.rules.policy
     if view.may_fork:
-        return f"{chosen}: whoever is left goes on, as a flagged fork, when the others are gone"
+        return f"{chosen}: if the others are gone, whoever is left goes on, marked as a fork"
     text = f"{chosen}: a majority of the voters decides"
     if len(view.members) == 2:
         text += f"; if {short(view.members[0].peer)} is lost, the other halts"
@@ -133,7 +136,7 @@ def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
     node = daemon.node
     me = member.peer == node.me.peer
     linked = me or member.peer in daemon.host.link_peers()
-    state = "connected" if linked else "gone" if member.peer in node.refused else "no link"
+    state = "connected" if linked else "gone" if member.peer in node.refused else "no connection"
     entry = {
         "peer": short(member.peer),
         "address": member.address,
@@ -165,34 +168,51 @@ def _waiting(daemon: Daemon) -> str:
         return node.beats.halted
     if own.unsynced:
         if loading := daemon.runner.catch_up.describe():
-            return f"this peer is loading {loading}"
-        behind = node.syncing.rounds_behind
-        return f"this peer is {behind} rounds behind the others and asks them again soon"
-    linked = daemon.host.link_peers()
-    gone = [short(p) for p in view.peers if p != node.me.peer and p not in linked]
-    tail = f"; no link to {', '.join(gone)}" if gone else ""
-    late, waited_s = node.beats.waiting
-    names = ", ".join(short(peer) for peer in late) or "the first submission"
+            return f"this peer is downloading {loading}"
+        behind = count(node.syncing.rounds_behind, "round")
+        return f"this peer is {behind} behind the others and asks them again soon"
     if node.succession is not None and (electing := node.succession.waiting_for()):
-        names = ", ".join(short(peer) for peer in electing[0])
-        return f"no coordinator for {electing[1]:.0f} s: the election waits for {names}"
+        names = listed([short(peer) for peer in electing[0]])
+        return f"no coordinator for {duration(electing[1])}: the election waits for {names}"
+    tail = _without_connection(daemon, view)
     if node.beats.held:
         return f"{node.beats.held}{tail}"
+    return f"{_round_waits(daemon)}{tail}"
+
+
+def _without_connection(daemon: Daemon, view: View) -> str:
+    reached = {*daemon.host.link_peers(), daemon.node.me.peer}
+    gone = [short(peer) for peer in view.peers if peer not in reached]
+    return f"; no connection to {listed(gone)}" if gone else ""
+
+
+def _round_waits(daemon: Daemon) -> str:
+    """Where there is a view, and rounds are not held."""
+    node, own = daemon.node, daemon.node.follower
+    late, waited_s = node.beats.waiting
+    names = listed([short(p) + (" (this peer)" if p == node.me.peer else "") for p in late])
     begin = own.begins.get(own.round + 1)
     if begin is not None:
-        return (
-            f"round {begin.round}, attempt {begin.attempt}: {names} reducing"
-            f" for {waited_s:.0f} s{tail}"
-        )
-    return f"round {own.round + 1} has waited {waited_s:.0f} s for {names}{tail}"
+        waits = f" and waits for {names}" if names else ""
+        return f"round {begin.round} is exchanged{waits} ({duration(waited_s)} so far)"
+    number = own.round + 1
+    if names:
+        return f"round {number} waits for the training of {names} ({duration(waited_s)} so far)"
+    if own.attached:
+        return f"round {number} is about to begin"
+    yet = "" if own.round else " yet"
+    return f"no training script is attached{yet}: start one (python train.py)"
 
 
 def missing_founders(daemon: Daemon) -> str:
     """Who is here, whom the others wait for, and how to go on without them."""
     text = daemon.node.genesis.describe()
-    silent = daemon.keeper.unanswered(daemon.contacts())
+    missing = daemon.keeper.unanswered(daemon.contacts())
+    known = {address: daemon.keeper.why_not(address) for address in missing}
+    silent = [address for address, why in known.items() if not why]
     if silent:
-        text += f"; no answer from {', '.join(silent)}"
+        text += f"; no answer from {listed(silent)}"
+    text += "".join(f"; {why}" for why in known.values() if why)
     if daemon.options.resume is not None:
         text += f"; without them: atoll up --run {daemon.options.run} --resume CHECKPOINT"
     return text
@@ -207,70 +227,118 @@ def _outside(daemon: Daemon) -> str:
     if node.genesis.waiting:
         return missing_founders(daemon)
     if node.phase is not Phase.LEARNER or not node.joining.is_taught:
-        has = f", which has the state of round {node.follower.round}" if daemon.runner.state else ""
-        return f"no coordinator of run {run} answers this {node.me.role}{has}"
-    late = f"{behind} round{'s' if behind > 1 else ''} behind" if behind else "up to date"
+        has = f"; it has the state of round {node.follower.round}" if daemon.runner.state else ""
+        return f"this peer is outside run {run}: no coordinator of it answers{has}"
+    late = f"{count(behind, 'round')} behind" if behind else "up to date"
     loading = daemon.runner.catch_up.describe()
     if node.me.role == ARCHIVE:
         text = f"following run {run} as an archive, round {node.follower.round}, {late}"
-        return f"{text}; loading {loading}" if loading else text
-    return f"joining run {run}: loading {loading or 'the state'}; {late}"
+        return f"{text}; downloading {loading}" if loading else text
+    return f"joining run {run}, {late}: downloading {loading or 'the state'}"
 
 
 def render(status: dict[str, Any]) -> str:
     """The text of `atoll status`."""
+    size_text = f", {status['parameters']:,} parameters" if status["parameters"] else ""
+    up = duration(status["uptime_s"])
     lines = [
-        f"run {status['run']}   peer {status['peer']} at {status['address']}   {status['phase']}"
-        f"   up {status['uptime_s']:.0f} s",
-        f"view {status['view']}   round {status['round']}   coordinator {status['coordinator']}"
-        f"   lineage {status['lineage']}{' FORK' if status['fork'] else ''}",
-        f"policy {status['policy']}",
+        _line("run", f"{status['run']}, round {status['round']}{size_text}"),
+        _line("peer", f"{status['peer']} at {status['address']}, {_standing(status)}, up {up}"),
     ]
+    if status["policy"]:
+        lines.append(_line("policy", status["policy"]))
     if status["min_trainers"] > 1:
-        lines.append(f"min_trainers {status['min_trainers']}: with fewer trainers no round begins")
+        lines.append(
+            _line("trainers", f"at least {status['min_trainers']}: with fewer no round begins")
+        )
+    if status["fork"]:
+        lines.append(_line("FORK", f"this is lineage {status['lineage']}, without a majority"))
     for event in status["history"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix_s"]))
-        lines.append(f"{event['kind']:<8} {when}  {event['text']}")
-    for member in status["members"]:
-        marks = [member["state"]]
-        marks += [member["role"]] if member["role"] == WITNESS else []
-        marks += ["coordinator"] if member["coordinator"] else []
-        marks += ["this peer"] if member["you"] else []
-        marks += [f"round {member['round']}"] if "round" in member else []
-        marks += ["trainer attached"] if member.get("attached") else []
-        marks += _probation(member)
-        marks += _link(member)
-        lines.append(f"  {member['peer']}  {member['address']:<24} {', '.join(marks)}")
-    for learner in status["learners"]:
-        doing = "archive" if learner["role"] == ARCHIVE else "joining"
-        late = "" if learner["synced"] else ", catching up"
-        text = f"{doing}, round {learner['round']}{late}"
-        lines.append(f"  {learner['peer']}  {learner['address']:<24} {text}")
-    if status["trainer"]:
-        figures = "  ".join(f"{k} {v:.6g}" for k, v in status["trainer"]["metrics"].items())
-        lines.append(f"trainer pid {status['trainer']['pid']}  {figures}")
-    elif status["role"] not in (ARCHIVE, WITNESS):
-        lines.append("no trainer attached")
-    moved = status["bytes"]
-    for way in ("sent", "received"):
-        each = ", ".join(f"{purpose} {_size(count)}" for purpose, count in moved[way].items())
-        again = moved["sent_again"] if way == "sent" else 0
-        tail = f"; {_size(again)} of the rounds again, after broken attempts" if again else ""
-        lines.append(f"{way:<8} {_size(sum(moved[way].values()))}: {each}{tail}")
-    if status["streams"]:
-        kinds = (f"{count} {cipher}" for cipher, count in sorted(status["streams"].items()))
-        lines.append(f"{'streams':<8} {', '.join(kinds)}")
+        lines.append(_line(event["kind"], f"{when}  {event['text']}"))
+    lines += _table([*map(_member_row, status["members"]), *map(_learner_row, status["learners"])])
+    lines += _trainer(status)
+    lines += _traffic(status)
     if status["layout"]:
-        lines.append(f"{'layout':<8} {status['layout']}")
+        lines.append(_line("plan", status["layout"]))
     if status["digest"]:
-        lines.append(f"state digest {status['digest'][:32]}   {status['parameters']:,} parameters")
+        lines.append(_line("state", f"{status['digest'][:32]} after round {status['round']}"))
     if status["checkpoint"]:
-        lines.append(f"checkpoint {status['checkpoint']}")
+        lines.append(_line("checkpoint", status["checkpoint"]))
     lines += describe(status["admission"])
     lines += describe_bans(status["admission"])
-    lines.append(f"now: {status['waiting']}")
-    lines.append(f"last error: {status['last_error'] or 'none'}")
-    return "\n".join(lines)
+    lines.append(_line("now", status["waiting"]))
+    return "\n".join([*lines, _line("error", _last_error(status))])
+
+
+def _standing(status: dict[str, Any]) -> str:
+    """What this peer is in the run, in words."""
+    if status["phase"] == Phase.LEARNER.value:
+        return "archive" if status["role"] == ARCHIVE else "joining"
+    words = {Phase.OUT.value: "outside", Phase.CANDIDATE.value: "electing a coordinator"}
+    member = WITNESS if status["role"] == WITNESS else status["phase"]
+    return words.get(status["phase"], str(member))
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{LABEL_CHARACTERS}} {text}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows with aligned columns; those that nobody fills are left out."""
+    columns = [column for column in zip(*rows, strict=True) if any(column)]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  "
+        + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _member_row(member: dict[str, Any]) -> tuple[str, ...]:
+    doing = [member["state"]] if member["state"] != "connected" else []
+    if "round" in member:
+        doing.append(f"round {member['round']}")
+        if member["role"] == REPLICA:
+            doing.append("training" if member["attached"] else "no trainer")
+    doing += _probation(member)
+    role = "member" if member["role"] == REPLICA else member["role"]
+    role = "coordinator" if member["coordinator"] else role
+    link = "this peer" if member["you"] else ", ".join(_link(member))
+    return (member["peer"], member["address"], role, ", ".join(doing), link)
+
+
+def _learner_row(learner: dict[str, Any]) -> tuple[str, ...]:
+    doing = "archive" if learner["role"] == ARCHIVE else "joining"
+    late = "" if learner["synced"] else ", downloading the state"
+    return (learner["peer"], learner["address"], doing, f"round {learner['round']}{late}", "")
+
+
+def _trainer(status: dict[str, Any]) -> list[str]:
+    if status["trainer"]:
+        figures = (f", {k} {v:.6g}" for k, v in status["trainer"]["metrics"].items())
+        return [_line("trainer", f"process {status['trainer']['pid']}{''.join(figures)}")]
+    return [_line("trainer", "none")] if status["role"] not in (ARCHIVE, WITNESS) else []
+
+
+def _traffic(status: dict[str, Any]) -> list[str]:
+    moved, lines = status["bytes"], []
+    for way in ("sent", "received"):
+        each = ", ".join(f"{purpose} {size(number)}" for purpose, number in moved[way].items())
+        again = moved["sent_again"] if way == "sent" else 0
+        tail = f"; {size(again)} of the rounds again, after broken attempts" if again else ""
+        lines.append(_line(way, f"{size(sum(moved[way].values()))}: {each}{tail}"))
+    if status["streams"]:
+        kinds = (f"{number} {cipher}" for cipher, number in sorted(status["streams"].items()))
+        lines.append(_line("streams", ", ".join(kinds)))
+    return lines
+
+
+def _last_error(status: dict[str, Any]) -> str:
+    if not status["last_error"]:
+        return "none"
+    ago_s = max(0.0, time.time() - status["last_error_unix_s"])
+    return f"{status['last_error']} ({duration(ago_s)} ago)"
 
 
 def _probation(member: dict[str, Any]) -> list[str]:
@@ -280,25 +348,14 @@ def _probation(member: dict[str, Any]) -> list[str]:
         return []
     if rounds == 0:
         return ["on probation until the next view"]
-    return [f"on probation for {rounds} more round{'s' if rounds > 1 else ''}"]
+    return [f"on probation for {count(rounds, 'more round')}"]
 
 
 def _link(member: dict[str, Any]) -> list[str]:
     """The link to a member, as far as it was measured."""
-    marks = [f"rtt {member['rtt_ms']:.3g} ms"] if member["rtt_ms"] else []
-    ways = [
-        f"{way} {8e-6 * member[f'{way}_bytes_per_s']:.3g}"
-        for way in ("out", "in")
-        if f"{way}_bytes_per_s" in member
-    ]
-    marks += [f"{' '.join(ways)} Mbit/s"] if ways else []
+    marks = [duration(1e-3 * member["rtt_ms"])] if member["rtt_ms"] else []
+    for way, name in (("out", "up"), ("in", "down")):
+        if f"{way}_bytes_per_s" in member:
+            marks.append(f"{name} {rate(member[f'{way}_bytes_per_s'])}")
     marks += [f"loss {member['loss']:.1%}"] if member.get("loss", 0.0) >= LOSS_SHOWN else []
     return marks
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

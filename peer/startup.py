@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.native import say_once
+from atoll.collectives.units import duration
 from atoll.peer import allocator, descriptors
 from atoll.peer.audit.banning import BanKeeper
 from atoll.peer.audit.door import BanGuard
@@ -213,5 +214,5 @@ def check_joined(daemon: Daemon) -> None:
     elif not daemon.was_in and node.phase is not Phase.LEARNER and node.view is None:
         why = f"this peer is {node.phase.value}; {daemon.journal.last_error or 'no error'}"
         run, limit_s = daemon.options.run, JOIN_TIMEOUT_S
-        what = f"not admitted to run {run} within {limit_s:.0f} s ({why})"
+        what = f"not admitted to run {run} within {duration(limit_s)} ({why})"
         daemon.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))

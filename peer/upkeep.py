@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.peer.group.views import View
+from atoll.peer.net.dial import SECRET, UNREACHED
 from atoll.peer.net.links import LinkHost
 from atoll.peer.rounds.streams import Streams
 
@@ -39,6 +40,7 @@ class LinkKeeper:
         self._on_error = on_error
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
+        self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
 
     def reach_any(
         self, addresses: Sequence[str], fingerprint: bytes | None
@@ -107,6 +109,13 @@ class LinkKeeper:
         linked = self._host.link_peers()
         return [address for address in contacts if self._answered.get(address) not in linked]
 
+    def why_not(self, address: str) -> str:
+        """Why there is no connection to the peer at this address; "" if nobody answers there."""
+        error = self._failed.get(address)
+        if error is None or error.stage in UNREACHED:
+            return ""
+        return f"{address} has another secret" if error.stage == SECRET else error.what
+
     def dial(self, peer: bytes | None, address: str) -> None:
         """Dial in the background, with a growing pause while nobody answers."""
         now_s = asyncio.get_running_loop().time()
@@ -123,8 +132,13 @@ class LinkKeeper:
         try:
             found = await self._host.dial(address, expect_peer=peer)
         except (ConnectError, IdentityInUseError) as error:
+            if isinstance(error, ConnectError):
+                self._failed[address] = error
+                if len(self._failed) > ADDRESSES_MAX:
+                    del self._failed[next(iter(self._failed))]
             self._on_error(error)
             return
+        self._failed.pop(address, None)
         self.answered(address, found)
         self._pauses.pop(address, None)
         if peer is not None:

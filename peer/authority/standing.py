@@ -54,10 +54,10 @@ def standing(ledger: Ledger, own: Credential, now_s: float) -> dict[str, Any]:
 def describe(admission: dict[str, Any]) -> list[str]:
     """The lines of it."""
     if admission["mode"] != "authority":
-        return ["admission by the run secret"]
+        return ["admission  by the run secret"]
     revoked = f"list {admission['list']} revokes {admission['revoked']}"
     lines = [
-        f"admission by the authority {admission['authority'][:16]}; this peer has a"
+        f"admission  by the authority {admission['authority'][:16]}; this peer has a"
         f" {admission['own']}; {admission['admitted']} admitted;"
         f" {revoked if admission['list'] else 'nobody is revoked'}"
     ]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
+from atoll.collectives.units import duration, size
 from atoll.peer.checkpoints.checkpoint import candidates, open_checkpoint, readable
 from atoll.peer.checkpoints.manifest import latest_first
 from atoll.peer.checkpoints.writer import CheckpointWriter, Written
@@ -93,8 +94,8 @@ class Checkpointer:
         """For people: since when one is being written, and what that waits for now; or ""."""
         if self.idle.is_set():
             return ""
-        elapsed_s = time.monotonic() - self._began_s
-        return f"one is being written for {elapsed_s:.0f} s: {self._writer.doing or 'beginning'}"
+        so_far = duration(time.monotonic() - self._began_s)
+        return f"one is being written ({so_far} so far): {self._writer.doing or 'beginning'}"
 
     def committed(
         self, round_number: int, view: View, state: ReplicatedState, log: RoundLog
@@ -219,8 +220,8 @@ class Shelf:
 
 def _describe(written: Written) -> str:
     return (
-        f"round {written.round} is in {written.path}: {written.nbytes / 2**20:,.1f} MiB, verified,"
-        f" {written.elapsed_s:.1f} s"
+        f"round {written.round} is in {written.path}: {size(written.nbytes)}, verified, in"
+        f" {duration(written.elapsed_s)}"
     )
 
 

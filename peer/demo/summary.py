@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.collectives.units import count, duration, size
 from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
 
 __all__ = [
@@ -12,7 +13,6 @@ __all__ = [
     "Check",
     "all_reduce_bytes",
     "checks",
-    "size",
     "summary",
 ]
 
@@ -110,7 +110,7 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
     newcomer = figures.newcomer
     if newcomer is not None:
         text = f"{newcomer.name} was started after round {figures.joined_round}"
-        rounds = _count(newcomer.contributed, "round")
+        rounds = count(newcomer.contributed, "round")
         lines.append(("newcomer", f"{text} and contributed to {rounds}"))
     each = ", ".join(f"{p.name} {_share(p)}" for p in figures.peers if p.elapsed_s)
     return [
@@ -165,7 +165,7 @@ def _digest_line(figures: DemoFigures) -> str:
     names = ", ".join(peer.name.removeprefix("peer ") for peer in living)
     return (
         f"equal on peers {names} after round {living[0].round}: {living[0].digest[:16]}"
-        f" ({_count(compared, 'round')} compared)"
+        f" ({count(compared, 'round')} compared)"
     )
 
 
@@ -184,21 +184,8 @@ def _loss(value: float | None) -> str:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "unknown"
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
+    return duration(value)
 
 
 def _share(peer: PeerFigures) -> str:
     return f"{peer.waited_s / peer.elapsed_s:.0%}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, as networks are measured."""
-    for unit in ("B", "kB", "MB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"

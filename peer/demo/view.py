@@ -15,8 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from atoll.collectives.units import size
 from atoll.peer.demo.figures import DemoFigures, PeerFigures
-from atoll.peer.demo.summary import Check, size
+from atoll.peer.demo.summary import Check
 
 __all__ = ["LiveView", "PlainView", "View", "loss_chart", "make_view"]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from atoll.collectives.units import duration
 from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.follower import Follower
 from atoll.peer.group.messages import ARCHIVES_TOLD_MAX, Heartbeat, Learn
@@ -152,10 +153,12 @@ class Admission:
         """Tell all learners where the run stands; four times a second, like a beat."""
         for peer, learner in list(self.learners.items()):
             if now_s - learner.heard_s > self._timing.failure_s:
-                self._drop(peer, now_s, _BACKOFF_MIN_S, "silent")
+                self._drop(peer, now_s, _BACKOFF_MIN_S, "nothing is heard of it")
             elif self._stalls_others(learner, now_s):
                 self._stalls[peer] = stalls = self._stalls.get(peer, 0) + 1
-                self._drop(peer, now_s, _BACKOFF_MIN_S * 2.0 ** min(stalls - 1, 10), "no progress")
+                self._drop(
+                    peer, now_s, _BACKOFF_MIN_S * 2.0 ** min(stalls - 1, 10), "it downloads nothing"
+                )
             else:
                 self._emit(Send(peer, self._lesson(learner, now_s)))
 
@@ -212,7 +215,9 @@ class Admission:
                 chase.round, chase.tries = beat.round, chase.tries + 1
             if chase.held_since_s is None and self._is_hopeless(peer, beat, chase, now_s):
                 chase.held_since_s = now_s
-                text = f"round {self._own.round + 1} waits up to {self._timing.hold_s:.0f} s for"
+                text = (
+                    f"round {self._own.round + 1} waits up to {duration(self._timing.hold_s)} for"
+                )
                 self._emit(Note("hold", f"{text} {short(peer)}, which cannot keep up", peer))
             since_s = chase.held_since_s
             if since_s is not None and now_s - since_s < self._timing.hold_s:
@@ -259,7 +264,9 @@ class Admission:
             del self._not_before_s[old]
             self._stalls.pop(old, None)
         what = "archive" if role == ARCHIVE else "joiner"
-        text = f"{short(peer)} is no {what} any more: {why}; it may ask again in {pause_s:.0f} s"
+        text = (
+            f"{short(peer)} is no {what} any more: {why}; it may ask again in {duration(pause_s)}"
+        )
         self._emit(Note("join", text, peer))
 
     # ------------------------------------------------------------ the next view

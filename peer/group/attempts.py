@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from atoll.collectives.units import duration, listed
 from atoll.peer.group.events import Effect, Note, Send
 from atoll.peer.group.messages import Begin, Miss, Notice, Ready, Repair
 from atoll.peer.group.timing import Timing
@@ -49,6 +50,7 @@ class Attempt:
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     dispute: str = ""  # who holds which result, if they differ
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
+    tries: int = 1  # at this round, this one included; numbers of attempts rise within a view
     audited: bool = False  # a result is there once most participants have verified it
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
@@ -186,7 +188,7 @@ class Attempt:
             return self._without_minority(now_s, dead, [] if stalled else silent)
         if holders and self.unrepairable(now_s):
             kept = tuple(peer for peer in participants if peer in alive)
-            self._note_retry(now_s, self.unrepairable(now_s), "could not fetch the result")
+            self._note_retry(f"{_named(self.unrepairable(now_s))} could not fetch the result")
             return kept
         if holders:
             attesters = self.attesters
@@ -195,12 +197,12 @@ class Attempt:
             self._repair(now_s, [p for p in wanting if p in alive and p not in unsynced], holders)
             return None
         if dead:
-            self._note_retry(now_s, dead, "died")
+            self._note_retry(f"{_named(dead)} died")
             return tuple(peer for peer in participants if peer in alive)
         if stalled:
             excluded = self.cover(self.misses)
             self.is_stall = not excluded
-            self._note_retry(now_s, excluded, f"no progress for {self.timing.stall_s} s")
+            self._note_retry(f"no data for {duration(self.timing.stall_s)}", without=excluded)
             return tuple(peer for peer in participants if peer not in excluded)
         return self._without_broken_edges(now_s)
 
@@ -224,7 +226,7 @@ class Attempt:
             for root, peers in holders.items()
         )
         excluded = {*dead, *self.minority.intersection(ours)}
-        self._note_retry(now_s, sorted(excluded), f"its results differ: {self.dispute}")
+        self._note_retry(f"results differ ({self.dispute})", without=excluded)
         return tuple(peer for peer in ours if peer not in excluded)
 
     def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
@@ -242,8 +244,8 @@ class Attempt:
         excluded = own if patient and not self._is_clear(cover) else cover
         if not excluded & set(self.begin.participants):
             return None
-        why = "its submission cannot be used" if excluded == own else "data links broken"
-        self._note_retry(now_s, sorted(excluded), why)
+        what = "a submission cannot be used" if excluded == own else "data links are broken"
+        self._note_retry(f"{what}: {_named(excluded)}")
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
 
     def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
@@ -279,15 +281,14 @@ class Attempt:
         never = last_s == float("-inf")
         return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
 
-    def _note_retry(self, now_s: float, peers: Collection[bytes], why: str) -> None:
-        names = ", ".join(short(peer) for peer in peers) or "nobody"
-        self.emit(
-            Note(
-                "retry",
-                f"round {self.begin.round} attempt {self.begin.attempt} ended after"
-                f" {now_s - self.began_s:.2f} s: {names} excluded, {why}",
-            )
-        )
+    def _note_retry(self, why: str, without: Collection[bytes] = ()) -> None:
+        again = f"trying again without {_named(without)}" if without else "trying again"
+        text = f"round {self.begin.round}: {why}, {again} (attempt {self.tries + 1})"
+        self.emit(Note("retry", text))
+
+
+def _named(peers: Collection[bytes]) -> str:
+    return listed([short(peer) for peer in sorted(peers)])
 
 
 @dataclass(slots=True)

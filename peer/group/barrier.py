@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from statistics import median
 
+from atoll.collectives.units import duration, listed
 from atoll.peer.group.events import Effect, Note
 from atoll.peer.group.follower import Follower
 from atoll.peer.group.roster import Roster
@@ -93,9 +94,9 @@ class Barrier:
             return ()
         if late:
             self._stragglers |= dict.fromkeys(late, self._opened_s)
-            names = ", ".join(short(peer) for peer in sorted(late))
-            text = f"round {number} begins without {names}: {straggle_s:.0f} s"
-            self._emit(Note("stragglers", f"{text} have passed since the first arrival"))
+            names = listed([short(peer) for peer in sorted(late)])
+            text = f"round {number} begins without {names}: the others have waited"
+            self._emit(Note("stragglers", f"{text} {duration(straggle_s)}"))
         self.left_out = late
         if self._is_whole:
             self._phases_s = [*self._phases_s, now_s - self._opened_s][-_PHASES_KEPT:]

@@ -55,7 +55,7 @@ class Comparison:
 
     def _resync(self, number: int, groups: dict[bytes, list[bytes]], roster: Roster) -> None:
         majority = max(groups, key=lambda digest: len(groups[digest]))
-        text = f"{_shown(number, groups)}; minority resyncs"
+        text = f"{_shown(number, groups)}; the minority downloads the others' state"
         view = self._view
         for digest, peers in groups.items():
             for peer in peers if digest != majority else ():

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import compress
 
+from atoll.collectives.units import count, duration, listed
 from atoll.peer.group.admission import Admission
 from atoll.peer.group.attempts import ATTEMPTS_MAX, DISPUTES_MAX, Attempt, Effort
 from atoll.peer.group.barrier import Barrier
@@ -190,13 +191,13 @@ class Coordinator:
         if self._quorum_lost_noted:
             return
         self._quorum_lost_noted = True
-        gone = ", ".join(
-            f"{short(p)} (silent {self.roster.silent_s(p, now_s):.1f} s)"
+        gone = [
+            f"{short(p)} (silent for {duration(self.roster.silent_s(p, now_s))})"
             for p in self.view.peers
             if p not in alive
-        )
-        text = f"{len(alive)} of {len(self.view.members)} voters alive, no quorum; waiting: {gone}"
-        self._emit(Note("no-quorum", text))
+        ]
+        of = f"{len(alive)} of {len(self.view.members)} voters answer, no quorum"
+        self._emit(Note("no-quorum", f"{of}: rounds wait for {listed(gone)}"))
 
     # ------------------------------------------------------------ a round
 
@@ -256,7 +257,7 @@ class Coordinator:
             return
         tries = self._effort(begin.round).tries
         if not participants or tries >= ATTEMPTS_MAX:
-            text = f"round {begin.round} given up after {tries} attempts; back to the barrier"
+            text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
             self._emit(Note("give-up", text))
             if begin.kind == INIT:
                 self.offers.pop(begin.participants[0], None)  # the next one's turn
@@ -337,6 +338,7 @@ class Coordinator:
         begin = Begin(*tag, fragment, past, kept, layout, *called)
         attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
         attempt.audited = kind == STEP and self.counting.terms.audited
+        attempt.tries = self._effort(number).tries
         self.attempts[number] = attempt
 
     # ------------------------------------------------------------ a boundary

@@ -282,7 +282,7 @@ class Follower:
             for held in path:
                 self._apply(held)
         elif self.is_replica:
-            self.fell_behind(f"round {round_number} was committed without this peer's copy")
+            self.fell_behind(f"missed round {round_number}, downloading it")
         else:
             self.move_to(round_number, chain)
 
@@ -349,7 +349,7 @@ class Follower:
         for number in sorted(self.begins.keys() - self.held.keys()):
             self._drop_attempt(number)
         self.unsynced = True
-        self._emit(Note("unsynced", f"{why}; catching up from the others"))
+        self._emit(Note("unsynced", why))
 
     # ------------------------------------------------------------ views
 
@@ -371,8 +371,7 @@ class Follower:
         else:
             self.astray = self.round >= view.base_round
             if not self.unsynced:
-                what = f"the view builds on round {view.base_round}, which is not held here"
-                self.fell_behind(what)
+                self.fell_behind(f"missed round {view.base_round}, downloading it")
 
     def on_excluded(self) -> None:
         """Out of the view; the state stays, it may still be the group's when we are back."""

@@ -118,7 +118,7 @@ def layout_for(
     if not all(peer in known for peer in participants):
         return None
     shares = tuple(known[peer] for peer in participants)
-    why = "butterfly: shares as planned; the shape is for steps of all, and while nobody is lost"
+    why = "butterfly with the shares of the plan, which was made for other participants"
     return Layout(BUTTERFLY, shares, why=why) if any(shares) else None
 
 
@@ -130,6 +130,4 @@ def reserved(layout: Layout | None, owners: Sequence[bool]) -> Layout | None:
     shares = tuple(share if owns else 0 for share, owns in zip(planned, owners, strict=True))
     if not any(shares):
         shares = tuple(map(int, owners))
-    return Layout(
-        BUTTERFLY, shares, why="butterfly: who is on probation owns no part of the result"
-    )
+    return Layout(BUTTERFLY, shares, why="butterfly; peers on probation own no part of the result")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from atoll.collectives.units import duration
 from atoll.peer.group.events import Connect, Note, Send
 from atoll.peer.group.messages import Meet, Yield
 from atoll.peer.group.views import ANCESTORS_MAX, View, short
@@ -89,7 +90,7 @@ class Lineages:
         only the other lineage's end lets rounds begin again."""
         if self._rival and self._node.now_s > self._rival_s + RIVAL_S:
             self._rival = ""
-            text = f"no other lineage has been met for {RIVAL_S:.0f} s; rounds go on"
+            text = f"no other lineage has been met for {duration(RIVAL_S)}; rounds go on"
             self._node.emit(Note("fork", text))
         return self._rival
 

@@ -200,7 +200,7 @@ class Node:
 
     def _on_probed(self, event: ev.Probed) -> None:
         if event.answer == "refused" and event.peer not in self.linked:
-            self.gone(event.peer, "its address refuses the connection")
+            self.gone(event.peer, "nothing listens at its address any more")
 
     def gone(self, peer: bytes, how: str) -> None:
         """That life of a member has certainly ended; silence alone never says so."""

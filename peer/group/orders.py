@@ -85,5 +85,5 @@ class Orders:
         own = self._node.follower
         if own.is_replica and own.round + 1 not in own.held:
             own.doubtful = True
-            own.fell_behind("this peer's state digest is in the minority")
+            own.fell_behind("this peer's state is not that of most others, downloading theirs")
             self._aim(own.round, own.chain)

@@ -74,8 +74,9 @@ class Reports:
         if not event.peers:
             node.follower.spoilt(event.round, event.why)
         missing = event.peers or (node.me.peer,)
-        names = ", ".join(short(peer) for peer in missing)
-        node.emit(ev.Note("miss", f"round {event.round}: {names}: {event.why}"))
+        names = ", ".join(short(peer) for peer in event.peers)
+        what = f"the exchange with {names} fails" if names else "this peer cannot take part"
+        node.emit(ev.Note("miss", f"round {event.round}: {what}: {event.why}"))
         miss = Miss(begin.lineage, begin.view, event.round, event.attempt, missing)
         if node.view is not None:
             node.emit(ev.Send(node.view.coordinator, miss))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from atoll.collectives.units import duration
 from atoll.peer.group.events import Effect, Note
 from atoll.peer.group.views import short
 
@@ -49,7 +50,9 @@ class Spoilers:
                 continue
             record.pause_s = min(PAUSE_MAX_S, 2 * record.pause_s or PAUSE_MIN_S)
             record.until_s = now_s + record.pause_s
-            text = f"{short(peer)} takes no part for {record.pause_s:.0f} s: {record.count} rounds"
+            text = (
+                f"{short(peer)} takes no part for {duration(record.pause_s)}: {record.count} rounds"
+            )
             self._emit(Note("spoils", f"{text} in a row had to be begun again without it", peer))
 
     def served(self, participants: Collection[bytes]) -> None:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+from atoll.collectives.units import duration, listed
 from atoll.peer.group.banned import forgets
 from atoll.peer.group.election import Acceptor, BaseWait, Proposer
 from atoll.peer.group.events import Note
@@ -201,8 +202,9 @@ class Succession:
         ):
             self._no_quorum_noted = True
             missing, silent_s = self.waiting_for() or ((), 0.0)
-            names = ", ".join(f"{short(peer)} (silent {silent_s:.1f} s)" for peer in missing)
-            text = f"{count} of {len(self.view.members)} voters answer, no quorum; waiting: {names}"
+            names = listed([f"{short(peer)} (silent for {duration(silent_s)})" for peer in missing])
+            of = f"{count} of {len(self.view.members)} voters answer, no quorum"
+            text = f"{of}: rounds wait for {names}"
             node.emit(Note("no-quorum", text))
 
     def _watch_coordinator(self) -> None:
@@ -221,8 +223,8 @@ class Succession:
         if node.follower.unsynced:
             rank += len(order)  # it would first have to catch up: after those who need not
         if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
-            how = "refuses connections" if refused else f"silent for {silent_s:.1f} s"
-            text = f"coordinator {short(coordinator)} {how}; standing for election"
+            how = "is gone" if refused else f"has been silent for {duration(silent_s)}"
+            text = f"coordinator {short(coordinator)} {how}: this peer stands for election"
             if not self._cradle:
                 node.emit(Note("coordinator-lost", text, coordinator))
             self.stand()

@@ -118,7 +118,7 @@ class Syncing:
         """The order has ended without success; it is repeated after a pause."""
         node, own = self._node, self._node.follower
         if own.unsynced:
-            node.emit(Note("load-failed", f"catching up failed: {why}"))
+            node.emit(Note("load-failed", f"the state cannot be downloaded: {why}"))
             pause_s = min(node.timing.repair_s * 2**self._failures, PAUSE_MAX_S)
             self._ask_again_s = node.now_s + pause_s
             self._failures = min(self._failures + 1, DOUBLINGS_MAX)

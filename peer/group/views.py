@@ -239,7 +239,7 @@ class View:
         back = ", a ROLLBACK" if self.rollback else ""
         return (
             f"view {self.number}{fork}{back}: {count} ({names}),"
-            f" coordinator {short(self.coordinator)}, base round {self.base_round}"
+            f" coordinator {short(self.coordinator)}, state of round {self.base_round}"
         )
 
 

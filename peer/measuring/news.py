@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from atoll.collectives.units import duration, rate
 from atoll.peer.group.views import short
 from atoll.peer.measuring.estimates import LinkEstimate
 
@@ -36,13 +37,14 @@ class News:
         before, at_s = self._known[peer]
         changes = []
         if _factor(before.out, link.out) > FACTOR:
-            changes.append(f"{8e-6 * before.out:.3g} to {8e-6 * link.out:.3g} Mbit/s")
+            changes.append(f"rate from {rate(before.out)} to {rate(link.out)}")
         if _factor(before.rtt_s, link.rtt_s) > FACTOR and max(before.rtt_s, link.rtt_s) > RTT_MIN_S:
-            changes.append(f"a round trip of {1e3 * before.rtt_s:.3g} to {1e3 * link.rtt_s:.3g} ms")
+            trips = f"{duration(before.rtt_s)} to {duration(link.rtt_s)}"
+            changes.append(f"round trip from {trips}")
         if not changes or now_s - at_s < PAUSE_S:
             return ""
         self._known[peer] = (link, now_s)
-        return f"the link to {short(peer)} has changed: from {', from '.join(changes)}"
+        return f"the link to {short(peer)} has changed: {', '.join(changes)}"
 
 
 def _factor(before: float, after: float) -> float:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from atoll.collectives import units
 from atoll.collectives.network import Network, measured
 from atoll.peer.measuring.messages import LinkRow
 
-__all__ = ["LOCAL_BYTES_PER_S", "Picture", "describe"]
+__all__ = ["LOCAL_BYTES_PER_S", "LOSS_SHOWN", "Picture", "describe"]
 
 # The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.
 LOCAL_BYTES_PER_S = 1.25e9
+LOSS_SHOWN = 0.0005  # what rounds to a tenth of a percent
 
 
 class Picture:
@@ -101,22 +103,18 @@ class Picture:
 
 def describe(network: Network) -> str:
     """In one line, for the log."""
-    count = network.count
-    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    peers = range(network.count)
+    pairs = [(i, j) for i in peers for j in peers if i != j]
     if not pairs:
         return "no links"
-    trips_ms = [2e3 * float(network.latency_s[pair]) for pair in pairs]
-    mbit = [8e-6 * float(network.alone_bytes_per_s()[pair]) for pair in pairs]
+    trips = [
+        units.duration(2 * s) for s in sorted(float(network.latency_s[pair]) for pair in pairs)
+    ]
+    alone = network.alone_bytes_per_s()
+    rates = [units.rate(speed) for speed in sorted(float(alone[pair]) for pair in pairs)]
     loss = max(float(network.loss[pair]) for pair in pairs)
-    return (
-        f"{len(pairs)} ways between {count} peers, round trips {_span(trips_ms)} ms,"
-        f" rates {_span(mbit)} Mbit/s, losses up to {loss:.2%}"
-    )
-
-
-def _span(values: list[float]) -> str:
-    least, most = f"{min(values):.3g}", f"{max(values):.3g}"
-    return least if least == most else f"{least} to {most}"
+    losses = f"up to {loss:.2%} loss" if loss >= LOSS_SHOWN else "no loss"
+    return f"{units.count(len(pairs), 'link')}: {units.span(trips)}, {units.span(rates)}, {losses}"
 
 
 def _fill_beside_local(

@@ -110,9 +110,7 @@ class Planner:
         self._publish(plan)
         if gaps and not self._said_gaps:
             ways = len(participants) * (len(participants) - 1)
-            self._log(
-                f"{gaps} of {ways} ways are not measured yet: this plan guesses what they have"
-            )
+            self._log(f"{gaps} of {ways} links are not measured yet: the plan guesses their rates")
         self._said_gaps = gaps > 0
 
     def _waits(self, gaps: int, count: int, now_s: float, *, same: bool) -> bool:
@@ -146,7 +144,7 @@ class Planner:
         said = f"{layout.kind} {layout.order} {layout.shares}"
         if said != self._said:
             self._said = said
-            self._log(f"rounds of {len(plan.told)} peers are planned: {layout.why}")
+            self._log(layout.why)
 
     def on_message(self, source: bytes, message: object) -> bool:
         """False for what is not a plan."""

@@ -24,6 +24,7 @@ from atoll.collectives.network import Network
 from atoll.collectives.pacing import carried_bytes, paces
 from atoll.collectives.shards import butterfly_shards
 from atoll.peer.group.layouts import WHY_CHARS_MAX, Advised, Layout
+from atoll.peer.group.views import short
 from atoll.peer.measuring.messages import StreamPlan
 
 __all__ = ["CHANGE", "PACED_BYTES_PER_S_MAX", "RoundPlan", "differs", "plan_rounds"]
@@ -71,7 +72,7 @@ def plan_rounds(
     result_bytes = codec.encoded_bytes(grid.total)
     bits = 8 * (part_bytes + result_bytes) / 2 / grid.total
     task = Task(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=kinds, bbr=bbr)
-    choice = choose(network, task)
+    choice = choose(network, task, tuple(map(short, participants)))
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
     shards = tuple(size * task.chunk_bytes(grid.chunk_elements) for size in choice.shards)

@@ -259,4 +259,4 @@ class Surveyor:
         remote = not all(self._is_local(peer) for peer in replicas if peer != self._me)
         if not self._said_full and remote and not self._picture.gaps(replicas):
             self._said_full = True
-            self._log(f"links measured: {describe(self._picture.network(replicas))}")
+            self._log(f"measured {describe(self._picture.network(replicas))}")

@@ -23,6 +23,7 @@ from atoll.collectives.errors import (
     ConnectError,
     RemoteProtocolError,
 )
+from atoll.collectives.units import duration
 from atoll.peer.descriptors import is_last
 from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
@@ -30,7 +31,10 @@ from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address
 from atoll.peer.net.tls import TlsChannel, reason_of
 
-__all__ = ["DIAL_TIMEOUT_S", "Dial"]
+__all__ = ["DIAL_TIMEOUT_S", "SECRET", "UNREACHED", "Dial", "is_refusal"]
+
+UNREACHED = ("DNS", "TCP")  # stages of errors: there may be nobody at all
+SECRET = "secret"  # ... somebody is there, with another run secret
 
 # All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
 DIAL_TIMEOUT_S = 5.0
@@ -61,7 +65,7 @@ class Dial:
     @property
     def is_connected(self) -> bool:
         """TCP has connected: somebody is there, whoever it is."""
-        return self._stage not in ("DNS", "TCP")
+        return self._stage not in UNREACHED
 
     @contextlib.asynccontextmanager
     async def limited(self, timeout_s: float = DIAL_TIMEOUT_S) -> AsyncIterator[None]:
@@ -70,7 +74,7 @@ class Dial:
             async with asyncio.timeout(timeout_s):
                 yield
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
-            if isinstance(error, ssl.SSLError) and _is_refusal(error):
+            if isinstance(error, ssl.SSLError) and is_refusal(error):
                 raise await self._not_admitted() from error
             raise self._explained(error) from error
         except RemoteProtocolError as error:
@@ -117,8 +121,8 @@ class Dial:
 
     @property
     def _where(self) -> str:
-        elapsed_s = time.monotonic() - self._started_s
-        return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
+        elapsed = duration(time.monotonic() - self._started_s)
+        return f"{self.address} ({self._stage}, after {elapsed})"
 
     async def _connect(self) -> tuple[socket.socket, float]:
         """A connected socket and one round trip, in seconds; tries the addresses in turn."""
@@ -150,6 +154,7 @@ class Dial:
             f"not admitted to run {self._run} at {where}: that peer holds another run secret"
             f" (tag {await self._their_tag()}, yours has tag {self._tag})",
             fix="copy the whole `atoll join` line that `atoll up` printed on that machine",
+            stage=SECRET,
         )
 
     async def _their_tag(self) -> str:
@@ -179,7 +184,8 @@ class Dial:
             "DNS": f"check the spelling of {self.host}, or use its IP address",
             "TCP": f"is `atoll up` running there, and may TCP port {self.port} pass its firewall?",
         }.get(self._stage, "is that an atoll port? if so, look at the log of the peer there")
-        return ConnectError(f"cannot reach {where}: {reason_of(error)}", fix=fix)
+        what = f"cannot reach {where}: {reason_of(error)}"
+        return ConnectError(what, fix=fix, stage=self._stage)
 
 
 async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
@@ -194,7 +200,7 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tup
     return [(family, where) for family, _, _, _, where in found[:ADDRESSES_MAX]]
 
 
-def _is_refusal(error: ssl.SSLError) -> bool:
+def is_refusal(error: ssl.SSLError) -> bool:
     """Our certificate was refused (an alert, in TLS 1.3 seen as late as the first read), or we
     refused the other side's: in both cases the run secrets differ."""
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -22,6 +22,7 @@ from atoll.collectives.errors import (
 from atoll.peer.descriptors import is_scarce
 from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
+from atoll.peer.net.dial import is_refusal
 from atoll.peer.net.gate import Gate, counted_as, plain_ip
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
@@ -111,14 +112,14 @@ class Listener:
         ip, where = plain_ip(str(name[0])), format_address(str(name[0]), int(name[1]))
         if is_scarce(sock):
             sock.close()
-            self._note(f"turned away {where}: too many descriptors are in use")
+            self._note(f"rejected {where}: too many file descriptors are in use")
             return
         loop = asyncio.get_running_loop()
         exempt = ipaddress.ip_address(ip).is_loopback or self._is_member_ip(ip)
         counted = counted_as(ip)
         if reason := self._gate.enter(counted, loop.time(), exempt=exempt):
             sock.close()
-            self._note(f"turned away {where}: {reason}")
+            self._note(f"rejected {where}: {reason}")
             return
         sock.setblocking(False)
         caller = _Caller(sock, where)
@@ -139,14 +140,17 @@ class Listener:
                 await self._hear(caller)
         except ssl.SSLError as error:
             caller.welcome = False
-            self._note(f"turned away {caller.where}: {reason_of(error)} (another run or token?)")
+            why = f"it is no peer of this run ({reason_of(error)})"
+            if is_refusal(error):
+                why = "it has another run's secret"
+            self._note(f"rejected {caller.where}: {why}")
         except OSError as error:
-            self._note(f"turned away {caller.where}: {reason_of(error)}")
+            self._note(f"rejected {caller.where}: {reason_of(error)}")
             return
         except AtollError as error:
             if isinstance(error, RemoteProtocolError):
                 caller.welcome = False
-            self._note(f"turned away {caller.where}: {error.what}")
+            self._note(f"rejected {caller.where}: {error.what}")
             return
         if isinstance(caller.held, TlsChannel):
             await caller.held.goodbye()  # nothing, if the channel was taken
@@ -180,7 +184,7 @@ class Listener:
         kind = ERRORS_BY_CODE.get(refused.code, AtollError) if refused is not None else None
         caller.welcome = kind is None or not issubclass(kind, AdmissionError)
         if refused is not None:
-            self._note(f"refused {caller.where}: {refused.what}")
+            self._note(f"rejected {caller.where}, told it: {refused.what}")
             await channel.send(refused)
 
     def _admitted(self, caller: _Caller, address: str, task: asyncio.Task[None]) -> None:

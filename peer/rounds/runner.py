@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import CodecError, DivergedError
+from atoll.collectives.units import size
 from atoll.optim.footprint import log_cap_bytes
 from atoll.peer.audit.host import AuditHost
 from atoll.peer.checkpoints.checkpoint import Loaded
@@ -235,7 +236,7 @@ class RoundRunner:
             if job.tries > 1:
                 self._log(
                     f"round {begin.round} took {job.tries} attempts here:"
-                    f" {job.again_bytes:,} bytes sent again"
+                    f" {size(job.again_bytes)} sent again"
                 )
         self.last_commit_unix_s = time.time()
         exchange_s = self.last_round_s if job is not None else 0.0

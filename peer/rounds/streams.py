@@ -267,7 +267,8 @@ class Streams:
                 stream = await self._host.open_data(peer, address)
             except ConnectError as error:
                 if attempt + 1 == OPEN_TRIES or peer not in self._host.link_peers():
-                    raise ConnectError(f"data stream to {short(peer)}: {error.what}") from error
+                    what = f"data stream to {short(peer)}: {error.what}"
+                    raise ConnectError(what, stage=error.stage) from error
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
             self._retire(lane)

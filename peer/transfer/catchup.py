@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 from enum import Enum
 
+from atoll.collectives.units import duration, listed
 from atoll.peer.group.events import Goal
+from atoll.peer.group.views import short
 from atoll.peer.transfer import fetching as ft
 from atoll.peer.transfer import learning as ln
 from atoll.peer.transfer.gathering import Gathering
@@ -59,6 +61,7 @@ class CatchingUp:
         self._say_s = float("inf")  # when to tell people what is under way
         self._aimed_s = 0.0  # since when something is
         self._now_s = 0.0
+        self._unreached_by: set[bytes] = set()  # donors that cannot connect to this peer
 
     # ------------------------------------------------------------ in and out
 
@@ -106,8 +109,12 @@ class CatchingUp:
         if self.phase is Phase.FINISHING:
             who = "all of it is here"
         else:
-            who = f"of these: {self.supply.describe()}"
-        return f"the state of round {self.goal.round} for {now_s - self._aimed_s:.0f} s, {who}"
+            who = self.supply.describe()
+        if self._unreached_by:
+            names = listed([short(peer) for peer in sorted(self._unreached_by)])
+            who += f"; nothing comes from {names}, which cannot connect to this peer"
+        so_far = duration(now_s - self._aimed_s)
+        return f"the state of round {self.goal.round} ({so_far} so far), {who}"
 
     def expects(self, source: bytes, ticket: int) -> Piece | None:
         """The piece that this ticket is for, if it is still wanted."""
@@ -119,7 +126,7 @@ class CatchingUp:
         self.goal = goal
         self.supply.set_goal(goal)
         if not self.gathering.aim(goal):
-            self._say(f"round {goal.round} is of another history than what was loaded so far")
+            self._say(f"round {goal.round} is of another history than what is here: beginning anew")
             self.supply.forgive()
         back = _is_at(own, goal) and self._finishing is None
         if back and self.phase is not Phase.IDLE:
@@ -138,8 +145,8 @@ class CatchingUp:
         self.supply.begin(self._now_s)
         self.gathering.begin(goal, own, self._now_s)
         self._unagreed_s = {}
-        is_usual = goal.round - own.round == 1 and not goal.doubtful  # archives do it every round
-        self._say_s = self._now_s + USUAL_S if is_usual else self._now_s
+        # Archives do it every round; and that a member has missed rounds is said elsewhere.
+        self._say_s = self._now_s + USUAL_S if own.round else self._now_s
 
     def _stop(self) -> None:
         """Nothing is under way any more. What is here stays."""
@@ -228,7 +235,15 @@ class CatchingUp:
                 self.gathering.take_heads(source, message, self._now_s)
             case ft.NoPiece():
                 self.supply.pull.refuse(source, message.ticket, self._now_s)
+                self._on_refused(source, message)
         return True
+
+    def _on_refused(self, source: bytes, message: ft.NoPiece) -> None:
+        """Each donor that cannot connect to this peer says so once."""
+        if message.unreachable and source not in self._unreached_by:
+            self._unreached_by.add(source)
+            todo = "open that port, or start again with --advertise HOST:PORT"
+            self._say(f"{short(source)} cannot send the state here: {message.why}; {todo}")
 
     def _on_state_is(self, source: bytes, message: ft.StateIs) -> bool:
         before = self.supply.said(source)
@@ -244,7 +259,8 @@ class CatchingUp:
 
     def _say_loading(self, goal: Goal) -> None:
         self._say_s = float("inf")
-        self._say(f"loading the state of round {goal.round}; own is round {self._own.round}")
+        own = f" (this peer has round {self._own.round})" if self._own.round else ""
+        self._say(f"downloading the state of round {goal.round}{own}")
 
     def _say(self, text: str) -> None:
         self._out.append(ln.Say(text))
@@ -303,6 +319,7 @@ class CatchingUp:
             return
         (goal, digest), self._finishing = self._finishing, None
         self.gathering.assembly = None
+        self._unreached_by.clear()
         goes_on = self.phase is not Phase.IDLE and self.goal != goal
         self.phase = Phase.IDLE
         self._out.append(ln.Done(goal.round, goal.chain, digest))

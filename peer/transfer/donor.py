@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout
-from atoll.collectives.errors import AtollError, StateError
+from atoll.collectives.errors import AtollError, ConnectError, StateError
 from atoll.collectives.merkle import MerkleTree
 from atoll.peer.group.views import short
+from atoll.peer.net.dial import UNREACHED
 from atoll.peer.net.links import LinkHost
 from atoll.peer.net.wire import encode
 from atoll.peer.rounds.dataframes import DataHeader
@@ -171,8 +172,8 @@ class Donor:
         elif not queue.add(message):
             self._refuse(source, message.ticket, f"{ft.ASKED_MAX} pieces have been asked for")
 
-    def _refuse(self, source: bytes, ticket: int, why: str) -> None:
-        self._host.send(source, ft.NoPiece(ticket, why[:WHY_CHARACTERS_MAX]))
+    def _refuse(self, source: bytes, ticket: int, why: str, unreachable: bool = False) -> None:
+        self._host.send(source, ft.NoPiece(ticket, why[:WHY_CHARACTERS_MAX], unreachable))
 
     async def _serve(self, source: bytes, queue: Queue) -> None:
         """Until nothing is asked for; what cannot be sent is refused, so that others are asked."""
@@ -180,9 +181,10 @@ class Donor:
             stream = await self._streams.to(source)
             await self._loop.run_in_executor(self._threads, self._send_all, source, queue, stream)
         except (AtollError, MemoryError) as error:
-            self._ended_early(source, reason_of(error))
+            self._cannot_send(source, "the state", error)
             for message in queue.rest():
-                self._refuse(source, message.ticket, reason_of(error))
+                unreachable = isinstance(error, ConnectError) and error.stage in UNREACHED
+                self._refuse(source, message.ticket, self._why(source, error), unreachable)
         finally:
             del self._queues[source]
         for message in queue.rest():  # came while the thread ended
@@ -308,18 +310,24 @@ class Donor:
             outlet = FrameOutlet(await self._streams.to(source), header)
             await self._loop.run_in_executor(self._threads, push, outlet)
         except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
-            self._ended_early(source, reason_of(error))
+            self._cannot_send(source, f"the result of round {number}", error)
 
     def _say_result(self, source: bytes, message: ft.FetchResult, *, found: bool) -> bool:
         return self._host.send(source, ft.ResultHead(message.round, message.attempt, found))
 
-    def _ended_early(self, source: bytes, why: str) -> None:
+    def _cannot_send(self, source: bytes, what: str, error: AtollError | MemoryError) -> None:
         """Once for a learner and a reason: it asks again, and so will this happen again."""
+        why = self._why(source, error)
         if self._early.get(source) != why:
             self._early[source] = why
             if len(self._early) > EARLY_MAX:
                 del self._early[next(iter(self._early))]
-            self._log(f"serving {short(source)} ended early: {why}")
+            self._log(f"cannot send {what} to {short(source)}: {why}")
+
+    def _why(self, source: bytes, error: AtollError | MemoryError) -> str:
+        if isinstance(error, ConnectError) and error.stage in UNREACHED:
+            return f"nobody can connect to {self._streams.address(source)} (behind a router?)"
+        return reason_of(error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -118,10 +118,12 @@ class FetchPiece:
 @message
 @dataclass(frozen=True, slots=True)
 class NoPiece:
-    """Not from me: ask somebody else, or me again later."""
+    """Not from me: ask somebody else, or me again later. ``unreachable``: whoever asks cannot be
+    connected to."""
 
     ticket: Ticket
     why: Annotated[str, Within(0, 300)]
+    unreachable: bool = False
 
 
 @message

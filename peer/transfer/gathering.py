@@ -77,7 +77,9 @@ class Gathering:
                 taken += 1
         if shelved:
             count = self.assembly.count
-            self._out.append(ln.Say(f"{taken} of {count} chunks are here from an earlier life"))
+            self._out.append(
+                ln.Say(f"{taken} of {count} chunks of the state are here from before the restart")
+            )
 
     def release(self) -> None:
         """Nothing that was asked for is taken any more."""
@@ -187,7 +189,9 @@ class Gathering:
             if self.assembly is not None:
                 lost = self.assembly.change_history(old, new)
                 self._want_nothing(self.assembly)  # entries under way would seem to be wrong
-            self._out.append(ln.Say(f"the run's history has changed: {lost} chunks do not hold"))
+            self._out.append(
+                ln.Say(f"the run's history has changed: {lost} chunks are downloaded again")
+            )
 
     # ------------------------------------------------------------ pieces
 

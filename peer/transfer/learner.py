@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from atoll.collectives.errors import AtollError, RemoteProtocolError, StateError
+from atoll.collectives.units import duration
 from atoll.peer.group.events import Goal
 from atoll.peer.group.views import Member, short
 from atoll.peer.net.links import LinkHost
@@ -86,7 +87,7 @@ class CatchUp:
         if not text or self._held_since_s is None:
             return text
         held_s = now_s - self._held_since_s
-        return f"{text}; for {held_s:.0f} s it has waited for this peer's checkpoint"
+        return f"{text}; it has waited for this peer's checkpoint for {duration(held_s)}"
 
     def aim(self, goal: Goal) -> None:
         """Reach this goal; a newer one takes the place of an older one."""
@@ -209,7 +210,7 @@ class CatchUp:
         except AtollError as error:  # tried again while it is wanted
             if self._unreachable.get(member.peer) != error.what:
                 self._unreachable[member.peer] = error.what
-                self._log(f"donor {short(member.peer)} cannot be reached: {error.what}")
+                self._log(f"cannot get the state from {short(member.peer)}: {error.what}")
         else:
             self._unreachable.pop(member.peer, None)
 

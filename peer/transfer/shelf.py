@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.collectives.units import size
+
 __all__ = ["Shelf"]
 
 MAGIC = b"atoll-chunks-1\n\0"
@@ -70,7 +72,9 @@ class Shelf:
         free_bytes = space.f_bavail * space.f_frsize
         self._left_bytes = SIZE_FACTOR_MAX * state_bytes - here_bytes
         if max(0, state_bytes - here_bytes) > SPACE_SHARE_MAX * free_bytes:
-            self._give_up(f"{free_bytes >> 20} MiB are free, the state has {state_bytes >> 20}")
+            self._give_up(
+                f"{size(free_bytes)} of the disk are free, the state takes {size(state_bytes)}"
+            )
 
     def chunks(self, sizes: Sequence[int]) -> Iterator[Record]:
         """Those whose bytes are right, in the order in which they came. ``sizes``: bytes of each

@@ -151,7 +151,7 @@ class Supply:
         self.excluded[peer] = why
         self.pull.lose(peer)
         self.attestation.forget(peer)
-        self._out.append(ln.Say(f"donor {short(peer)} is left out: {why}"))
+        self._out.append(ln.Say(f"{short(peer)} is not asked for the state any more: {why}"))
 
     def gave_no_heads(self, peer: bytes) -> bool:
         """Whether it counts as a donor of chunks only from now on, whatever it says it has."""
@@ -163,7 +163,7 @@ class Supply:
             return False
         donor.has = replace(donor.has, log_first=donor.has.round + 1)
         self.pull.offer(peer, donor.has.log_first, donor.has.round)
-        self._out.append(ln.Say(f"donor {short(peer)} does not give the log that it says it has"))
+        self._out.append(ln.Say(f"{short(peer)} does not send the rounds that it says it has"))
         return True
 
     def usable(self) -> list[tuple[bytes, ft.StateIs]]:
@@ -214,4 +214,4 @@ class Supply:
         """For an error: who is there."""
         names = [f"{short(peer)} at round {has.round}" for peer, has in self.usable()]
         left_out = [f"{short(peer)} left out" for peer in self.excluded]
-        return ", ".join(names + left_out) or "no donor answers"
+        return f"from {', '.join(names + left_out)}" if names or left_out else "no donor answers"

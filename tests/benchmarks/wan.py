@@ -122,7 +122,7 @@ def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -
     pace = paces(network, carried_bytes(choice.routes(), shards), chosen.share)
     set_pace(mesh, chosen.congestion, {other: pace[mesh.me, other] for other in mesh.out})
     if mesh.me == 0:
-        print(*choice.reasons, sep="\n", flush=True)
+        print(*choice.reasons, *choice.details, sep="\n", flush=True)
     return choice
 
 

@@ -53,6 +53,7 @@ OPTIM_PURE_MAY = {
     "atoll.collectives.robust",
     "atoll.collectives.errors",
     "atoll.collectives.native",
+    "atoll.collectives.units",
 } | OPTIM_PURE
 # Arithmetic that trainers share, without torch.
 COMPRESSORS = {n for n in MODULES if n.startswith("atoll.optim.compressors.")}
@@ -100,6 +101,7 @@ DECISIONS = (
             "shards",
             "tours",
             "trees",
+            "units",
         )
     }
     | {

@@ -82,10 +82,9 @@ def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_pa
             run.train(name, 2e6, inner_s=1000.0)
         eventually(lambda: not wrong(run), lambda: wrong(run))
         lead = run.peers[run.coordinator]
-        eventually(lambda: "links measured: 6 ways between 3 peers" in lead.text, lambda: lead.text)
+        eventually(lambda: "measured 6 links: " in lead.text, lambda: lead.text)
         shown = render(lead.status())
-        assert shown.count(" Mbit/s") == 2
-        assert all(" in " in line for line in shown.splitlines() if " Mbit/s" in line)
+        assert shown.count("bit/s, down ") == 2
         sent = [run.peers[name].status()["bytes"]["sent"]["probes"] for name in NAMES]
         assert all(0 < count < 2.02 * PROBE_BYTES_MAX for count in sent), "of an hour"
         with socket.socket() as sock:

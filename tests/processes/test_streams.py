@@ -16,7 +16,7 @@ def has_streams(run: Fleet, name: str, cipher: str, count: int) -> None:
     """All data streams of this peer, to the others and from them, have this cipher."""
     peer = run.peers[name]
     until(lambda: peer.status()["streams"] == {cipher: count}, f"{count} {cipher}", peer)
-    assert f"streams  {count} {cipher}" in render(peer.status())
+    assert f"streams    {count} {cipher}" in render(peer.status())
 
 
 def test_sealed_streams_carry_the_rounds_and_a_member_is_killed(tmp_path: Path) -> None:

@@ -108,12 +108,13 @@ def test_it_is_printed_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
 
     names = ("CO2", "AsyncDiLoCo", "GradientAverage", "NoLoCo", "DeMo", "Population")
     said = {name: Swarm(1).run(partial(start, name))[0] for name in names}
-    assert "this trainer 16 MiB beside its model" in said["CO2"]
-    assert "this trainer 4 MiB beside its model" in said["AsyncDiLoCo"]
-    assert "takes 12 MiB of host memory beside them" in said["GradientAverage"]
-    assert "its replica in 12 MiB" in said["NoLoCo"]
-    assert "takes 4 MiB of host memory beside them" in said["DeMo"]
-    assert "take 8 MiB of host memory each, and as much for each number" in said["Population"]
+    assert re.search(r"^atoll: 1,048,576 parameters\. Extra memory: daemon \d", said["CO2"])
+    assert ", trainer 16 MiB, GPU 0." in said["CO2"]
+    assert ", trainer 4 MiB, GPU 0." in said["AsyncDiLoCo"]
+    assert "daemon 8 MiB, trainer 12 MiB. While a newcomer" in said["GradientAverage"]
+    assert ", trainer 12 MiB, GPU 0." in said["NoLoCo"]
+    assert ", trainer 4 MiB. While a newcomer" in said["DeMo"]
+    assert "both take 8 MiB, and as much for each number" in said["Population"]
 
 
 def test_what_classes_say_of_memory() -> None:

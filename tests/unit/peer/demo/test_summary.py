@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
-from atoll.peer.demo.summary import all_reduce_bytes, checks, size, summary
+from atoll.peer.demo.summary import all_reduce_bytes, checks, summary
 from atoll.peer.demo.view import LiveView, loss_chart, page
 
 PARAMETERS = 400_000
@@ -212,14 +212,6 @@ def test_status_before_the_run_has_state() -> None:
     assert peer.commits_unix_s == []
     found.observe(peer, void | {"synced": False})
     assert peer.state == "loading"
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_950, "100 kB"), (1.07e9, "1.07 GB")],
-)
-def test_size(count: float, text: str) -> None:
-    assert size(count) == text
 
 
 def test_chart_falls_from_the_top_left_to_the_bottom_right() -> None:

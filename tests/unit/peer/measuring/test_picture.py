@@ -161,7 +161,7 @@ def test_a_liar_is_bounded(data: st.DataObject) -> None:
 
 def test_one_line_for_people() -> None:
     line = describe(full().network(PEERS))
-    assert line.startswith("6 ways between 3 peers, round trips 20 to 30 ms, rates 8 to 48 Mbit/s")
+    assert line.startswith("6 links: 20 to 30 ms, 8 to 48 Mbit/s, ")
     assert describe(full().network([A])) == "no links"
 
 
@@ -175,8 +175,8 @@ def test_a_link_that_has_become_another_one_is_said_once() -> None:
     assert not news.about(A, LinkEstimate(0.02, 1e6), begin_s - 1), "it is getting known"
     assert not news.about(A, LinkEstimate(0.03, 1.9e6), begin_s)
     line = news.about(A, LinkEstimate(0.05, 0.4e6), begin_s + 1)
-    assert "from 8 to 3.2 Mbit/s" in line
-    assert "from a round trip of 20 to 50 ms" in line
+    assert "rate from 8 Mbit/s to 3.2 Mbit/s" in line
+    assert "round trip from 20 ms to 50 ms" in line
     assert not news.about(A, LinkEstimate(0.05, 0.4e6), begin_s + 1 + PAUSE_S)
     assert not news.about(A, LinkEstimate(0.05, 4e6), begin_s + PAUSE_S), "one line a minute"
     assert news.about(A, LinkEstimate(0.05, 4e6), begin_s + 2 + PAUSE_S)

@@ -169,7 +169,7 @@ def test_a_plan_waits_for_gaps_only_so_long_and_says_once_that_it_has_some() -> 
         await planner.look()
         assert len(lead.advised) == 1
         about_gaps = [line for line in lead.lines if "not measured yet" in line]
-        assert [line.split(" ways")[0] for line in about_gaps] == ["2 of 6"]
+        assert [line.split(" links")[0] for line in about_gaps] == ["2 of 6"]
         lead.rate = SLOW
         planner._made_s -= module.REPLAN_S
         await planner.look()

@@ -47,7 +47,7 @@ def test_a_slow_peer_owns_nothing_and_paces_fit_every_link() -> None:
     assert layout.kind == "butterfly"
     assert layout.shares[3] == 0
     assert sum(layout.shares) == GRID.count
-    assert "too slow to hand results out" in "; ".join(plan.choice.reasons)
+    assert "too slow to hand out a part" in plan.advice.layout.why
     out = {peer: dict(zip(told.peers, told.pace, strict=True)) for peer, told in plan.told.items()}
     for index, peer in enumerate(PEERS):
         rate = float(network.up[index])
@@ -74,7 +74,7 @@ def test_where_only_a_butterfly_will_do_nothing_else_is_planned() -> None:
         whole = gathered_codec(topk, (1.0,) * len(peers), "senders")
         plan = plan_rounds(peers, network, grid_for(100_000), whole, kinds=("butterfly",))
         assert plan.advice.layout.kind == "butterfly"
-        assert "excluded by the task" in "; ".join(plan.choice.reasons)
+        assert "excluded by the task" in "; ".join(plan.choice.details)
 
 
 def test_a_vector_of_one_chunk_has_an_owner_and_others_are_shared_out() -> None:

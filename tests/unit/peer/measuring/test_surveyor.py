@@ -161,7 +161,7 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
         async with running(a, b):
             await eventually(lambda: a.lines)
             await eventually(lambda: a.said(ProbeOver) and b.said(ProbeOver))
-            assert a.lines[0].startswith("links measured: 2 ways between 2 peers")
+            assert a.lines[0].startswith("measured 2 links: ")
             network = a.surveyor.network([B, A])
             assert a.surveyor.bbr([B, A]) == (True, False), "as each says of itself"
             assert network.count == 2

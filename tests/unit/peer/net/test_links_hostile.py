@@ -84,7 +84,7 @@ def test_garbage_is_turned_away(net: Net, garbage: bytes) -> None:
         a, b = await net.linked()
         assert len(await throw(a.address, garbage)) < 100  # at most an alert
         await a.until(lambda: a.logs)
-        assert a.logs[0].startswith("turned away 127.0.0.1:")
+        assert a.logs[0].startswith("rejected 127.0.0.1:")
         await still_works(a, b)
 
     net.run(scenario())

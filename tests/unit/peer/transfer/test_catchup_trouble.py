@@ -145,16 +145,16 @@ def test_a_large_state_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
     assert reached(world, history, 9)
 
 
-def test_one_round_behind_is_not_worth_a_line_unless_it_takes_long() -> None:
+def test_missed_rounds_are_not_worth_another_line_unless_they_take_long() -> None:
     history = history_of(6)
     donors = donors_of(history, [1000.0] * 3)
-    for own, delay_s, lines in ((5, 0.01, 0), (4, 0.01, 1), (5, USUAL_S / 2, 1)):
+    for own, delay_s, lines in ((5, 0.01, 0), (4, 0.01, 0), (5, USUAL_S / 2, 1)):
         world = World(donors, 1e6)
         for donor in donors:
             donor.delay_s = delay_s
         begin(world, history, donors, own=own)
         world.run(lambda world=world: world.done)  # type: ignore[misc]
-        assert len(names(world, "loading the state")) == lines
+        assert len(names(world, "downloading the state")) == lines
 
 
 def test_own_chunks_that_were_overwritten_do_not_count_as_own_any_more() -> None:

@@ -19,7 +19,7 @@ def test_the_round_the_time_and_the_donors_are_named(tmp_path: Path) -> None:
         learner.catch_up.aim(goal_of(run, [donor]))
         await eventually(lambda: donor.host.link_peers())
         text = learner.catch_up.describe()
-        assert text == "the state of round 3 for 0 s, of these: no donor answers"
+        assert text == "the state of round 3 (0 ms so far), no donor answers"
         donor.donor.is_open = True
         seen: set[str] = set()
 
@@ -28,7 +28,7 @@ def test_the_round_the_time_and_the_donors_are_named(tmp_path: Path) -> None:
             return bool(learner.reached)
 
         await eventually(reached)
-        donors = f"of these: {short(donor.me)} at round 3"
+        donors = f"from {short(donor.me)} at round 3"
         assert any(text.endswith(donors) for text in seen), seen
         assert learner.catch_up.describe() == ""
 
@@ -42,8 +42,8 @@ def test_a_checkpoint_that_holds_the_state_is_named(tmp_path: Path) -> None:
         archive.catch_up.may_finish = copied = asyncio.Event()
         archive.catch_up.aim(goal_of(run, [donor]))
         held = re.compile(
-            r"the state of round 3 for \d+ s, all of it is here;"
-            r" for \d+ s it has waited for this peer's checkpoint"
+            r"the state of round 3 \([\d.]+ m?s so far\), all of it is here;"
+            r" it has waited for this peer's checkpoint for [\d.]+ m?s"
         )
         await eventually(lambda: held.fullmatch(archive.catch_up.describe()))
         assert not archive.reached

@@ -1,0 +1,105 @@
+"""What real daemons say to people: for whom they wait, why, and what to do; nothing twice."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+from harness.processes import DAEMON, Fleet, Peer, fleet, until
+
+from atoll.peer.snapshot import render
+
+NOWHERE = "127.0.0.1:1"  # no process may listen there, and none does
+LINE = re.compile(r"^\d\d:\d\d:\d\d (\S+) +(.*)$", re.MULTILINE)
+# Exponents, what the code calls things, and a duration or a rate without a unit that people read.
+UNREADABLE = re.compile(r"\de[+-]\d|unsynced:|base round|predicted|turned away|ended early")
+
+
+def said(peer: Peer, text: str) -> None:
+    until(lambda: re.search(text, peer.text), f"{peer.name} says {text}", peer)
+
+
+def waits(peer: Peer, text: str) -> None:
+    until(
+        lambda: re.search(text, peer.try_status().get("waiting", "")),
+        f"{peer.name} waits: {text}",
+        peer,
+    )
+
+
+def short_id(peer: Peer) -> str:
+    return str(peer.status()["peer"])
+
+
+def assert_readable(run: Fleet) -> None:
+    for peer in run.peers.values():
+        lines = LINE.findall(peer.text)
+        for kind, text in lines:
+            assert not text.startswith(f"{kind} "), f"{peer.name} says {kind} twice: {text}"
+            assert not UNREADABLE.search(text), f"{peer.name}: {text}"
+        for (_, before), (_, after) in pairwise(lines):
+            assert before != after, f"{peer.name} says twice: {after}"
+
+
+def test_who_waits_says_for_whom_and_what_to_do(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        a, b = run.peers["a"], run.peers["b"]
+        names = {name: short_id(run.peers[name]) for name in "ab"}
+        for peer in (a, b):
+            waits(peer, r"^no training script is attached yet: start one \(python train\.py\)$")
+        run.train("a")
+        a.reaches(3)
+        run.trainers["a"].kill()
+        run.trainers["a"].ends()
+        waits(a, r"^no training script is attached: start one \(python train\.py\)$")
+
+        # A member that is killed, and the connection to it.
+        b.kill()
+        said(a, rf"connection to {names['b']} ended: ")
+        said(a, rf"{names['b']} is gone: nothing listens at its address any more")
+
+        # A peer that nobody can connect to is told why nothing comes, and so is who would send it.
+        c = run.start("c", "join", run.invite, "--advertise", NOWHERE)
+        joiner = until(lambda: c.try_status().get("peer"), "c answers", c)
+        why = rf"nobody can connect to {re.escape(NOWHERE)} \(behind a router\?\)"
+        said(a, rf"cannot send the state to {joiner}: {why}$")
+        said(c, rf"{names['a']} cannot send the state here: {why}; open that port, or start again")
+        waits(c, rf"^joining run demo, .*nothing comes from {names['a']}, which cannot connect to")
+        assert_readable(run)
+
+
+def test_another_secret_is_not_taken_for_silence(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        a = run.up("a")
+        secret = tmp_path / "secret"
+        secret.write_bytes(subprocess.check_output([sys.executable, *DAEMON, "secret"]))
+        there = f"127.0.0.1:{a.port}"
+        founding = ("--expect", "2", "--peers", f"{there},{NOWHERE}", "--secret-file", str(secret))
+        b = run.start("b", "up", "--run", "demo", *founding, "--advertise", NOWHERE)
+        waits(b, rf"^1 of 2 founders are here; {there} has another secret$")
+        said(a, r" rejected 127\.0\.0\.1:\d+: it has another run's secret$")
+        assert_readable(run)
+
+
+def test_the_status_is_aligned_and_has_units(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        run.train("a")
+        run.peers["a"].reaches(2)
+        status = run.peers["a"].status()
+        shown = render(status)
+        rows = [line for line in shown.splitlines() if line.startswith("  ")]
+        assert len(rows) == 3
+        for member, row in zip(status["members"], rows, strict=True):
+            assert row.startswith(f"  {member['peer']}  {member['address']}")
+        assert len({row.index("round ") for row in rows}) == 1
+        assert len({len(re.match(r"\S+ +", line)[0]) for line in shown.splitlines()[:3]}) == 1  # type: ignore[index]
+        assert not UNREADABLE.search(shown)
+        assert re.search(
+            r"^sent +[\d.]+ [kMG]?B data, [\d.]+ [kMG]?B control$", shown, re.MULTILINE
+        )
+        assert re.search(r", up [\d.]+ (m?s|min)$", shown, re.MULTILINE)
