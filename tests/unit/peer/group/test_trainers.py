@@ -139,7 +139,6 @@ def test_who_calls_something_else_is_there_and_is_told() -> None:
     cluster.train("a")  # so it has come later than b
     cluster.until(lambda: "mismatch" in [kind for kind, _ in cluster.host("a").told])
     assert "mismatch" not in [kind for kind, _ in cluster.host("b").told]
-    begin = cluster.host("a").log[-1].begin
     cluster.until_round("ab")
     begins = [entry.begin for entry in cluster.host("a").log]
     lone = [begin for begin in begins if begin.operation == SUM and begin.participants == (B,)]
