@@ -205,7 +205,7 @@ def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
     asynchronous run only the coordinator knows who is there."""
     if begin.kind == INIT or terms is None or terms.asynchronous:
         return ""
-    here, count = len(begin.participants) + len(begin.aside), trainers_needed(view, terms)
+    here, count = len({*begin.participants, *begin.aside}), trainers_needed(view, terms)
     return f"it has {here} trainers, and min_trainers is {count}" if here < count else ""
 
 

@@ -216,8 +216,6 @@ class Begin(InView):
     aside: Peers = ()
 
     def __post_init__(self) -> None:
-        if not {*self.aside} <= {*self.without}:
-            raise ValueError("who is there with another call does not take part")
         operation = self.operation
         kinds = (INIT, STEP) if operation is None else (operation.kind,)
         if self.kind not in KINDS or self.kind not in kinds:

@@ -35,7 +35,7 @@ class Site:
     def _feed(self, event: ev.Event) -> None:
         self.fed.append(event)
         if isinstance(event, ev.Attached):
-            self.own.attached = True
+            self.own.came(event.waits)
         elif isinstance(event, ev.Detached):
             self.own.detached()
         elif isinstance(event, ev.Submitted):
@@ -96,7 +96,7 @@ async def test_a_trainer_that_computes_is_attached_while_a_round_is_open(here: S
     here.commit()
     await again()
     assert not here.own.attached
-    assert [type(event) for event in here.fed] == [ev.Attached, ev.Detached]
+    assert here.fed == [ev.Attached(), ev.Attached(waits=False)]
 
 
 @site
