@@ -189,7 +189,7 @@ class Prober:
         """In a thread of its own."""
         payload, well = memoryview(self._noise), True
         try:
-            while not self._enough.is_set() and self._sent_bytes < bytes_max:
+            while not self._enough.is_set() and self._sent_bytes + len(payload) <= bytes_max:
                 outlet.send(PROBE, 0, payload)
                 self._sent_bytes += len(payload)
         except AtollError:
