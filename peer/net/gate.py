@@ -1,14 +1,28 @@
-"""Who may begin a handshake: limits on connections that have not yet proved anything. Sans-I/O.
+"""Limits on connections that have not yet proved anything. Sans-I/O.
 
 A stranger costs a descriptor, some kilobytes and a millisecond of signatures. These limits keep a
 flood of strangers from taking what the members need (reliability_and_security.md 3.2).
+
+Theory. A connection waits twice: *silent*, until its first byte, which costs almost nothing; and in
+its *handshake*, which costs memory and time. A peer speaks as soon as it is connected, so it waits
+silently for milliseconds only. Where silent places are full, the one that has been silent for
+longest gives its own to the one that comes: so silence keeps nobody out, however many are silent.
+That is so for an address, for the network that it is in, and for all; and whoever was silent for
+too long, or gave its place, counts as a failure of its address, which is soon turned away unheard.
+Handshakes are not ended for others: who comes when all places are taken has to come again.
+
+Members have places of their own, in which strangers do not count. A *member's* address is one from
+or to which a peer of the run has had a link since this daemon began, so that a member that was
+restarted finds its place. Who shares a member's address shares its places, and no more than those.
 """
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.collectives.errors import AddressFullError
@@ -17,20 +31,40 @@ from atoll.peer.net.streamkeys import is_trusted_network
 __all__ = [
     "FAILURES_FREE",
     "MEMBERS_PER_ADDRESS_MAX",
+    "MEMBERS_SILENT",
+    "MEMBERS_SPEAKING",
     "PAUSED_MAX",
-    "PENDING_MAX",
-    "PENDING_PER_ADDRESS_MAX",
     "STARTS_PER_ADDRESS_MAX",
+    "STRANGERS_SILENT",
+    "STRANGERS_SPEAKING",
     "Gate",
+    "Limits",
+    "Origin",
+    "Place",
     "check_members",
     "counted_as",
+    "origin_of",
     "plain_ip",
 ]
 
-# All handshakes in progress: 64 x (8 KiB read + TLS state of about 100 KiB) is under 8 MiB.
-PENDING_MAX = 64
-# One address, so that it cannot take all of them.
-PENDING_PER_ADDRESS_MAX = 8
+
+class Limits(NamedTuple):
+    """How many places there are in all, of them for one network, and of them for one address."""
+
+    total: int
+    per_network: int
+    per_address: int
+
+
+# A handshake: 8 KiB read + TLS state of about 100 KiB, so all of them are under 14 MiB. One network
+# cannot take all places, nor one address those of its network.
+STRANGERS_SPEAKING = Limits(64, 32, 8)
+MEMBERS_SPEAKING = Limits(64, 64, 16)
+# A silent connection: a descriptor and some 4 KiB. An address may begin 10 a second (below), so 64
+# addresses of one network leave 0.1 s for the first byte of another peer there; who has just
+# connected takes milliseconds.
+STRANGERS_SILENT = Limits(256, 64, 8)
+MEMBERS_SILENT = Limits(64, 64, 16)
 # Handshakes begun by one address in a second; about 490 per second fill a core.
 STARTS_PER_ADDRESS_MAX = 10
 # An address all of whose connections come to nothing is turned away unheard, for 1 s and then twice
@@ -40,8 +74,11 @@ PAUSE_S = 1.0
 PAUSE_S_MAX = 60.0
 # Addresses whose failures are remembered, the latest: 100 KiB.
 PAUSED_MAX = 1024
-# What one customer of a provider gets of IPv6, at least: 2^64 addresses are one stranger.
+# What one customer of a provider gets of IPv6, at least: 2^64 addresses are one stranger; and what
+# counts as one network beside that: the smallest that is routed on the internet.
 IPV6_PREFIX_BITS = 64
+NETWORK_BITS = {4: 24, 6: 48}
+ORIGINS_CACHED = 4096  # floods come from the same addresses again and again: 1 MiB
 
 
 # Peers of one address that are in a run with probation at a time: one household's machines.
@@ -50,43 +87,124 @@ IPV6_PREFIX_BITS = 64
 MEMBERS_PER_ADDRESS_MAX = 4
 
 
+class Origin(NamedTuple):
+    """Where a connection comes from, as limits count it."""
+
+    ip: str
+    address: str  # an IPv4 address, or of IPv6 the network of one customer
+    network: str
+    is_loopback: bool
+
+
 class _Failures(NamedTuple):
     in_a_row: int
     not_before_s: float
 
 
-class Gate:
-    """Counts unproved connections; :meth:`enter` and :meth:`leave` go in pairs.
+@dataclass(eq=False, slots=True)
+class Place:
+    """What one connection holds until it has proved itself. ``give_up`` ends it."""
 
-    Addresses are as :func:`counted_as` gives them.
-    """
+    origin: Origin
+    of_member: bool
+    give_up: Callable[[], None] = field(default=lambda: None)
+
+
+class _Places:
+    """Of one kind, the oldest first."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: dict[Place, None] = {}
+        self._of: Counter[str] = Counter()  # by address and by network
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, place: Place) -> None:
+        self._held[place] = None
+        self._of.update((place.origin.address, place.origin.network))
+
+    def remove(self, place: Place) -> bool:
+        if place not in self._held:
+            return False
+        del self._held[place]
+        for key in (place.origin.address, place.origin.network):
+            self._of[key] -= 1
+            if not self._of[key]:
+                del self._of[key]
+        return True
+
+    def full(self, origin: Origin) -> str:
+        """Return what has no room for one more from there, or nothing. All programs of a machine
+        share loopback, so it counts towards the total only."""
+        total, per_network, per_address = self._limits
+        if len(self._held) >= total:
+            return f"{total} connections"
+        if not origin.is_loopback and self._of[origin.address] >= per_address:
+            return f"{per_address} connections of {origin.address}"
+        if not origin.is_loopback and self._of[origin.network] >= per_network:
+            return f"{per_network} connections of {origin.network}"
+        return ""
+
+    def oldest(self, origin: Origin) -> Place:
+        """Return the one that has to go first, so that there is room for one from there."""
+        _, per_network, per_address = self._limits
+        held: Iterable[Place] = self._held
+        if not origin.is_loopback and self._of[origin.address] >= per_address:
+            held = (place for place in held if place.origin.address == origin.address)
+        elif not origin.is_loopback and self._of[origin.network] >= per_network:
+            held = (place for place in held if place.origin.network == origin.network)
+        return next(iter(held))
+
+
+class Gate:
+    """Counts unproved connections; :meth:`enter` and :meth:`leave` go in pairs."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failures] = {}  # since the last success, the latest last
-        self._pending: Counter[str] = Counter()
+        self._silent = {False: _Places(STRANGERS_SILENT), True: _Places(MEMBERS_SILENT)}
+        self._speaking = {False: _Places(STRANGERS_SPEAKING), True: _Places(MEMBERS_SPEAKING)}
         self._starts: Counter[str] = Counter()
         self._second = 0
 
-    def enter(self, address: str, now_s: float, *, exempt: bool) -> str | None:
-        """None if a connection from the IP ``address`` may begin, else the reason why not.
+    @property
+    def pending(self) -> int:
+        """Return how many have entered and not left."""
+        kinds = (*self._silent.values(), *self._speaking.values())
+        return sum(len(places) for places in kinds)
 
-        ``exempt`` (loopback, current members) lifts the limits per address, not the total.
-        """
-        if self._pending.total() >= PENDING_MAX:
-            return f"{PENDING_MAX} connections are already waiting to be admitted"
-        if not exempt and (reason := self._over_limit(address, now_s)):
+    def enter(self, origin: Origin, now_s: float, *, of_member: bool) -> Place | str:
+        """Return a silent place, or the reason why the connection may not begin. Another silent
+        connection may have to give up its place for it."""
+        is_limited = not of_member and not origin.is_loopback
+        if is_limited and (reason := self._over_rate(origin.address, now_s)):
             return reason
-        self._pending[address] += 1
-        return None
+        silent = self._silent[of_member]
+        if silent.full(origin):
+            oldest = silent.oldest(origin)
+            silent.remove(oldest)
+            oldest.give_up()
+        place = Place(origin, of_member)
+        silent.add(place)
+        return place
 
-    def leave(self, address: str) -> None:
-        """A connection that entered is closed, or has proved itself."""
-        self._pending[address] -= 1
-        if self._pending[address] <= 0:
-            del self._pending[address]
+    def speaks(self, place: Place) -> str:
+        """Note its first byte; return the reason why its handshake may not begin, or nothing."""
+        speaking = self._speaking[place.of_member]
+        if full := speaking.full(place.origin):
+            return f"{full} are already waiting to be admitted"
+        if self._silent[place.of_member].remove(place):
+            speaking.add(place)
+        return ""
+
+    def leave(self, place: Place) -> None:
+        """Take back the place of one that is closed, or has proved itself."""
+        for kind in (self._silent, self._speaking):
+            kind[place.of_member].remove(place)
 
     def failed(self, address: str, now_s: float) -> None:
-        """What entered has proved nothing, or was not admitted."""
+        """Note that what entered has proved nothing, or was not admitted."""
         count = self._failures.pop(address, _Failures(0, 0.0)).in_a_row + 1
         pause_s = min(PAUSE_S * 2.0 ** min(count - FAILURES_FREE, 10), PAUSE_S_MAX)
         if len(self._failures) >= PAUSED_MAX:
@@ -96,10 +214,10 @@ class Gate:
         )
 
     def succeeded(self, address: str) -> None:
-        """What entered is a peer of the run: whoever shares its address may begin anew."""
+        """Note that what entered is a peer of the run: whoever shares its address begins anew."""
         self._failures.pop(address, None)
 
-    def _over_limit(self, address: str, now_s: float) -> str | None:
+    def _over_rate(self, address: str, now_s: float) -> str:
         if address in self._failures and now_s < self._failures[address].not_before_s:
             return f"its last {self._failures[address].in_a_row} connections came to nothing"
         # Counting by whole seconds keeps no more than one second of addresses. It lets twice the
@@ -107,12 +225,10 @@ class Gate:
         if int(now_s) != self._second:
             self._second = int(now_s)
             self._starts.clear()
-        if self._pending[address] >= PENDING_PER_ADDRESS_MAX:
-            return f"{PENDING_PER_ADDRESS_MAX} connections of this address wait to be admitted"
         if self._starts[address] >= STARTS_PER_ADDRESS_MAX:
             return f"more than {STARTS_PER_ADDRESS_MAX} connections of this address in a second"
         self._starts[address] += 1
-        return None
+        return ""
 
 
 def check_members(ip: str, others: Sequence[str], most: int | None) -> None:
@@ -140,3 +256,12 @@ def counted_as(ip: str) -> str:
     if isinstance(ipaddress.ip_address(ip), ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, IPV6_PREFIX_BITS), strict=False))
     return ip
+
+
+@functools.lru_cache(ORIGINS_CACHED)
+def origin_of(ip: str) -> Origin:
+    """Return where a connection from ``ip``, as the socket has it, comes from."""
+    plain = plain_ip(ip)
+    parsed = ipaddress.ip_address(plain)
+    network = ipaddress.ip_network((plain, NETWORK_BITS[parsed.version]), strict=False)
+    return Origin(plain, counted_as(plain), str(network), parsed.is_loopback)

@@ -49,6 +49,7 @@ from atoll.peer.rounds.datastream import DataStream
 __all__ = ["LinkHost"]
 
 LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
+MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
 
 
 class LinkHost:
@@ -97,6 +98,7 @@ class LinkHost:
         self._on_conflict, self._log = on_conflict, log
         self._door = door or Door()
         self._links: dict[bytes, ControlLink] = {}
+        self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
         self._streams = StreamHost(
@@ -149,6 +151,8 @@ class LinkHost:
             self._streams.expel(peer_id)
         link = self._links.pop(peer_id, None)
         if link is not None:
+            if expelled:
+                self._met.pop(link.remote_ip, None)
             self._streams.forget(peer_id)
             self._retire(link)
             link.close()
@@ -370,6 +374,10 @@ class LinkHost:
         if old is not None and not self._prefers_new(old, inc, link.dialled_by):
             return False
         self._links[peer_id] = link
+        self._met.pop(link.remote_ip, None)
+        self._met[link.remote_ip] = None
+        if len(self._met) > MET_MAX:
+            del self._met[next(iter(self._met))]
         if old is not None:
             self._retire(old)
             if old.hello.inc != inc:
@@ -416,4 +424,4 @@ class LinkHost:
             self._on_down(peer_id, why)
 
     def _is_member_ip(self, ip: str) -> bool:
-        return any(link.remote_ip == ip for link in self._links.values())
+        return ip in self._met

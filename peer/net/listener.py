@@ -6,10 +6,11 @@ The first byte of a connection says whether TLS follows or a data stream with a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-import ipaddress
 import socket
 import ssl
+import struct
 from collections.abc import Awaitable, Callable
 
 from atoll.collectives.errors import (
@@ -23,7 +24,7 @@ from atoll.peer.descriptors import is_scarce
 from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
 from atoll.peer.net.dial import is_refusal
-from atoll.peer.net.gate import Gate, counted_as, plain_ip
+from atoll.peer.net.gate import Gate, Place, origin_of
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.streamkeys import STREAM_FIRST_BYTE
@@ -31,11 +32,22 @@ from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, reason_of
 
 __all__ = ["Listener"]
 
-# For handshake and hello together, or the opening of a data stream, of whoever connects.
+# For the first byte: a peer sends it as soon as it is connected, and TCP repeats it in a second.
+FIRST_BYTE_TIMEOUT_S = 2.0
+# From there on for handshake and hello together, or the opening of a data stream.
 ADMISSION_TIMEOUT_S = 5.0
+# Accepted at once, before the event loop looks at anything else: a millisecond of a flood.
+ACCEPTED_AT_ONCE = 32
 # Accepting pauses this long when the process is out of descriptors, instead of spinning.
 ACCEPT_RETRY_S = 0.2
-LISTEN_BACKLOG = 128
+# As long as the kernel allows (somaxconn): a flood of 6,400 a second that fills it while the event
+# loop is busy makes the members' connections wait for a repetition, a second or more. Waiting in
+# the kernel for the first byte (TCP_DEFER_ACCEPT) would move the flood into its queue of requests,
+# which is as long and has no places for members.
+LISTEN_BACKLOG = 4096
+# An end at once (a reset): the kernel would keep a connection for a minute that is closed in order
+# and that the other side keeps open, and floods keep them open.
+_RESET = struct.pack("ii", 1, 0)
 # Strangers must not fill the log: one line in this time, with a count of the others.
 LOG_INTERVAL_S = 1.0
 
@@ -43,14 +55,17 @@ LOG_INTERVAL_S = 1.0
 class _Caller:
     """A connection that nobody has taken yet."""
 
-    def __init__(self, sock: socket.socket, where: str) -> None:
-        self.where = where
+    def __init__(self, sock: socket.socket, where: str, place: Place) -> None:
+        self.where, self.place = where, place
         self.held: socket.socket | TlsChannel | None = sock
+        self.is_silent = True
         self.welcome: bool | None = None  # False: nobody of the run, or one that may not come in
 
     def close(self) -> None:
-        """Nothing, if it was taken."""
-        if self.held is not None:
+        """Close the connection, unless it was taken."""
+        if self.is_silent and isinstance(self.held, socket.socket):
+            _reset(self.held)
+        elif self.held is not None:
             self.held.close()
 
 
@@ -101,31 +116,38 @@ class Listener:
 
     def _on_acceptable(self) -> None:
         assert self._socket is not None
-        try:
-            sock, name = self._socket.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            self._note(f"cannot accept connections: {reason_of(error)}")
-            self._pause()
-            return
-        ip, where = plain_ip(str(name[0])), format_address(str(name[0]), int(name[1]))
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, name = self._socket.accept()
+            except (InterruptedError, ConnectionAbortedError):
+                continue
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._note(f"cannot accept connections: {reason_of(error)}")
+                self._pause()
+                return
+            self._take(sock, str(name[0]), int(name[1]))
+
+    def _take(self, sock: socket.socket, ip: str, port: int) -> None:
+        """Let a connection wait for its first byte, or end it."""
+        loop, origin = asyncio.get_running_loop(), origin_of(ip)
         if is_scarce(sock):
-            sock.close()
-            self._note(f"rejected {where}: too many file descriptors are in use")
-            return
-        loop = asyncio.get_running_loop()
-        exempt = ipaddress.ip_address(ip).is_loopback or self._is_member_ip(ip)
-        counted = counted_as(ip)
-        if reason := self._gate.enter(counted, loop.time(), exempt=exempt):
-            sock.close()
-            self._note(f"rejected {where}: {reason}")
+            found: Place | str = "too many file descriptors are in use"
+        else:
+            of_member = self._is_member_ip(origin.ip)
+            found = self._gate.enter(origin, loop.time(), of_member=of_member)
+        if isinstance(found, str):
+            _reset(sock)
+            if self._may_note():
+                self._note(f"rejected {format_address(ip, port)}: {found}")
             return
         sock.setblocking(False)
-        caller = _Caller(sock, where)
-        task = loop.create_task(self._admit(caller), name=f"admit {where}")
+        caller = _Caller(sock, format_address(ip, port), found)
+        task = loop.create_task(self._admit(caller), name=f"admit {caller.where}")
+        found.give_up = functools.partial(_cancel, task)
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._admitted, caller, counted))
+        task.add_done_callback(functools.partial(self._admitted, caller))
 
     def _pause(self) -> None:
         assert self._socket is not None
@@ -136,8 +158,10 @@ class Listener:
 
     async def _admit(self, caller: _Caller) -> None:
         try:
+            async with asyncio.timeout(FIRST_BYTE_TIMEOUT_S):
+                head = await self._hear_first(caller)
             async with asyncio.timeout(ADMISSION_TIMEOUT_S):
-                await self._hear(caller)
+                await self._hear(caller, head)
         except ssl.SSLError as error:
             caller.welcome = False
             why = f"it is no peer of this run ({reason_of(error)})"
@@ -145,6 +169,8 @@ class Listener:
                 why = "it has another run's secret"
             self._note(f"rejected {caller.where}: {why}")
         except OSError as error:
+            if isinstance(error, TimeoutError):
+                caller.welcome = False
             self._note(f"rejected {caller.where}: {reason_of(error)}")
             return
         except AtollError as error:
@@ -155,13 +181,21 @@ class Listener:
         if isinstance(caller.held, TlsChannel):
             await caller.held.goodbye()  # nothing, if the channel was taken
 
-    async def _hear(self, caller: _Caller) -> None:
+    async def _hear_first(self, caller: _Caller) -> bytes:
+        """Return the first byte, once there is a place for a handshake."""
+        assert isinstance(caller.held, socket.socket)
+        head = await asyncio.get_running_loop().sock_recv(caller.held, 1)
+        if not head:
+            raise ConnectionResetError("the other side closed the connection")
+        caller.is_silent = False
+        if reason := self._gate.speaks(caller.place):
+            raise ConnectionRefusedError(reason)
+        return head
+
+    async def _hear(self, caller: _Caller, head: bytes) -> None:
         """What the connection is for, and whether that may be."""
         sock = caller.held
         assert isinstance(sock, socket.socket)
-        head = await asyncio.get_running_loop().sock_recv(sock, 1)
-        if not head:
-            raise ConnectionResetError("the other side closed the connection")
         if head[0] == TLS_FIRST_BYTE:
             channel = TlsChannel(
                 sock, self._context, server_side=True, head=head, counts=self._counts
@@ -187,27 +221,43 @@ class Listener:
             self._note(f"rejected {caller.where}, told it: {refused.what}")
             await channel.send(refused)
 
-    def _admitted(self, caller: _Caller, address: str, task: asyncio.Task[None]) -> None:
+    def _admitted(self, caller: _Caller, task: asyncio.Task[None]) -> None:
         # Here and not in a `finally` of the task: one cancelled before its first step runs none.
         self._tasks.discard(task)
-        self._gate.leave(address)
+        self._gate.leave(caller.place)
+        address, gave_up = caller.place.origin.address, task.cancelled() and caller.is_silent
         if caller.welcome:
             self._gate.succeeded(address)
-        elif caller.welcome is False:
+        elif caller.welcome is False or gave_up:
             self._gate.failed(address, task.get_loop().time())
         caller.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": f"defect in {task.get_name()}", "exception": error}
             task.get_loop().call_exception_handler(context)
 
+    def _may_note(self) -> bool:
+        if asyncio.get_running_loop().time() - self._logged_s >= LOG_INTERVAL_S:
+            return True
+        self._unlogged += 1
+        return False
+
     def _note(self, line: str) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._logged_s < LOG_INTERVAL_S:
-            self._unlogged += 1
+        if not self._may_note():
             return
+        now_s = asyncio.get_running_loop().time()
         others = f" ({self._unlogged} more not shown)" if self._unlogged else ""
         self._logged_s, self._unlogged = now_s, 0
         self._log(line + others)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _reset(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    sock.close()
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -8,78 +8,179 @@ from atoll.collectives.errors import AddressFullError
 from atoll.peer.net.gate import (
     FAILURES_FREE,
     MEMBERS_PER_ADDRESS_MAX,
+    MEMBERS_SILENT,
     PAUSED_MAX,
-    PENDING_MAX,
-    PENDING_PER_ADDRESS_MAX,
     STARTS_PER_ADDRESS_MAX,
+    STRANGERS_SILENT,
+    STRANGERS_SPEAKING,
     Gate,
+    Place,
     check_members,
     counted_as,
+    origin_of,
     plain_ip,
 )
 
+LOOPBACK = "127.0.0.1"
 
-def test_one_address_gets_a_few_places_and_gives_them_back() -> None:
-    gate = Gate()
-    for _ in range(PENDING_PER_ADDRESS_MAX):
-        assert gate.enter("a", 0.0, exempt=False) is None
-    assert "of this address wait" in str(gate.enter("a", 1.5, exempt=False))
-    assert gate.enter("b", 1.5, exempt=False) is None
-    gate.leave("a")
-    assert gate.enter("a", 1.5, exempt=False) is None
+
+class Door:
+    """A gate and what goes on at it. Addresses come from networks of their own unless they say."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.gave_up: list[str] = []
+
+    def enter(self, ip: str, now_s: float = 0.0, *, of_member: bool = False) -> Place | str:
+        place = self.gate.enter(origin_of(ip), now_s, of_member=of_member)
+        if isinstance(place, Place):
+            place.give_up = lambda: self.gave_up.append(ip)
+        return place
+
+    def speaks(self, ip: str, now_s: float = 0.0, *, of_member: bool = False) -> str:
+        """Enter and say something; why that does not lead to a handshake."""
+        place = self.enter(ip, now_s, of_member=of_member)
+        assert isinstance(place, Place), place
+        reason = self.gate.speaks(place)
+        if reason:
+            self.gate.leave(place)
+        return reason
+
+
+def address(number: int) -> str:
+    return f"203.{number // 250}.{number % 250}.7"
+
+
+def test_one_address_gets_a_few_handshakes_and_gives_them_back() -> None:
+    door = Door()
+    place = door.enter("203.0.113.7")
+    assert isinstance(place, Place)
+    assert not door.gate.speaks(place)
+    for _ in range(STRANGERS_SPEAKING.per_address - 1):
+        assert not door.speaks("203.0.113.7")
+    assert "8 connections of 203.0.113.7 are already" in door.speaks("203.0.113.7", 1.5)
+    assert not door.speaks("203.0.113.8", 1.5)
+    door.gate.leave(place)
+    assert not door.speaks("203.0.113.7", 1.5)
+
+
+def test_one_network_gets_half_of_all_handshakes() -> None:
+    door = Door()
+    for number in range(STRANGERS_SPEAKING.per_network):
+        assert not door.speaks(f"203.0.113.{number}")
+    assert "32 connections of 203.0.113.0/24 are" in door.speaks("203.0.113.250")
+    for number in range(STRANGERS_SPEAKING.total - STRANGERS_SPEAKING.per_network):
+        assert not door.speaks(address(number))
+    assert "64 connections are already waiting to be admitted" in door.speaks(address(200))
 
 
 def test_one_address_gets_a_few_starts_in_a_second() -> None:
-    gate = Gate()
+    door = Door()
     for _ in range(STARTS_PER_ADDRESS_MAX):
-        assert gate.enter("a", 5.0, exempt=False) is None
-        gate.leave("a")
-    assert "in a second" in str(gate.enter("a", 5.9, exempt=False))
-    assert gate.enter("b", 5.9, exempt=False) is None
-    assert gate.enter("a", 6.0, exempt=False) is None
+        assert isinstance(door.enter(address(1), 5.0), Place)
+    assert "in a second" in str(door.enter(address(1), 5.9))
+    assert isinstance(door.enter(address(2), 5.9), Place)
+    assert isinstance(door.enter(address(1), 6.0), Place)
 
 
-def test_the_exempt_count_towards_the_total_only() -> None:
-    gate = Gate()
-    for _ in range(PENDING_MAX):
-        assert gate.enter("a", 0.0, exempt=True) is None
-    for exempt in (True, False):
-        assert "waiting to be admitted" in str(gate.enter("b", 0.0, exempt=exempt))
-    gate.leave("a")
-    assert gate.enter("b", 0.0, exempt=False) is None
+@pytest.mark.parametrize("ip", ["203.0.113.7", "2001:db8:1:2::7"])
+def test_the_oldest_silent_one_of_an_address_makes_room(ip: str) -> None:
+    """Whoever comes last has its moment to speak."""
+    door = Door()
+    others = [door.enter(address(number)) for number in range(20)]
+    first = [door.enter(ip, float(number)) for number in range(STRANGERS_SILENT.per_address)]
+    assert not door.gave_up
+    last = door.enter(ip, 99.0)
+    assert isinstance(last, Place)
+    assert door.gave_up == [ip]
+    assert not door.gate.speaks(last)
+    assert door.gate.pending == len(others) + len(first)
+
+
+@pytest.mark.parametrize("prefix", ["203.0.113.", "2001:db8:1:"])
+def test_silence_of_many_addresses_of_a_network_keeps_no_other_peer_of_it_out(prefix: str) -> None:
+    end = "" if "." in prefix else "::"
+    door = Door()
+    elsewhere = door.enter("198.51.100.1")
+    for second in range(3):
+        for number in range(100):
+            assert isinstance(door.enter(f"{prefix}{number}{end}", float(second)), Place)
+    assert len(door.gave_up) == 300 - STRANGERS_SILENT.per_network
+    assert not door.speaks(f"{prefix}250{end}", 3.0)
+    assert isinstance(elsewhere, Place)
+    assert not door.gate.speaks(elsewhere)  # it had nothing to give up
+
+
+def test_silence_from_everywhere_keeps_nobody_out() -> None:
+    door = Door()
+    for number in range(5 * STRANGERS_SILENT.total):
+        assert isinstance(door.enter(address(number)), Place)
+    assert door.gate.pending == STRANGERS_SILENT.total
+    assert not door.speaks("198.51.100.1")
+
+
+def test_members_have_places_of_their_own() -> None:
+    """Strangers take none of them, and who shares a member's address takes its own only."""
+    door = Door()
+    for number in range(STRANGERS_SPEAKING.total):
+        assert not door.speaks(address(number))
+    for number in range(STRANGERS_SILENT.total):
+        door.enter(address(number), 5.0)
+    for _ in range(1000):
+        door.enter("198.51.100.1", 6.0, of_member=True)
+    assert set(door.gave_up) == {"198.51.100.1"}
+    assert len(door.gave_up) == 1000 - MEMBERS_SILENT.per_address
+    for ip in ("198.51.100.1", "198.51.100.2"):
+        assert not door.speaks(ip, 6.0, of_member=True)
+
+
+def test_loopback_counts_towards_the_totals_only() -> None:
+    """All programs of this machine share it; they keep nobody out either."""
+    door = Door()
+    for _ in range(STRANGERS_SPEAKING.total):
+        assert not door.speaks(LOOPBACK)
+    for _ in range(STRANGERS_SILENT.total):
+        assert isinstance(door.enter(LOOPBACK), Place)
+    assert not door.gave_up
+    for _ in range(FAILURES_FREE):
+        door.gate.failed(LOOPBACK, 0.0)
+    assert isinstance(door.enter(LOOPBACK), Place)
+    assert isinstance(door.enter("203.0.113.7"), Place)
+    assert door.gave_up == [LOOPBACK, LOOPBACK]
 
 
 def test_it_remembers_nobody_for_long() -> None:
-    gate = Gate()
+    door = Door()
     for second in range(100):
         for number in range(50):
-            address = f"{second}.{number}"
-            assert gate.enter(address, float(second), exempt=False) is None
-            gate.leave(address)
-    assert len(gate._starts) <= 50
-    assert len(gate._pending) == 0
+            place = door.enter(address(50 * second + number), float(second))
+            assert isinstance(place, Place)
+            door.gate.speaks(place)
+            door.gate.leave(place)
+    assert len(door.gate._starts) <= 50
+    assert door.gate.pending == 0
+    kinds = (*door.gate._silent.values(), *door.gate._speaking.values())
+    assert not any(places._of for places in kinds)
 
 
 def test_an_address_whose_connections_come_to_nothing_waits_longer_and_longer() -> None:
-    gate = Gate()
+    door, ip = Door(), "203.0.113.7"
+    gate = door.gate
     for _ in range(FAILURES_FREE - 1):
-        gate.failed("a", 0.0)
-    assert gate.enter("a", 0.0, exempt=False) is None
-    gate.failed("a", 0.0)
+        gate.failed(ip, 0.0)
+    assert isinstance(door.enter(ip), Place)
+    gate.failed(ip, 0.0)
     pauses_s = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     now_s = 0.0
     for pause_s in pauses_s:
-        assert "came to nothing" in str(gate.enter("a", now_s + pause_s - 0.01, exempt=False))
-        assert gate.enter("a", now_s, exempt=True) is None  # a member's, by now
+        assert "came to nothing" in str(door.enter(ip, now_s + pause_s - 0.01))
+        assert isinstance(door.enter(ip, now_s, of_member=True), Place)  # a member's, by now
         now_s += pause_s
-        assert gate.enter("a", now_s, exempt=False) is None
-        assert gate.enter("b", now_s, exempt=False) is None
-        gate.leave("a")
-        gate.leave("a")
-        gate.leave("b")
-        gate.failed("a", now_s)
-    gate.succeeded("a")
-    assert gate.enter("a", now_s, exempt=False) is None
+        assert isinstance(door.enter(ip, now_s), Place)
+        assert isinstance(door.enter("203.0.113.8", now_s), Place)
+        gate.failed(ip, now_s)
+    gate.succeeded(ip)
+    assert isinstance(door.enter(ip, now_s), Place)
 
 
 def test_it_remembers_only_so_many_failures() -> None:
@@ -102,6 +203,19 @@ def test_it_remembers_only_so_many_failures() -> None:
 def test_what_counts_as_one_address(ip: str, plain: str, counted: str) -> None:
     assert plain_ip(ip) == plain
     assert counted_as(plain) == counted
+    assert (origin_of(ip).ip, origin_of(ip).address) == (plain, counted)
+
+
+@pytest.mark.parametrize(
+    ("ip", "network"),
+    [
+        ("203.0.113.7", "203.0.113.0/24"),
+        ("::ffff:203.0.113.7", "203.0.113.0/24"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1::/48"),
+    ],
+)
+def test_what_counts_as_one_network(ip: str, network: str) -> None:
+    assert origin_of(ip).network == network
 
 
 FULL = ["203.0.113.7"] * MEMBERS_PER_ADDRESS_MAX
