@@ -103,7 +103,7 @@ def test_what_is_within_two_standard_errors_is_no_loss(
         return result_of(row, 2.01 + spread * (row.seed - 1) if four_bits else 2.0)
 
     verdicts = bars.verdicts(PLAN, filled(tmp_path / "results.jsonl", PLAN, result))
-    (found,) = [v for v in verdicts if v.what.startswith("DiLoCo int4") and "loss" in v.what]
+    (found,) = [v for v in verdicts if v.what.startswith("DiLoCo int4, H=") and "loss" in v.what]
     assert found.said == expected
 
 

@@ -2,7 +2,8 @@
 
 An entry makes the method from (model, inner optimizer, session of a swarm, case), where the case
 has what a schedule may need. What it makes has ``close()``, and ``outer_parameters()`` where a run
-has parameters other than the worker's. The inner optimizer is AdamW at the row's learning rate;
+has parameters other than the worker's. The inner optimizer is AdamW at the row's learning rate,
+or with ``muon`` those of ``muon_and_adamw`` (a list of both);
 where ``uses_inner`` is false, what the entry makes is itself the optimizer that is stepped, and
 the row's learning rate is its own (its ``lr``, or that of its groups). ``step`` takes one local
 step; an entry may bring one of its own.
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 FLOOR, CEILING = "one-worker", "data-parallel"  # plain training, which training.py does itself
+MUON_CEILING = "data-parallel-muon"  # so as well
 # Nats per byte by which `--quick` must beat the untrained model, which has 5.34: with 60 steps most
 # methods come down to 3.3 to 3.5, about the entropy of single bytes.
 QUICK_MARGIN = 1.5
@@ -85,7 +87,7 @@ class BytesBar:
     factor: float
 
 
-Make = Callable[[nn.Module, Optimizer, SwarmSession, Case], Any]
+Make = Callable[[nn.Module, Any, SwarmSession, Case], Any]  # Any: one optimizer, or several
 # What steps (the inner optimizer, or the method itself), and the loss of the step's batch.
 StepRule = Callable[[Any, Callable[[], Tensor]], None]
 
@@ -109,6 +111,7 @@ class Entry:
     make: Make | None = None  # None: plain training, without a swarm
     step: StepRule = after_backward
     uses_inner: bool = True
+    muon: bool = False
     every_step: bool = False  # there are no rounds of H steps
     # Local steps of the slowest worker while the fastest takes one; the others lie between. As all
     # take as many steps, the fastest is evaluated last when the slowest still has some to take.
@@ -143,10 +146,11 @@ def qsr(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -
     return LocalSGD(model, inner, rule, session)
 
 
-def streaming(*, eager: bool) -> Make:
+def streaming(**options: Any) -> Make:
     """Results are merged after one step, as in the paper's main runs: no clock decides."""
+    options = {"delay": 1} | options
     return lambda model, inner, session, case: StreamingDiLoCo(
-        model, inner, case.sync_every, session, delay=1, eager=eager
+        model, inner, case.sync_every, session, **options
     )
 
 
@@ -206,6 +210,19 @@ def compressed(
     )
 
 
+def with_muon(name: str, label: str, make: Make, *bars: LossBar | BytesBar) -> Entry:
+    return Entry(
+        name=name,
+        label=label,
+        make=make,
+        muon=True,
+        tuned_as=MUON_CEILING,
+        one_line=True,
+        bars=bars,
+    )
+
+
+BETTER = LossBar(0.0, CEILING)  # of AdamW at every step
 WITHIN_5 = LossBar(5.0, CEILING)
 LOSSLESS = LossBar(0.3, "diloco-float32", errors=2.0)
 _ENTRIES = (
@@ -255,7 +272,7 @@ _ENTRIES = (
     Entry(
         name="streaming",
         label="Streaming E3M0",
-        make=streaming(eager=False),
+        make=streaming(),
         bars=(WITHIN_5, BytesBar(200.0)),
     ),
     Entry(
@@ -301,5 +318,17 @@ _ENTRIES = (
     Entry(name="population", label="Population", make=population),
     Entry(name="local-sgd", label="LocalSGD int8", make=local_sgd),
     Entry(name="local-sgd-qsr", label="LocalSGD QSR int8", make=qsr, tuned_as="local-sgd"),
+)
+_ENTRIES += (
+    Entry(name=MUON_CEILING, label="data-parallel, Muon", muon=True, one_line=True, bars=(BETTER,)),
+    with_muon("diloco-muon-int8", "DiLoCo int8, Muon", diloco("int8"), BETTER),
+    with_muon(
+        "diloco-muon-int4",
+        "DiLoCo int4, Muon",
+        diloco("int4"),
+        LossBar(0.3, "diloco-muon-int8", errors=2.0),
+    ),
+    with_muon("streaming-muon-int8", "Streaming int8, Muon", streaming(codec="int8"), BETTER),
+    with_muon("streaming-muon-int4", "Streaming int4, Muon", streaming(codec="int4"), BETTER),
 )
 METHODS = {entry.name: entry for entry in _ENTRIES}
