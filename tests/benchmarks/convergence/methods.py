@@ -50,7 +50,6 @@ __all__ = [
 ]
 
 FLOOR, CEILING = "one-worker", "data-parallel"  # plain training, which training.py does itself
-MUON_CEILING = "data-parallel-muon"  # so as well
 # Nats per byte by which `--quick` must beat the untrained model, which has 5.34: with 60 steps most
 # methods come down to 3.3 to 3.5, about the entropy of single bytes.
 QUICK_MARGIN = 1.5
@@ -121,6 +120,7 @@ class Entry:
     one_line: bool = False  # only after the warm start, at the smaller H
     bars: tuple[LossBar | BytesBar, ...] = ()  # at the smaller H
     quick_margin: float = QUICK_MARGIN
+    limits: str = ""  # for docs/choosing.md
 
 
 def diloco(codec: str) -> Make:
@@ -197,7 +197,11 @@ def gradient_average(codec: str, compressor: Callable[[], Compressor] | None = N
 
 
 def compressed(
-    name: str, label: str, compressor: Callable[[], Compressor], quick_margin: float = QUICK_MARGIN
+    name: str,
+    label: str,
+    compressor: Callable[[], Compressor],
+    limits: str,
+    quick_margin: float = QUICK_MARGIN,
 ) -> Entry:
     return Entry(
         name=name,
@@ -207,6 +211,7 @@ def compressed(
         tuned_as=CEILING,
         one_line=True,
         quick_margin=quick_margin,
+        limits=limits,
     )
 
 
@@ -216,18 +221,21 @@ def with_muon(name: str, label: str, make: Make, *bars: LossBar | BytesBar) -> E
         label=label,
         make=make,
         muon=True,
-        tuned_as=MUON_CEILING,
+        tuned_as=CEILING,
         one_line=True,
         bars=bars,
+        limits=UNTUNED,
     )
 
 
 BETTER = LossBar(0.0, CEILING)  # of AdamW at every step
+UNTUNED = "at AdamW's rate, not tuned"
+WAITS = "every step waits for the slowest"
 WITHIN_5 = LossBar(5.0, CEILING)
 LOSSLESS = LossBar(0.3, "diloco-float32", errors=2.0)
 _ENTRIES = (
-    Entry(name=FLOOR, label="one worker"),
-    Entry(name=CEILING, label="data-parallel"),
+    Entry(name=FLOOR, label="one worker", limits="what a machine reaches without the others"),
+    Entry(name=CEILING, label="data-parallel", limits=WAITS),
     Entry(
         name="data-parallel-int8",
         label="GradientAverage int8",
@@ -235,16 +243,24 @@ _ENTRIES = (
         every_step=True,
         tuned_as=CEILING,
         one_line=True,
+        limits=WAITS,
     ),
     # DGC has no row: its momentum takes the place of an inner SGD's, and here is AdamW.
-    compressed("powersgd", "PowerSGD rank 4", lambda: PowerSGD(rank=4, start=0)),
+    compressed("powersgd", "PowerSGD rank 4", lambda: PowerSGD(rank=4, start=0), WAITS),
     # It comes down to 3.94 in the quick run: its estimate of the gradient grows from zero.
-    compressed("ef21", "EF21 top-k, eta 0.1", lambda: EF21(eta=0.1), quick_margin=1.0),
-    compressed("econtrol", "EControl top-k", EControl),
+    compressed(
+        "ef21",
+        "EF21 top-k, eta 0.1",
+        lambda: EF21(eta=0.1),
+        "far worse than one worker here: its estimate of the gradient grows from zero",
+        quick_margin=1.0,
+    ),
+    compressed("econtrol", "EControl top-k", EControl, "far worse than one worker here"),
     Entry(
         name="diloco",
         label="DiLoCo int8",
         make=diloco("int8"),
+        limits="from scratch it needs more steps than these",
         bars=(WITHIN_5, LossBar(3.0, CEILING, from_scratch=True), BytesBar(50.0)),
     ),
     Entry(
@@ -280,22 +296,36 @@ _ENTRIES = (
         label="Streaming eager E3M0",
         make=streaming(eager=True),
         quick_margin=1.0,  # it comes down to 4.03: of six rounds the first steps are small
+        limits="worse than one worker here; the paper has two workers, and these are four",
     ),
     Entry(
         name="sparseloco",
         label="SparseLoCo",
         make=sparse_loco,
         bars=(LossBar(20.0, CEILING), BytesBar(1000.0)),
+        limits="each peer receives parts of all others",
         quick_margin=0.5,  # a round sends one value in 64; the others wait for later rounds
     ),
-    Entry(name="co2", label="CO2 int8", make=co2),
+    Entry(
+        name="co2",
+        label="CO2 int8",
+        make=co2,
+        limits="no better than one worker after a warm start: an update comes a round late",
+    ),
     Entry(
         name="async-diloco",
         label="AsyncDiLoCo int8",
         make=async_diloco,
         slowest=0.9,  # so hardly ever two come together
+        limits="hardly ever two peers in a round: speeds are 0.9 to 1",
     ),
-    Entry(name="noloco", label="NoLoCo bfloat16", make=noloco, bars=(LossBar(2.0, "diloco"),)),
+    Entry(
+        name="noloco",
+        label="NoLoCo bfloat16",
+        make=noloco,
+        bars=(LossBar(2.0, "diloco"),),
+        limits="the mean of the replicas' losses",
+    ),
     Entry(
         name="demo",
         label="DeMo",
@@ -303,6 +333,7 @@ _ENTRIES = (
         uses_inner=False,
         every_step=True,
         rates=(5e-4, 1e-3, 2e-3),  # of steps by sign, which are longer than AdamW's
+        limits=WAITS + "; the rate is at the edge of its grid",
     ),
     Entry(
         name="zeroth-order",
@@ -314,13 +345,27 @@ _ENTRIES = (
         rates=(1e-4, 3e-4, 1e-3),
         one_line=True,  # it is for fine-tuning
         quick_margin=0.2,  # it comes down to 4.88
+        limits="far worse than one worker here: it is for fine-tuning",
     ),
-    Entry(name="population", label="Population", make=population),
+    Entry(
+        name="population",
+        label="Population",
+        make=population,
+        limits="no better than one worker after a warm start: nobody uses another's gradients",
+    ),
     Entry(name="local-sgd", label="LocalSGD int8", make=local_sgd),
     Entry(name="local-sgd-qsr", label="LocalSGD QSR int8", make=qsr, tuned_as="local-sgd"),
 )
 _ENTRIES += (
-    Entry(name=MUON_CEILING, label="data-parallel, Muon", muon=True, one_line=True, bars=(BETTER,)),
+    Entry(
+        name="data-parallel-muon",
+        label="data-parallel, Muon",
+        muon=True,
+        tuned_as=CEILING,
+        one_line=True,
+        bars=(BETTER,),
+        limits=UNTUNED,
+    ),
     with_muon("diloco-muon-int8", "DiLoCo int8, Muon", diloco("int8"), BETTER),
     with_muon(
         "diloco-muon-int4",
