@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import atoll
-from atoll.optim import ByteTransformer, DiLoCo, TextBatches, heldout_loss
+from atoll.optim import ByteTransformer, DiLoCo, TextBatches, heldout_loss, muon_and_adamw
 from atoll.optim.text import load_text
 
 
@@ -25,19 +25,23 @@ def main() -> None:
     parser.add_argument("--sync-every", type=int, default=20, help="inner steps per round")
     parser.add_argument("--rounds", type=int, default=25, help="train until the run has so many")
     parser.add_argument("--seed", type=int, default=0, help="order of the text; one for each peer")
+    parser.add_argument("--muon", action="store_true", help="Muon for hidden layers; on all peers")
     args = parser.parse_args()
 
     text = load_text(args.data)
     model = ByteTransformer()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))]
+    if args.muon:
+        optimizers = muon_and_adamw(model, lr=4e-3)
     batches = TextBatches(text, context=model.context, seed=args.seed)
 
-    outer = DiLoCo(model, optimizer, args.sync_every, peer=atoll.connect(home=args.home))  # (1)
+    outer = DiLoCo(model, optimizers, args.sync_every, peer=atoll.connect(home=args.home))  # (1)
     for step in count(1):
         loss = model.loss(*batches.next())
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         if step % args.sync_every == 0:
             with outer.outer_parameters():  # (2) evaluate what the run has, not what we have
                 heldout = heldout_loss(model, text)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from atoll.optim.diloco import DiLoCo
     from atoll.optim.gradient_average import GradientAverage
     from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.muon import muon_and_adamw
     from atoll.optim.noloco import NoLoCo
     from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession
@@ -65,6 +66,7 @@ __all__ = [
     "TextBatches",
     "ZerothOrder",
     "heldout_loss",
+    "muon_and_adamw",
     "rda",
     "rda_all_reduce",
 ]
@@ -93,6 +95,7 @@ _HOME = {
     "TextBatches": "atoll.optim.byte_lm",
     "ZerothOrder": "atoll.optim.zeroth_order",
     "heldout_loss": "atoll.optim.byte_lm",
+    "muon_and_adamw": "atoll.optim.muon",
     "rda": "atoll.optim.rda",
     "rda_all_reduce": "atoll.optim.rda",
 }

@@ -25,8 +25,9 @@ from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner
 from atoll.optim.local_steps import LocalSteps
 from atoll.optim.memory import say_of_replay
-from atoll.optim.method import Method, uses_muon
+from atoll.optim.method import Method
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.muon import outer_momentum_of
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.state import TrainingState
@@ -48,10 +49,6 @@ def segment_steps_of(replay: Replay | None, validators: int) -> int:
             fix="give replay=Replay(task=...): docs/replay.md says how a task is written",
         )
     return replay.segment_steps
-
-
-MOMENTUM = 0.9  # arXiv 2311.08105
-MUON_MOMENTUM = 0.6  # arXiv 2505.23725
 
 
 class Blocking(Method):
@@ -190,8 +187,7 @@ class DiLoCo(Blocking):
     ``replay`` and ``validators`` do.
 
     ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
-    is ``torch.optim.Muon``. That takes matrices only: give it those of the hidden layers, and the
-    last of ``inner``, say AdamW, the embeddings, the head and all vectors.
+    is ``torch.optim.Muon``, as of those that ``muon_and_adamw`` makes.
 
     ``outer_lr``: a number; or "by_peers", 0.4 where one peer is in a round, 0.6 for two to four and
     0.8 from eight on (rates.py), so that it changes as peers come and go.
@@ -222,7 +218,7 @@ class DiLoCo(Blocking):
         validators: int = 0,
     ) -> None:
         if outer_momentum is None:
-            outer_momentum = MUON_MOMENTUM if uses_muon(inner) else MOMENTUM
+            outer_momentum = outer_momentum_of(inner)
         rate, by_peers = factor_of(outer_lr)
         spec = RunSpec(
             sync_every=sync_every,

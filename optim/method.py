@@ -15,9 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
-from torch.optim import Optimizer
-
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.companions import check_ranks, every_rank, whole
@@ -30,7 +27,7 @@ from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.spec import RunSpec
 from atoll.peer.session import Outcome
 
-__all__ = ["Method", "uses_muon"]
+__all__ = ["Method"]
 
 STATE_VERSION = 2
 
@@ -309,9 +306,3 @@ class Method(InnerSteps):
         self._submitted.clear()
         self._known.clear()
         self._vector.zero_gradients()
-
-
-def uses_muon(inner: Inner) -> bool:
-    """Whether one of them orthogonalizes its steps: then outer steps are best tuned otherwise."""
-    inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-    return any(isinstance(one, torch.optim.Muon) for one in inners)

@@ -33,6 +33,7 @@ from atoll.optim.inner_steps import Inner
 from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
 from atoll.optim.method import Method
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.muon import outer_momentum_of
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
@@ -56,8 +57,8 @@ class StreamingDiLoCo(Method):
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
     ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
     which cost 25 bytes of the trainer's host memory for each parameter (with 16 fragments).
-    ``outer_lr``: as for DiLoCo; eager updates need a number. Delay and local are each trainer's
-    own, the other arguments are the run's.
+    ``outer_momentum``, ``outer_lr``: as for DiLoCo; eager updates need a number for the latter.
+    Delay and local are each trainer's own, the other arguments are the run's.
 
     There is no ``round_s``: fragments are sent at the same steps on all peers, which take turns by
     it. Give slower peers smaller batches, and ``count()`` them.
@@ -76,7 +77,7 @@ class StreamingDiLoCo(Method):
         local: float = 0.5,
         eager: bool = False,
         outer_lr: OuterRate = 0.4,
-        outer_momentum: float = 0.9,
+        outer_momentum: float | None = None,
         codec: str = "fp4_e3m0",
         aggregate: str = "mean",
         audit: bool = False,
@@ -89,6 +90,8 @@ class StreamingDiLoCo(Method):
             model, partial(fragmented, pattern=fragments, blocks_per_fragment=blocks_per_fragment)
         )
         count = vector.manifest.fragments
+        if outer_momentum is None:
+            outer_momentum = outer_momentum_of(inner)
         rate, by_peers = factor_of(outer_lr)
         if by_peers and eager:
             raise ConfigError(

@@ -15,10 +15,10 @@ from benchmarks.convergence.labels import Box, Leader, place
 from benchmarks.convergence.methods import CEILING, METHODS, LossBar
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.plot import Level, Mark, plot, ticks
-from benchmarks.convergence.report import write_report
+from benchmarks.convergence.report import BEGIN, END, write_choices, write_report
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import WARM, Row
-from benchmarks.convergence.table import document, markdown
+from benchmarks.convergence.table import choices, document, markdown
 from benchmarks.convergence.training import ring_bytes
 from harness.convergence import ELEMENTS, filled, result_of
 
@@ -103,7 +103,7 @@ def test_what_is_within_two_standard_errors_is_no_loss(
         return result_of(row, 2.01 + spread * (row.seed - 1) if four_bits else 2.0)
 
     verdicts = bars.verdicts(PLAN, filled(tmp_path / "results.jsonl", PLAN, result))
-    (found,) = [v for v in verdicts if v.what.startswith("DiLoCo int4") and "loss" in v.what]
+    (found,) = [v for v in verdicts if v.what.startswith("DiLoCo int4, H=") and "loss" in v.what]
     assert found.said == expected
 
 
@@ -133,6 +133,23 @@ def test_the_document_has_a_row_for_each_line(tmp_path: Path) -> None:
     assert named == {"warm-1200.svg", "scratch-1200.svg", "scratch-2400.svg"}
     assert all(f"({name})" in text for name in named)
     assert "do not compare" not in text
+
+
+def test_the_page_on_choosing_has_every_method_and_keeps_its_own_text(tmp_path: Path) -> None:
+    results = filled(tmp_path / "results.jsonl", PLAN, lambda row: result_of(row, 2.1))
+    page = tmp_path / "choosing.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}after\n")
+    write_choices(page, PLAN, results)
+    text = page.read_text("utf-8")
+    assert text == f"before\n{BEGIN}{choices(PLAN, results)}{END}after\n"
+    assert "old" not in text
+    assert all(f"\n| {entry.label} | " in text for entry in METHODS.values())
+    diloco = next(line for line in text.splitlines() if line.startswith("| DiLoCo int8 | 30 |"))
+    assert diloco.count("| +0.0 ") == 3
+    page.write_text("without marks\n")
+    with pytest.raises(ValueError, match="no marks"):
+        write_choices(page, PLAN, results)
+    assert page.read_text("utf-8") == "without marks\n"
 
 
 def test_a_row_that_diverged_is_shown(tmp_path: Path) -> None:

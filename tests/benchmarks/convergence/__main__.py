@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from benchmarks.convergence.plan import Plan, quick_plan, worker_steps
 from benchmarks.convergence.quick import faults
-from benchmarks.convergence.report import write_report
+from benchmarks.convergence.report import write_choices, write_report
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
 from benchmarks.convergence.runner import Runner, one_row
@@ -31,6 +31,7 @@ from benchmarks.convergence.training import run_row
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "docs" / "convergence"  # the table of the smallest model; others lie below it
+CHOOSING = ROOT / "docs" / "choosing.md"
 CACHE = ROOT / ".cache" / "convergence"
 USUAL = Plan()
 
@@ -51,8 +52,13 @@ def main() -> int:
 
     began_s = time.monotonic()
 
-    def done(result: Result) -> None:
+    def report() -> None:
         write_report(out, plan, results)
+        if out == KEPT:
+            write_choices(CHOOSING, plan, results)
+
+    def done(result: Result) -> None:
+        report()
         left = len(plan.pending(results, chosen.rows)) + len(plan.later(results, chosen.rows))
         loss = f"diverged: {result.failed}" if result.failed else f"{result.loss:.4f}"
         minutes = (time.monotonic() - began_s) / 60
@@ -62,7 +68,7 @@ def main() -> int:
             flush=True,
         )
 
-    write_report(out, plan, results)
+    report()
     until_s = began_s + 60 * chosen.minutes
     runner = Runner(results, chosen.cache / "logs", chosen.jobs, command_of(chosen.cache), done)
     broken = runner.run(lambda: plan.pending(results, chosen.rows), until_s)

@@ -2,7 +2,8 @@
 
 An entry makes the method from (model, inner optimizer, session of a swarm, case), where the case
 has what a schedule may need. What it makes has ``close()``, and ``outer_parameters()`` where a run
-has parameters other than the worker's. The inner optimizer is AdamW at the row's learning rate;
+has parameters other than the worker's. The inner optimizer is AdamW at the row's learning rate,
+or with ``muon`` those of ``muon_and_adamw`` (a list of both);
 where ``uses_inner`` is false, what the entry makes is itself the optimizer that is stepped, and
 the row's learning rate is its own (its ``lr``, or that of its groups). ``step`` takes one local
 step; an entry may bring one of its own.
@@ -85,7 +86,7 @@ class BytesBar:
     factor: float
 
 
-Make = Callable[[nn.Module, Optimizer, SwarmSession, Case], Any]
+Make = Callable[[nn.Module, Any, SwarmSession, Case], Any]  # Any: one optimizer, or several
 # What steps (the inner optimizer, or the method itself), and the loss of the step's batch.
 StepRule = Callable[[Any, Callable[[], Tensor]], None]
 
@@ -109,6 +110,7 @@ class Entry:
     make: Make | None = None  # None: plain training, without a swarm
     step: StepRule = after_backward
     uses_inner: bool = True
+    muon: bool = False
     every_step: bool = False  # there are no rounds of H steps
     # Local steps of the slowest worker while the fastest takes one; the others lie between. As all
     # take as many steps, the fastest is evaluated last when the slowest still has some to take.
@@ -118,6 +120,7 @@ class Entry:
     one_line: bool = False  # only after the warm start, at the smaller H
     bars: tuple[LossBar | BytesBar, ...] = ()  # at the smaller H
     quick_margin: float = QUICK_MARGIN
+    limits: str = ""  # for docs/choosing.md
 
 
 def diloco(codec: str) -> Make:
@@ -143,10 +146,12 @@ def qsr(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -
     return LocalSGD(model, inner, rule, session)
 
 
-def streaming(*, eager: bool) -> Make:
-    """Results are merged after one step, as in the paper's main runs: no clock decides."""
+def streaming(*, local: float = 0.5, outer_lr: float = 0.4, **options: Any) -> Make:
+    """Results are merged after one step, as in the paper's main runs: no clock decides. What has
+    been measured keeps its numbers, whatever the defaults of the class become."""
+    options = {"delay": 1} | options | {"local": local, "outer_lr": outer_lr}
     return lambda model, inner, session, case: StreamingDiLoCo(
-        model, inner, case.sync_every, session, delay=1, eager=eager
+        model, inner, case.sync_every, session, **options
     )
 
 
@@ -164,9 +169,11 @@ def async_diloco(
     return AsyncDiLoCo(model, inner, case.sync_every, session, outer_delay=case.workers)
 
 
-def noloco(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> NoLoCo:
+def noloco(outer_lr: float) -> Make:
     """Its loss is the mean over replicas, as in the paper: each evaluates a part of the text."""
-    return NoLoCo(model, inner, case.sync_every, session)
+    return lambda model, inner, session, case: NoLoCo(
+        model, inner, case.sync_every, session, outer_lr=outer_lr
+    )
 
 
 def demo(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> DeMo:
@@ -193,7 +200,11 @@ def gradient_average(codec: str, compressor: Callable[[], Compressor] | None = N
 
 
 def compressed(
-    name: str, label: str, compressor: Callable[[], Compressor], quick_margin: float = QUICK_MARGIN
+    name: str,
+    label: str,
+    compressor: Callable[[], Compressor],
+    limits: str,
+    quick_margin: float = QUICK_MARGIN,
 ) -> Entry:
     return Entry(
         name=name,
@@ -203,14 +214,32 @@ def compressed(
         tuned_as=CEILING,
         one_line=True,
         quick_margin=quick_margin,
+        limits=limits,
     )
 
 
+def with_muon(name: str, label: str, make: Make, *bars: LossBar | BytesBar) -> Entry:
+    return Entry(
+        name=name,
+        label=label,
+        make=make,
+        muon=True,
+        tuned_as=CEILING,
+        one_line=True,
+        bars=bars,
+        limits=UNTUNED,
+    )
+
+
+BETTER = LossBar(0.0, CEILING)  # of AdamW at every step
+SHORT_DELAY = {"local": 0.0, "outer_lr": 0.7}  # of Streaming, where results come at once
+UNTUNED = "at AdamW's rate, not tuned"
+WAITS = "every step waits for the slowest"
 WITHIN_5 = LossBar(5.0, CEILING)
 LOSSLESS = LossBar(0.3, "diloco-float32", errors=2.0)
 _ENTRIES = (
-    Entry(name=FLOOR, label="one worker"),
-    Entry(name=CEILING, label="data-parallel"),
+    Entry(name=FLOOR, label="one worker", limits="what a machine reaches without the others"),
+    Entry(name=CEILING, label="data-parallel", limits=WAITS),
     Entry(
         name="data-parallel-int8",
         label="GradientAverage int8",
@@ -218,16 +247,24 @@ _ENTRIES = (
         every_step=True,
         tuned_as=CEILING,
         one_line=True,
+        limits=WAITS,
     ),
     # DGC has no row: its momentum takes the place of an inner SGD's, and here is AdamW.
-    compressed("powersgd", "PowerSGD rank 4", lambda: PowerSGD(rank=4, start=0)),
+    compressed("powersgd", "PowerSGD rank 4", lambda: PowerSGD(rank=4, start=0), WAITS),
     # It comes down to 3.94 in the quick run: its estimate of the gradient grows from zero.
-    compressed("ef21", "EF21 top-k, eta 0.1", lambda: EF21(eta=0.1), quick_margin=1.0),
-    compressed("econtrol", "EControl top-k", EControl),
+    compressed(
+        "ef21",
+        "EF21 top-k, eta 0.1",
+        lambda: EF21(eta=0.1),
+        "far worse than one worker here: its estimate of the gradient grows from zero",
+        quick_margin=1.0,
+    ),
+    compressed("econtrol", "EControl top-k", EControl, "far worse than one worker here"),
     Entry(
         name="diloco",
         label="DiLoCo int8",
         make=diloco("int8"),
+        limits="from scratch it needs more steps than these",
         bars=(WITHIN_5, LossBar(3.0, CEILING, from_scratch=True), BytesBar(50.0)),
     ),
     Entry(
@@ -255,30 +292,64 @@ _ENTRIES = (
     Entry(
         name="streaming",
         label="Streaming E3M0",
-        make=streaming(eager=False),
+        make=streaming(),
         bars=(WITHIN_5, BytesBar(200.0)),
+        limits="merged one step late, with local 0.5 and an outer rate of 0.4",
+    ),
+    # What a trainer did in the delay is dropped: of one step or two it is little.
+    Entry(
+        name="streaming-local0-outer0.7",
+        label="Streaming E3M0, local 0, outer rate 0.7",
+        make=streaming(**SHORT_DELAY),
+        tuned_as="streaming",
+        one_line=True,
+        bars=(LossBar(0.0, "streaming"), LossBar(0.0, "streaming", from_scratch=True)),
+        limits="merged one step late; at ten steps it drops a third of them",
     ),
     Entry(
         name="eager",
         label="Streaming eager E3M0",
         make=streaming(eager=True),
         quick_margin=1.0,  # it comes down to 4.03: of six rounds the first steps are small
+        limits="worse than one worker here; the paper has two workers, and these are four",
     ),
     Entry(
         name="sparseloco",
         label="SparseLoCo",
         make=sparse_loco,
         bars=(LossBar(20.0, CEILING), BytesBar(1000.0)),
+        limits="each peer receives parts of all others",
         quick_margin=0.5,  # a round sends one value in 64; the others wait for later rounds
     ),
-    Entry(name="co2", label="CO2 int8", make=co2),
+    Entry(
+        name="co2",
+        label="CO2 int8",
+        make=co2,
+        limits="no better than one worker after a warm start: an update comes a round late",
+    ),
     Entry(
         name="async-diloco",
         label="AsyncDiLoCo int8",
         make=async_diloco,
         slowest=0.9,  # so hardly ever two come together
+        limits="hardly ever two peers in a round: speeds are 0.9 to 1",
     ),
-    Entry(name="noloco", label="NoLoCo bfloat16", make=noloco, bars=(LossBar(2.0, "diloco"),)),
+    Entry(
+        name="noloco",
+        label="NoLoCo bfloat16",
+        make=noloco(0.7),
+        bars=(LossBar(2.0, "diloco"),),
+        limits="the mean of the replicas' losses",
+    ),
+    Entry(
+        name="noloco-outer1.2",
+        label="NoLoCo bfloat16, outer rate 1.2",
+        make=noloco(1.2),
+        tuned_as="noloco",
+        one_line=True,
+        bars=(LossBar(0.0, "noloco"), LossBar(0.0, "noloco", from_scratch=True)),
+        limits="the mean of the replicas' losses",
+    ),
     Entry(
         name="demo",
         label="DeMo",
@@ -286,6 +357,7 @@ _ENTRIES = (
         uses_inner=False,
         every_step=True,
         rates=(5e-4, 1e-3, 2e-3),  # of steps by sign, which are longer than AdamW's
+        limits=WAITS + "; the rate is at the edge of its grid",
     ),
     Entry(
         name="zeroth-order",
@@ -297,9 +369,45 @@ _ENTRIES = (
         rates=(1e-4, 3e-4, 1e-3),
         one_line=True,  # it is for fine-tuning
         quick_margin=0.2,  # it comes down to 4.88
+        limits="far worse than one worker here: it is for fine-tuning",
     ),
-    Entry(name="population", label="Population", make=population),
+    Entry(
+        name="population",
+        label="Population",
+        make=population,
+        limits="no better than one worker after a warm start: nobody uses another's gradients",
+    ),
     Entry(name="local-sgd", label="LocalSGD int8", make=local_sgd),
     Entry(name="local-sgd-qsr", label="LocalSGD QSR int8", make=qsr, tuned_as="local-sgd"),
+)
+_ENTRIES += (
+    Entry(
+        name="data-parallel-muon",
+        label="data-parallel, Muon",
+        muon=True,
+        tuned_as=CEILING,
+        one_line=True,
+        bars=(BETTER,),
+        limits=UNTUNED,
+    ),
+    with_muon("diloco-muon-int8", "DiLoCo int8, Muon", diloco("int8"), BETTER),
+    with_muon(
+        "diloco-muon-int4",
+        "DiLoCo int4, Muon",
+        diloco("int4"),
+        LossBar(0.3, "diloco-muon-int8", errors=2.0),
+    ),
+    with_muon(
+        "streaming-muon-int8",
+        "Streaming int8, Muon",
+        streaming(codec="int8", **SHORT_DELAY),
+        BETTER,
+    ),
+    with_muon(
+        "streaming-muon-int4",
+        "Streaming int4, Muon",
+        streaming(codec="int4", **SHORT_DELAY),
+        BETTER,
+    ),
 )
 METHODS = {entry.name: entry for entry in _ENTRIES}

@@ -17,7 +17,7 @@ from benchmarks.convergence.results import Results
 from benchmarks.convergence.row import SCRATCH, WARM, Line, Row
 from benchmarks.convergence.sizes import SIZES
 
-__all__ = ["Plan", "quick_plan", "worker_steps"]
+__all__ = ["LONGER", "Plan", "quick_plan", "worker_steps"]
 
 LONGER = 2  # times as many steps of the rows from scratch that have a bar
 QUICK_STEPS, QUICK_SYNC_EVERY = 60, 10

@@ -11,15 +11,29 @@ from benchmarks.convergence.methods import CEILING, FLOOR, METHODS
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.plot import Level, Mark, plot
 from benchmarks.convergence.results import Results
-from benchmarks.convergence.table import document, groups, heading_of, plot_name
+from benchmarks.convergence.table import choices, document, groups, heading_of, plot_name
 
-__all__ = ["replace_file", "write_report"]
+__all__ = ["BEGIN", "END", "replace_file", "write_choices", "write_report"]
 
 AXES = (
     "bytes sent per peer in the method's own steps (encoded payload, logarithmic)",
     "held-out loss, nats per byte",
 )
+# Around the table in docs/choosing.md; empty lines, or the table would be part of a comment.
+BEGIN = (
+    "<!-- `make bench-convergence` writes this table from docs/convergence/results.jsonl -->\n\n"
+)
+END = "\n<!-- as far as here -->\n"
 HIGHEST = 1.25  # of the ceiling's loss; what is worse lies on the upper edge: bars end at 20 %
+
+
+def write_choices(path: Path, plan: Plan, results: Results) -> None:
+    """Write the table between the marks in docs/choosing.md."""
+    before, begin, rest = path.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{path} has no marks around its table")  # what is below would be lost
+    replace_file(path, f"{before}{BEGIN}{choices(plan, results)}{END}{after}")
 
 
 def write_report(folder: Path, plan: Plan, results: Results) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from atoll.optim import ByteTransformer
+from atoll.optim import ByteTransformer, muon_and_adamw
 
 __all__ = [
     "BETAS",
@@ -18,8 +19,10 @@ __all__ = [
     "WARMUP_SHARE",
     "WEIGHT_DECAY",
     "Size",
+    "Together",
     "adamw",
     "default_size",
+    "muon",
     "rate_at",
     "set_rate",
     "warmup_steps",
@@ -82,6 +85,34 @@ def adamw(model: nn.Module, lr: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
 
 
+class Together(list[torch.optim.Optimizer]):
+    """Optimizers that share a model: stepped as one, each at its own share of the first's rate."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        super().__init__(optimizers)
+        rates = [each.param_groups[0]["lr"] for each in self]
+        self.shares = [rate / rates[0] for rate in rates]
+
+    def step(self) -> None:
+        for each in self:
+            each.step()
+
+    def zero_grad(self) -> None:
+        for each in self:
+            each.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(number): each.state_dict() for number, each in enumerate(self)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for number, each in enumerate(self):
+            each.load_state_dict(state[str(number)])
+
+
+def muon(model: nn.Module, lr: float) -> Together:
+    return Together(muon_and_adamw(model, lr=lr, betas=BETAS, weight_decay=WEIGHT_DECAY))
+
+
 def warmup_steps(steps: int) -> int:
     return max(1, steps // WARMUP_SHARE)
 
@@ -96,8 +127,11 @@ def rate_at(step: int, steps: int, peak: float) -> float:
 
 
 def set_rate(stepped: Any, rate: float) -> None:
-    """Of an optimizer of torch, or of a method that has one ``lr``."""
-    if isinstance(stepped, torch.optim.Optimizer):
+    """Of one or several optimizers of torch, or of a method that has one ``lr``."""
+    if isinstance(stepped, Together):
+        for each, share in zip(stepped, stepped.shares, strict=True):
+            set_rate(each, share * rate)
+    elif isinstance(stepped, torch.optim.Optimizer):
         for group in stepped.param_groups:
             group["lr"] = rate
     else:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.convergence.bars import verdicts
 from benchmarks.convergence.figures import Summary, summaries
 from benchmarks.convergence.methods import CEILING, METHODS
-from benchmarks.convergence.plan import Plan
+from benchmarks.convergence.plan import LONGER, Plan
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.row import SCRATCH, WARM, WARM_SHARE
 from benchmarks.convergence.sizes import (
@@ -18,7 +18,7 @@ from benchmarks.convergence.sizes import (
     WEIGHT_DECAY,
 )
 
-__all__ = ["document", "groups", "heading_of", "plot_name"]
+__all__ = ["choices", "document", "groups", "heading_of", "plot_name"]
 
 HEAD = """# Convergence
 
@@ -124,6 +124,38 @@ def line_table(plan: Plan, lines: Iterable[Summary]) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def choices(plan: Plan, results: Results) -> str:
+    """The table of docs/choosing.md: a row for each method and H, with all that was measured."""
+    found: dict[tuple[str, int], dict[tuple[str, int], Summary]] = {}
+    for each in summaries(plan, results):
+        of_method = found.setdefault((each.line.method, each.line.sync_every), {})
+        of_method[each.line.start, each.line.steps] = each
+    columns = [(WARM, plan.steps), (SCRATCH, plan.steps), (SCRATCH, LONGER * plan.steps)]
+    heads = [f"{'after a warm start' if s == WARM else 'from scratch'}, {n:,}" for s, n in columns]
+    rows: list[tuple[str, ...]] = [("method", "H", "fewer bytes", *heads, "limits")]
+    for method, h in sorted(found, key=lambda key: list(METHODS).index(key[0])):
+        entry, lines = METHODS[method], found[method, h]
+        factor = next(iter(lines.values())).factor
+        rows.append(
+            (
+                entry.label,
+                str(h) if h > 1 else "",
+                f"{factor:,.0f} ×" if factor else "",
+                *(above(lines.get(column)) for column in columns),
+                entry.limits,
+            )
+        )
+    return markdown(rows)
+
+
+def above(summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    if summary.line.method == CEILING:
+        return "0"
+    return f"{summary.above.shown(1, '+')} %" if summary.above else "diverged"
 
 
 def rate_table(plan: Plan, results: Results) -> list[tuple[str, ...]]:

@@ -24,10 +24,19 @@ from typing import Any
 
 import torch
 from benchmarks.convergence.heldout import ON_THE_WAY, HeldOut
-from benchmarks.convergence.methods import CEILING, METHODS, Case, Entry, after_backward
+from benchmarks.convergence.methods import FLOOR, METHODS, Case, Entry, after_backward
 from benchmarks.convergence.results import Point, Result
 from benchmarks.convergence.row import WARM, Row
-from benchmarks.convergence.sizes import SIZES, Size, adamw, rate_at, set_rate, warmup_steps
+from benchmarks.convergence.sizes import (
+    SIZES,
+    Size,
+    Together,
+    adamw,
+    muon,
+    rate_at,
+    set_rate,
+    warmup_steps,
+)
 from benchmarks.convergence.warm import made_with, warm_start
 
 from atoll.collectives.errors import CodecError
@@ -68,7 +77,7 @@ def where_is(model: torch.nn.Module) -> torch.device:
 
 def train_plainly(
     model: ByteTransformer,
-    inner: torch.optim.Optimizer,
+    inner: torch.optim.Optimizer | Together,
     batches: Sequence[TextBatches],
     rates: Sequence[float],
 ) -> None:
@@ -157,7 +166,7 @@ class Run:
         if self.line.start == WARM:
             self._warm = self._warm_start()
         if self.entry.make is None:
-            self._plain(self.line.workers if self.entry.name == CEILING else 1)
+            self._plain(1 if self.entry.name == FLOOR else self.line.workers)
             return
         swarm = self.swarm()
         try:
@@ -186,11 +195,14 @@ class Run:
             "seed": self.row.seed,
             "made_with": made_with(self._text),
         }
+        if self.entry.muon:
+            made_from["inner"] = "muon"
         return warm_start(self._cache, made_from, train)
 
-    def _fresh(self) -> tuple[ByteTransformer, torch.optim.AdamW]:
+    def _fresh(self) -> tuple[ByteTransformer, torch.optim.Optimizer | Together]:
         model = self.size.model(self.row.seed)
-        inner = adamw(model, self.row.lr)
+        make = muon if self.entry.muon else adamw
+        inner = make(model, self.row.lr)
         if self._warm is not None:
             model.load_state_dict(self._warm["model"])
             inner.load_state_dict(deepcopy(self._warm["inner"]))  # which it would else share

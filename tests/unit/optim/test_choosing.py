@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.convergence.figures import summaries
+from benchmarks.convergence.methods import METHODS
+from benchmarks.convergence.plan import Plan
+from benchmarks.convergence.report import BEGIN, END
+from benchmarks.convergence.results import Results
+from benchmarks.convergence.table import choices
 from harness.method_costs import COSTS, Memory, Row, measure, measure_memory
 from torch import nn
 
@@ -32,7 +38,8 @@ from atoll.optim.compressors import Compressor
 
 SLACK = 0.5  # bytes of a parameter: copies of one of 48 layers, objects
 
-TEXT = (Path(__file__).parents[3] / "docs" / "choosing.md").read_text("utf-8")
+FOLDER = Path(__file__).parents[3] / "docs"
+TEXT = (FOLDER / "choosing.md").read_text("utf-8")
 
 
 def rows(heading: str) -> dict[str, list[str]]:
@@ -147,3 +154,12 @@ def test_what_it_names_is_there() -> None:
     root = Path(__file__).parents[3]
     for path in re.findall(r"`((?:tests|docs|collectives)/[\w/.]+\.py)`", TEXT):
         assert (root / path).exists(), path
+
+
+def test_every_row_that_was_measured_is_printed() -> None:
+    """``make bench-convergence`` writes the table, whenever it adds a row or its code changes."""
+    plan, results = Plan(), Results(FOLDER / "convergence" / "results.jsonl")
+    assert BEGIN + choices(plan, results) + END in TEXT
+    printed = rows("Measured")
+    measured = {each.line.method for each in summaries(plan, results)}
+    assert {METHODS[name].label for name in measured} <= printed.keys()
