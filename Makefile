@@ -43,7 +43,7 @@ setup: $(STAMP)
 
 # torch first and by name alone: so pip takes the build that suits this machine, and what follows
 # finds it installed.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard collectives/native/*.[ch])
+$(STAMP): pyproject.toml setup.py constraints.txt src/atoll/__init__.py $(wildcard collectives/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "atoll needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

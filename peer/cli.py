@@ -13,12 +13,15 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
+import ast
 import json
 import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata, resources
 from pathlib import Path
+from typing import Any
 
 from atoll.collectives.errors import AtollError, ConfigError, NoQuorumError
 from atoll.peer.cli_authority import add_authority_verbs
@@ -27,12 +30,14 @@ from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs, t
 from atoll.peer.cli_lab import add_lab_verb
 from atoll.peer.cli_verify import add_verify_verb
 from atoll.peer.identity import Home, default_home
+from atoll.peer.net.hello import PROTOCOL_MAX
 from atoll.peer.net.invite import SECRET_BYTES
 
 __all__ = ["DEFAULT_PORT", "main"]
 
 WATCH_S = 1.0
 AGREED_S = 30.0  # as long as the daemon asks for a change of the rules (Timing.ask_s)
+CLEAR = "\x1b[H\x1b[2J"  # a terminal's page, for what is shown again every second
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and command is _status:  # `atoll status | head`
+        if isinstance(error, BrokenPipeError) and command in (_status, _example):  # ... | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         broken = ConfigError(f"{error.strerror or error} ({error.filename or 'no file named'})")
@@ -59,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="atoll", description="Train one PyTorch model on machines joined by the internet."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="of atoll and its protocol")
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
 
     daemons = add_daemon_verbs(verbs)
@@ -89,6 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     secret = verbs.add_parser("secret", help="make a run secret for `atoll up --secret-file`")
     secret.set_defaults(command=_secret)
 
+    example = verbs.add_parser("example", help="print a training script to begin with")
+    example.add_argument("name", nargs="?", default="", metavar="NAME", help="none: list them")
+    example.set_defaults(command=_example)
+
     add_checkpoint_verbs(verbs)
     add_verify_verb(verbs)
     add_lab_verb(verbs)
@@ -103,6 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """Prints and exits. The version is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"atoll {metadata.version('atoll')}, protocol {PROTOCOL_MAX}")
+        parser.exit()
+
+
 # ---------------------------------------------------------------- clients
 
 
@@ -112,11 +130,14 @@ def _status(parsed: argparse.Namespace) -> int:
 
     while True:
         status = ask(parsed.home, "status")
-        print(json.dumps(status) if parsed.json else render(status), flush=True)
+        text = json.dumps(status) if parsed.json else render(status)
+        clear = CLEAR if parsed.watch and not parsed.json and sys.stdout.isatty() else ""
+        print(f"{clear}{text}", flush=True)
         if not parsed.watch:
             return 0
         time.sleep(WATCH_S)
-        print()
+        if not clear:
+            print()
 
 
 def _leave(parsed: argparse.Namespace) -> int:
@@ -183,6 +204,28 @@ def _min_trainers(parsed: argparse.Namespace) -> int:
 
 def _secret(parsed: argparse.Namespace) -> int:
     print(secrets.token_bytes(SECRET_BYTES).hex())
+    return 0
+
+
+def _example(parsed: argparse.Namespace) -> int:
+    """The bytes of the file, so that `atoll example lm > train.py` is a copy of it."""
+    folder = resources.files("atoll") / "examples"
+    files = {
+        file.name.removeprefix("train_").removesuffix(".py").replace("_", "-"): file.read_bytes()
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.name.startswith("train_")
+    }
+    if not parsed.name:
+        for name, source in files.items():
+            purpose = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+            print(f"{name:<10} {purpose}")
+        print("To get one: atoll example lm > train.py")
+        return 0
+    if parsed.name not in files:
+        fix = f"there are these: {', '.join(files)}"
+        raise ConfigError(f"there is no example {parsed.name}", fix=fix)
+    sys.stdout.buffer.write(files[parsed.name])
+    sys.stdout.flush()
     return 0
 
 
