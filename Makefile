@@ -6,6 +6,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+# The same, and other libraries for training, whose plugins and versions the other tests do not see.
+INTEGRATIONS := .venv-integrations
+comma  := ,
 # More arguments for the command, for example: make demo ARGS="--plain --rounds 8"
 ARGS   ?=
 
@@ -13,7 +16,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test chaos test-slow check wheel bench soak soak-short simulate \
+.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate \
         simulate-audits replay shrink \
         mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust clean
@@ -21,6 +24,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
 	@echo "make test    unit, protocol, process and network tests, in nine to ten minutes"
+	@echo "make test-integrations   accelerate, HF Trainer, Lightning and PEFT; they get an environment of"
+	@echo "             their own, of 1.2 GB"
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
@@ -42,16 +47,25 @@ help:
 setup: $(STAMP)
 
 # torch first and by name alone: so pip takes the build that suits this machine, and what follows
-# finds it installed.
-$(STAMP): pyproject.toml setup.py constraints.txt src/atoll/__init__.py $(wildcard collectives/native/*.[ch])
+# finds it installed. $(1): the folder, $(2): extras.
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "atoll needs Python 3.11 or newer: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
 	    "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    --editable ".[dev]" -c constraints.txt
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --editable ".[$(2)]" -c constraints.txt
 	@touch $@
+endef
+
+INSTALLED := pyproject.toml setup.py constraints.txt src/atoll/__init__.py $(wildcard collectives/native/*.[ch])
+
+$(STAMP): $(INSTALLED)
+	$(call environment,$(VENV),dev)
+
+$(INTEGRATIONS)/.ready: $(INSTALLED)
+	$(call environment,$(INTEGRATIONS),dev$(comma)integrations-test)
 
 demo: $(STAMP)
 	$(BIN)/atoll demo $(ARGS)
@@ -71,6 +85,10 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/pytest -m "not slow" $(ARGS)
 endif
+
+# Alone: each test has two daemons, and two trainers that load large libraries.
+test-integrations: $(INTEGRATIONS)/.ready
+	HF_HUB_OFFLINE=1 $(INTEGRATIONS)/bin/pytest tests/integrations $(ARGS)
 
 chaos: $(STAMP)
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile tests/chaos $(ARGS)
@@ -148,5 +166,5 @@ soak-short: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .cache src/*.egg-info src/atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) build dist .cache src/*.egg-info src/atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

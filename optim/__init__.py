@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.optim.muon import muon_and_adamw
     from atoll.optim.noloco import NoLoCo
     from atoll.optim.population import Population
-    from atoll.optim.ranks import RankSession
+    from atoll.optim.ranks import RankSession, attach
     from atoll.optim.rda import rda, rda_all_reduce
     from atoll.optim.replay.recorder import Replay
     from atoll.optim.sparse_loco import SparseLoCo
@@ -65,6 +65,7 @@ __all__ = [
     "TernGrad",
     "TextBatches",
     "ZerothOrder",
+    "attach",
     "heldout_loss",
     "muon_and_adamw",
     "rda",
@@ -87,6 +88,7 @@ _HOME = {
     "DeMo": "atoll.optim.decoupled_momentum",
     "DiLoCo": "atoll.optim.diloco",
     "RankSession": "atoll.optim.ranks",
+    "attach": "atoll.optim.ranks",
     "Replay": "atoll.optim.replay.recorder",
     "StreamingDiLoCo": "atoll.optim.streaming",
     "Population": "atoll.optim.population",

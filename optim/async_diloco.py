@@ -71,6 +71,7 @@ class AsyncDiLoCo(Blocking):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        frozen: str = "refuse",
     ) -> None:
         spec = RunSpec(
             method="async_diloco",
@@ -83,7 +84,7 @@ class AsyncDiLoCo(Blocking):
             min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, frozen=frozen)
         self._anchor: F32 = np.zeros(self.manifest.elements, np.float32)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
 

@@ -95,6 +95,7 @@ class CO2(Method):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        frozen: str = "refuse",
     ) -> None:
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip={clip}", fix="give a positive bound, or None")
@@ -119,7 +120,7 @@ class CO2(Method):
         self._delta: F32 = np.zeros_like(self._anchor)
         self._under_way = False
         self._local = LocalSteps(spec.sync_every, round_s, clock)
-        super().__init__(vector, inner, peer, spec, buffers)
+        super().__init__(vector, inner, peer, spec, buffers, frozen)
         self._begin()
 
     @property

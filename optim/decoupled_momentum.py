@@ -17,7 +17,6 @@ the coefficient itself, as there. Psyche's overlap by one step and its look-ahea
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +43,7 @@ from atoll.optim.tiles import (
     part_bytes,
     unpack_part,
 )
+from atoll.optim.trainer import say
 
 __all__ = ["DeMo"]
 
@@ -92,6 +92,7 @@ class DeMo(EveryStepGather, Optimizer):
         min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
+        frozen: str = "refuse",
     ) -> None:
         _check_numbers(lr, weight_decay, decay, values)
         named = trainable(model)
@@ -116,7 +117,7 @@ class DeMo(EveryStepGather, Optimizer):
         )
         self._said_rates = False
         self._scaling = GradScaling([self])  # this is an optimizer that scalers step
-        EveryStepGather.__init__(self, model, (), peer, spec, check_every, buffers)
+        EveryStepGather.__init__(self, model, (), peer, spec, check_every, buffers, frozen)
         self._forget()
 
     def _groups_of(self, named: Mapping[str, nn.Parameter]) -> list[int]:
@@ -262,10 +263,9 @@ class DeMo(EveryStepGather, Optimizer):
         mine = [(float(g["lr"]), float(g["weight_decay"])) for g in self.param_groups]
         if mine != list(theirs) and not self._said_rates:
             self._said_rates = True
-            print(
-                f"atoll: at step {self.steps} of the run the learning rates and weight decays here "
-                f"are {mine}; those of {first}, {theirs}, are used. Set schedules to that step.",
-                file=sys.stderr,
+            say(
+                f"at step {self.steps} of the run the learning rates and weight decays here "
+                f"are {mine}; those of {first}, {theirs}, are used. Set schedules to that step."
             )
 
     # ------------------------------------------------------------ state

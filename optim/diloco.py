@@ -80,6 +80,7 @@ class Blocking(Method):
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
+        frozen: str = "refuse",
     ) -> None:
         self._local = LocalSteps(spec.sync_every, round_s, clock)
         self.recorder: Recorder | None = None
@@ -93,7 +94,7 @@ class Blocking(Method):
             state = TrainingState(model, inner, replay.stateful)
             self.recorder = Recorder(replay, state, spec.sync_every)
             say_of_replay(vector.manifest, self.recorder.planned, replay.folder)
-        super().__init__(vector, inner, peer, spec, buffers)
+        super().__init__(vector, inner, peer, spec, buffers, frozen)
         self._validator = self._validator_of(replay)
         self._begin_round()
         self._begin_work()
@@ -216,6 +217,7 @@ class DiLoCo(Blocking):
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
         validators: int = 0,
+        frozen: str = "refuse",
     ) -> None:
         if outer_momentum is None:
             outer_momentum = outer_momentum_of(inner)
@@ -234,4 +236,4 @@ class DiLoCo(Blocking):
             min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay, frozen)

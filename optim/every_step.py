@@ -26,7 +26,6 @@ their numbers.
 from __future__ import annotations
 
 import hashlib
-import sys
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +56,7 @@ from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 from atoll.optim.step_buffers import StepBuffers
-from atoll.optim.trainer import Trainer
+from atoll.optim.trainer import Trainer, say
 
 __all__ = [
     "CHECK_EVERY",
@@ -90,6 +89,8 @@ class EveryStep(Trainer):
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
     every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
     False leaves them alone; the same on all peers.
+
+    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
     """
 
     peer: OperationsSession
@@ -102,6 +103,7 @@ class EveryStep(Trainer):
         spec: RunSpec,
         check_every: int = CHECK_EVERY,
         buffers: bool = True,
+        frozen: str = "refuse",
     ) -> None:
         super().__init__()
         self._vector = ModelVector(model)
@@ -112,6 +114,7 @@ class EveryStep(Trainer):
         self.peer, self.spec = peer, replace(spec, buffers=outline, check_every=check_every)
         self.manifest = self._vector.manifest
         self._snapshot = Snapshot(self._vector, inner, self._shared(), buffers=buffers)
+        self._snapshot.describe(0)  # ConfigError for a state that cannot be handed over
         self._buffers = StepBuffers(self._vector.buffers) if outline else None
         self._unchecked = 0  # steps since the last comparison
         self._crowd = 1  # how many trainers the last call had
@@ -123,7 +126,7 @@ class EveryStep(Trainer):
         say_of_steps(self.manifest.elements, self.trainer_bytes)
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
-        peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
+        self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
 
     @property
     def trainer_bytes(self) -> float:
@@ -169,6 +172,7 @@ class EveryStep(Trainer):
         ``counts``: this trainer has something to give. StateError if nothing comes about;
         IncompatibleRunError if this trainer does something else than the others.
         """
+        self._vector.frozen.check()
         self._schedules.go_to(self.steps)
         flagged, why = False, "trainers come and go, or miss rounds, faster than they step"
         tries = 0
@@ -343,10 +347,9 @@ class EveryStep(Trainer):
         ((usual, count),) = Counter(every).most_common(1)
         if digest != usual:
             self._is_new = True
-            print(
-                f"atoll: after step {self.steps} the parameters here differ from those of {count} "
-                "other trainers; taking theirs",
-                file=sys.stderr,
+            say(
+                f"after step {self.steps} the parameters here differ from those of {count} "
+                "other trainers; taking theirs"
             )
         if buffers is not None:
             buffers.share(

@@ -49,11 +49,12 @@ class EveryStepLog(EveryStepGather):
         spec: RunSpec,
         log_bytes: int,
         check_every: int = CHECK_EVERY,
+        frozen: str = "refuse",
     ) -> None:
         if not 0 <= log_bytes <= LOG_BYTES_MAX:
             raise ConfigError(f"log_bytes is {log_bytes}", fix=f"give it 0 to {LOG_BYTES_MAX}")
         # Replaying a log runs no forward pass, so buffers are each trainer's own here.
-        super().__init__(model, (), peer, spec, check_every, buffers=False)
+        super().__init__(model, (), peer, spec, check_every, buffers=False, frozen=frozen)
         self._log_bytes = log_bytes
         self._log = self._new_log()
 

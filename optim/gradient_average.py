@@ -58,6 +58,7 @@ class GradientAverage(EveryStep):
         min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
+        frozen: str = "refuse",
     ) -> None:
         self._compressor = compressor or Dense()
         vector = ModelVector(model)
@@ -74,8 +75,7 @@ class GradientAverage(EveryStep):
             round_deadline_s=round_deadline_s,
         )
         self._compressor.begin(vector.manifest, codec, peer.peer_name)
-        super().__init__(model, self._inners, peer, spec, check_every, buffers)
-        self._gradient: F32 = np.empty(self.manifest.elements, np.float32)
+        self._gradient: F32 = np.empty(vector.manifest.elements, np.float32)
         self._mean: F32 | None = None  # of the last step; nobody had one if it is None
         self._scale = Scale()
         self._to_step: set[int] = set()  # inner optimizers that have not used it yet
@@ -85,6 +85,11 @@ class GradientAverage(EveryStep):
         after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hooks = [inner.register_step_pre_hook(before) for inner in self._inners]
         self._hooks += [inner.register_step_post_hook(after) for inner in self._inners]
+        try:  # what can fail here has been checked before anything is attached
+            super().__init__(model, self._inners, peer, spec, check_every, buffers, frozen)
+        except BaseException:
+            self._unhook()
+            raise
 
     @property
     def trainer_bytes(self) -> float:
@@ -158,10 +163,13 @@ class GradientAverage(EveryStep):
         self._compressor.restore(own)
 
     def close(self) -> None:
+        self._unhook()
+        super().close()
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._scaling.close()
-        super().close()
 
 
 def _parameters(inner: Optimizer) -> list[nn.Parameter]:

@@ -20,9 +20,21 @@ from atoll.optim.companions import every_rank
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.trainer import Trainer
 
-__all__ = ["Inner", "InnerSteps", "inners_of"]
+__all__ = ["Inner", "InnerSteps", "inners_of", "unwrapped"]
 
 Inner: TypeAlias = Optimizer | Sequence[Optimizer]
+# Packages whose optimizers stand before one of torch, and where they keep it. Theirs have no hooks
+# of their own, or are of another class than what they stand for.
+_WRAPPERS = {
+    "accelerate": "optimizer",
+    "lightning": "_optimizer",
+    "lightning_fabric": "_optimizer",
+    "pytorch_lightning": "_optimizer",
+}
+_FIX = (
+    "give the torch.optim.Optimizer whose step() changes the parameters, often "
+    "`wrapper.optimizer`; wrappers of accelerate and Lightning are taken as they are"
+)
 
 
 class InnerSteps(Trainer):
@@ -59,13 +71,21 @@ class InnerSteps(Trainer):
         self._closure_hook.remove()
         super().close()
 
-    def _watch(self) -> None:
-        """From now on steps are counted."""
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Count steps from now on, unless what is done inside fails: attaching, last of all, so
+        that a script that cannot train has not founded a run."""
         # torch.compile must not trace the hook; torch leaves this function untyped
         hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hook = self._inners[-1].register_step_post_hook(hook)
         before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
         self._closure_hook = self._inners[-1].register_step_pre_hook(before)
+        try:
+            yield
+        except BaseException:
+            self._hook.remove()
+            self._closure_hook.remove()
+            raise
 
     @abstractmethod
     def _step_done(self) -> None:
@@ -121,6 +141,7 @@ class InnerSteps(Trainer):
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and found_inf.item() > 0:
             return
+        self._vector.frozen.check(optimizer if len(self._inners) > 1 else None)
         if self._shown:
             raise ConfigError(
                 f"optimizer.step() inside {self._shown}: the step would be thrown away",
@@ -137,13 +158,51 @@ class InnerSteps(Trainer):
             self._in_step = False
 
 
+def unwrapped(inner: Inner) -> tuple[Optimizer, ...]:
+    """Return one or several optimizers as a tuple, without the wrappers of accelerate (so of HF
+    Trainer) and Lightning. ConfigError for what is no optimizer of torch."""
+    if isinstance(inner, Optimizer) or not isinstance(inner, Iterable):
+        inner = (inner,)
+    found = tuple(map(_unwrapped, inner))
+    for one in found:
+        if not isinstance(one, Optimizer):
+            raise ConfigError(
+                f"inner is a {type(one).__name__}, not a torch.optim.Optimizer", fix=_FIX
+            )
+    return found
+
+
+def _unwrapped(inner: Any) -> Any:
+    packages = (kind.__module__.partition(".")[0] for kind in type(inner).__mro__)
+    name = next((_WRAPPERS[package] for package in packages if package in _WRAPPERS), "")
+    inside = getattr(inner, name, None) if name else None
+    return inner if inside is None else _unwrapped(inside)
+
+
+def _check_hooks(inner: Optimizer) -> None:
+    """Raise ConfigError for an optimizer whose steps cannot be seen."""
+    try:
+        inner.register_step_pre_hook(_nothing).remove()
+        inner.register_step_post_hook(_nothing).remove()
+    except AttributeError as error:
+        raise ConfigError(
+            f"the inner {type(inner).__name__} takes no step hooks: it is a torch.optim.Optimizer "
+            "by name only",
+            fix=_FIX,
+        ) from error
+
+
+def _nothing(*_: Any) -> None:
+    """Stand in for a hook."""
+
+
 def inners_of(inner: Inner, parameters: Iterable[nn.Parameter]) -> tuple[Optimizer, ...]:
-    """One or several as a tuple. ConfigError for optimizers that hold none of ``parameters``."""
-    inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
+    """Return one or several as a tuple, ``unwrapped``. ConfigError for optimizers that hold none of
+    ``parameters``, or take no hooks."""
+    inners = unwrapped(inner)
     ours = set(map(id, parameters))
     for inner in inners:
-        if not isinstance(inner, Optimizer):
-            raise ConfigError(f"inner is a {type(inner).__name__}, not a torch.optim.Optimizer")
+        _check_hooks(inner)
         if not any(id(p) in ours for group in inner.param_groups for p in group["params"]):
             raise ConfigError(
                 f"the inner {type(inner).__name__} holds no trainable parameter of the model",

@@ -13,7 +13,7 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.diloco import Blocking, segment_steps_of
-from atoll.optim.inner_steps import Inner
+from atoll.optim.inner_steps import Inner, unwrapped
 from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
@@ -90,12 +90,18 @@ class LocalSGD(Blocking):
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
         validators: int = 0,
+        frozen: str = "refuse",
     ) -> None:
         self._rule = sync_every if isinstance(sync_every, QSR) else None
         if self._rule is not None and round_s is not None:
             raise ConfigError(
                 f"round_s={round_s} and {self._rule} both decide how many steps a round has",
                 fix="give one of them",
+            )
+        if self._rule is not None and "lr" not in unwrapped(inner)[-1].param_groups[0]:
+            raise ConfigError(
+                "a QSR reads the learning rate of the last inner optimizer, which has none",
+                fix="give sync_every a number of steps",
             )
         spec = RunSpec(
             method="local_sgd",
@@ -113,7 +119,7 @@ class LocalSGD(Blocking):
             min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay, frozen)
 
     def _step_done(self) -> None:
         if self._rule is not None and self._local.taken == 0:

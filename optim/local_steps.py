@@ -8,13 +8,13 @@ to by itself where ``round_s`` is the time in which the fastest of them takes H 
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import ROUND_DEADLINE_S_MAX
+from atoll.optim.trainer import say
 
 __all__ = ["LocalSteps", "StepsBySpeed"]
 
@@ -83,11 +83,10 @@ class StepsBySpeed:
             return self._sync_every
         wanted = min(max(1, math.floor(min(self._round_s / step_s, self._most))), self._most)
         if abs(wanted - self._sync_every) > WORTH * self._sync_every:
-            print(
-                f"atoll: rounds have {wanted} local steps here from now on, after "
+            say(
+                f"rounds have {wanted} local steps here from now on, after "
                 f"{self._sync_every}: a step takes {step_s:.3g} s, and a round is to take "
-                f"{self._round_s:g} s",
-                file=sys.stderr,
+                f"{self._round_s:g} s"
             )
             self._sync_every = wanted
         return self._sync_every

@@ -10,6 +10,11 @@ A run with fragments (fragments.py) has them in order of fragment, and the fragm
 fourth column; each begins with a chunk of its own, so the one before it ends with padding: a
 parameter of zeros that no trainer has.
 
+After an empty line come the tensors that are not trained, if the trainer has looked at them
+(frozen.py): what they are, and a digest of their values. No daemon has their values::
+
+    blocks.0.attention.base.weight<TAB>384x128 bfloat16<TAB>9f86d081884c7d65
+
 (Plain lines, because a decoder that builds objects out of untrusted bytes can be made to spend
 sixty bytes of memory for each byte received.)
 """
@@ -18,11 +23,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +42,9 @@ __all__ = [
     "DIMENSIONS_MAX",
     "DTYPES",
     "ELEMENTS_MAX",
+    "FROZEN_LINES_MAX",
     "PARAMETERS_MAX",
+    "FrozenTensor",
     "Manifest",
     "Parameter",
     "pseudo_gradient",
@@ -51,6 +60,12 @@ DIMENSIONS_MAX = 16  # tensors of real models have at most 6
 PADDING = "~padding."  # no attribute of a module is called so; it sorts behind letters
 OUTLINE = "~method."
 DIFFERENCES_MAX = 20  # lines that still fit on one screen
+# Of tensors that are not trained: Llama 3.1 405B has 1,138. With names and digests they pack to
+# some 80 KB of a blob (optim/spec.py) of 512 KiB. Of a model with more each is a whole module.
+FROZEN_LINES_MAX = 4096
+FROZEN_OUTLINE_CHARACTERS_MAX = 256  # 16 dimensions of 2**40 elements
+FROZEN_DIGEST = re.compile(r"([0-9a-f]{16})?")
+Named: TypeAlias = "Parameter | FrozenTensor"
 
 
 @dataclass(frozen=True)
@@ -93,11 +108,40 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class FrozenTensor:
+    """One tensor that is not trained: a frozen parameter, or a buffer, whose values differ between
+    peers by right and so have no digest (""). ``outline``: shape and dtype, for people."""
+
+    name: str
+    outline: str
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        name, outline = self.name[:NAME_BYTES_MAX], self.outline
+        if not self.name.isprintable() or not 0 < len(self.name.encode()) <= NAME_BYTES_MAX:
+            raise ConfigError(
+                f"tensor name {name!r} is empty, unprintable or over {NAME_BYTES_MAX} bytes"
+            )
+        if not outline.isprintable() or len(outline) > FROZEN_OUTLINE_CHARACTERS_MAX:
+            raise ConfigError(f"tensor {name} is described as {outline[:80]!r}")
+        if not FROZEN_DIGEST.fullmatch(self.digest):
+            raise ConfigError(f"tensor {name} has the digest {self.digest[:80]!r}")
+
+    def __str__(self) -> str:
+        return f"{self.outline} with values {self.digest}" if self.digest else self.outline
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The parameters of a run, sorted by fragment and name. ``of`` sorts and pads; the wire form
-    must be so."""
+    must be so.
+
+    ``frozen``: the tensors of the model that are not trained, by name; None where nobody has
+    looked, as in runs of version 0.1.
+    """
 
     parameters: tuple[Parameter, ...]
+    frozen: tuple[FrozenTensor, ...] | None = None
 
     @classmethod
     def of(cls, parameters: Iterable[Parameter]) -> Manifest:
@@ -125,6 +169,11 @@ class Manifest:
             raise ConfigError(
                 f"{self.elements} trainable elements; a run needs 1 to {ELEMENTS_MAX}",
                 fix="set requires_grad=True on what is to be trained" if not self.elements else "",
+            )
+        others = [tensor.name for tensor in self.frozen or ()]
+        if len(others) > FROZEN_LINES_MAX or not all(a < b for a, b in pairwise(others)):
+            raise ConfigError(
+                f"{len(others)} tensors that are not trained: over {FROZEN_LINES_MAX}, or unordered"
             )
         starts = self._starts
         if self.fragments > 1 and any(start % self.grid.chunk_elements for start in starts):
@@ -204,10 +253,16 @@ class Manifest:
         return [*starts, self.elements], dtypes
 
     def digest(self) -> bytes:
-        """SHA-256 of the wire form: equal exactly when the manifests are."""
-        return hashlib.sha256(self.to_wire().encode()).digest()
+        """Return the SHA-256 of the wire form of the parameters: equal exactly when those are."""
+        return hashlib.sha256(self._parameters_to_wire().encode()).digest()
 
     def to_wire(self) -> str:
+        head = self._parameters_to_wire()
+        if self.frozen is None:
+            return head
+        return f"{head}\n\n" + "\n".join(f"{t.name}\t{t.outline}\t{t.digest}" for t in self.frozen)
+
+    def _parameters_to_wire(self) -> str:
         return "\n".join(
             f"{p.name}\t{p.dtype}\t{'x'.join(map(str, p.shape))}"
             + (f"\t{p.fragment}" if self.fragments > 1 else "")
@@ -217,10 +272,14 @@ class Manifest:
     @classmethod
     def from_wire(cls, text: str) -> Manifest:
         """Inverse of ``to_wire``; raises RemoteProtocolError on anything else."""
-        if text.count("\n") >= PARAMETERS_MAX:
-            raise RemoteProtocolError(f"manifest of over {PARAMETERS_MAX} parameters")
+        head, looked, tail = text.partition("\n\n")
+        if head.count("\n") >= PARAMETERS_MAX or tail.count("\n") >= FROZEN_LINES_MAX:
+            raise RemoteProtocolError(
+                f"manifest of over {PARAMETERS_MAX} parameters or {FROZEN_LINES_MAX} frozen tensors"
+            )
         try:
-            manifest = cls(tuple(_parse_line(line) for line in text.split("\n")))
+            frozen = tuple(map(_parse_frozen, tail.split("\n"))) if tail else ()
+            manifest = cls(tuple(map(_parse_line, head.split("\n"))), frozen if looked else None)
         except (ConfigError, ValueError) as error:
             raise RemoteProtocolError(f"malformed manifest: {str(error)[:200]}") from error
         if manifest.to_wire() != text:  # int() also takes signs, blanks and leading zeros
@@ -229,15 +288,30 @@ class Manifest:
 
     def differences(self, run: Manifest) -> list[str]:
         """One line for each parameter in which this (your) manifest differs from the run's."""
-        yours = {p.name: p for p in self.parameters}
-        theirs = {p.name: p for p in run.parameters}
-        lines = []
-        for name in sorted(yours.keys() | theirs.keys()):
-            mine, other = yours.get(name), theirs.get(name)
-            if mine != other:
-                lines.append(f"{name}: yours {mine or 'missing'}, run {other or 'missing'}")
-        more = len(lines) - DIFFERENCES_MAX
-        return [*lines[:DIFFERENCES_MAX], f"... and {more} more"] if more > 0 else lines
+        return _differences(self.parameters, run.parameters)
+
+    def frozen_differences(self, run: Manifest) -> list[str]:
+        """Return likewise one line for each tensor that is not trained; none where this trainer, or
+        the first of the run, has not looked."""
+        if self.frozen is None or run.frozen is None:
+            return []
+        return _differences(self.frozen, run.frozen)
+
+
+def _differences(mine: Sequence[Named], run: Sequence[Named]) -> list[str]:
+    yours, theirs = {one.name: one for one in mine}, {one.name: one for one in run}
+    lines = []
+    for name in sorted(yours.keys() | theirs.keys()):
+        own, other = yours.get(name), theirs.get(name)
+        if own != other:
+            lines.append(f"{name}: yours {own or 'missing'}, run {other or 'missing'}")
+    more = len(lines) - DIFFERENCES_MAX
+    return [*lines[:DIFFERENCES_MAX], f"... and {more} more"] if more > 0 else lines
+
+
+def _parse_frozen(line: str) -> FrozenTensor:
+    name, outline, digest = line.split("\t")
+    return FrozenTensor(name, outline, digest)
 
 
 def _parse_line(line: str) -> Parameter:

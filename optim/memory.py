@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import sys
-
 from atoll.collectives.units import memory
 from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import LeadingRank
 from atoll.optim.spec import RunSpec
+from atoll.optim.trainer import say
 
 __all__ = ["say_of_copies", "say_of_replay", "say_of_replicas", "say_of_rounds", "say_of_steps"]
 
@@ -62,12 +61,11 @@ def say_of_replay(manifest: Manifest, checkpoints: int, folder: object) -> None:
     """Where local steps are kept, so that others can take them again."""
     each = CHECKPOINT_BYTES * manifest.elements
     where = f"in {folder}" if folder is not None else "of this trainer's memory"
-    print(
-        f"atoll: {checkpoints} checkpoints are kept for replays: {memory(each)} each with AdamW,"
-        f" {memory(checkpoints * each)} {where}",
-        file=sys.stderr,
+    say(
+        f"{checkpoints} checkpoints are kept for replays: {memory(each)} each with AdamW,"
+        f" {memory(checkpoints * each)} {where}"
     )
 
 
 def _say(elements: int, extra: str) -> None:
-    print(f"atoll: {elements:,} parameters. Extra memory: {extra}", file=sys.stderr)
+    say(f"{elements:,} parameters. Extra memory: {extra}")

@@ -8,7 +8,6 @@ the two halves of a round, ``_take_run`` begins anew from the run's parameters.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from atoll.optim.run_clock import RunClock
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.spec import RunSpec
+from atoll.optim.trainer import say
 from atoll.peer.session import Outcome
 
 __all__ = ["Method"]
@@ -52,6 +52,7 @@ class Method(InnerSteps):
     ``min_trainers``: no round begins with fewer trainers, nor goes on with fewer after a death; the
     run then waits and says for whom. The same on all peers. ``atoll up --min-trainers`` and ``atoll
     min-trainers N`` win where they are used.
+    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
 
     ``probation`` (of methods that take it): who joins counts after so many rounds in which it has
     taken part, one of a fragment each; see docs/admission.md. All who count weigh alike then.
@@ -67,6 +68,7 @@ class Method(InnerSteps):
         peer: TrainerSession,
         spec: RunSpec,
         buffers: bool = True,
+        frozen: str = "refuse",
     ) -> None:
         check_ranks(peer, vector.ranks)
         super().__init__(vector, inner)
@@ -89,10 +91,10 @@ class Method(InnerSteps):
         self._begun_at = 0  # its steps when this trainer had none
 
         say_of_rounds(self.spec, self.manifest, self.trainer_bytes, peer)
-        peer.attach(self.spec, self.manifest, self._vector.write)
-        peer.pull(self._vector.read)
-        self._locate()
-        self._watch()
+        with self._watching():
+            self._attach(self.spec, self.manifest, self._vector.write, frozen)
+            peer.pull(self._vector.read)
+            self._locate()
 
     @property
     def global_step(self) -> int:
@@ -202,13 +204,13 @@ class Method(InnerSteps):
             self._run_digest() == state["run"],
             self._vector.digest() == state["model"],
         )
-        if run_is and not model_is:
-            print(
-                "atoll: the model's parameters are not those that were saved with this state, so "
-                "the round begins anew: load its state after the method is made, before this one",
-                file=sys.stderr,
+        all_are = every_rank(self.peer, run_is and model_is)
+        if run_is and not all_are:
+            say(
+                "the model's parameters are not those that were saved with this state, so "
+                "the round begins anew: load its state after the method is made, before this one"
             )
-        return every_rank(self.peer, run_is and model_is)
+        return all_are
 
     def _run_digest(self) -> str:
         found: list[str] = []

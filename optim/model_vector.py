@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.optim.frozen import Frozen
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_buffers import ModelBuffers
 from atoll.optim.names import canonical
@@ -53,7 +54,8 @@ class ModelVector:
     stay valid. ``arrange`` may put the parameters into another order, with fragments.
 
     Of a model that FSDP2 has sharded it is the rows of this rank that are read and written.
-    ConfigError for a model that no manifest can describe. ``buffers`` are apart from them.
+    ConfigError for a model that no manifest can describe. ``buffers`` and what is ``frozen`` are
+    apart from them.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ModelVector:
         self._reshard()
         named = trainable(model)
         self.buffers = ModelBuffers(model)
+        self.frozen = Frozen(model)
         self.manifest = arrange(
             Manifest.of(
                 Parameter(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.inner_steps import Inner
+from atoll.optim.inner_steps import Inner, unwrapped
 
 __all__ = ["muon_and_adamw", "outer_momentum_of"]
 
@@ -117,5 +117,5 @@ def _fits(name: str, parameter: nn.Parameter) -> bool:
 def outer_momentum_of(inner: Inner) -> float:
     """Return the outer momentum that suits ``inner``: MuLoCo's, where one of them is Muon."""
     muon = getattr(torch.optim, "Muon", None)  # torch has it since 2.9
-    inners = (inner,) if isinstance(inner, Optimizer) else tuple(inner)
-    return MUON_MOMENTUM if muon and any(isinstance(o, muon) for o in inners) else MOMENTUM
+    is_muon = muon is not None and any(isinstance(one, muon) for one in unwrapped(inner))
+    return MUON_MOMENTUM if is_muon else MOMENTUM

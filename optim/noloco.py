@@ -79,6 +79,7 @@ class NoLoCo(InnerSteps):
 
     ``buffers``: of a model that has persistent float buffers, those of a group are averaged with φ,
     and a newcomer takes over somebody's. False leaves them alone; the same on all peers.
+    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
 
     Replicas differ, by about the inner learning rate: let that decay. ``consensus()`` is what to
     evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter, and 4
@@ -105,6 +106,7 @@ class NoLoCo(InnerSteps):
         buffers: bool = True,
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        frozen: str = "refuse",
     ) -> None:
         vector = ModelVector(model)
         spec = RunSpec(
@@ -145,10 +147,10 @@ class NoLoCo(InnerSteps):
         self._failing: dict[str, str] = {}  # partner -> the code of its last error
         self._introduce()
         outline = self.manifest.outline(METHOD, FOUNDER_BYTES)
-        peer.attach(spec, outline, self._replicas.write_founder)
-        self._join()
-        self._replicas.wait_for_others()
-        self._watch()
+        with self._watching():
+            self._attach(spec, outline, self._replicas.write_founder, frozen)
+            self._join()
+            self._replicas.wait_for_others()
 
     # ------------------------------------------------------------ for everybody
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -37,6 +36,7 @@ from atoll.optim.selection import Bounds, Member, exploited, explored
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
+from atoll.optim.trainer import say
 
 __all__ = ["Population"]
 
@@ -84,6 +84,7 @@ class Population(InnerSteps):
         seed: int = 0,
         min_trainers: int = 1,
         round_deadline_s: float = 600.0,
+        frozen: str = "refuse",
     ) -> None:
         if start not in ("own", "best"):
             raise ConfigError(f"start is {start!r}", fix='use "own" or "best"')
@@ -103,6 +104,7 @@ class Population(InnerSteps):
         )
         check_alone("Population", peer, self._vector.ranks)
         self._snapshot = Snapshot(self._vector, self._inners)
+        self._snapshot.describe(0)  # ConfigError for a state that cannot be handed over
         kinds = [type(optimizer).__name__ for optimizer in self._inners]
         self._model = " ".join([self.manifest.digest().hex(), *kinds])
         self.peer = peer
@@ -113,8 +115,8 @@ class Population(InnerSteps):
         self._is_fresh = start == "best"
         say_of_copies(self._vector.manifest.elements)
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
-        peer.attach(self.spec, own, lambda flat: flat.fill(0.0))
-        self._watch()
+        with self._watching():
+            self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
 
     @property
     def steps(self) -> int:
@@ -228,10 +230,7 @@ class Population(InnerSteps):
         self._snapshot.write(flat)
         if max(float(flat.max()), -float(flat.min())) <= VALUE_MAX:  # both hand on NaN
             return description, flat
-        print(
-            f"atoll: the state of this member is not finite at step {self.steps}; nobody copies it",
-            file=sys.stderr,
-        )
+        say(f"the state of this member is not finite at step {self.steps}; nobody copies it")
         return b"", flat
 
     def _explore(self, donor: str, theirs: Mapping[str, list[float]]) -> None:
@@ -243,10 +242,9 @@ class Population(InnerSteps):
             for name, values in theirs.items()
         }
         self._set(found)
-        print(
-            f"atoll: turn {self.turn}, score {self._last_score:g}: going on from {donor}, with "
-            f"{found} instead of {before}",
-            file=sys.stderr,
+        say(
+            f"turn {self.turn}, score {self._last_score:g}: going on from {donor}, with "
+            f"{found} instead of {before}"
         )
 
     def _read(self, name: str, data: bytes) -> tuple[int, Member, dict[str, list[float]]]:

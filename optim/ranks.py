@@ -1,7 +1,6 @@
 """Several processes of one machine as one trainer: DDP, or FSDP2, whose ranks share a daemon.
 
-    session = atoll.connect() if dist.get_rank() == 0 else None
-    outer = DiLoCo(model, inner, 500, peer=RankSession(session))
+    outer = DiLoCo(model, inner, 500, peer=atoll.attach())
 
 Rank 0 talks to the daemon. What the others have to say and to hear passes through memory that all
 of them map: each writes the rows that it holds, and reads those. All make the same calls in the
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -27,12 +27,61 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError, ConfigError, SessionError
 from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import GossipSession, TrainerSession
-from atoll.optim.spec import RunSpec
-from atoll.peer.session import Outcome, Region, map_floats
+from atoll.optim.spec import FROZEN, RunSpec
+from atoll.optim.trainer import speak
+from atoll.peer.session import CONNECT_TIMEOUT_S, Outcome, Region, Session, connect, map_floats
 
-__all__ = ["RankSession"]
+__all__ = ["RankSession", "attach"]
 
 KINDS = ("committed", "missed", "reload")
+
+
+def attach(
+    home: str | Path | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+) -> Session | RankSession:
+    """Return what a method takes as ``peer``: a session with the daemon of ``home``, or of several
+    processes that are one trainer, such as those of torchrun, a RankSession for each.
+
+    All of them call it. ``group``: those of this machine; by default all that there are. Where
+    there is no process group yet, torchrun's is made, for tensors of the CPU and of CUDA if there
+    is any; a group of NCCL alone gets one of gloo beside it. Nothing else is set, no device either.
+
+    ConfigError for ranks on several machines; otherwise as ``atoll.connect``, on all ranks.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if not dist.is_initialized():
+        if group is None and world == 1:
+            return connect(home, timeout_s=timeout_s)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if group is None:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
+        if local < dist.get_world_size():
+            raise ConfigError(
+                f"{local} of {dist.get_world_size()} ranks are on this machine: the ranks of one "
+                "machine are a trainer, and other machines are other trainers",
+                fix="start torchrun on each machine by itself (--nnodes 1), beside a daemon of its "
+                "own; or give attach() the group of this machine's ranks, if the model is shared "
+                "among those alone",
+            )
+        if not _has_host(group):
+            group = dist.new_group(backend="gloo")
+    if dist.get_world_size(group) == 1:
+        return connect(home, timeout_s=timeout_s)
+    session: Session | None = None
+    failed: AtollError | None = None
+    if dist.get_rank(group) == 0:
+        try:
+            session = connect(home, timeout_s=timeout_s)
+        except AtollError as error:  # the other ranks must not wait for it
+            failed = error
+    connected = torch.tensor([float(failed is None)])
+    dist.broadcast(connected, group_src=0, group=group)
+    if not connected:
+        raise failed or _failed()
+    return RankSession(session, group)
 
 
 class RankSession:
@@ -49,6 +98,7 @@ class RankSession:
     ) -> None:
         _check_group(group)
         self._rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        speak(self._rank == 0)
         if (session is None) == (self._rank == 0):
             raise ConfigError(
                 f"rank {self._rank} has {'no' if session is None else 'a'} session",
@@ -61,7 +111,13 @@ class RankSession:
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
 
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[F32], None],
+        frozen: str = FROZEN[0],
+    ) -> None:
         ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
         grid = manifest.grid
         self._fragments = [slice(grid.bounds(a)[0], grid.bounds(b - 1)[1]) for a, b in ranges]
@@ -69,7 +125,7 @@ class RankSession:
         self._out, self._in = shared[: manifest.elements], shared[manifest.elements :]
         initial(self._out)
         self._meet()
-        self._lead(lambda s: s.attach(spec, manifest, lambda flat: np.copyto(flat, self._out)))
+        self._lead(lambda s: s.attach(spec, manifest, lambda f: np.copyto(f, self._out), frozen))
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
         fill(self._out)
@@ -235,13 +291,19 @@ def _check_group(group: dist.ProcessGroup | None) -> None:
             "there is no process group",
             fix='call torch.distributed.init_process_group("cpu:gloo,cuda:nccl") first',
         )
-    backends = dist.get_backend_config(group)
-    if not any(pair.startswith("cpu:") for pair in backends.split(",")):
+    if not _has_host(group):
+        backends = dist.get_backend_config(group)
         raise ConfigError(
             f"a process group with the backends {backends} exchanges no tensors of the CPU",
             fix='give RankSession group=torch.distributed.new_group(backend="gloo"), made on all '
             'ranks; or begin with init_process_group("cpu:gloo,cuda:nccl")',
         )
+
+
+def _has_host(group: dist.ProcessGroup | None) -> bool:
+    """Return whether it exchanges tensors of the CPU."""
+    backends = dist.get_backend_config(group).split(",")
+    return any(pair.startswith("cpu:") for pair in backends)
 
 
 def _failed() -> SessionError:

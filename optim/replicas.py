@@ -4,7 +4,6 @@ one, and to evaluate or export what all have become together.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from atoll.collectives.units import duration
 from atoll.optim.companions import OF_PARTNERS
 from atoll.optim.sessions import GossipSession
 from atoll.optim.spec import RunSpec
+from atoll.optim.trainer import say
 
 __all__ = ["FOUNDER_BYTES", "PHI", "Replicas"]
 
@@ -161,4 +161,4 @@ class Replicas:
             asked.drop()
 
     def say(self, what: str) -> None:
-        print(f"atoll: {what}", file=sys.stderr)
+        say(f"{what}")

@@ -7,11 +7,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec
+from atoll.optim.spec import FROZEN, RunSpec
 from atoll.peer.session import Members, Outcome, Reduced, Validation
 
 __all__ = [
-    "Closable",
+    "Attachable",
     "GossipSession",
     "LeadingRank",
     "OperationsSession",
@@ -21,24 +21,29 @@ __all__ = [
 ]
 
 
-class Closable(Protocol):
+class Attachable(Protocol):
     """What all of them are."""
 
     def observe(self, **figures: Any) -> None: ...
 
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[F32], None],
+        frozen: str = FROZEN[0],
+        /,
+    ) -> None: ...
+
     def close(self) -> None: ...
 
 
-class TrainerSession(Protocol):
+class TrainerSession(Attachable, Protocol):
     """``atoll.peer.session.Session`` says what each of these does."""
 
     round: int
     epoch: int
     operations: int
-
-    def attach(
-        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], /
-    ) -> None: ...
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0, /) -> None: ...
 
@@ -54,12 +59,8 @@ class TrainerSession(Protocol):
 
     def check(self) -> None: ...
 
-    def observe(self, **figures: Any) -> None: ...
 
-    def close(self) -> None: ...
-
-
-class OperationsSession(Protocol):
+class OperationsSession(Attachable, Protocol):
     """Of a method whose trainers hold the parameters themselves."""
 
     round: int
@@ -67,17 +68,9 @@ class OperationsSession(Protocol):
     @property
     def peer_name(self) -> str: ...
 
-    def attach(
-        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], /
-    ) -> None: ...
-
     def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced: ...
 
     def all_gather(self, data: bytes) -> list[tuple[str, bytes]]: ...
-
-    def observe(self, **figures: Any) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class VectorAsked(Protocol):
@@ -92,15 +85,11 @@ class VectorAsked(Protocol):
     def drop(self) -> None: ...
 
 
-class GossipSession(Protocol):
+class GossipSession(Attachable, Protocol):
     """Of a method whose trainers hand vectors to each other, one to one."""
 
     @property
     def peer_name(self) -> str: ...
-
-    def attach(
-        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], /
-    ) -> None: ...
 
     def pull(self, read: Callable[[F32], None], /) -> Any: ...
 
@@ -115,10 +104,6 @@ class GossipSession(Protocol):
     ) -> VectorAsked: ...
 
     def check(self) -> None: ...
-
-    def observe(self, **figures: Any) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @runtime_checkable

@@ -13,7 +13,6 @@ Replicas (noloco.py) share them in the groups that exchange parameters.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
@@ -24,6 +23,7 @@ from atoll.optim.buffers import merged, moved
 from atoll.optim.companions import OF_PARTNERS, Companions
 from atoll.optim.model_buffers import ModelBuffers
 from atoll.optim.sessions import GossipSession, VectorAsked
+from atoll.optim.trainer import say
 
 __all__ = ["SharedBuffers"]
 
@@ -155,4 +155,4 @@ class SharedBuffers:
     def _say(self, what: str) -> None:
         if not self._said:
             self._said = True  # once: it is no more than a little less of a mean
-            print(f"atoll: {what}", file=sys.stderr)
+            say(f"{what}")

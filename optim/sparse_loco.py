@@ -57,6 +57,7 @@ class SparseLoCo(Blocking):
         round_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
+        frozen: str = "refuse",
     ) -> None:
         spec = RunSpec(
             method="sparse_loco",
@@ -70,4 +71,4 @@ class SparseLoCo(Blocking):
             min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay)
+        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay, frozen)

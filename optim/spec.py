@@ -33,6 +33,7 @@ __all__ = [
     "BLOB_BYTES_MAX",
     "CARRIED",
     "COLLECTIVES",
+    "FROZEN",
     "GROUP_MAX",
     "LENGTH_BYTES",
     "METHODS",
@@ -73,6 +74,8 @@ OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 MEAN = "mean"
 AGGREGATES = (MEAN, *RULES)
 SUBMITS = ("parameters", "deltas")
+# What a trainer does where frozen parameters are other ones than the run's; the last: not look.
+FROZEN = ("refuse", "warn", "ignore")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
@@ -379,16 +382,30 @@ def rule_key(lineage: bytes, round_number: int) -> int:
 
 
 def check_same(
-    mine: tuple[RunSpec, Manifest], run: tuple[RunSpec, Manifest], run_name: str
-) -> None:
-    """IncompatibleRunError with a line for each difference between a trainer's and the run's."""
+    mine: tuple[RunSpec, Manifest],
+    run: tuple[RunSpec, Manifest],
+    run_name: str,
+    frozen: str = FROZEN[0],
+) -> str:
+    """Raise IncompatibleRunError with a line for each difference between a trainer's and the run's.
+
+    ``frozen``: what to do about tensors that are not trained, one of ``FROZEN``. Return what there
+    is to warn of, or "".
+    """
     lines = mine[0].differences(run[0]) + mine[1].differences(run[1])
-    if lines:
+    others = mine[1].frozen_differences(run[1])
+    warns = frozen != FROZEN[0]
+    if lines or (others and not warns):
+        fix = "give the method the run's values and model, before a collective is called, or start "
+        fix += "a run of another name"
+        if others and not lines:
+            fix = "load the same frozen parameters on all peers; if they are meant to differ, in "
+            fix += 'quantized bases say, give the method frozen="warn" or "ignore"'
         raise IncompatibleRunError(
-            "\n    ".join([f"this trainer differs from run {run_name}:", *lines]),
-            fix="give the method the run's values and model, before a collective is called, "
-            "or start a run of another name",
+            "\n    ".join([f"this trainer differs from run {run_name}:", *lines, *others]), fix=fix
         )
+    head = f"what is not trained differs here from run {run_name}:"
+    return "\n    ".join([head, *others]) if others else ""
 
 
 def check_collectives(spec: RunSpec) -> None:

@@ -15,7 +15,6 @@ counts at once (eager.py).
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -37,6 +36,7 @@ from atoll.optim.muon import outer_momentum_of
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
+from atoll.optim.trainer import say
 from atoll.peer.session import Outcome
 
 __all__ = ["StreamingDiLoCo"]
@@ -85,6 +85,7 @@ class StreamingDiLoCo(Method):
         min_trainers: int = 1,
         round_deadline_s: float = 600.0,
         buffers: bool = True,
+        frozen: str = "refuse",
     ) -> None:
         vector = ModelVector(
             model, partial(fragmented, pattern=fragments, blocks_per_fragment=blocks_per_fragment)
@@ -134,7 +135,7 @@ class StreamingDiLoCo(Method):
         self._local_vector: F32 = np.zeros(vector.manifest.elements if eager else 0, np.float32)
         self._run_vector: F32 = np.zeros_like(self._local_vector)
         self._share = 0.0  # in the mean of a round
-        super().__init__(vector, inner, peer, spec, buffers)
+        super().__init__(vector, inner, peer, spec, buffers, frozen)
         self._begin()
 
     @property
@@ -269,4 +270,4 @@ class StreamingDiLoCo(Method):
         return min(DELAY_MAX, self.spec.sync_every - 1)
 
     def _say(self, what: str) -> None:
-        print(f"atoll: step {self._steps}: {what}", file=sys.stderr)
+        say(f"step {self._steps}: {what}")

@@ -30,10 +30,11 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, SessionError
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, check_collectives, check_same
+from atoll.optim.spec import FROZEN, RunSpec, check_collectives, check_same
 from atoll.optim.swarm_calls import Call, Gather, Reduce, Step, answer
 from atoll.optim.swarm_state import Submitted, SwarmState
 from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors
+from atoll.optim.trainer import say
 from atoll.optim.turns import WORKERS_MAX, Turns
 from atoll.peer.session import Outcome, Reduced, vector_of
 
@@ -86,11 +87,19 @@ class Swarm:
             raise SessionError("no worker has attached yet", fix="call run() first")
         return self._state
 
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[F32], None],
+        frozen: str = FROZEN[0],
+    ) -> None:
         if self._state is None:
             self._state = self.new_state(spec, manifest, initial)
             self.round += 1
-        check_same((spec, manifest), (self._state.spec, self._state.manifest), "swarm")
+        run = self._state.spec, self._state.manifest
+        if warning := check_same((spec, manifest), run, "swarm", frozen):
+            say(warning)
         if spec.min_trainers > len(self.sessions):
             raise ConfigError(
                 f"min_trainers is {spec.min_trainers}, and the swarm has {len(self.sessions)}",
@@ -150,8 +159,14 @@ class SwarmSession(SwarmGossip):
         self._region: F32 | None = None
         self._submitted: dict[int, Step] = {}  # by fragment
 
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
-        self._swarm.attach(spec, manifest, initial)
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[F32], None],
+        frozen: str = FROZEN[0],
+    ) -> None:
+        self._swarm.attach(spec, manifest, initial, frozen)
         self._region = np.zeros(manifest.elements, np.float32)
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:

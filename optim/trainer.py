@@ -1,23 +1,52 @@
-"""What every method has: an end, and learning rates that follow the run."""
+"""What every method has: a beginning and an end, and learning rates that follow the run."""
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from atoll.collectives.codecs import F32
+from atoll.optim.manifest import Manifest
+from atoll.optim.model_vector import ModelVector
 from atoll.optim.schedules import Schedules
-from atoll.optim.sessions import Closable
+from atoll.optim.sessions import Attachable
+from atoll.optim.spec import RunSpec
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "say", "speak"]
+
+_speaks = True
+
+
+def say(text: str) -> None:
+    """Print a line for people, in the first of the processes of a trainer."""
+    if _speaks:
+        print(f"atoll: {text}", file=sys.stderr)
+
+
+def speak(speaks: bool) -> None:
+    """Set whether this process says anything from now on; RankSession knows which rank it is."""
+    global _speaks
+    _speaks = speaks
 
 
 class Trainer(ABC):
-    """Use it as a context manager or call ``close()``; either closes ``peer`` too."""
+    """Use it as a context manager or call ``close()``; either closes ``peer`` too.
 
-    peer: Closable
+    ``frozen`` (of every method): parameters that are not trained must be the same on all peers,
+    and the persistent buffers must be alike: IncompatibleRunError names the tensors that differ.
+    "warn" prints them instead, and "ignore" does not look, for those who mean it; it need not be
+    the same on all. Parameters that are frozen, unfrozen or added later are a ConfigError at the
+    next step.
+    """
+
+    peer: Attachable
+    _vector: ModelVector
 
     def __init__(self) -> None:
         self._schedules = Schedules()
@@ -45,6 +74,13 @@ class Trainer(ABC):
         that is reported without a call. Of ranks the first one's counts.
         """
         self.peer.observe(**figures)
+
+    def _attach(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], frozen: str
+    ) -> None:
+        """Attach ``peer``, after whatever can be checked here. What is not trained goes along."""
+        fingerprint = self._vector.frozen.fingerprint(frozen)
+        self.peer.attach(spec, replace(manifest, frozen=fingerprint), initial, frozen)
 
     def close(self) -> None:
         """Unhook inner optimizers and close the session. The model keeps its parameters."""

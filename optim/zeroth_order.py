@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -35,6 +34,7 @@ from atoll.optim.philox import Stream, sign_bits, signed
 from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Part, Record, to_byte
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
+from atoll.optim.trainer import say
 
 __all__ = ["ZerothOrder"]
 
@@ -73,6 +73,7 @@ class ZerothOrder(EveryStepLog):
         check_every: int = CHECK_EVERY,
         min_trainers: int = 1,
         round_deadline_s: float = 600.0,
+        frozen: str = "refuse",
     ) -> None:
         if not (0 < epsilon < math.inf and 0 < samples <= SAMPLES_MAX and 0 <= seed < 2**64):
             raise ConfigError(
@@ -87,7 +88,7 @@ class ZerothOrder(EveryStepLog):
             min_trainers=min_trainers,
             round_deadline_s=round_deadline_s,
         )
-        super().__init__(model, peer, spec, log_bytes, check_every)
+        super().__init__(model, peer, spec, log_bytes, check_every, frozen)
         self.lr, self.epsilon, self.samples, self._seed = lr, epsilon, samples, seed
         self._tensors = list(
             zip(self._vector.parameters, self.manifest.offsets.values(), strict=True)
@@ -114,10 +115,7 @@ class ZerothOrder(EveryStepLog):
         record = Record.of(lr, (part for part, _ in parts))
         if parts and lr != float(np.float32(self.lr)) and not self._said_rates:
             self._said_rates = True
-            print(
-                f"atoll: step {self.steps} of the run has lr {lr:g}, not {self.lr:g} as here",
-                file=sys.stderr,
-            )
+            say(f"step {self.steps} of the run has lr {lr:g}, not {self.lr:g} as here")
         self._add(record, record.to_bytes())
         self._number, self._has_number = self.present.index(self.peer.peer_name), True
         return loss

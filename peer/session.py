@@ -35,7 +35,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.spec import FROZEN, RunSpec, blob
 from atoll.peer.dealer import COMMAND_TIMEOUT_S, PROGRESS_S, Dealer, has_ended, lost, say
 from atoll.peer.group.views import REPLICA
 from atoll.peer.identity import default_home, socket_path
@@ -47,6 +47,7 @@ from atoll.peer.session_validation import Validation, Validations
 from atoll.peer.vectors import vector_of
 
 __all__ = [
+    "CONNECT_TIMEOUT_S",
     "AskedVector",
     "Members",
     "Outcome",
@@ -124,18 +125,26 @@ class Session(Operations, Gossip, Validations):
 
     # ------------------------------------------------------------ the life of a trainer
 
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[Floats], None]) -> None:
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[Floats], None],
+        frozen: str = FROZEN[0],
+    ) -> None:
         """Become this daemon's trainer; returns when the run's state can be pulled.
 
         ``initial`` writes θ (float32[manifest.elements], in the manifest's order) if the run has
         no state yet; the group takes the first that is offered. IncompatibleRunError lists the
         differences from the run; TrainerRefusedError if the daemon has a trainer; NoQuorumError or
-        RoundTimeoutError if there is no state to pull within the run's round deadline.
+        RoundTimeoutError if there is no state to pull within the run's round deadline. ``frozen``:
+        as ``check_same`` has it.
         """
         packed = blob(spec, manifest)
         self._deadline_s = spec.round_deadline_s
         started_s = said_s = time.monotonic()
-        answer = self._ask("attach", blob=packed)
+        how = {"blob": packed, "frozen": frozen}
+        answer = self._ask("attach", **how)
         self._region = self._receive("region", writable=True)
         written = False
         while answer["state"] != "ready":
@@ -153,7 +162,9 @@ class Session(Operations, Gossip, Validations):
                     f"no state of the run yet after {duration(now_s - started_s)}: {answer['text']}"
                 )
             self._dealer.receive(POLL_S, self._lifeline)
-            answer = self._ask("attach", blob=packed)
+            answer = self._ask("attach", **how)
+        if answer["text"]:
+            say(answer["text"])
         self._dealer.events.clear()
 
     def submit(

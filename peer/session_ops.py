@@ -35,7 +35,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import BLOB_BYTES_MAX, COLLECTIVES, RunSpec
+from atoll.optim.spec import BLOB_BYTES_MAX, COLLECTIVES, FROZEN, RunSpec
 from atoll.peer.dealer import PROGRESS_S, Dealer, say
 from atoll.peer.group.operations import BARRIER, OBJECT_BYTES_MAX, OPS
 from atoll.peer.group.views import MEMBERS_MAX
@@ -190,7 +190,13 @@ class Operations(ABC):
         return outcome
 
     @abstractmethod
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[Floats], None]) -> None:
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[Floats], None],
+        frozen: str = FROZEN[0],
+    ) -> None:
         """Become the daemon's trainer."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, check_same, parse_blob
+from atoll.optim.spec import FROZEN, RunSpec, check_same, parse_blob
 from atoll.peer.group import events as ev
 from atoll.peer.group.membership import Node
 from atoll.peer.group.messages import WEIGHT_MAX
@@ -37,6 +37,7 @@ class Trainer:
     spec: RunSpec
     manifest: Manifest
     pid: int
+    frozen: str = FROZEN[0]  # what it does where frozen parameters are other ones than the run's
     region: Region | None = None
     exchange: Region | None = None  # of its collectives: what goes in, then what comes out
     in_step: bool = False  # the barrier waits for it
@@ -138,7 +139,8 @@ class TrainerDesk:
             if self.trainer is not None:  # somebody else was faster meanwhile
                 return await self._attach(client, arguments)
             self.door.lifeline(client)  # or it has ended meanwhile
-            trainer = Trainer(client, spec, manifest, self._pids.get(client, 0))
+            pid = self._pids.get(client, 0)
+            trainer = Trainer(client, spec, manifest, pid, arguments.get("frozen", FROZEN[0]))
             self.trainer = trainer
         return self._readiness(trainer)
 
@@ -155,7 +157,8 @@ class TrainerDesk:
             offered = bool(node.follower.offer)
             return {"state": "void" if void else "syncing", "text": text, "offered": offered}
         try:
-            check_same((trainer.spec, trainer.manifest), (state.spec, state.manifest), self._run)
+            mine, run = (trainer.spec, trainer.manifest), (state.spec, state.manifest)
+            warning = check_same(mine, run, self._run, trainer.frozen)
         except Exception:
             self._drop(trainer)
             raise
@@ -164,7 +167,7 @@ class TrainerDesk:
             self._feed(ev.Attached(waits=not trainer.spec.is_asynchronous))
             if trainer.spec.is_asynchronous:
                 trainer.submissions = self._asynchronous(trainer)
-        return {"state": "ready", "text": ""}
+        return {"state": "ready", "text": warning}
 
     def _asynchronous(self, trainer: Trainer) -> AsyncSubmissions:
         def taken() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from atoll.optim.replay.replaying import Task
 from atoll.optim.replay.state import Stateful, TrainingState
 from atoll.optim.replay.store import FolderStore, MemoryStore, Store
 from atoll.optim.spec import SYNC_EVERY_MAX
+from atoll.optim.trainer import say
 
 __all__ = ["KEPT", "MEMORY_BYTES", "Recorder", "Replay"]
 
@@ -235,10 +235,9 @@ class Recorder:
             self._check_room(len(data))
         if work.misses and not self._has_room(work, len(data)):
             # Steps of several rounds are more than was planned, and no reason to end a trainer.
-            print(
-                "atoll: the steps of several missed rounds take too much room to be kept; this "
-                "trainer cannot be audited until its next round begins",
-                file=sys.stderr,
+            say(
+                "the steps of several missed rounds take too much room to be kept; this "
+                "trainer cannot be audited until its next round begins"
             )
             self._store.drop(work.number)
             self._now = None

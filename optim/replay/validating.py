@@ -17,7 +17,6 @@ Only what the commitment proves is called wrong: everybody who looks at it finds
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from atoll.optim.replay.opening import Opened, Opening
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import Task, replay
 from atoll.optim.sessions import ValidatingSession, VectorAsked
+from atoll.optim.trainer import say
 from atoll.peer.session import Outcome, Validation
 
 __all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
@@ -151,7 +151,7 @@ class Validator:
                 self.session.publish(SIZE, validation.round, size, "float32")
         except (CheckpointError, ConfigError) as error:  # training goes on without
             what = f"local steps of round {validation.round} cannot be shown: {error}"
-            print(f"atoll: {what}", file=sys.stderr)
+            say(f"{what}")
         self.session.shown(validation)
 
     # ------------------------------------------------------------ those of others
@@ -264,10 +264,9 @@ class Validator:
     def _judge(self, validation: Validation, judgement: int | None, why: str) -> None:
         if judgement != RIGHT:
             what = {WRONG: "are wrong", WITHHELD: "were withheld", None: "cannot be judged"}
-            print(
-                f"atoll: local steps of {validation.name} in round {validation.round} "
-                f"{what[judgement]}: {why}",
-                file=sys.stderr,
+            say(
+                f"local steps of {validation.name} in round {validation.round} "
+                f"{what[judgement]}: {why}"
             )
         self.session.judged(validation, judgement, why)
 

@@ -1,19 +1,73 @@
 """atoll: train one PyTorch model on machines joined by ordinary internet links.
 
     import atoll
-    from atoll.optim import DiLoCo
 
-    optimizer = DiLoCo(model, inner, sync_every=100, peer=atoll.connect())
+    outer = atoll.DiLoCo(model, optimizer, sync_every=100, peer=atoll.attach())
 
 The rooms are ``atoll.peer`` (the daemon and its client), ``atoll.collectives`` (all-reduce and
-codecs) and ``atoll.optim`` (outer optimizers).
+codecs) and ``atoll.optim`` (methods, which also are here). Those need torch, so each is imported
+when it is first asked for: ``import atoll`` does not load torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from atoll.collectives.errors import AtollError
 from atoll.peer.session import Outcome, Reduced, Session, connect
 
-__all__ = ["AtollError", "Outcome", "Reduced", "Session", "__version__", "connect"]
+if TYPE_CHECKING:
+    from atoll.optim import (
+        CO2,
+        AsyncDiLoCo,
+        DeMo,
+        DiLoCo,
+        GradientAverage,
+        LocalSGD,
+        NoLoCo,
+        Population,
+        RankSession,
+        SparseLoCo,
+        StreamingDiLoCo,
+        Swarm,
+        ZerothOrder,
+        attach,
+    )
+
+__all__ = [
+    "CO2",
+    "AsyncDiLoCo",
+    "AtollError",
+    "DeMo",
+    "DiLoCo",
+    "GradientAverage",
+    "LocalSGD",
+    "NoLoCo",
+    "Outcome",
+    "Population",
+    "RankSession",
+    "Reduced",
+    "Session",
+    "SparseLoCo",
+    "StreamingDiLoCo",
+    "Swarm",
+    "ZerothOrder",
+    "__version__",
+    "attach",
+    "connect",
+]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module("atoll.optim"), name)
+    globals()[name] = value  # so that the next access does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

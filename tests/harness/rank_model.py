@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import device_mesh
+from torch.distributed.fsdp import fully_shard
 
-__all__ = ["BATCH", "ROUNDS", "SYNC_EVERY", "loss_of", "model"]
+from atoll.optim.frozen import Frozen
+
+__all__ = [
+    "BATCH",
+    "ROUNDS",
+    "SYNC_EVERY",
+    "fingerprint_of_shards",
+    "fingerprint_of_whole",
+    "loss_of",
+    "model",
+]
 
 ROUNDS, SYNC_EVERY, BATCH = 3, 4, 8
 
@@ -24,3 +36,18 @@ def loss_of(net: nn.Module, peer: int, step: int, rank: int | None = None) -> Te
         x = x[rank * BATCH // 2 : (rank + 1) * BATCH // 2]
     loss: Tensor = (net(x) - x[:, :5].sin()).square().mean()
     return loss
+
+
+def fingerprint_of_whole(_rank: int) -> list[list[str]]:
+    net = model()
+    net[0].requires_grad_(False)
+    return [[one.name, one.outline, one.digest] for one in Frozen(net).fingerprint("refuse") or ()]
+
+
+def fingerprint_of_shards(_rank: int) -> list[list[str]]:
+    net = model()
+    net[0].requires_grad_(False)
+    mesh = device_mesh.init_device_mesh("cpu", (2,))
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    return [[one.name, one.outline, one.digest] for one in Frozen(net).fingerprint("refuse") or ()]

@@ -68,7 +68,8 @@ OPTIM_TORCH_MAY |= {
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
 RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast
-ATOLL_MAY = {"atoll.collectives.errors", "atoll.peer.session"}
+# Methods only for those who check types, and when they are asked for.
+ATOLL_MAY = {"atoll.collectives.errors", "atoll.optim", "atoll.peer.session"}
 
 # Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
 DECISIONS = (

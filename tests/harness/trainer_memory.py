@@ -44,7 +44,13 @@ class OutsideSession:
     peer_name = NAMES[0]
     round = epoch = operations = 0
 
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[F32], None],
+        frozen: str = "refuse",
+    ) -> None:
         self._fragments = spec.fragments
         self._region, self._theta = outside(manifest.elements), outside(manifest.elements)
         self._published: dict[str, tuple[int, F32]] = {}

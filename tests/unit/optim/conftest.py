@@ -108,11 +108,17 @@ class LocalSession:
         self.closed = False
         self.reported: dict[str, float] = {}
 
-    def attach(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
+    def attach(
+        self,
+        spec: RunSpec,
+        manifest: Manifest,
+        initial: Callable[[F32], None],
+        frozen: str = "refuse",
+    ) -> None:
         with self._run.changed:  # or another thread would find a run without its parameters
             if self._run.spec is None:
                 self._run.found(spec, manifest, initial)
-        check_same((spec, manifest), (self._run.spec, self._run.manifest), "test")
+        check_same((spec, manifest), (self._run.spec, self._run.manifest), "test", frozen)
 
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
         region = np.full(self._run.theta.size, np.nan, np.float32)
