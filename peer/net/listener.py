@@ -175,7 +175,7 @@ class Listener:
         kind = ERRORS_BY_CODE.get(refused.code, AtollError) if refused is not None else None
         caller.welcome = kind is None or not issubclass(kind, AdmissionError)
         if refused is not None:
-            self._note(f"refused {caller.where}: {refused.what}")
+            self._note(f'refused {caller.where}, telling it: "{refused.what}"')
             await channel.send(refused)
 
     def _admitted(self, caller: _Caller, address: str, task: asyncio.Task[None]) -> None:

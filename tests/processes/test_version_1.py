@@ -1,18 +1,27 @@
-"""What atoll 0.1 with protocol 1 has left on disks: its checkpoints and homes are read for ever."""
+"""Atoll with protocol 1: its checkpoints and homes are read for ever, its peers are refused."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+import socket
+import ssl
+import struct
 import sys
+import threading
 from pathlib import Path
 
+import msgpack
 import pytest
-from harness.processes import Process, fleet
+from harness.processes import WAIT_S, Process, fleet, until
 
+from atoll.collectives.errors import AdmissionError, VersionError
 from atoll.peer import cli
 from atoll.peer.checkpoints.checkpoint import load_checkpoint
 from atoll.peer.identity import Home
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.hello import program_version
+from atoll.peer.net.invite import Invite, fingerprint_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TRAINER = Path(__file__).parents[1] / "harness" / "streaming_trainer.py"
@@ -84,3 +93,83 @@ def test_streaming_training_goes_on_from_a_checkpoint_of_version_1(tmp_path: Pat
         run.trainers["a"] = Process(command, tmp_path / "trainer.log")
         peer.reaches(ROUND + 3)
         assert run.trainers["a"].ends() == 0
+
+
+# ---------------------------------------------------------------- peers of protocol 1
+
+
+def old_frame(name: str, **fields: object) -> bytes:
+    """One message as protocol 1 wrote it."""
+    payload = msgpack.packb([name, fields])
+    return struct.pack(">I", len(payload)) + payload
+
+
+def read_message(stream: ssl.SSLSocket) -> list[object]:
+    """The next message, whatever it is."""
+    with stream.makefile("rb") as file:
+        (length,) = struct.unpack(">I", file.read(4))
+        message = msgpack.unpackb(file.read(length))
+    assert isinstance(message, list)
+    return message
+
+
+def test_a_peer_of_protocol_1_that_dials_is_told_both_versions(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        peer = run.up("a")
+        invite = Invite.parse(peer.invite)
+        hello = {"protocol_min": 1, "protocol_max": 1, "run": "demo", "kind": "control", "inc": 1}
+        with Home.open(tmp_path / "old") as home:
+            context = run_tls(home, invite.secret).client
+            with (
+                socket.create_connection((invite.host, invite.port), timeout=WAIT_S) as plain,
+                context.wrap_socket(plain) as stream,
+            ):
+                stream.sendall(old_frame("Hello", **hello, address="127.0.0.1:9", ciphers=[]))
+                name, refused = read_message(stream)
+        assert name == "Refused"
+        assert isinstance(refused, dict)
+        assert refused["code"] == VersionError.code
+        says = (
+            f"that peer runs atoll {program_version()} (protocol 2), you run an atoll that does"
+            " not say its version (protocol 1)"
+        )
+        assert str(refused["what"]).startswith(says)
+        until(lambda: says in peer.text, "its own log names both", peer)
+
+
+def test_a_peer_of_protocol_1_that_is_dialled_is_named_by_its_version(tmp_path: Path) -> None:
+    def serve() -> None:
+        plain, _ = listener.accept()
+        with plain, context.wrap_socket(plain, server_side=True) as stream:
+            heard.append(read_message(stream))
+            what = (
+                "no common protocol version: this side speaks version 1, the other side version 2"
+            )
+            stream.sendall(old_frame("Refused", code=VersionError.code, what=what))
+
+    heard: list[list[object]] = []
+    with Home.open(tmp_path / "old") as home, socket.create_server(("127.0.0.1", 0)) as listener:
+        context = run_tls(home, SECRET).server
+        port = listener.getsockname()[1]
+        invite = Invite("127.0.0.1", port, "demo", fingerprint_of(home.peer_id), SECRET)
+        server = threading.Thread(target=serve)
+        server.start()
+        with fleet(tmp_path) as run:
+            joiner = run.join("a", str(invite))
+            assert joiner.ends() == VersionError.exit_code
+            server.join(WAIT_S)
+        assert heard[0][0] == "Hello"
+        assert (
+            f"127.0.0.1:{port} runs an atoll that does not say its version (protocol 1), you run"
+            f" atoll {program_version()} (protocol 2)"
+        ) in joiner.text
+        assert f"install atoll {program_version()} on that machine too" in joiner.text
+
+
+def test_who_asks_for_another_run_is_told_which_one_that_is(tmp_path: Path) -> None:
+    """Two runs with one secret, as founders that share a file have them."""
+    with fleet(tmp_path) as run:
+        invite = run.up("a").invite
+        joiner = run.join("b", invite.replace("/demo#", "/msg#"))
+        assert joiner.ends() == AdmissionError.exit_code
+        assert "that peer runs 'demo', you asked for 'msg'" in joiner.text
