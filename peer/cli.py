@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, ConfigError
+from atoll.peer.cli_admission import hide_invites
 from atoll.peer.cli_authority import add_authority_verbs
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
 from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs
@@ -36,6 +37,8 @@ WATCH_S = 1.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    if arguments is None:
+        hide_invites()
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:

@@ -40,6 +40,7 @@ class DaemonOptions:
     every: int = 10  # rounds between two checkpoints of this peer
     plain_streams: bool = False  # data without encryption, where the other side wants that too
     congestion: str = AUTO  # the control of what data streams send
+    verbose: bool = False  # say in the log which limits the process has
     per_address: int | None = None  # peers of one IP address; 0: any number; None: as is usual
     authority: bytes = b""  # public key of who decides about admission; none: the secret does
     credential: bytes = b""  # what it has given this peer

@@ -6,6 +6,7 @@ The first byte of a connection says whether TLS follows or a data stream with a 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import ipaddress
 import socket
@@ -217,6 +218,10 @@ def _bound(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            what = f"port {port} of {host} is in use by another program, perhaps another peer"
+            fix = "stop that one, or choose another port with --listen HOST:PORT (0: any free one)"
+            raise ConfigError(what, fix=fix) from error
         raise ConfigError(
             f"cannot listen on {format_address(host, port)}: {reason_of(error)}",
             fix="choose another address with --listen HOST:PORT",
