@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import AtollError, ConfigError, NoQuorumError
+from atoll.peer.cli_admission import hide_invites
 from atoll.peer.cli_authority import add_authority_verbs
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
 from atoll.peer.cli_daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs, trainer_count
@@ -42,6 +43,8 @@ CLEAR = "\x1b[H\x1b[2J"  # a terminal's page, for what is shown again every seco
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    if arguments is None:
+        hide_invites()
     parsed = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:

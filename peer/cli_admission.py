@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import secrets
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +17,85 @@ from atoll.peer.identity import Home, RunRecord
 from atoll.peer.net.gate import MEMBERS_PER_ADDRESS_MAX
 from atoll.peer.net.invite import SECRET_BYTES, Invite
 
-__all__ = ["Entry", "add_address_option", "add_admission_options", "entry_of_join", "entry_of_up"]
+__all__ = [
+    "Entry",
+    "add_address_option",
+    "add_admission_options",
+    "entry_of_join",
+    "entry_of_up",
+    "given_invite",
+    "hide_invites",
+    "read_invite",
+]
 
 COUNT_DIGITS_MAX = 4  # a run has 1024 members at most
-INVITE_BYTES_MAX = 4096  # of a file that holds one
+INVITE_BYTES_MAX = 4096  # of a file or a line that holds one; the longest has 1.9 KB
+_SCHEME = "atoll://"
+# A word of a command line that is an invite, or an option and one; only with a secret in it.
+_INVITE_WORD = re.compile(rf"(--[a-z-]+=)?({_SCHEME}\S*#\S+)")
+_DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)")
+
+
+def hide_invites() -> None:
+    """Start this very process again, if there is an invite among its arguments, without it.
+
+    Every user of a machine can read the command lines of all processes, and an invite lets whoever
+    has it into the run. The new life reads it from a pipe. It has the same process id, environment,
+    folder and signals; nothing happens where the words of the command line are not known.
+    """
+    words, found = list(sys.orig_argv), False
+    for number, word in enumerate(words):
+        match = _INVITE_WORD.fullmatch(word)
+        if match is not None:
+            reader, writer = os.pipe()
+            os.write(writer, os.fsencode(match[2])[:INVITE_BYTES_MAX])  # a pipe takes 64 KiB
+            os.close(writer)
+            os.set_inheritable(reader, True)
+            words[number] = f"{match[1] or ''}/proc/self/fd/{reader}"
+            found = True
+    if found and sys.executable:
+        os.execv(sys.executable, [sys.executable, *words[1:]])
+
+
+def given_invite(parsed: argparse.Namespace) -> Invite:
+    """Return the invite of ``join`` or ``follow``: as an argument or in a file, not both."""
+    if (parsed.address is None) == (parsed.invite_file is None):
+        what = "two invites are given" if parsed.address is not None else "no invite is given"
+        raise ConfigError(what, fix="give one: --invite-file FILE, or - to read standard input")
+    return read_invite(parsed.invite_file or parsed.address)
+
+
+def read_invite(given: str) -> Invite:
+    """Return an invite that is given as itself, as the name of a file that holds it, or as "-" for
+    standard input. ConfigError never shows what may be a secret."""
+    shown = repr(given.partition("#")[0][:80])
+    if given.startswith(_SCHEME):
+        return Invite.parse(given)
+    descriptor = _DESCRIPTOR.fullmatch(given)
+    try:
+        if given == "-":
+            text = _invite_line()
+        else:
+            with open(int(descriptor[1]) if descriptor else given, "rb") as file:
+                text = file.read(INVITE_BYTES_MAX).decode("utf-8", "replace")
+    except OSError as error:
+        what = f"{shown} is no invite (atoll://...) and no file that holds one: {error.strerror}"
+        raise ConfigError(what, fix="get one: `atoll invite > FILE` on a member") from error
+    found = next((word for word in text.split() if word.startswith(_SCHEME)), None)
+    if found is None:
+        what = f"{'standard input' if given == '-' else shown} holds no invite (atoll://...)"
+        raise ConfigError(what, fix="get one: `atoll invite > FILE` on a member")
+    return Invite.parse(found)
+
+
+def _invite_line() -> str:
+    """Read as far as the line with an invite: whoever pastes one need not end the input."""
+    read = 0
+    while read < INVITE_BYTES_MAX and (line := sys.stdin.readline(INVITE_BYTES_MAX)):
+        if _SCHEME in line:
+            return line
+        read += len(line)
+    return ""
 
 
 class Entry(NamedTuple):
@@ -57,7 +135,7 @@ def add_admission_options(up: Any) -> None:
         "--pass",
         dest="invite",
         metavar="INVITE",
-        help="what the authority gave this peer, or a file that holds it",
+        help="a file with what the authority gave this peer, or - for standard input",
     )
 
 
@@ -80,7 +158,7 @@ def entry_of_up(
             fix = "ask the authority for an invite, and give it with --pass"
             raise PassMissingError(f"run {run} has an authority, and no --pass is given", fix=fix)
         return Entry(record.secret, record.authority, record.credential)
-    invite = Invite.parse(_text_of(parsed.invite))
+    invite = read_invite(parsed.invite)
     if not invite.authority:
         fix = "give what `atoll authority invite` printed"
         raise PassMissingError("the invite of --pass is not an authority's", fix=fix)
@@ -109,14 +187,6 @@ def entry_of_join(invite: Invite, home: Home, record: RunRecord | None) -> Entry
         raise PassRunError(f"this pass is for run {grant.run}, not for {invite.run}", fix=fix)
     credential = Credential.bind(grant, invite.authority, home.private_key, invite.seed)
     return Entry(invite.secret, invite.authority, credential.encode())
-
-
-def _text_of(invite: str) -> str:
-    if invite.startswith("atoll://"):
-        return invite
-    with Path(invite).open(encoding="utf-8", errors="replace") as file:
-        text = file.read(INVITE_BYTES_MAX)
-    return next((word for word in text.split() if word.startswith("atoll://")), text)
 
 
 def _secret(path: str | None, record: RunRecord | None) -> bytes:

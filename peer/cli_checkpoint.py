@@ -50,7 +50,9 @@ def add_checkpoint_verbs(verbs: Any) -> None:
     inspect.set_defaults(command=_inspect)
 
     verify = actions.add_parser("verify", help="read every byte and say whether it is whole")
-    verify.add_argument("--invite", metavar="INVITE", help="check that it is of this very run")
+    verify.add_argument(
+        "--invite", metavar="FILE", help="check that it is of the run of the invite in this file"
+    )
     verify.set_defaults(command=_verify)
 
     export = actions.add_parser("export", help="plain safetensors of the outer parameters")
@@ -90,10 +92,10 @@ def _say_passed_over(passed_over: tuple[str, ...]) -> None:
 
 def _verify(parsed: argparse.Namespace) -> int:
     from atoll.peer.checkpoints.checkpoint import open_latest
+    from atoll.peer.cli_admission import read_invite
     from atoll.peer.group.views import short
-    from atoll.peer.net.invite import Invite
 
-    invite = Invite.parse(parsed.invite) if parsed.invite else None
+    invite = read_invite(parsed.invite) if parsed.invite else None
     run, secret = (invite.run, invite.secret) if invite else (None, None)
     with open_latest(parsed.path, run=run, secret=secret) as checkpoint:
         _say_passed_over(checkpoint.passed_over)

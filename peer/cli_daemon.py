@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import faulthandler
 import os
 import signal
@@ -21,6 +20,7 @@ from atoll.peer.cli_admission import (
     add_admission_options,
     entry_of_join,
     entry_of_up,
+    given_invite,
 )
 from atoll.peer.cli_checkpoint import EVERY_DEFAULT, add_checkpoint_options
 from atoll.peer.cli_streams import add_stream_options, stream_options
@@ -34,11 +34,11 @@ from atoll.peer.group.views import (
     REPLICA,
     WITNESS,
     Rules,
+    View,
     short,
 )
-from atoll.peer.identity import Home, RunRecord, default_home
+from atoll.peer.identity import Home, default_home
 from atoll.peer.net.invite import (
-    Invite,
     check_run_name,
     format_address,
     parse_address,
@@ -46,6 +46,7 @@ from atoll.peer.net.invite import (
 
 if TYPE_CHECKING:
     from atoll.peer.checkpoints.checkpoint import Loaded
+    from atoll.peer.daemon import Daemon
     from atoll.peer.options import DaemonOptions
 
 __all__ = ["DEFAULT_PORT", "INTERRUPTED", "add_daemon_verbs", "trainer_count"]
@@ -76,9 +77,20 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
     follow.set_defaults(command=_join, witness=False, role=ARCHIVE)
 
     for verb in (join, follow):
-        verb.add_argument("address", metavar="ADDRESS", help="the invite that `atoll up` printed")
+        verb.add_argument(
+            "address",
+            nargs="?",
+            metavar="INVITE",
+            help="what `atoll invite` prints on a member; - reads it from standard input",
+        )
+        verb.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
     for verb in (up, join, follow):
-        verb.add_argument("--listen", metavar="HOST:PORT", help=f"default 0.0.0.0:{DEFAULT_PORT}")
+        verb.add_argument("--verbose", action="store_true", help="print limits of the process too")
+        verb.add_argument(
+            "--listen",
+            metavar="HOST:PORT",
+            help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
+        )
         verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
         add_stream_options(verb)
         add_address_option(verb)
@@ -127,7 +139,7 @@ def _add_founding_options(up: argparse.ArgumentParser) -> None:
 
 
 def _up(parsed: argparse.Namespace) -> int:
-    run = check_run_name(parsed.run)
+    run, log = check_run_name(parsed.run), _Log()
     listed = _founders(parsed)
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
@@ -143,18 +155,17 @@ def _up(parsed: argparse.Namespace) -> int:
         others = known[:-1]
         if parsed.resume:
             given = record or parsed.secret_file or parsed.invite
-            loaded = _load(parsed.resume, run, secret if given else None)
-            saves = entry.record(run, known)
-            return _start(home, parsed, run, entry, others, saves, resume=loaded, found=True)
+            loaded = _load(parsed.resume, run, secret if given else None, log)
+            return _start(home, parsed, run, entry, others, log, resume=loaded, found=True)
         if parsed.force_new_lineage or not known:
             _refuse_to_overlook(parsed, run)
             how: dict[str, Any] = {"found": not listed, "founders": listed}
-            return _start(home, parsed, run, entry, listed, entry.record(run), **how)
-        last = _last_checkpoint(parsed.checkpoint, run, secret)
+            return _start(home, parsed, run, entry, listed, log, **how)
+        last = _last_checkpoint(parsed.checkpoint, run, secret, log)
         if last is not None:
             # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
-            return _start(home, parsed, run, entry, others, resume=last, regenesis=True)
-        return _start(home, parsed, run, entry, others, rejoins=True)
+            return _start(home, parsed, run, entry, others, log, resume=last, regenesis=True)
+        return _start(home, parsed, run, entry, others, log, rejoins=True)
 
 
 def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -201,23 +212,23 @@ def _refuse_to_overlook(parsed: argparse.Namespace, run: str) -> None:
         )
 
 
-def _load(path: str, run: str, secret: bytes | None) -> Loaded:
+def _load(path: str, run: str, secret: bytes | None, log: _Log) -> Loaded:
     from atoll.peer.checkpoints.checkpoint import load_checkpoint
 
     loaded = load_checkpoint(path, run=run, secret=secret)
     for passed_over in loaded.passed_over:
-        _say(f"passed over: {passed_over}")
+        log.say(f"passed over: {passed_over}")
     return loaded
 
 
-def _last_checkpoint(folder: str | None, run: str, secret: bytes) -> Loaded | None:
+def _last_checkpoint(folder: str | None, run: str, secret: bytes, log: _Log) -> Loaded | None:
     """Of this run, if this home keeps any."""
     if folder is None or not Path(folder).is_dir():
         return None
     try:
-        return _load(folder, run, secret)
+        return _load(folder, run, secret, log)
     except CheckpointError as error:
-        _say(f"no checkpoint to go on from: {error.what}")
+        log.say(f"no checkpoint to go on from: {error.what}")
         return None
 
 
@@ -225,13 +236,13 @@ def _last_checkpoint(folder: str | None, run: str, secret: bytes) -> Loaded | No
 
 
 def _join(parsed: argparse.Namespace) -> int:
-    invite = Invite.parse(parsed.address)
+    invite, log = given_invite(parsed), _Log()
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
         entry = entry_of_join(invite, home, record)
         contacts = (invite.address, *(record.known if record else ()))
         pinned = invite.fingerprint or None
-        return _start(home, parsed, invite.run, entry, contacts, fingerprint=pinned)
+        return _start(home, parsed, invite.run, entry, contacts, log, fingerprint=pinned)
 
 
 # ---------------------------------------------------------------- the daemon
@@ -243,13 +254,13 @@ def _start(
     run: str,
     entry: Entry,
     contacts: tuple[str, ...],
-    saves: RunRecord | None = None,
+    log: _Log,
     *,
     rejoins: bool = False,
     **how: Any,
 ) -> int:
-    """``saves`` is what the home is to remember, once nothing is wrong with the options; ``how``:
-    the fields of DaemonOptions that say how it comes into the run."""
+    """``how``: the fields of DaemonOptions that say how it comes into the run. The home remembers
+    the run as soon as there is a view of it, and nothing of a start that failed before."""
     from atoll.peer.options import DaemonOptions  # here, so that `atoll status` starts fast
 
     if rejoins and not contacts:
@@ -268,21 +279,23 @@ def _start(
         **entry._asdict(),
         listen_host=listen_host,
         listen_port=listen_port,
-        advertise=parsed.advertise or _advertised_host(listen_host, contacts),
+        advertise=parsed.advertise or _advertised_host(listen_host, contacts, log),
         contacts=contacts,
         role=role,
         rules=_rules(parsed, how.get("resume")),
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
         every=parsed.every or EVERY_DEFAULT,
         per_address=parsed.per_address,
+        verbose=parsed.verbose,
         **stream_options(parsed),
         **how,
     )
-    if saves is not None:
-        home.save_run(saves)
-    with asyncio.Runner() as runner:
-        runner.get_loop()  # may fail for want of descriptors: then there is nothing to be awaited
-        return runner.run(_serve(home, options, parsed.home, rejoins))
+    try:
+        with asyncio.Runner() as runner:
+            runner.get_loop()  # may fail for want of descriptors: then nothing is to be awaited
+            return runner.run(_serve(home, options, parsed.home, rejoins, log))
+    finally:
+        log.begin()
 
 
 def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:
@@ -293,16 +306,19 @@ def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:
     return replace(rules, **{name: value for name, value in asked.items() if value is not None})
 
 
+FIRST_LINE_S = 2.0  # to find out how this peer comes into its run; then it says what it tries
+PRIVATE_UMASK = 0o077  # everything that a daemon makes is for its user alone
 END_TIMEOUT_S = 30.0  # from the daemon's end to that of its process, whatever its threads do
 
 
 async def _serve(
-    home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool
+    home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool, log: _Log
 ) -> int:
     from atoll.peer.daemon import Daemon
-    from atoll.peer.startup import invite_of
+    from atoll.peer.snapshot import missing_founders
 
-    daemon = Daemon(home, options, _log)
+    os.umask(PRIVATE_UMASK)
+    daemon = Daemon(home, options, log.say)
     interrupts = 0
 
     def interrupt() -> None:
@@ -317,18 +333,23 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
 
-    def ready() -> None:
-        where = f" --home {home_argument}" if home_argument else ""
-        _log(f"peer {short(home.peer_id)} of run {options.run} at {daemon.address}")
-        _log(f"  home {home.path}")
-        if options.authority:
-            at = f"--run {options.run} --at {daemon.address}"
-            _log(f"  invites come from the authority: atoll authority invite DIR {at}")
-        else:
-            _log("  on other machines:")
-            _log(f"    atoll join {invite_of(daemon)}")
-        _log(f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave")
+    where = f" --home {home_argument}" if home_argument else ""
+    here = f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave"
 
+    def joined(view: View) -> None:
+        own = f"peer {short(home.peer_id)} at {daemon.address}"
+        log.begin(_whom_it_joined(daemon, view), f"  this is {own}, home {home.path}", here)
+
+    def ready() -> None:
+        if daemon.node.genesis.waiting and not options.founders:  # for others who resume
+            log.begin(f"resuming run {options.run}: {missing_founders(daemon)}")
+        founds = options.found or options.regenesis
+        if options.founders or (founds and daemon.node.view is not None):
+            log.begin(*_how_to_join(daemon), f"  home {home.path}", here)
+        else:
+            daemon.tell_view(joined)
+
+    loop.call_later(FIRST_LINE_S, log.begin_if_silent, _what_it_tries(options))
     try:
         await daemon.run(ready)
     except ConnectError as error:
@@ -338,8 +359,41 @@ async def _serve(
     finally:
         # Threads that a disk or a driver holds are waited for without a limit otherwise.
         faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
-    _log("left the run")
+    log.say("left the run")
     return 0
+
+
+def _how_to_join(daemon: Daemon) -> tuple[str, str]:
+    """The first lines of a daemon that founds a run: what to type elsewhere, and who this is."""
+    from atoll.peer.startup import invite_of
+
+    run, address = daemon.options.run, daemon.address
+    me = f"peer {short(daemon.home.peer_id)} of run {run} at {address}"
+    if daemon.options.authority:
+        at = f"--run {run} --at {address}"
+        return f"run {run} takes invites of its authority: atoll authority invite DIR {at}", me
+    return f"atoll join {invite_of(daemon)}", f"{me}; the line above is for other machines"
+
+
+def _whom_it_joined(daemon: Daemon, view: View) -> str:
+    node = daemon.node
+    lead = view.member(view.coordinator)
+    number = max(node.follower.round + node.syncing.rounds_behind, view.base_round)
+    count = sum(peer != node.me.peer for peer in view.peers)
+    follows = "following" if daemon.options.role == ARCHIVE else "joined"
+    return (
+        f"{follows} run {daemon.options.run}: {count} peer{'s' if count > 1 else ''}, coordinator"
+        f" {short(view.coordinator)} at {lead.address if lead else 'an unknown address'},"
+        f" round {number}"
+    )
+
+
+def _what_it_tries(options: DaemonOptions) -> str:
+    """The first line where it takes a while until there is more to say."""
+    first, more = options.contacts[:1], len(options.contacts) - 1
+    others = f" and {more} more" if more > 0 else ""
+    asks = f", asking {first[0]}{others}" if first else ""
+    return f"entering run {options.run}{asks}"
 
 
 def _lost_run(run: str, why: str = "it had no other member") -> ConfigError:
@@ -354,21 +408,10 @@ def _lost_run(run: str, why: str = "it had no other member") -> ConfigError:
 def _listen_address(text: str | None) -> tuple[str, int]:
     if text is not None:
         return parse_address(text, port_min=0)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", DEFAULT_PORT))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                fix = "choose another address with --listen HOST:PORT"
-                what = f"cannot listen on port {DEFAULT_PORT}: {error}"
-                raise ConfigError(what, fix=fix) from error
-            _say(f"port {DEFAULT_PORT} is in use: a free port is taken (--listen chooses one)")
-            return "0.0.0.0", 0
     return "0.0.0.0", DEFAULT_PORT
 
 
-def _advertised_host(listen_host: str, contacts: tuple[str, ...]) -> str:
+def _advertised_host(listen_host: str, contacts: tuple[str, ...], log: _Log) -> str:
     """The host part of our address: where we listen, or the interface that leads to the run."""
     if listen_host not in ("0.0.0.0", "::", ""):
         return format_address(listen_host, 0).removesuffix(":0")
@@ -380,17 +423,37 @@ def _advertised_host(listen_host: str, contacts: tuple[str, ...]) -> str:
             host = str(probe.getsockname()[0])
     except OSError:
         host = "127.0.0.1"
-        _say("no route to other machines was found: advertising 127.0.0.1 (--advertise sets it)")
+        log.say("no route to other machines was found: advertising 127.0.0.1 (--advertise sets it)")
     return f"[{host}]" if ":" in host else host
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+class _Log:
+    """Prints a daemon's lines. The first one says how it came into its run: what there is to say
+    before that waits for it."""
+
+    def __init__(self) -> None:
+        self._held: list[str] | None = []
+
+    def say(self, line: str) -> None:
+        if self._held is not None:
+            self._held.append(line)
+        else:
+            _print(line)
+
+    def begin(self, *first: str) -> None:
+        """Print ``first``, then what has waited, and from now on each line at once."""
+        held, self._held = self._held or [], None
+        for line in (*first, *held):
+            _print(line)
+
+    def begin_if_silent(self, first: str) -> None:
+        if self._held is not None:
+            self.begin(first)
 
 
-def _log(line: str) -> None:
-    """A daemon's line. Whoever read the log is gone, or its disk is full: training goes on, and
-    `atoll status` still has the last events."""
+def _print(line: str) -> None:
+    """Whoever read the log is gone, or its disk is full: training goes on, and `atoll status` still
+    has the last events."""
     try:
         print(line, flush=True)
     except OSError:

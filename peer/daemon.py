@@ -132,6 +132,7 @@ class Daemon:
         self.desk.door, self.journal.publish = self.door, self.door.publish
         self._carriers = self._effect_carriers()
         self._archive = options.role == ARCHIVE
+        self._on_view: Callable[[View], None] | None = None  # see tell_view
         self.was_in = False  # in some view of this life
         self._rounds = 0  # that were committed in it
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
@@ -146,7 +147,7 @@ class Daemon:
             # It may fall behind, so it stands still while it is copied.
             self.runner.catch_up.may_finish = self.checkpointer.idle
         try:
-            prepare_process(self.note)
+            prepare_process(self.note, self.options.verbose)
             await self._listen()
             self.door.start()
             self._spawn(self.runner.run())
@@ -245,11 +246,21 @@ class Daemon:
             carry(effect)
         if isinstance(event, ev.Applied | ev.CaughtUp):
             self._moved_on(event)
+        if self._on_view is not None:
+            self.tell_view(self._on_view)
         if self._timer is not None:
             self._timer.cancel()
         deadline_s = self.node.next_deadline_s()
         if deadline_s is not None:
             self._timer = self._loop.call_at(deadline_s, self._tick)
+
+    def tell_view(self, on_view: Callable[[View], None]) -> None:
+        """Call ``on_view`` once, as soon as this peer knows a view of the run."""
+        view = self.node.known_view
+        known = view is not None and view.number > 0  # view 0 is that of those who gather
+        self._on_view = None if known else on_view
+        if known and view is not None:
+            on_view(view)
 
     def _configure(self) -> None:
         if self.runner.state is None:

@@ -33,6 +33,7 @@ from atoll.peer.net.invite import SECRET_BYTES, check_run_name
 from atoll.peer.signatures import KEY_BYTES
 
 __all__ = [
+    "HOME_VERSION",
     "KNOWN_ADDRESSES_MAX",
     "Home",
     "RunRecord",
@@ -49,6 +50,8 @@ KNOWN_ADDRESSES_MAX = 64
 SOCKET_PATH_BYTES_MAX = 100
 # For homes with long paths. Not TMPDIR: a daemon and its clients may have different ones.
 SOCKETS_BASE = Path("/tmp")
+# Of run.json. A record without a version is of the first one, which had the same fields.
+HOME_VERSION = 2
 # A run record is a few hundred bytes; a file beyond this is not one.
 _RECORD_BYTES_MAX = 64 << 10
 # What a view can name (views.Member). Nanoseconds since 1970 reach it in the year 2262.
@@ -155,7 +158,8 @@ class Home:
 
     def save_run(self, record: RunRecord) -> None:
         """Replace the run record atomically; at most KNOWN_ADDRESSES_MAX addresses are kept."""
-        document = {
+        document: dict[str, object] = {
+            "version": HOME_VERSION,
             "run": record.run,
             "secret": record.secret.hex(),
             "known": list(record.known[:KNOWN_ADDRESSES_MAX]),
@@ -291,6 +295,14 @@ def _refuse_wide_mode(path: Path) -> None:
 
 
 def _record(document: dict[str, object]) -> RunRecord:
+    version = document.get("version", 1) if isinstance(document, dict) else None
+    if type(version) is not int:
+        raise TypeError("the version is not a number")
+    if version > HOME_VERSION:
+        raise ConfigError(
+            f"this home has version {version}, and this version of atoll reads {HOME_VERSION}",
+            fix="use the version of atoll that wrote it, or a newer one",
+        )
     run, secret, known = document["run"], document["secret"], document["known"]
     if not (isinstance(run, str) and isinstance(secret, str) and isinstance(known, list)):
         raise TypeError("a field has the wrong type")

@@ -50,10 +50,13 @@ MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at 
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 
 
-def prepare_process(note: Callable[[str, str], None]) -> None:
-    """Before the first thread starts. ``note`` takes the kind and the text of a line."""
+def prepare_process(note: Callable[[str, str], None], verbose: bool = False) -> None:
+    """Before the first thread starts. ``note`` takes the kind and the text of a line; what is as
+    usual is said only if ``verbose``."""
     memory = f"{allocator.cap_arenas()}; {allocator.give_back_large()}"
-    note("limits", f"{descriptors.raise_limit()}; {memory}")
+    limits = f"{descriptors.raise_limit()}; {memory}"
+    if verbose:
+        note("limits", limits)
     say_once(lambda line: note("codecs", line))
 
 

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +39,7 @@ from atoll.peer.checkpoints.checkpoint import (
 from atoll.peer.checkpoints.manifest import CheckpointManifest, render
 from atoll.peer.checkpoints.tensorfile import StateLayout
 from atoll.peer.group.views import View, short
+from atoll.peer.net.hello import program_version
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
@@ -176,7 +176,7 @@ class CheckpointWriter:
             peer=self.peer,
             incarnation=incarnation,
             unix_s=int(time.time()),
-            version=_version(),
+            version=program_version(),
         )
 
     def _write_manifest(self, manifest: CheckpointManifest) -> None:
@@ -327,10 +327,3 @@ def remove_folder(path: Path) -> None:
     for name in names:
         os.unlink(path / name)
     os.rmdir(path)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("atoll")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -145,7 +145,7 @@ class Demo:
         self._say("join", f"{first.name} founds the run")
         invite = str(ask(first.home, "invite"))
         for peer in others:
-            peer.start_daemon("join", invite)
+            peer.start_daemon("join", invite=invite)
             self._say("join", f"{peer.name} joins by the invite of {first.name}")
         self._until(lambda: self.figures.round >= 1, "the first trainer's initial parameters")
 
@@ -178,7 +178,7 @@ class Demo:
         host = next(peer for peer in self.peers if not peer.figures.killed)
         figures.joined_round = figures.round
         peer = self._add_peer(newcomer=True)
-        peer.start_daemon("join", str(ask(host.home, "invite")))
+        peer.start_daemon("join", invite=str(ask(host.home, "invite")))
         self._start_trainer(peer)
         self._say("join", f"{peer.name} is new and joins by an invite of {host.name}")
         self._until(lambda: peer.figures.round > 0, f"{peer.name} to have the state")

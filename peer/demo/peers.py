@@ -17,7 +17,7 @@ from typing import Any
 
 from atoll.collectives.errors import NoDaemonError
 from atoll.peer.demo.figures import PeerFigures
-from atoll.peer.identity import socket_path
+from atoll.peer.identity import socket_path, write_atomic
 from atoll.peer.local import COMMANDS, EVENTS, LIFELINE
 from atoll.peer.session import ask
 
@@ -87,8 +87,12 @@ class DemoPeer:
     def children(self) -> list[Child]:
         return [child for child in (self.daemon, self.trainer) if child is not None]
 
-    def start_daemon(self, *command: str) -> None:
-        """``command`` is ``up --run NAME`` or ``join ADDRESS``."""
+    def start_daemon(self, *command: str, invite: str = "") -> None:
+        """``command`` is ``up --run NAME``, or ``join`` with an ``invite``."""
+        if invite:
+            path = self.home.with_suffix(".invite")
+            write_atomic(path, invite.encode())
+            command = (*command, "--invite-file", str(path))
         arguments = [*command, "--listen", "127.0.0.1:0", "--home", str(self.home)]
         log = self.home.with_suffix(".daemon.log")
         self.daemon = Child(f"daemon of {self.name}", "atoll.peer.cli", arguments, log)

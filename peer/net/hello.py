@@ -7,7 +7,10 @@ that the person at the dialling machine reads that reason and not "connection re
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Annotated
 
 from atoll.collectives.errors import (
@@ -43,14 +46,16 @@ __all__ = [
     "Refused",
     "check",
     "fix_of",
+    "program_version",
     "refusal_error",
     "refusal_of",
 ]
 
-# The versions that this program speaks. One is added when an old peer could misunderstand us, and
-# the lowest is dropped one release later.
-PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+# The versions of the protocol that this program speaks. One is added when an old peer could
+# misunderstand us, and the lowest is dropped where the two cannot work in one run. Version 1 is
+# that of the first atoll 0.1: its hello does not say which program it is.
+PROTOCOL_MIN = 2
+PROTOCOL_MAX = 2
 # A run name, an address and a few numbers; what an unproved connection may make us decode.
 HELLO_BYTES_MAX = 4 << 10
 
@@ -63,6 +68,7 @@ COPIED_HOME_FIX = "give one of the two daemons another --home; never copy a home
 _NAME_CHARACTERS_MAX = 64
 _ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
 _WHAT_CHARACTERS_MAX = 1000
+_PROGRAM = re.compile(r"[0-9A-Za-z.+!_-]{0,64}")  # what PEP 440 allows, and short
 # Of what an authority has given a peer: twice what the largest takes (authority/grants.py).
 _CREDENTIAL_BYTES_MAX = 1 << 10
 
@@ -71,7 +77,8 @@ _CREDENTIAL_BYTES_MAX = 1 << 10
 class Hello:
     """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere;
     ``ciphers`` what its data streams can do besides TLS, nothing in the first version;
-    ``credential`` and ``role`` what it was granted and wants to be, in a run with an authority."""
+    ``credential`` and ``role`` what it was granted and wants to be, in a run with an authority;
+    ``program`` the version of atoll, for people, "" in protocol 1."""
 
     protocol_min: int
     protocol_max: int
@@ -82,8 +89,11 @@ class Hello:
     ciphers: Annotated[tuple[CipherName, ...], Within(0, CIPHERS_MAX)] = ()
     credential: Annotated[bytes, Within(0, _CREDENTIAL_BYTES_MAX)] = b""
     role: Annotated[str, Within(0, _NAME_CHARACTERS_MAX)] = ""
+    program: str = ""
 
     def __post_init__(self) -> None:
+        if not _PROGRAM.fullmatch(self.program):
+            raise ValueError("this is not a version of a program")
         if not 0 <= self.protocol_min <= self.protocol_max:
             raise ValueError(f"protocol versions {self.protocol_min} to {self.protocol_max}")
         if self.kind not in (CONTROL, DATA, PROBE):
@@ -96,12 +106,20 @@ class Hello:
 
 @message
 class Refused:
-    """Why the hello was not accepted. ``what`` is for people, ``code`` for programs."""
+    """Why the hello was not accepted. ``what`` is for people, ``code`` for programs; the rest says
+    what refused, as in a hello. Protocol 1 had no such fields."""
 
     code: str
     what: str
+    protocol_min: int = 1
+    protocol_max: int = 1
+    program: str = ""
 
     def __post_init__(self) -> None:
+        if not _PROGRAM.fullmatch(self.program):
+            raise ValueError("this is not a version of a program")
+        if not 0 <= self.protocol_min <= self.protocol_max:
+            raise ValueError(f"protocol versions {self.protocol_min} to {self.protocol_max}")
         if len(self.what) > _WHAT_CHARACTERS_MAX or len(self.code) > _NAME_CHARACTERS_MAX:
             raise ValueError("the reason is too long")
 
@@ -119,28 +137,41 @@ class Door:
         """AddressFullError if no more peers may come from this IP address, beside ``others``."""
 
 
-def check(mine: Hello, theirs: Hello) -> None:
-    """AdmissionError or VersionError, naming both sides' values, if the two cannot talk."""
+def check(mine: Hello, theirs: Hello, who: str = "that peer") -> None:
+    """Raise VersionError or AdmissionError, naming both sides' values, if the two cannot talk.
+
+    The words are for the people at the side of ``mine``: a listener hands in the two hellos the
+    other way round, to tell the dialler.
+    """
+    if mine.protocol_max < theirs.protocol_min or theirs.protocol_max < mine.protocol_min:
+        raise _version_error(mine, theirs, who)
     if mine.run != theirs.run:
         raise AdmissionError(
-            f"not admitted to run {mine.run}: the other side is in run {theirs.run!r}",
-            fix="use the invite of the run that you mean",
+            f"{who} runs {theirs.run!r}, you asked for {mine.run!r}",
+            fix=_FIXES[AdmissionError],
         )
-    if mine.protocol_max < theirs.protocol_min or theirs.protocol_max < mine.protocol_min:
-        raise VersionError(
-            "no common protocol version: this side speaks"
-            f" {_range(mine)}, the other side {_range(theirs)}",
-            fix="install the same atoll version on both machines",
-        )
+
+
+@functools.cache
+def program_version() -> str:
+    """Return the version of atoll that is installed, "unknown" where it is not."""
+    try:
+        return metadata.version("atoll")
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def refusal_of(error: AtollError) -> Refused:
     """What the other side is told about ``error``, which :func:`refusal_error` turns back."""
-    return Refused(code=error.code, what=error.what[:_WHAT_CHARACTERS_MAX])
+    what = error.what[:_WHAT_CHARACTERS_MAX]
+    return Refused(error.code, what, PROTOCOL_MIN, PROTOCOL_MAX, program_version())
 
 
 def refusal_error(refused: Refused, who: str) -> AtollError:
     """The error that the dialler raises when ``who`` answered ``refused``."""
+    if refused.code == VersionError.code:
+        mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, program_version())
+        return _version_error(mine, refused, who)
     for kind, fix in _FIXES.items():
         if refused.code == kind.code:
             return kind(f"{who} refused: {refused.what}", fix=fix)
@@ -156,7 +187,6 @@ _ASK = "ask whoever runs the authority for an invite of your own"
 _FIXES: dict[type[AtollError], str] = {
     AdmissionError: "use the invite of the run that you mean",
     AddressFullError: "ask the members to allow more with `atoll up --per-address N`",
-    VersionError: "install the same atoll version on both machines",
     IdentityInUseError: COPIED_HOME_FIX,
     PassMissingError: f"{_ASK}, and give it with --pass",
     PassForgedError: "copy the whole invite again; it works in one home only if it names a peer",
@@ -169,7 +199,21 @@ _FIXES: dict[type[AtollError], str] = {
 }
 
 
-def _range(hello: Hello) -> str:
-    if hello.protocol_min == hello.protocol_max:
-        return f"version {hello.protocol_min}"
-    return f"versions {hello.protocol_min} to {hello.protocol_max}"
+def _version_error(mine: Hello | Refused, theirs: Hello | Refused, who: str) -> VersionError:
+    older_is_theirs = theirs.protocol_max < mine.protocol_min
+    place = "on that machine too" if older_is_theirs else "on this machine too"
+    version = (mine if older_is_theirs else theirs).program
+    return VersionError(
+        f"{who} runs {_named(theirs)}, you run {_named(mine)}: peers of different protocols cannot"
+        " be in one run",
+        fix=f"install atoll {version or 'of the newer version'} {place}; its homes and checkpoints"
+        " stay good",
+    )
+
+
+def _named(side: Hello | Refused) -> str:
+    """Return the program and the protocol of one side, in words."""
+    program = f"atoll {side.program}" if side.program else "an atoll that does not say its version"
+    if side.protocol_min == side.protocol_max:
+        return f"{program} (protocol {side.protocol_max})"
+    return f"{program} (protocols {side.protocol_min} to {side.protocol_max})"

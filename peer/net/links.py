@@ -35,6 +35,7 @@ from atoll.peer.net.hello import (
     Hello,
     Refused,
     check,
+    program_version,
     refusal_error,
     refusal_of,
 )
@@ -256,7 +257,7 @@ class LinkHost:
                     mine = replace(mine, inc=0)  # claims nothing: see _check_not_me
                 answer = await attempt.greet(channel, mine)
                 if isinstance(answer, Hello):
-                    check(mine, answer)
+                    check(mine, answer, address)
                     self._check_not_me(address, peer_id, mine.inc, answer.inc)
                     if kind == CONTROL:
                         self._door.admit(peer_id, answer, called=True)
@@ -292,7 +293,7 @@ class LinkHost:
         """Answer the hello of a connection that was made to us; None if all is done."""
         mine = self._hello(theirs.kind)
         try:
-            check(mine, theirs)
+            check(theirs, mine)  # in words for the dialler
             if theirs.kind == CONTROL and peer_id != self.peer_id:
                 others = [x.remote_ip for peer, x in self._links.items() if peer != peer_id]
                 self._door.check_address(channel.remote_ip, others)
@@ -340,7 +341,7 @@ class LinkHost:
 
     def _hello(self, kind: str) -> Hello:
         inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
-        shown = self._door.credential, self._door.role
+        shown = self._door.credential, self._door.role, program_version()
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import socket
 import ssl
@@ -218,7 +219,7 @@ class Listener:
         kind = ERRORS_BY_CODE.get(refused.code, AtollError) if refused is not None else None
         caller.welcome = kind is None or not issubclass(kind, AdmissionError)
         if refused is not None:
-            self._note(f"rejected {caller.where}, told it: {refused.what}")
+            self._note(f'rejected {caller.where}, telling it: "{refused.what}"')
             await channel.send(refused)
 
     def _admitted(self, caller: _Caller, task: asyncio.Task[None]) -> None:
@@ -276,6 +277,10 @@ def _bound(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            what = f"port {port} of {host} is in use by another program, perhaps another peer"
+            fix = "stop that one, or choose another port with --listen HOST:PORT (0: any free one)"
+            raise ConfigError(what, fix=fix) from error
         raise ConfigError(
             f"cannot listen on {format_address(host, port)}: {reason_of(error)}",
             fix="choose another address with --listen HOST:PORT",

@@ -95,10 +95,14 @@ class Peer(Process):
 
     @property
     def invite(self) -> str:
-        found = until(
-            lambda: JOIN_LINE.search(self.text), f"{self.name} prints its join line", self
-        )
-        return found.group(2)
+        """What its daemon gives out, whether it has founded the run or joined it."""
+
+        def given() -> str:
+            with contextlib.suppress(AtollError):
+                return str(ask(self.home, "invite")) if self.text else ""
+            return ""
+
+        return until(given, f"{self.name} gives out an invite", self)
 
     def status(self) -> dict[str, Any]:
         status = ask(self.home, "status")
@@ -165,12 +169,21 @@ class Fleet:
         if self.net is not None:
             host, usual_port, prefix = self.net.address(name), NET_PORT, self.net.command(name, ())
         listen = f"{host}:{usual_port if port is None else port}"
-        arguments = (*arguments, "--listen", listen, *self.options(name))
+        words = (self._in_a_file(name, word) for word in arguments)
+        arguments = (*words, "--listen", listen, *self.options(name))
         program = (str(ODD_DAEMON), self.odd[name]) if name in self.odd else DAEMON
         home = self.folder / name
         peer = Peer(home, *arguments, prefix=prefix, program=program, **self.environment)
         self.peers[name] = peer
         return peer
+
+    def _in_a_file(self, name: str, word: str) -> str:
+        """Of an invite the name of a file with it: one on the command line costs a second start."""
+        if not word.startswith("atoll://"):
+            return word
+        path = self.folder / f"{name}.invite"
+        path.write_text(f"atoll join {word}\n")
+        return str(path)
 
     def restart(self, name: str, port: int | None = None) -> Peer:
         """A daemon that has ended gets another life, and its trainer with it."""

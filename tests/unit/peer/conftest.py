@@ -146,7 +146,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]
     """The daemons that would have been started, each with "it goes back into its run"."""
     found: list[tuple[DaemonOptions, bool]] = []
 
-    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool) -> int:
+    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool, log: Any) -> int:
         found.append((options, rejoins))
         return 0
 

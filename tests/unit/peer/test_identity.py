@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from atoll.collectives.errors import ConfigError, HomeInUseError
 from atoll.peer.group.views import Member
 from atoll.peer.identity import (
+    HOME_VERSION,
     KNOWN_ADDRESSES_MAX,
     SOCKET_PATH_BYTES_MAX,
     Home,
@@ -152,6 +153,18 @@ def test_a_damaged_run_record_is_a_config_error_without_the_secret(
             home.load_run()
     assert "SECRET" not in str(caught.value)
     assert SECRET.hex() not in str(caught.value)
+
+
+def test_a_run_record_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    with Home.open(tmp_path) as home:
+        home.save_run(RunRecord("demo", SECRET))
+        path = tmp_path / "run.json"
+        newer = path.read_text().replace(f'"version": {HOME_VERSION}', '"version": 99')
+        path.write_text(newer)
+        with pytest.raises(ConfigError, match=r"home has version 99, .* reads 2") as caught:
+            home.load_run()
+        assert "newer" in caught.value.fix
+        assert path.read_text() == newer
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(

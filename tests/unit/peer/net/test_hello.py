@@ -15,10 +15,12 @@ from atoll.collectives.errors import (
 from atoll.peer.net.hello import (
     CONTROL,
     HELLO_BYTES_MAX,
+    PROTOCOL_MAX,
     Hello,
     Refused,
     check,
     fix_of,
+    program_version,
     refusal_error,
     refusal_of,
 )
@@ -53,9 +55,14 @@ def test_ranges_that_overlap_can_talk(theirs: Hello) -> None:
 @pytest.mark.parametrize(
     ("mine", "theirs", "kind", "words"),
     [
-        (hello(1, 1), hello(2, 3), VersionError, "speaks version 1, .* versions 2 to 3"),
-        (hello(2, 3), hello(1, 1), VersionError, "speaks versions 2 to 3, .* version 1"),
-        (hello(), hello(run="other"), AdmissionError, "not admitted to run demo: .* 'other'"),
+        (hello(1, 1), hello(2, 3), VersionError, r"protocols 2 to 3\), you run .*protocol 1\)"),
+        (hello(2, 3), hello(1, 1), VersionError, r"protocol 1\), you run .*protocols 2 to 3\)"),
+        (
+            hello(),
+            hello(run="other"),
+            AdmissionError,
+            "that peer runs 'other', you asked for 'demo'",
+        ),
     ],
 )
 def test_a_refusal_names_both_sides_and_reaches_the_dialler(
@@ -67,8 +74,35 @@ def test_a_refusal_names_both_sides_and_reaches_the_dialler(
     assert isinstance(told, Refused)
     error = refusal_error(told, "a:1")
     assert type(error) is kind
-    assert caught.value.what in error.what
     assert error.fix
+    if kind is AdmissionError:
+        assert caught.value.what in error.what
+    else:  # from what is known on this side, whatever the words of the other
+        assert f"you run atoll {program_version()} (protocol {PROTOCOL_MAX})" in error.what
+
+
+def test_who_is_of_an_older_protocol_is_told_from_its_silence() -> None:
+    """Protocol 1 said neither its program nor, in a refusal, its protocol."""
+    refused = decode(
+        msgpack.packb(["Refused", {"code": "E22", "what": "this side speaks version 1"}])
+    )
+    assert isinstance(refused, Refused)
+    error = refusal_error(refused, "a:1")
+    assert type(error) is VersionError
+    assert "a:1 runs an atoll that does not say its version (protocol 1), you run" in error.what
+    assert error.fix.startswith(f"install atoll {program_version()} on that machine too")
+    newer = refusal_error(Refused("E22", "", 3, 4, "0.9"), "a:1")
+    assert "a:1 runs atoll 0.9 (protocols 3 to 4), you run" in newer.what
+    assert newer.fix.startswith("install atoll 0.9 on this machine too")
+
+
+@pytest.mark.parametrize("program", ["x" * 65, "0.1\n", "0.1 beta", "\x1b[2J"])
+def test_a_version_of_a_program_is_short_and_plain(program: str) -> None:
+    good, refused = hello(), Refused("E22", "")
+    for message in (good, refused):
+        object.__setattr__(message, "program", program)
+        with pytest.raises(RemoteProtocolError, match="not a version"):
+            decode(encode(message))
 
 
 def test_who_is_refused_as_an_older_life_knows_that_its_home_was_copied() -> None:
@@ -122,6 +156,12 @@ def test_a_hello_is_checked_when_it_arrives(values: tuple[object, ...]) -> None:
 
 def test_the_longest_hello_fits() -> None:
     ciphers = ("x" * 64,) * 8
-    longest = Hello(1, 1 << 60, "x" * 64, CONTROL, (1 << 64) - 1, "ä" * 300, ciphers)
+    longest = Hello(
+        *(1, 1 << 60, "x" * 64, CONTROL, (1 << 64) - 1, "ä" * 300, ciphers),
+        credential=bytes(1024),
+        role="x" * 64,
+        program="1" * 64,
+    )
     assert len(encode(longest)) <= HELLO_BYTES_MAX
-    assert len(encode(Refused("x" * 64, "ä" * 1000))) <= HELLO_BYTES_MAX
+    refused = Refused("x" * 64, "ä" * 1000, 1, 1 << 60, "1" * 64)
+    assert len(encode(refused)) <= HELLO_BYTES_MAX

@@ -18,7 +18,14 @@ from atoll.collectives.errors import (
 )
 from atoll.peer.measuring.tcpinfo import parse
 from atoll.peer.net.dial import Dial
-from atoll.peer.net.hello import CONTROL, Hello, Refused
+from atoll.peer.net.hello import (
+    CONTROL,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Hello,
+    Refused,
+    program_version,
+)
 from atoll.peer.net.invite import fingerprint_of
 from atoll.peer.net.tls import TlsChannel
 from atoll.peer.net.wire import encode, frame, message
@@ -159,7 +166,7 @@ def test_a_wrong_run_is_not_admitted_and_both_are_named(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
         c = net.node("c", run="other")
-        with pytest.raises(AdmissionError, match=r"not admitted to run demo.*in run 'other'"):
+        with pytest.raises(AdmissionError, match="that peer runs 'demo', you asked for 'other'"):
             await c.host.dial(a.address)
         assert a.host.link_peers() == (b.id,)
 
@@ -222,7 +229,10 @@ def test_another_version_is_refused_by_the_acceptor(net: Net) -> None:
         answer = await say(b, await a.listen(), Hello(7, 9, "demo", CONTROL, 1, ""))
         assert isinstance(answer, Refused)
         assert answer.code == VersionError.code
-        assert "speaks version 1, the other side versions 7 to 9" in answer.what
+        assert "(protocol 2), you run an atoll that does not say its version" in answer.what
+        assert "(protocols 7 to 9)" in answer.what
+        assert (answer.protocol_min, answer.protocol_max) == (PROTOCOL_MIN, PROTOCOL_MAX)
+        assert answer.program == program_version()
         assert not a.ups
 
     net.run(scenario())
@@ -240,7 +250,7 @@ def test_another_version_is_refused_by_the_dialler(
             return strange
 
         monkeypatch.setattr(Dial, "greet", lambda self, channel, mine: greet(channel, mine))
-        with pytest.raises(VersionError, match="version 1, the other side versions 7 to 9"):
+        with pytest.raises(VersionError, match=r"\(protocols 7 to 9\), you run .*\(protocol 2\)"):
             await b.host.dial(address)
         assert not b.ups
 

@@ -13,7 +13,13 @@ import pytest
 from atoll.collectives.errors import AdmissionError
 from atoll.peer.net import gate, listener, tls
 from atoll.peer.net.dial import Dial
-from atoll.peer.net.hello import CONTROL, HELLO_BYTES_MAX, Hello
+from atoll.peer.net.hello import (
+    CONTROL,
+    HELLO_BYTES_MAX,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Hello,
+)
 from atoll.peer.net.link import CONTROL_QUEUE_BYTES_MAX
 from atoll.peer.net.tls import TlsChannel
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, encode, frame, message
@@ -21,7 +27,7 @@ from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, encode, frame, message
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
 
-HELLO = Hello(1, 1, "demo", CONTROL, 1, "")
+HELLO = Hello(PROTOCOL_MIN, PROTOCOL_MAX, "demo", CONTROL, 1, "")
 
 
 @message
