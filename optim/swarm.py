@@ -236,7 +236,8 @@ class SwarmSession(SwarmGossip):
 
     def observe(self, **figures: Any) -> None:
         """The last of them are kept."""
-        self.reported |= {name: float(value) for name, value in figures.items()}
+        plain = {n: v.detach() if hasattr(v, "detach") else v for n, v in figures.items()}
+        self.reported |= {name: float(value) for name, value in plain.items()}
 
     def close(self) -> None:
         """Its part of the next rounds is over when its loop has ended."""

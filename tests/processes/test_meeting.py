@@ -16,7 +16,7 @@ import torch
 from harness.callers import Callers, callers
 from harness.processes import DAEMON, WAIT_S, Fleet, Peer, fleet, until
 
-from atoll.collectives.errors import CollectiveMismatchError
+from atoll.collectives.errors import CollectiveMismatchError, ConfigError
 from atoll.optim import DiLoCo
 from atoll.peer.session import Session
 from atoll.peer.snapshot import render
@@ -113,6 +113,31 @@ def shows_each_round(run: Fleet, names: dict[str, str]) -> None:
         assert float(found[2]) == pytest.approx(shown, rel=1e-3)
         kinds = {event["kind"] for event in peer.status()["events"]}
         assert "round" not in kinds  # or nothing else would be left there
+
+
+def test_figures_travel_with_the_submission_as_means_of_the_round(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.up("a")
+        a = run.peers["a"]
+        with callers(run, "a") as trainers:
+
+            def train(session: Session) -> None:
+                model = torch.nn.Linear(SIZE, 1)
+                inner = torch.optim.SGD(model.parameters(), lr=0.01)
+                outer = DiLoCo(model, inner, 2, session)
+                for losses in ((1.0, 3.0), (5.0, 9.0)):
+                    for loss in losses:
+                        model(torch.ones(1, SIZE)).sum().backward()
+                        outer.report(loss=torch.tensor(loss, requires_grad=True), accuracy=0.5)
+                        inner.step()
+                    metrics = session.status()["trainer"]["metrics"]
+                    assert metrics == {"loss": sum(losses) / 2, "accuracy": 0.5}
+                with pytest.raises(ConfigError, match="loss is not one number"):
+                    outer.report(loss=torch.ones(2))
+
+            trainers.each(train)
+        assert re.search(r" round 2 .* loss 2$", a.text, re.MULTILINE)
+        assert re.search(r" round 3 .* loss 7$", a.text, re.MULTILINE)
 
 
 def test_after_a_death_the_run_waits_until_fewer_are_enough(tmp_path: Path) -> None:

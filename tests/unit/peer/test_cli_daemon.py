@@ -107,13 +107,22 @@ def test_rules_are_the_users_then_the_runs_then_the_default() -> None:
     class Resumed:
         rules = Rules("any", "rollback", "halt")
 
-    def rules(resume: Any = None, **asked: str) -> Rules:
+    def rules(resume: Any = None, **asked: str | int) -> Rules:
         return cli_daemon._rules(argparse.Namespace(**asked), resume)
 
     assert rules() == DEFAULT_RULES
     assert rules(policy="majority") == Rules("majority")
     assert rules(Resumed()) == Resumed.rules
     assert rules(Resumed(), on_lost="halt") == Rules("any", "halt", "halt")
+    assert rules(Resumed(), min_trainers=2) == Rules("any", "rollback", "halt", 2)
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "1025", "99999999999999999999", "two", "1.5"])
+def test_min_trainers_is_a_number_of_members(count: str, tmp_path: Path) -> None:
+    for line in (("up", "--run", "demo", "--min-trainers", count), ("min-trainers", count)):
+        with pytest.raises(SystemExit) as stopped:
+            start(tmp_path / "home", *line)
+        assert stopped.value.code == 2
 
 
 def test_founders_share_a_secret_and_come_back_with_the_same_line(

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
-from atoll.peer.group.views import Member, View
-from atoll.peer.journal import HISTORY_CHARACTERS_MAX, HISTORY_KEPT, HISTORY_KINDS, Journal
+import pytest
+
+from atoll.peer import journal as journal_module
+from atoll.peer.group.messages import Begin
+from atoll.peer.group.operations import Operation
+from atoll.peer.group.views import Member, View, short
+from atoll.peer.journal import (
+    HISTORY_CHARACTERS_MAX,
+    HISTORY_KEPT,
+    HISTORY_KINDS,
+    Journal,
+    RoundLines,
+)
+from atoll.peer.rounds.entries import GATHER, INIT, STEP
 
 ME = Member(b"a" * 32, 1)
 VIEW = View(b"L" * 32, 3, (ME,), ME.peer, 7, b"c" * 32)
@@ -92,3 +105,97 @@ def test_the_words_of_others_are_one_line_and_move_no_cursor() -> None:
     assert said[0].isprintable()
     assert said[0].endswith("refused    they say: ?[2Jgone?12:00:00 view       a forged line")
     assert kept.last_error.isprintable()
+
+
+# ---------------------------------------------------------------- a line for each round
+
+
+def begin(number: int, kind: str = STEP, peers: int = 2) -> Begin:
+    participants = tuple(bytes([n]) * 32 for n in range(peers))
+    operation = Operation(GATHER) if kind == GATHER else None
+    blob = bytes(4 * peers) if kind == GATHER else b""
+    tag = (b"L" * 32, 1, number, 1, kind, participants, (1.0,) * peers)
+    return Begin(*tag, blob, operation=operation)
+
+
+class Said:
+    """What a daemon that sends a megabyte in each round says of them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.fields: list[dict[str, object]] = []
+        self.sent_bytes = 0
+        self.loss: float | None = 2.3125
+        self.came = asyncio.Event()
+        self.rounds = RoundLines(self._note, lambda: self.sent_bytes, lambda: self.loss)
+
+    def _note(self, kind: str, text: str, **fields: object) -> None:
+        assert kind == journal_module.ROUND
+        self.lines.append(text)
+        self.came.set()
+        self.fields.append(fields)
+
+    def commit(self, what: Begin, *, takes_part: bool = True) -> None:
+        self.sent_bytes += 1_000_000
+        self.rounds.committed(what, 3.14, takes_part=takes_part)
+
+
+def test_a_step_has_a_line_of_its_own() -> None:
+    said = Said()
+    names = ", ".join(short(peer) for peer in begin(1).participants)
+    said.commit(begin(1, INIT, 1))
+    said.commit(begin(2))
+    said.loss = None
+    said.commit(begin(3, peers=10))
+    said.commit(begin(4), takes_part=False)
+    first = short(bytes(32))
+    assert said.lines[0] == (
+        f"round 1  first parameters  1 peer ({first})  3.1 s (exchange 3.1)  1.0 MB sent"
+    )
+    assert said.lines[1] == (
+        f"round 2  2 peers ({names})  0.0 s (exchange 3.1)  1.0 MB sent  loss 2.312"
+    )
+    assert " and 2 more)" in said.lines[2]
+    assert "loss" not in said.lines[2]
+    assert said.lines[3] == f"round 4  2 peers ({names})  0.0 s  1.0 MB sent"
+    assert said.fields[1]["loss"] == 2.3125
+
+
+def test_a_thousand_collectives_have_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of rounds, and none is forgotten."""
+    monkeypatch.setattr(journal_module, "SUMMED_UP_S", 1e-3)
+
+    async def run() -> list[str]:
+        said = Said()
+        for number in range(2, 1002):
+            said.commit(begin(number, GATHER))
+        assert said.lines == []
+        await said.came.wait()
+        said.commit(begin(1002, GATHER))
+        said.commit(begin(1003))
+        said.commit(begin(1004, GATHER))
+        said.rounds.sum_up()  # the daemon ends
+        return said.lines
+
+    lines = asyncio.run(run())
+    assert [line.partition("  ")[0] for line in lines] == [
+        "rounds 2 to 1001",
+        "round 1002",
+        "round 1003",
+        "round 1004",
+    ]
+    assert "1000 collectives  2 peers" in lines[0]
+    assert "1000.0 MB sent  loss 2.312" in lines[0]
+    assert "  collective  2 peers" in lines[1]
+
+
+def test_lines_of_rounds_are_printed_and_published_and_not_kept() -> None:
+    printed: list[str] = []
+    published: list[dict[str, Any]] = []
+    kept = Journal(printed.append)
+    kept.publish = published.append
+    kept.note("view", VIEW.describe())
+    for number in range(300):
+        kept.note("round", f"round {number}", round=number)
+    assert [event["kind"] for event in kept.events] == ["view"]
+    assert len(printed) == len(published) == 301
