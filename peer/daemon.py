@@ -269,6 +269,8 @@ class Daemon:
         wire = str(spec.to_wire())
         if wire != self.node.spec:
             terms = terms_of(spec)
+            if self.checkpointer is not None:
+                self._spawn(self.checkpointer.look_for_room(self.runner.state))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:

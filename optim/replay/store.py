@@ -55,7 +55,7 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for old in folder.glob("work-*"):
                 shutil.rmtree(old)
         except OSError as error:
@@ -68,7 +68,7 @@ class FolderStore:
         """CheckpointError if it cannot be written."""
         path = self._path(work, number)
         try:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)  # they are the model: for its user alone
             path.write_bytes(data)
         except OSError as error:
             raise CheckpointError(

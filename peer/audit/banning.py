@@ -394,7 +394,7 @@ def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:
 
 def _save(path: Path, data: bytes, stale: Iterable[Path]) -> None:
     """In a thread. The old files go last, so that there is one at any time."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     write_atomic(path, data)
     for old in stale:
         old.unlink(missing_ok=True)

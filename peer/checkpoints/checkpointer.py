@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +21,10 @@ from pathlib import Path
 
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
 from atoll.collectives.units import duration, size
-from atoll.peer.checkpoints.checkpoint import candidates, open_checkpoint, readable
+from atoll.peer.checkpoints.checkpoint import STATE_FILE, candidates, open_checkpoint, readable
 from atoll.peer.checkpoints.manifest import latest_first
-from atoll.peer.checkpoints.writer import CheckpointWriter, Written
+from atoll.peer.checkpoints.tensorfile import StateLayout
+from atoll.peer.checkpoints.writer import CheckpointWriter, Written, make_private
 from atoll.peer.group.views import View
 from atoll.peer.identity import Home
 from atoll.peer.rounds.roundlog import RoundLog
@@ -30,6 +34,7 @@ __all__ = ["KEPT", "Checkpointer", "Shelf", "is_due"]
 
 KEPT = 2  # if the disk loses the last one, there is another
 TRIES = 3  # a write begins anew at most twice when rounds overtake it
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSE_TIMEOUT_S = 2.0  # a peer that ends does not wait for its disk for longer
 
 
@@ -78,13 +83,45 @@ class Checkpointer:
         self._round = 0  # that we were told of last
         self.latest: Written | None = None
         try:
-            self._writer.folder.mkdir(parents=True, exist_ok=True)
+            self._writer.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer.clean()
+            self._keep_private()
         except OSError as error:
             raise ConfigError(
                 f"no checkpoints can be written to {folder}: {error.strerror}",
                 fix="choose a writable folder with --checkpoint",
             ) from error
+
+    def _keep_private(self) -> None:
+        """Checkpoints of earlier versions were for all users to read. The folder is not ours alone:
+        it may be anything, so it is only spoken of."""
+        for path in candidates(self._writer.folder, self._writer.run):
+            with contextlib.suppress(OSError):  # another user's, or not a checkpoint
+                make_private(path)
+        mode = stat.S_IMODE(self._writer.folder.stat().st_mode)
+        if mode & 0o077:
+            folder = self._writer.folder
+            what = f"other users may enter {folder} (mode {mode:04o}), not the checkpoints in it"
+            self._note("checkpoint", f"{what}; to hide their names too: chmod 700 {folder}")
+
+    async def look_for_room(self, state: ReplicatedState) -> None:
+        """Say it before hours of training if the disk is too small for checkpoints of ``state``."""
+        nbytes = _bytes_of(state)
+        try:
+            room = await asyncio.to_thread(self._shelf.room_bytes)
+        except OSError:
+            return  # a broken disk is spoken of when a checkpoint is written
+        takes = f"one takes {size(nbytes)}, and there are {size(room)} for checkpoints of this run"
+        what, fix = "", "make room, or name another folder with --checkpoint"
+        if room < nbytes:
+            what = f"the disk of {self._writer.folder} is too small for a checkpoint"
+        elif room < 2 * nbytes:
+            what = f"the disk of {self._writer.folder} has room for one checkpoint, and for no next"
+        if what:
+            self._note("disk", f"{what}: {takes}; {fix}")
+        elif room < (KEPT + 1) * nbytes:
+            what = f"the disk of {self._writer.folder} has no room for {KEPT + 1} checkpoints"
+            self._note("checkpoint", f"{what}: {takes}; the older one goes before one is written")
 
     @property
     def writing(self) -> bool:
@@ -149,21 +186,33 @@ class Checkpointer:
             kind, text = "checkpoint", f"no checkpoint this time: {_reason(error)}"
         except OSError as error:
             what = "old checkpoints were not removed" if written else "no checkpoint"
-            kind, text = "disk", f"{what}: {_reason(error)}; next try when it is due again"
+            why = self._full(state) if error.errno in DISK_FULL else _reason(error)
+            kind, text = "disk", f"{what}: {why}; next try when it is due again"
         finally:
             with contextlib.suppress(RuntimeError):  # the loop has ended before us
                 loop.call_soon_threadsafe(self._finished, written, kind, text)
 
     def _write(self, state: ReplicatedState, log: RoundLog, incarnation: int) -> Written:
-        for tries_left in reversed(range(TRIES)):
+        tries = 0
+        while True:
             try:
                 return self._writer.write(state, log, self._current_view, incarnation)
             except CheckpointError:
                 raise
             except StateError:
-                if not tries_left or self._writer.stopped.is_set():
+                tries += 1
+                if tries == TRIES or self._writer.stopped.is_set():
                     raise
-        raise AssertionError("unreachable")
+            except OSError as error:
+                view = self._current_view()
+                if error.errno not in DISK_FULL or not self._shelf.make_room(view):
+                    raise
+
+    def _full(self, state: ReplicatedState) -> str:
+        """With numbers, why there is no checkpoint on a full disk."""
+        space = os.statvfs(self._writer.folder)
+        free = size(space.f_bavail * space.f_frsize)
+        return f"it takes {size(_bytes_of(state))}, and {self._writer.folder} has {free} free"
 
     def _current_view(self) -> View:
         assert self._view is not None  # committed() has set it
@@ -207,6 +256,28 @@ class Shelf:
                 self._writer.remove(path)
                 self._whole.discard(path.name)
 
+    def make_room(self, view: View) -> bool:
+        """Delete the oldest of this history, if a later one is whole: it is read for that, since it
+        may be all that is left. Whether there was one to delete."""
+        run, secret = self._writer.run, self._writer.secret
+        manifests = readable(candidates(self._writer.folder, run), run=run, secret=secret)
+        history = (view.lineage, *view.ancestors)
+        ordered = [path for path in latest_first(manifests) if manifests[path].lineage in history]
+        self._whole.clear()
+        newest = next((path for path in ordered if self._is_whole(path)), None)
+        if newest is None or newest == ordered[-1]:
+            return False
+        self._writer.remove(ordered[-1])
+        return True
+
+    def room_bytes(self) -> int:
+        """What checkpoints of this run have, and may have beside that, on their disk."""
+        space, taken = os.statvfs(self._writer.folder), 0
+        for path in candidates(self._writer.folder, self._writer.run):
+            with contextlib.suppress(OSError):  # not whole
+                taken += os.stat(path / STATE_FILE).st_size
+        return space.f_bavail * space.f_frsize + taken
+
     def _is_whole(self, path: Path) -> bool:
         if path.name not in self._whole:
             try:
@@ -216,6 +287,11 @@ class Shelf:
                 return False
             self._whole.add(path.name)
         return True
+
+
+def _bytes_of(state: ReplicatedState) -> int:
+    """What a checkpoint of it takes; its manifest has some KiB on top."""
+    return StateLayout.of(state.manifest, 0, bytes(32)).total_bytes
 
 
 def _describe(written: Written) -> str:

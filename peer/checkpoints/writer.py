@@ -44,7 +44,7 @@ from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 
-__all__ = ["CheckpointWriter", "Written"]
+__all__ = ["CheckpointWriter", "Written", "make_private"]
 
 TEMPORARY = ".atoll-unfinished-"
 APPEND_TIMEOUT_S = 10.0  # the log follows the state within milliseconds
@@ -90,9 +90,9 @@ class CheckpointWriter:
         self.doing = "removing what an earlier try has left"
         self.clean()
         try:
-            os.mkdir(self.temporary)
+            os.mkdir(self.temporary, 0o700)  # a checkpoint is the model: for its user alone
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(self.temporary / STATE_FILE, flags, 0o644)
+            fd = os.open(self.temporary / STATE_FILE, flags, 0o600)
             try:
                 manifest = self._write_state(fd, state, log, view, incarnation)
             finally:
@@ -181,7 +181,7 @@ class CheckpointWriter:
 
     def _write_manifest(self, manifest: CheckpointManifest) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self.temporary / MANIFEST_FILE, flags, 0o644)
+        fd = os.open(self.temporary / MANIFEST_FILE, flags, 0o600)
         try:
             write_exactly(fd, render(manifest, self.secret, self.sign), 0)
             os.fsync(fd)
@@ -316,6 +316,22 @@ def sync(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_private(path: Path) -> None:
+    """Take a checkpoint, and the files in it, from other users. OSError; links are not followed."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    folder = os.open(path, flags | os.O_DIRECTORY)
+    try:
+        os.fchmod(folder, 0o700)
+        for name in (STATE_FILE, MANIFEST_FILE):
+            fd = os.open(name, flags, dir_fd=folder)
+            try:
+                os.fchmod(fd, 0o600)
+            finally:
+                os.close(fd)
+    finally:
+        os.close(folder)
 
 
 def remove_folder(path: Path) -> None:

@@ -1,8 +1,10 @@
-"""``os`` as a checkpoint's writer and reader see it, failing or dying at a chosen call."""
+"""Disks that fail: ``os`` as a checkpoint's writer and reader see it, failing or dying at a chosen
+call; and a real one that is small."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,3 +97,15 @@ def disk(at: int, error: OSError | None) -> Iterator[Disk]:
         patch.setattr(writing, "os", made)
         patch.setattr(reading, "os", made)
         yield made
+
+
+@contextmanager
+def small_disk(folder: Path, nbytes: int) -> Iterator[Path]:
+    """Mount a file system of this size there; needs root, as networks of tests do."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={nbytes},mode=755", "tmpfs", str(folder)]
+    subprocess.run(mount, check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

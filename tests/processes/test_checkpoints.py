@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.failing_disk import small_disk
 from harness.processes import Fleet, fleet, until
 
-from atoll.peer.checkpoints.checkpoint import MANIFEST_FILE, STATE_FILE, candidates, read_manifest
+from atoll.collectives.errors import CheckpointError
+from atoll.peer.checkpoints.checkpoint import (
+    MANIFEST_FILE,
+    STATE_FILE,
+    candidates,
+    open_checkpoint,
+    read_manifest,
+)
 
 EVERY = 4
+ELEMENTS = 2e5
+STATE_BYTES = 1_600_000  # of so many, and a header
 
 
 def keeps(folder: Path, name: str) -> tuple[str, ...]:
@@ -126,3 +137,115 @@ def test_a_checkpoint_is_enough_to_go_on_elsewhere(tmp_path: Path) -> None:
             run.peers[name].reaches(manifest.round + 5)
         assert run.agree("nopq") >= 1
         assert (older / MANIFEST_FILE).exists()
+
+
+# ---------------------------------------------------------------- small disks
+
+
+def whole(folder: Path) -> list[int]:
+    """The rounds of the checkpoints there that are whole now."""
+    found = []
+    for path in candidates(folder):
+        try:
+            with open_checkpoint(path) as checkpoint:
+                checkpoint.check_chunks()
+                found.append(checkpoint.manifest.round)
+        except CheckpointError:
+            assert not (path / MANIFEST_FILE).exists(), f"{path} is damaged"  # else: removed
+    return found
+
+
+def test_where_there_is_no_room_for_three_checkpoints_the_older_goes_first(tmp_path: Path) -> None:
+    """Two fit and a third does not. One that is whole is there at any time, and newer ones come."""
+    with small_disk(tmp_path / "disk", int(2.6 * STATE_BYTES)) as disk, fleet(tmp_path) as run:
+        peer = run.up("a", "--checkpoint", str(disk), "--every", str(EVERY))
+        run.train("a", elements=ELEMENTS, inner_s=0.1)
+        seen: set[int] = set()
+
+        def several() -> bool:
+            now = whole(disk) or whole(disk)  # those that were listed may have been followed
+            assert now or not seen, "there was a checkpoint, and now there is none"
+            seen.update(now)
+            return len(seen) >= 4
+
+        until(several, "a keeps one after the other", peer)
+        assert max(seen) >= 4 * EVERY
+        assert "has no room for 3 checkpoints: one takes 1.6 MB" in peer.text
+
+        # Nobody but the older checkpoint gives way: with other files there is room for one.
+        ballast = disk / "mine"
+        peer.kill()
+        peer.ends()
+        for path in candidates(disk)[1:]:
+            for file in path.iterdir():
+                file.unlink()
+            path.rmdir()
+        ballast.write_bytes(bytes(int(0.9 * STATE_BYTES)))
+        (kept,) = whole(disk)
+        peer = run.up("b", "--resume", str(disk), "--checkpoint", str(disk), "--every", "2")
+        run.train("b", elements=ELEMENTS, inner_s=0.05)
+        until(lambda: f"it takes 1.6 MB, and {disk} has" in peer.text, "b has no room", peer)
+        assert "room for one checkpoint, and for no next" in peer.text
+        assert whole(disk) == [kept]
+        ballast.unlink()
+        until(lambda: max(whole(disk)) > kept, "b writes one where there is room again", peer)
+
+
+def test_a_disk_that_is_too_small_for_a_checkpoint_is_named_at_the_start(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", STATE_BYTES // 2) as disk, fleet(tmp_path) as run:
+        peer = run.up("a", "--checkpoint", str(disk), "--every", "1000")
+        run.train("a", elements=ELEMENTS, rounds=2)
+        until(lambda: "is too small for a checkpoint" in peer.text, "a says so", peer)
+        takes = "one takes 1.6 MB, and there are "
+        assert f"the disk of {disk} is too small for a checkpoint: {takes}" in peer.text
+        assert "--checkpoint" in peer.status()["last_error"]
+
+
+# ---------------------------------------------------------------- who may read them
+
+
+def modes(folder: Path) -> dict[str, int]:
+    """The permissions of all there is in a folder, and of itself."""
+    found = {".": folder.stat().st_mode & 0o777}
+    for path in folder.rglob("*"):
+        try:
+            found[str(path.relative_to(folder))] = path.lstat().st_mode & 0o777
+        except FileNotFoundError:  # a file of the moment
+            continue
+    return found
+
+
+def test_checkpoints_and_homes_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    old_umask = os.umask(0)  # which daemons inherit
+    try:
+        with fleet(tmp_path) as run:
+            (tmp_path / "kept-b").mkdir(0o755)  # a folder of its user: spoken of, not changed
+            run.up("a", *keeps(tmp_path, "a"))
+            run.start("b", "join", run.invite, *keeps(tmp_path, "b"))
+            for name in "ab":
+                run.sees(name, 2)
+            for name in "ab":
+                run.train(name, elements=600)
+            for name in "ab":
+                until(lambda n=name: kept(tmp_path, n), f"{name} keeps one", run.peers[name])
+            for name in ("a", "b", "kept-a", "kept-b"):
+                found = modes(tmp_path / name)
+                if name == "kept-b":
+                    assert found.pop(".") == 0o755
+                assert not {path: oct(m) for path, m in found.items() if m & 0o077}, name
+            said = f"other users may enter {tmp_path / 'kept-b'} (mode 0755)"
+            assert said in run.peers["b"].text
+            assert "may enter" not in run.peers["a"].text
+
+            # What an earlier version left open is closed by the next start.
+            run.peers["a"].kill()
+            run.peers["a"].ends()
+            path = kept(tmp_path, "a")[0]
+            path.chmod(0o755)
+            for file in path.iterdir():
+                file.chmod(0o644)
+            run.start("a", "up", "--run", "demo", *keeps(tmp_path, "a"))
+            run.sees("a", 2)
+            assert not [m for m in modes(path).values() if m & 0o077]
+    finally:
+        os.umask(old_umask)

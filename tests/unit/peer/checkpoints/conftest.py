@@ -27,5 +27,5 @@ def run(home: Home) -> Iterator[TinyRun]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints").mkdir(mode=0o700)
     return tmp_path / "checkpoints"
