@@ -13,8 +13,7 @@ __all__ = [
     "BATCH",
     "ROUNDS",
     "SYNC_EVERY",
-    "fingerprint_of_shards",
-    "fingerprint_of_whole",
+    "fingerprints",
     "loss_of",
     "model",
 ]
@@ -38,16 +37,16 @@ def loss_of(net: nn.Module, peer: int, step: int, rank: int | None = None) -> Te
     return loss
 
 
-def fingerprint_of_whole(_rank: int) -> list[list[str]]:
-    net = model()
-    net[0].requires_grad_(False)
-    return [[one.name, one.outline, one.digest] for one in Frozen(net).fingerprint("refuse") or ()]
-
-
-def fingerprint_of_shards(_rank: int) -> list[list[str]]:
-    net = model()
-    net[0].requires_grad_(False)
-    mesh = device_mesh.init_device_mesh("cpu", (2,))
-    for layer in net:
-        fully_shard(layer, mesh=mesh)
-    return [[one.name, one.outline, one.digest] for one in Frozen(net).fingerprint("refuse") or ()]
+def fingerprints(_rank: int) -> list[list[list[str]]]:
+    """Return what peers compare of a frozen layer, whole and then sharded by FSDP2."""
+    found = []
+    for sharded in (False, True):
+        net = model()
+        net[0].requires_grad_(False)
+        if sharded:
+            mesh = device_mesh.init_device_mesh("cpu", (2,))
+            for layer in net:
+                fully_shard(layer, mesh=mesh)
+        tensors = Frozen(net).fingerprint("refuse") or ()
+        found.append([[one.name, one.outline, one.digest] for one in tensors])
+    return found

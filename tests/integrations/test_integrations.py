@@ -44,7 +44,11 @@ def test_two_peers_end_with_the_bits_of_the_plain_loop(
             assert process.stdout is not None
             heard = next((line for line in process.stdout if line == "here\n"), "it ended")
             assert heard == "here\n"
-        found = [parameters_of(process.communicate("go\n", WAIT_S)[0]) for process in processes]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        found = [parameters_of(process.communicate(timeout=WAIT_S)[0]) for process in processes]
         assert [process.returncode for process in processes] == [0, 0]
         assert run.peers["a"].status()["round"] == 4  # with the one that has the first parameters
     assert found[0] == found[1]
