@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 import atoll
 
+# What these libraries warn each other of is theirs; all other warnings are errors.
+LIBRARIES = r"(accelerate|lightning|peft|transformers)\."
 SYNC_EVERY, ROUNDS = 3, 3
 STEPS, MICRO = SYNC_EVERY * ROUNDS, 2  # optimizer steps; batches that are accumulated for each
 CLIP = 0.5
@@ -186,8 +189,9 @@ class InLightning(lightning.Callback):
 
 
 def with_lightning(session: Any, peer: int, kind: type[Module] = Module) -> Tensor:
-    manual = not kind.automatic_optimization if kind is ManualModule else False
-    how = {} if manual else {"accumulate_grad_batches": MICRO, "gradient_clip_val": CLIP}
+    how = {"accumulate_grad_batches": MICRO, "gradient_clip_val": CLIP}
+    if kind is ManualModule:
+        how = {}
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -288,6 +292,8 @@ LOOPS: dict[Callable[[Any, int], Tensor], Callable[[Any, int], Tensor]] = {
 
 def main(loop: str, home: str, peer: str) -> None:
     """Train, and print the bytes of the parameters."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", module=LIBRARIES)
     session = atoll.connect(home)
     found = {each.__name__: each for each in LOOPS}[loop](session, int(peer))
     session.close()
