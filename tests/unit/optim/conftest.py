@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,18 +15,10 @@ from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import outer_step
 from atoll.optim.spec import RunSpec, check_same
-from atoll.peer.session import Members
+from atoll.peer.session import Members, Outcome
 
 F32 = NDArray[np.float32]
 WAIT_S = 60.0  # no test comes near it; it turns a hang into a failure
-
-
-@dataclass(frozen=True)
-class Outcome:
-    kind: str
-    round: int
-    waited_s: float = 0.0
-    share: float = 0.0
 
 
 class LocalRun:
@@ -90,7 +81,7 @@ class LocalRun:
             kind = "committed" if i in counted else "missed"
             share = counted.get(i, 0.0) / sum(counted.values())
             kind = "reload" if i in self.reload else kind
-            self.outcomes[i] = Outcome(kind, self.round, 0.5, share)
+            self.outcomes[i] = Outcome(kind, self.round, 0.5, share, count=len(counted))
         self.reload.clear()
         self.submitted.clear()
 

@@ -31,6 +31,8 @@ def test_a_round_every_sync_every_steps_replaces_parameters_and_zeroes_gradients
         "steps": 7,
         "tokens": 0,
         "waited_s": 1.0,
+        "peers": 1,
+        "rounds_alone": 2,
     }
 
 

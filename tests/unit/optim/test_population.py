@@ -46,6 +46,8 @@ def test_the_worst_goes_on_from_the_best():
         "copied": 1,
         "missed": 0,
         "score": 2.0,
+        "peers": 3,
+        "rounds_alone": 0,
     }
 
 
