@@ -279,7 +279,8 @@ def _probation(member: dict[str, Any]) -> list[str]:
 
 def _link(member: dict[str, Any]) -> list[str]:
     """The link to a member, as far as it was measured."""
-    marks = [f"rtt {member['rtt_ms']:.3g} ms"] if member["rtt_ms"] else []
+    marks = ["on this machine"] if member.get("local") else []
+    marks += [f"rtt {member['rtt_ms']:.3g} ms"] if member["rtt_ms"] else []
     ways = [
         f"{way} {8e-6 * member[f'{way}_bytes_per_s']:.3g}"
         for way in ("out", "in")
