@@ -353,7 +353,8 @@ def _probation(member: dict[str, Any]) -> list[str]:
 
 def _link(member: dict[str, Any]) -> list[str]:
     """The link to a member, as far as it was measured."""
-    marks = [duration(1e-3 * member["rtt_ms"])] if member["rtt_ms"] else []
+    marks = ["on this machine"] if member.get("local") else []
+    marks += [duration(1e-3 * member["rtt_ms"])] if member["rtt_ms"] else []
     for way, name in (("out", "up"), ("in", "down")):
         if f"{way}_bytes_per_s" in member:
             marks.append(f"{name} {rate(member[f'{way}_bytes_per_s'])}")

@@ -211,3 +211,13 @@ def _token() -> str:
     from atoll.peer.net.invite import Invite, fingerprint_of
 
     return str(Invite("10.0.0.1", 29600, "demo", fingerprint_of(b"p" * 32), SECRET)).split("#")[1]
+
+
+def test_probes_are_sent_unless_the_user_wants_none(
+    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+) -> None:
+    invite = f"atoll://{A}/demo#" + _token()
+    for number, line in enumerate((("up", "--run", "demo"), ("join", invite), ("follow", invite))):
+        start(tmp_path / f"{number}", *line)
+        start(tmp_path / f"{number}", *line, "--probes", "off")
+        assert [options.probes for options, _ in started[-2:]] == [True, False]

@@ -10,7 +10,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.measuring.survey import REFUSED_S
+from atoll.peer.measuring.survey import PROBE_S_MAX, REFUSED_S
 from atoll.peer.measuring.turns import AGAIN_S, TURN_S, UNUSED_S, ProbeTurns
 
 A, B, C, ME = b"a" * 32, b"b" * 32, b"c" * 32, b"m" * 32
@@ -131,7 +131,8 @@ class Crowd:
         if granted and self.turns[me].begins(self.now_s):
             assert not {me, peer} & self.probed, "two probes meet"
             self.probed |= {me, peer}
-            self.after(self.draw.uniform(0.6, 3.0), lambda: self.sent(me, peer))
+            lasts_s = self.draw.uniform(0.2, PROBE_S_MAX + 0.5)  # its last bytes arrive meanwhile
+            self.after(lasts_s, lambda: self.sent(me, peer))
         else:
             self.not_before_s[me, peer] = self.now_s + REFUSED_S
             self.ended(me, peer, granted)

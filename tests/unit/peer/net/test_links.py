@@ -69,6 +69,23 @@ def test_messages_go_both_ways_in_order(net: Net) -> None:
     net.run(scenario())
 
 
+def test_messages_of_rounds_count_as_such_at_both_ends(net: Net) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        for host in (a.host, b.host):
+            host._of_rounds = (LinkNote,)
+        note = LinkNote(1, bytes(10_000))
+        assert a.host.send(b.id, note)
+        await b.until(lambda: b.messages)
+        size = len(frame(encode(note)))
+        assert (
+            b.host.counts.received["rounds"] == size <= a.host.counts.sent["rounds"] < 1.01 * size
+        )
+        assert sum(b.host.counts.received.values()) == sum(a.host.counts.sent.values())
+
+    net.run(scenario())
+
+
 def test_the_largest_message_passes_and_a_larger_one_is_our_defect(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
