@@ -280,6 +280,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "counting",
         "if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):",
         "if False:",
+        test=UNIT + "trainers.py::test_a_hung_trainer_is_waited_for_by_name",
     ),
     Mutant(
         "rounds of too few trainers are believed",
