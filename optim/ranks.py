@@ -42,8 +42,8 @@ def attach(
     group: dist.ProcessGroup | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Session | RankSession:
-    """Return what a method takes as ``peer``: a session with the daemon of ``home``, or of several
-    processes that are one trainer, such as those of torchrun, a RankSession for each.
+    """Return what a method takes as ``peer``: a session with the daemon of ``home``; in each of
+    several processes that are one trainer, such as those of torchrun, a RankSession.
 
     All of them call it. ``group``: those of this machine; by default all that there are. Where
     there is no process group yet, torchrun's is made, for tensors of the CPU and of CUDA if there
@@ -70,6 +70,7 @@ def attach(
             group = dist.new_group(backend="gloo")
     if dist.get_world_size(group) == 1:
         return connect(home, timeout_s=timeout_s)
+    _check_group(group)
     session: Session | None = None
     failed: AtollError | None = None
     if dist.get_rank(group) == 0:

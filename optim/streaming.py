@@ -116,15 +116,7 @@ class StreamingDiLoCo(Method):
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),
         )
-        if count > sync_every:
-            raise ConfigError(
-                f"{count} fragments take turns within {sync_every} steps",
-                fix="give fragments more blocks, or let sync_every be larger",
-            )
-        if not (delay is None or 0 <= delay < sync_every) or not 0 <= local <= 1:
-            raise ConfigError(
-                f"delay={delay}, local={local}", fix="delay is below sync_every, local in [0, 1]"
-            )
+        _check_turns(count, sync_every, delay, local)
         self._local, self._delay, self._finds_delay = local, delay or 0, delay is None
         self._sent_at = [(p + 1) * sync_every // count for p in range(count)]
         self._merge_at: dict[int, int] = {}  # fragment -> at which of our steps
@@ -271,3 +263,16 @@ class StreamingDiLoCo(Method):
 
     def _say(self, what: str) -> None:
         say(f"step {self._steps}: {what}")
+
+
+def _check_turns(fragments: int, sync_every: int, delay: int | None, local: float) -> None:
+    """Raise ConfigError unless the fragments fit into a round, and the others into their ranges."""
+    if fragments > sync_every:
+        raise ConfigError(
+            f"{fragments} fragments take turns within {sync_every} steps",
+            fix="give fragments more blocks, or let sync_every be larger",
+        )
+    if not (delay is None or 0 <= delay < sync_every) or not 0 <= local <= 1:
+        raise ConfigError(
+            f"delay={delay}, local={local}", fix="delay is below sync_every, local in [0, 1]"
+        )

@@ -349,7 +349,8 @@ async def _serve(
         else:
             daemon.tell_view(joined)
 
-    loop.call_later(FIRST_LINE_S, log.begin_if_silent, _what_it_tries(options))
+    if options.contacts and not options.founders:
+        loop.call_later(FIRST_LINE_S, log.begin_if_silent, _what_it_tries(options))
     try:
         await daemon.run(ready)
     except ConnectError as error:
@@ -364,7 +365,7 @@ async def _serve(
 
 
 def _how_to_join(daemon: Daemon) -> tuple[str, str]:
-    """The first lines of a daemon that founds a run: what to type elsewhere, and who this is."""
+    """Return the first lines of a daemon that founds a run: what to type elsewhere, who it is."""
     from atoll.peer.startup import invite_of
 
     run, address = daemon.options.run, daemon.address
@@ -389,11 +390,10 @@ def _whom_it_joined(daemon: Daemon, view: View) -> str:
 
 
 def _what_it_tries(options: DaemonOptions) -> str:
-    """The first line where it takes a while until there is more to say."""
-    first, more = options.contacts[:1], len(options.contacts) - 1
-    others = f" and {more} more" if more > 0 else ""
-    asks = f", asking {first[0]}{others}" if first else ""
-    return f"entering run {options.run}{asks}"
+    """Return the first line where it takes a while until there is more to say."""
+    first, *others = options.contacts
+    more = f" and {len(others)} more" if others else ""
+    return f"entering run {options.run}, asking {first}{more}"
 
 
 def _lost_run(run: str, why: str = "it had no other member") -> ConfigError:
@@ -452,8 +452,8 @@ class _Log:
 
 
 def _print(line: str) -> None:
-    """Whoever read the log is gone, or its disk is full: training goes on, and `atoll status` still
-    has the last events."""
+    """Print a line, if there is anybody to read it. If the reader is gone, or the disk is full,
+    training goes on, and `atoll status` still has the last events."""
     try:
         print(line, flush=True)
     except OSError:

@@ -93,8 +93,8 @@ class Checkpointer:
             ) from error
 
     def _keep_private(self) -> None:
-        """Checkpoints of earlier versions were for all users to read. The folder is not ours alone:
-        it may be anything, so it is only spoken of."""
+        """Close what earlier versions left open to all users. The folder itself may be anything, so
+        its permissions are spoken of and not changed."""
         for path in candidates(self._writer.folder, self._writer.run):
             with contextlib.suppress(OSError):  # another user's, or not a checkpoint
                 make_private(path)
@@ -209,7 +209,7 @@ class Checkpointer:
                     raise
 
     def _full(self, state: ReplicatedState) -> str:
-        """With numbers, why there is no checkpoint on a full disk."""
+        """Return why there is no checkpoint on a full disk, with numbers."""
         space = os.statvfs(self._writer.folder)
         free = size(space.f_bavail * space.f_frsize)
         return f"it takes {size(_bytes_of(state))}, and {self._writer.folder} has {free} free"
@@ -258,7 +258,7 @@ class Shelf:
 
     def make_room(self, view: View) -> bool:
         """Delete the oldest of this history, if a later one is whole: it is read for that, since it
-        may be all that is left. Whether there was one to delete."""
+        may be all that is left. Return whether there was one to delete."""
         run, secret = self._writer.run, self._writer.secret
         manifests = readable(candidates(self._writer.folder, run), run=run, secret=secret)
         history = (view.lineage, *view.ancestors)
@@ -271,7 +271,7 @@ class Shelf:
         return True
 
     def room_bytes(self) -> int:
-        """What checkpoints of this run have, and may have beside that, on their disk."""
+        """Return what checkpoints of this run have, and may have beside that, on their disk."""
         space, taken = os.statvfs(self._writer.folder), 0
         for path in candidates(self._writer.folder, self._writer.run):
             with contextlib.suppress(OSError):  # not whole
@@ -290,7 +290,7 @@ class Shelf:
 
 
 def _bytes_of(state: ReplicatedState) -> int:
-    """What a checkpoint of it takes; its manifest has some KiB on top."""
+    """Return the size of a checkpoint of it; its manifest has some KiB on top."""
     return StateLayout.of(state.manifest, 0, bytes(32)).total_bytes
 
 

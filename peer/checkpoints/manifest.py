@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -34,7 +34,10 @@ __all__ = [
 
 K = TypeVar("K")
 FORMAT = "atoll-checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# What each format has added to the first one. A manifest of an older format has none of it, and the
+# defaults of these fields hold; its text is checked without them.
+ADDED: dict[int, frozenset[str]] = {2: frozenset({"min_trainers"})}
 # A blob of 512 KiB as base64 and 1024 members of 70 characters come to 0.8 MiB.
 MANIFEST_BYTES_MAX = 1 << 20
 VERSION_CHARACTERS_MAX = 64
@@ -94,7 +97,7 @@ class CheckpointManifest:
 
 def render(manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], bytes]) -> bytes:
     """The text of manifest.json; ``sign`` makes Ed25519 signatures of ``manifest.peer``."""
-    document = _document(manifest)
+    document = _document(manifest, FORMAT_VERSION)
     document["tag"] = _tag(document, secret).hex()
     document["signature"] = sign(_signed(document)).hex()
     return _text(document)
@@ -108,13 +111,14 @@ def parse(
     Raises CheckpointError: not a manifest, of a newer format, unsigned, changed since it was
     signed, of another run than ``run`` (if given) or of one with another ``secret`` (if given).
     """
-    document = _load(raw, name)
+    document, format_version = _load(raw, name)
     tag, signature = document.get("tag"), document.get("signature")
     try:
-        manifest = _manifest(document)
+        manifest = _manifest(document, format_version)
         if not tag or not signature:
             raise CheckpointError(f"{name} is unsigned: anyone may have made it", fix=_OTHER_FIX)
-        if _text(_document(manifest) | {"tag": tag, "signature": signature}) != raw:
+        plain = _document(manifest, format_version) | {"tag": tag, "signature": signature}
+        if _text(plain) != raw:
             raise ValueError("it is not in its plain form")
         claimed, signed = bytes.fromhex(str(tag)), bytes.fromhex(str(signature))
         if (claimed.hex(), signed.hex()) != (tag, signature):
@@ -178,7 +182,8 @@ def latest_first(manifests: Mapping[K, CheckpointManifest]) -> list[K]:
 # ---------------------------------------------------------------- text
 
 
-def _load(raw: bytes, name: str) -> dict[str, object]:
+def _load(raw: bytes, name: str) -> tuple[dict[str, object], int]:
+    """Return the document and the version of its format, one that is known."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
@@ -189,27 +194,34 @@ def _load(raw: bytes, name: str) -> dict[str, object]:
             fix=_OTHER_FIX,
         )
     version = document.get("format_version")
-    if type(version) is int and version > FORMAT_VERSION:
+    if type(version) is not int or version < 1:
+        what = f"{name} is damaged: its manifest cannot be read: it has no format version"
+        raise CheckpointError(what, fix=_OTHER_FIX)
+    if version > FORMAT_VERSION:
         raise CheckpointError(
             f"{name} has format {str(version)[:20]}; this version of atoll reads {FORMAT_VERSION}",
             fix="use the version of atoll that wrote it, or a newer one",
         )
-    return document
+    return document, version
 
 
-def _manifest(document: dict[str, object]) -> CheckpointManifest:
+def _fields(format_version: int) -> list[Field[Any]]:
+    """Return the fields that a manifest of this format has."""
+    later = {name for version, names in ADDED.items() if version > format_version for name in names}
+    return [field for field in _FIELDS if field.name not in later]
+
+
+def _manifest(document: dict[str, object], format_version: int) -> CheckpointManifest:
     values: dict[str, Any] = {}
-    for field in _FIELDS:
-        if field.default is not MISSING and field.name not in document:
-            continue
+    for field in _fields(format_version):
         kind = "blob" if field.name == "blob" else str(field.type)
         values[field.name] = _PARSE[kind](document[field.name])
     return CheckpointManifest(**values)
 
 
-def _document(manifest: CheckpointManifest) -> dict[str, object]:
-    document: dict[str, object] = {"format": FORMAT, "format_version": FORMAT_VERSION}
-    for field in _FIELDS:
+def _document(manifest: CheckpointManifest, format_version: int) -> dict[str, object]:
+    document: dict[str, object] = {"format": FORMAT, "format_version": format_version}
+    for field in _fields(format_version):
         value = getattr(manifest, field.name)
         if isinstance(value, tuple):
             value = [each.hex() for each in value]

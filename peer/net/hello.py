@@ -205,7 +205,7 @@ def _version_error(mine: Hello | Refused, theirs: Hello | Refused, who: str) -> 
     version = (mine if older_is_theirs else theirs).program
     return VersionError(
         f"{who} runs {_named(theirs)}, you run {_named(mine)}: peers of different protocols cannot"
-        " be in one run",
+        " be in one run, so update the older one",
         fix=f"install atoll {version or 'of the newer version'} {place}; its homes and checkpoints"
         " stay good",
     )

@@ -178,7 +178,7 @@ class Fleet:
         return peer
 
     def _in_a_file(self, name: str, word: str) -> str:
-        """Of an invite the name of a file with it: one on the command line costs a second start."""
+        """Put an invite in a file and return its name: as an argument it costs a second start."""
         if not word.startswith("atoll://"):
             return word
         path = self.folder / f"{name}.invite"
