@@ -7,6 +7,7 @@ orders to the round runner. Decisions live elsewhere (peer/group/), this file on
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.collectives.threads import workers
 from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
 from atoll.peer.group import messages as ms
@@ -54,6 +56,7 @@ from atoll.peer.upkeep import LinkKeeper
 __all__ = ["Daemon"]
 
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
+WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
 
 class Daemon:
@@ -128,6 +131,7 @@ class Daemon:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_default_executor(workers(WORKERS_MAX, "work"))
         if self.checkpointer is not None and self._archive:
             # It may fall behind, so it stands still while it is copied.
             self.runner.catch_up.may_finish = self.checkpointer.idle

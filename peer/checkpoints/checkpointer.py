@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
+from atoll.collectives.threads import worker
 from atoll.peer.checkpoints.checkpoint import candidates, open_checkpoint, readable
 from atoll.peer.checkpoints.manifest import latest_first
 from atoll.peer.checkpoints.writer import CheckpointWriter, Written
@@ -113,12 +115,10 @@ class Checkpointer:
         self._last_round = round_number
         self._began_s = time.monotonic()
         self.idle.clear()
-        self._thread = threading.Thread(
-            target=self._work,
-            args=(asyncio.get_running_loop(), state, log, self._incarnation()),
-            name="checkpoint",
-            daemon=True,  # a disk that hangs must not keep the process
+        work = functools.partial(
+            self._work, asyncio.get_running_loop(), state, log, self._incarnation()
         )
+        self._thread = worker(work, "checkpoint")  # a disk that hangs does not keep the process
         self._thread.start()
 
     async def close(self) -> None:
