@@ -17,7 +17,7 @@ from collections import deque
 
 RESET = struct.pack("ii", 1, 0)  # the end of a connection leaves nothing behind here
 NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT: the port is chosen when the target is known
-BEHIND_S_MAX = 0.5  # what a busy machine has not let us do is not made up for
+BEHIND_S_MAX = 0.05  # what a busy machine has not let us do is not made up for
 
 
 def begin(source: str, target: tuple[str, int]) -> socket.socket | None:
