@@ -14,6 +14,7 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
 from atoll.collectives.lanes import Lane, Receipt, Sending
 from atoll.collectives.schedule import Send
+from atoll.collectives.threads import worker
 
 __all__ = ["Outlet", "SendCalls", "SendFrame", "Senders", "reason_of"]
 
@@ -58,7 +59,7 @@ class Senders:
 
     def run(self, work: Callable[[], None], name: str) -> None:
         """Any other work in a thread that ``join`` waits for."""
-        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread = worker(work, name)
         self._threads.append(thread)
         thread.start()
 

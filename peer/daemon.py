@@ -7,6 +7,7 @@ orders to the round runner. Decisions live elsewhere (peer/group/), this file on
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.collectives.threads import workers
 from atoll.peer.audit.statements import AUDIT_MESSAGES
 from atoll.peer.commands import Commands
 from atoll.peer.group import events as ev
@@ -57,6 +59,7 @@ from atoll.peer.upkeep import LinkKeeper
 __all__ = ["Daemon"]
 
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
+WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
 
 class Daemon:
@@ -96,18 +99,7 @@ class Daemon:
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.audits = audits_of(self)
-        self.runner = RoundRunner(
-            me=home.peer_id,
-            host=self.host,
-            audits=self.audits,
-            feed=self.feed,
-            tell_trainer=lambda effect: self.desk.tell(effect),
-            log=lambda line: self.note("transfer", line),
-            shelf=home.path / "received",
-            committed=lambda begin, took_s, takes_part: self.rounds.committed(
-                begin, took_s, takes_part=takes_part
-            ),
-        )
+        self.runner = self._round_runner()
         self.rounds = RoundLines(
             self.note, lambda: self.runner.streams.sent_for_rounds_bytes, lambda: self.desk.loss
         )
@@ -138,11 +130,26 @@ class Daemon:
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
         self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
 
+    def _round_runner(self) -> RoundRunner:
+        return RoundRunner(
+            me=self.home.peer_id,
+            host=self.host,
+            audits=self.audits,
+            feed=self.feed,
+            tell_trainer=lambda effect: self.desk.tell(effect),
+            log=lambda line: self.note("transfer", line),
+            shelf=self.home.path / "received",
+            committed=lambda begin, took_s, takes_part: self.rounds.committed(
+                begin, took_s, takes_part=takes_part
+            ),
+        )
+
     # ------------------------------------------------------------ life
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
         self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_default_executor(workers(WORKERS_MAX, "work"))
         if self.checkpointer is not None and self._archive:
             # It may fall behind, so it stands still while it is copied.
             self.runner.catch_up.may_finish = self.checkpointer.idle

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import stat
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
+from atoll.collectives.threads import worker
 from atoll.collectives.units import duration, size
 from atoll.peer.checkpoints.checkpoint import STATE_FILE, candidates, open_checkpoint, readable
 from atoll.peer.checkpoints.manifest import latest_first
@@ -151,12 +153,10 @@ class Checkpointer:
         self._last_round = round_number
         self._began_s = time.monotonic()
         self.idle.clear()
-        self._thread = threading.Thread(
-            target=self._work,
-            args=(asyncio.get_running_loop(), state, log, self._incarnation()),
-            name="checkpoint",
-            daemon=True,  # a disk that hangs must not keep the process
+        work = functools.partial(
+            self._work, asyncio.get_running_loop(), state, log, self._incarnation()
         )
+        self._thread = worker(work, "checkpoint")  # a disk that hangs does not keep the process
         self._thread.start()
 
     async def close(self) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import AtollError, ConnectError
+from atoll.collectives.threads import workers
 from atoll.peer.gossip.messages import WHY_BYTES_MAX, AskVector, DropVector, VectorIs
 from atoll.peer.gossip.published import Answer, Key, Published, Request
 from atoll.peer.gossip.store import Stored, VectorStore
@@ -43,7 +43,7 @@ class VectorServer:
         self._loop = asyncio.get_running_loop()
         self._published = Published(has_trainer)
         self.store = VectorStore()
-        self._threads = ThreadPoolExecutor(SERVES_MAX, "hand-out")
+        self._threads = workers(SERVES_MAX, "hand-out")
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing = asyncio.Lock()  # a trainer may end, and the next one begin, meanwhile
 

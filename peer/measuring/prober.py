@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from atoll.collectives.errors import AtollError
+from atoll.collectives.threads import worker
 from atoll.peer.group.views import View, short
 from atoll.peer.measuring.estimates import PairEstimate
 from atoll.peer.measuring.frames import PROBE, PROBE_FRAME_BYTES, probe_header
@@ -166,9 +167,7 @@ class Prober:
         self._enough.clear()
         self._sending, self.filled, self._disturbed = True, probe.peer, False
         name = f"probe-{short(probe.peer)}"
-        threading.Thread(
-            target=self._send_frames, args=(outlet, probe.bytes_max, ended), name=name, daemon=True
-        ).start()
+        worker(lambda: self._send_frames(outlet, probe.bytes_max, ended), name).start()
         try:
             while not ended.done():
                 if self._reducing():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout, RoundResult
 from atoll.collectives.errors import AtollError, RemoteProtocolError
+from atoll.collectives.threads import workers
 from atoll.peer.group.kept import KEPT_MAX
 from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import Attempts, Lineage, Rounds, Views, short
@@ -210,7 +210,7 @@ class KeptServer:
         log: Callable[[str], None],
     ) -> None:
         self._streams, self._find, self._sent, self._log = streams, find, sent, log
-        self._threads = ThreadPoolExecutor(SERVES_MAX, thread_name_prefix="kept-to")
+        self._threads = workers(SERVES_MAX, "kept-to")
         self._serving: dict[asyncio.Task[None], bytes] = {}
 
     def on_fetch_kept(self, source: bytes, question: FetchKept) -> None:

@@ -22,6 +22,7 @@ from atoll.collectives.errors import AtollError, ConnectError
 from atoll.collectives.lanes import Receipt
 from atoll.collectives.pacing import is_open, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.threads import worker
 from atoll.peer.group.views import short
 from atoll.peer.measuring.frames import PROBE
 from atoll.peer.net.bytecounts import CONTROL, PROBES, ROUNDS, STATE
@@ -339,7 +340,7 @@ class Streams:
         with self._counting:
             self._incoming[stream] = peer
         name = f"read-from-{short(peer)}"
-        threading.Thread(target=self._read, args=(peer, stream), name=name, daemon=True).start()
+        worker(lambda: self._read(peer, stream), name).start()
 
     def _read(self, peer: bytes, stream: DataStream) -> None:
         why = ""

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from atoll.collectives import EncodedLayout
 from atoll.collectives.errors import AtollError, ConnectError, StateError
 from atoll.collectives.merkle import MerkleTree
+from atoll.collectives.threads import workers
 from atoll.peer.group.views import short
 from atoll.peer.net.dial import UNREACHED
 from atoll.peer.net.links import LinkHost
@@ -89,7 +89,7 @@ class Donor:
         self._waiting: dict[tuple[bytes, int], ft.FetchResult] = {}
         self._result_turns = asyncio.Semaphore(SERVES_MAX)
         self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
-        self._threads = ThreadPoolExecutor(2 * SERVES_MAX, "serve")
+        self._threads = workers(2 * SERVES_MAX, "serve")
         self._trees: OrderedDict[bytes, MerkleTree] = OrderedDict()  # by the entry's root
         self._trees_lock = threading.Lock()
 

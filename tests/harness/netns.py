@@ -115,6 +115,13 @@ class Net:
         """The same command inside the host's namespace. It replaces nsenter: the pid is its own."""
         return ["nsenter", f"--net={NAMESPACES / self._space(host)}", "--", *arguments]
 
+    def also(self, host: str, addresses: Iterable[str]) -> None:
+        """Give the host more IPv4 addresses, of any network."""
+        for address in addresses:
+            space = self._space(host)
+            _run(["ip", "-netns", space, "addr", "add", f"{address}/32", "dev", "eth0"])
+            _run(["ip", "-netns", self._router, "route", "add", address, "dev", f"to-{host}"])
+
     def rate(self, host: str, bits_per_s: float) -> None:
         """Shape both directions of the host's link from now on; 0 takes the limit away."""
         for space, device in ((self._space(host), "eth0"), (self._router, f"to-{host}")):
