@@ -224,7 +224,7 @@ class Session(Operations, Gossip, Validations):
         kinds = {error.code: error for error in (NoQuorumError, TooFewPeersError)}
         kind = kinds.get(waiting["code"], RoundTimeoutError)
         return kind(
-            f"no commit for {duration(elapsed_s)}: {waiting['text']}",
+            f"no commit for {duration(elapsed_s, 1)}: {waiting['text']}",
             fix="see `atoll status`; a larger round_deadline_s waits longer",
             phase="commit",
             elapsed_s=elapsed_s,

@@ -23,7 +23,6 @@ from atoll.collectives.errors import (
     ConnectError,
     RemoteProtocolError,
 )
-from atoll.collectives.units import duration
 from atoll.peer.descriptors import is_last
 from atoll.peer.net.bytecounts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
@@ -121,8 +120,9 @@ class Dial:
 
     @property
     def _where(self) -> str:
-        elapsed = duration(time.monotonic() - self._started_s)
-        return f"{self.address} ({self._stage}, after {elapsed})"
+        elapsed_s = time.monotonic() - self._started_s
+        # In tenths: a failure that comes again has the same words, and is said once.
+        return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
 
     async def _connect(self) -> tuple[socket.socket, float]:
         """A connected socket and one round trip, in seconds; tries the addresses in turn."""

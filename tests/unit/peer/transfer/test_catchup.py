@@ -150,7 +150,7 @@ def test_a_lying_donor_is_named_and_left_out(lie: str) -> None:
     world.run(lambda: world.done)
     assert reached(world, history, 6)
     if lie != "blob":
-        assert len(names(world, "is left out")) == 1
+        assert len(names(world, "is not asked for the state any more")) == 1
         assert list(world.machine.supply.excluded) == [donors[1].member.peer]
 
 

@@ -82,7 +82,9 @@ def test_a_donor_that_gives_no_heads_counts_as_one_without_a_log() -> None:
     donors[2].lie = "no heads"
     world = World(donors, 1e6)
     begin(world, history, donors, own=10)
-    world.run(lambda: names(world, "does not give the log"), limit_s=2 * OWN_S)
+    world.run(
+        lambda: names(world, "does not send the rounds that it says it has"), limit_s=2 * OWN_S
+    )
     world.run(lambda: world.now_s > 2 * OWN_S)  # it is asked for its state again meanwhile
     assert not world.machine.supply.pull.reaches_back(11)
     assert world.machine.supply.pull.reaches_back(96)
@@ -148,7 +150,7 @@ def test_a_large_state_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -
 def test_missed_rounds_are_not_worth_another_line_unless_they_take_long() -> None:
     history = history_of(6)
     donors = donors_of(history, [1000.0] * 3)
-    for own, delay_s, lines in ((5, 0.01, 0), (4, 0.01, 0), (5, USUAL_S / 2, 1)):
+    for own, delay_s, lines in ((5, 0.01, 0), (3, 0.01, 1), (5, USUAL_S / 2, 1)):
         world = World(donors, 1e6)
         for donor in donors:
             donor.delay_s = delay_s

@@ -31,7 +31,7 @@ def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Pa
         assert same(second.state, runs[0].state)
         entry_bytes = runs[0].state.layout(head_of(2)).total_bytes
         assert second.streams.received_bytes < 64 * 88_064 - kept_bytes + entry_bytes + 200_000
-        assert any("chunks are here from an earlier life" in line for line in second.logs)
+        assert any("are here from before the restart" in line for line in second.logs)
         assert not shelf_of(second).exists()
 
     runs = [run_of(4), run_of(4)]
@@ -52,7 +52,7 @@ def test_kept_chunks_of_another_history_cost_no_more_than_themselves(tmp_path: P
         learner.catch_up.aim(goal_of(run, [donor]))
         await eventually(lambda: learner.reached)
         assert same(learner.state, run.state)
-        assert not [line for line in learner.logs if "is left out" in line]
+        assert not [line for line in learner.logs if "is not asked for the state any more" in line]
 
     run = run_of(4)
     scenario(tmp_path, [run, None], play)

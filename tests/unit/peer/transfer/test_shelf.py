@@ -108,7 +108,7 @@ def test_a_full_disk_is_said_once_and_leaves_nothing(bench: Bench, tmp_path: Pat
 
 def test_a_state_too_large_for_the_disk_is_not_kept(bench: Bench) -> None:
     bench.shelf.begin(BLOB, 1 << 60)
-    assert "the state has" in bench.logs[0]
+    assert "the state takes" in bench.logs[0]
     bench.add(0, 1)
     assert not bench.path.exists()
 
