@@ -13,6 +13,7 @@ import socket
 import ssl
 import traceback
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import PurePath
 
 from atoll.collectives.errors import RemoteProtocolError
@@ -71,7 +72,8 @@ class ControlLink:
         self._counts = counts if counts is not None else ByteCounts()
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
-        self.is_local = is_local(self._sock)  # the other side is on this machine
+        # The other side is on this machine.
+        self.is_local = is_local(self._sock) or ip_address(self.remote_ip).is_loopback
         self._on_payload, self._on_end = on_payload, on_end
         self._loop = asyncio.get_running_loop()
         self.since_s = self._loop.time()

@@ -17,7 +17,6 @@ import ssl
 import struct
 import time
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
@@ -238,11 +237,10 @@ def _kernel_rtt_s(sock: socket.socket) -> float:
 
 
 def is_local(sock: socket.socket) -> bool:
-    """Return whether both ends of this connection are on this machine."""
+    """Return whether both ends of this connection have one address: they are on this machine."""
     try:
-        ends = [plain_ip(str(name[0])) for name in (sock.getsockname(), sock.getpeername())]
-        return ends[0] == ends[1] or all(ip_address(end).is_loopback for end in ends)
-    except (OSError, ValueError):  # it was reset meanwhile; or no address of a network
+        return bool(sock.getsockname()[0] == sock.getpeername()[0])
+    except OSError:  # it was reset meanwhile
         return False
 
 
