@@ -94,17 +94,17 @@ class Swarm:
         initial: Callable[[F32], None],
         frozen: str = FROZEN[0],
     ) -> None:
+        if spec.min_trainers > len(self.sessions):
+            raise ConfigError(
+                f"min_trainers is {spec.min_trainers}, and the swarm has {len(self.sessions)}",
+                fix="give it as many workers as a round needs",
+            )
         if self._state is None:
             self._state = self.new_state(spec, manifest, initial)
             self.round += 1
         run = self._state.spec, self._state.manifest
         if warning := check_same((spec, manifest), run, "swarm", frozen):
             say(warning)
-        if spec.min_trainers > len(self.sessions):
-            raise ConfigError(
-                f"min_trainers is {spec.min_trainers}, and the swarm has {len(self.sessions)}",
-                fix="give it as many workers as a round needs",
-            )
 
     def new_state(
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]

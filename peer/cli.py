@@ -19,10 +19,11 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import atoll
 from atoll.collectives.errors import AtollError, ConfigError, NoQuorumError
 from atoll.peer.cli_admission import hide_invites
 from atoll.peer.cli_authority import add_authority_verbs
@@ -117,10 +118,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints and exits. The version is looked up only then."""
+    """Prints and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(f"atoll {metadata.version('atoll')}, protocol {PROTOCOL_MAX}")
+        print(f"atoll {atoll.__version__}, protocol {PROTOCOL_MAX}")
         parser.exit()
 
 

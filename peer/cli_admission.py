@@ -31,8 +31,8 @@ __all__ = [
 COUNT_DIGITS_MAX = 4  # a run has 1024 members at most
 INVITE_BYTES_MAX = 4096  # of a file or a line that holds one; the longest has 1.9 KB
 _SCHEME = "atoll://"
-# A word of a command line that is an invite, or an option and one; only with a secret in it.
-_INVITE_WORD = re.compile(rf"(--[a-z-]+=)?({_SCHEME}\S*#\S+)")
+# A word of a command line that has an invite with a secret in it, whatever stands around that.
+_INVITE_WORD = re.compile(rf"(--[a-z-]+=)?.*?({_SCHEME}\S*#\S+).*", re.DOTALL)
 _DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)")
 
 

@@ -343,8 +343,7 @@ async def _serve(
     def ready() -> None:
         if daemon.node.genesis.waiting and not options.founders:  # for others who resume
             log.begin(f"resuming run {options.run}: {missing_founders(daemon)}")
-        founds = options.found or options.regenesis
-        if options.founders or (founds and daemon.node.view is not None):
+        if options.founders or (options.found and daemon.node.view is not None):
             log.begin(*_how_to_join(daemon), f"  home {home.path}", here)
         else:
             daemon.tell_view(joined)

@@ -101,7 +101,9 @@ class Daemon:
         self.audits = audits_of(self)
         self.runner = self._round_runner()
         self.rounds = RoundLines(
-            self.note, lambda: self.runner.streams.sent_for_rounds_bytes, lambda: self.desk.loss
+            self.note,
+            lambda: self.host.counts.sent[bytecounts.ROUNDS],
+            lambda: self.desk.new_loss(),
         )
         self.surveyor = Surveyor(
             me=home.peer_id,

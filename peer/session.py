@@ -270,7 +270,8 @@ class Session(Operations, Gossip, Validations):
         for name, value in figures.items():
             if getattr(value, "size", 1) != 1 and getattr(value, "numel", lambda: 0)() != 1:
                 raise ConfigError(f"{name} is not one number", fix="report its mean, for example")
-            value = value.detach() if hasattr(value, "detach") else float(value)
+            # In float32: a sum of many values in bfloat16 stands still.
+            value = value.detach().float() if hasattr(value, "detach") else float(value)
             total, count = self._figures.get(name, (0.0, 0))
             self._figures[name] = total + value, count + 1
 

@@ -58,6 +58,7 @@ class TrainerDesk:
         self._feed = feed
         self._pids: dict[bytes, int] = {}
         self.trainer: Trainer | None = None
+        self._new_loss: float | None = None  # that no line of the log has shown
         self.door: LocalDoor | None = None
 
     def handlers(self) -> dict[str, Handler]:
@@ -291,10 +292,10 @@ class TrainerDesk:
             and state.generation[arguments["buffer"]] == arguments["generation"]
         )
 
-    @property
-    def loss(self) -> float | None:
-        """Return the loss that the trainer has reported last; None if it reports none."""
-        return self.trainer.metrics.get("loss") if self.trainer is not None else None
+    def new_loss(self) -> float | None:
+        """Return the loss that the trainer has reported since it was asked for last; or None."""
+        loss, self._new_loss = self._new_loss, None
+        return loss
 
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.note_figures(self.known(client), arguments["metrics"])
@@ -305,6 +306,8 @@ class TrainerDesk:
         for name, value in list(figures.items())[:METRICS_MAX]:
             if name in known or len(known) < METRICS_MAX:
                 known[str(name)[:NAME_CHARACTERS_MAX]] = float(value)
+        if "loss" in figures:
+            self._new_loss = float(figures["loss"])
 
     async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
         self.known(client)

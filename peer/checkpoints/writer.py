@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+import atoll
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
@@ -39,7 +40,6 @@ from atoll.peer.checkpoints.checkpoint import (
 from atoll.peer.checkpoints.manifest import CheckpointManifest, render
 from atoll.peer.checkpoints.tensorfile import StateLayout
 from atoll.peer.group.views import View, short
-from atoll.peer.net.hello import program_version
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.roundlog import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
@@ -176,7 +176,7 @@ class CheckpointWriter:
             peer=self.peer,
             incarnation=incarnation,
             unix_s=int(time.time()),
-            version=program_version(),
+            version=atoll.__version__,
         )
 
     def _write_manifest(self, manifest: CheckpointManifest) -> None:

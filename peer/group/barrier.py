@@ -60,6 +60,11 @@ class Barrier:
         self._is_whole = committed
         self._first_arrival_s = None
 
+    def hold(self) -> None:
+        """Too few trainers are attached: how long those take that come is no inner phase."""
+        self._is_whole = False
+        self._first_arrival_s = None
+
     def take_over(self, before: Barrier, staying: Collection[bytes]) -> None:
         """Go on with what this coordinator knew in the view before."""
         self._phases_s = before._phases_s

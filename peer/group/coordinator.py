@@ -372,6 +372,7 @@ class Coordinator:
         present = alive - self.admission.leaving
         may_begin = partial(self.counting.may_begin, present)
         if not self.counting.are_attached(number, present):
+            self.barrier.hold()
             return
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:

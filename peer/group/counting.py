@@ -106,7 +106,9 @@ class Counting:
         self, number: int, kind: str, chosen: Sequence[bytes], begin: Begin, alive: set[bytes]
     ) -> bool:
         """Return whether ``chosen`` are enough for another attempt after ``begin``."""
-        here = self._roster.trainers(alive) if self.terms.asynchronous else chosen
+        here = {*chosen} | ({*begin.aside} & alive)
+        if self.terms.asynchronous:
+            here = self._roster.trainers(alive)
         if kind != INIT and not self.has_trainers(number, here, alive):
             return False
         return self.is_enough(number, kind, self.weights(chosen, kind, begin.fragment, begin))
@@ -205,7 +207,8 @@ def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
     asynchronous run only the coordinator knows who is there."""
     if begin.kind == INIT or terms is None or terms.asynchronous:
         return ""
-    here, count = len({*begin.participants, *begin.aside}), trainers_needed(view, terms)
+    here = len({*begin.participants, *begin.aside} & {*view.peers})
+    count = trainers_needed(view, terms)
     return f"it has {here} trainers, and min_trainers is {count}" if here < count else ""
 
 

@@ -244,9 +244,12 @@ class Node:
     def asked_trainers(self) -> int | None:
         """Return the number of trainers that is asked for here and not in the view's rules yet."""
         count, until_s = self._asked_trainers
-        if self.view is None or self.view.rules.min_trainers == count or self.now_s >= until_s:
-            return None
-        return count
+        return count if self.view is not None and self.now_s < until_s else None
+
+    def _forget_fulfilled(self) -> None:
+        """Ask once: who asks for another number after that is not to be asked back."""
+        if self.view is not None and self.view.rules.min_trainers == self._asked_trainers[0]:
+            self._asked_trainers = (0, 0.0)
 
     def _on_ask_trainers(self, source: bytes, ask: ms.AskTrainers) -> None:
         self._lead(lambda c: c.admission.ask_trainers(ask.min_trainers))
@@ -378,6 +381,7 @@ class Node:
             self._with_election(lambda election: election.step())
         self.syncing.step()
         self.lineages.step()
+        self._forget_fulfilled()
         self.beats.step()
 
     def _step_coordinator(self, lead: Coordinator) -> None:

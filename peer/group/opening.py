@@ -44,7 +44,8 @@ def opening(
     if before is not None:
         without = {*before.without, *before.participants}.difference(chosen)
         kept = keep_objects(before.blob, before.participants, chosen) if kind == GATHER else b""
-        return Opening(before.operation, kept, tuple(sorted(without)))
+        there = tuple(peer for peer in before.aside if peer in roster.view.peers)
+        return Opening(before.operation, kept, tuple(sorted(without)), there)
     given = [roster.given(peer) for peer in chosen]
     operation = None if kind == STEP else roster.beats[chosen[0]].operation
     others = tuple(sorted(set(left_out).difference(chosen)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from statistics import median
 
 from atoll.collectives import units
 from atoll.collectives.network import Network, measured
@@ -43,7 +44,8 @@ class Picture:
         """Count the ways, from each to each other, of which the rate or the round trip is unknown.
 
         A rate is known where somebody has measured it, and where it is known what leaves the one
-        end and what enters the other. A round trip is that of the way back.
+        end and what enters the other; ways within one machine say nothing of that. A round trip is
+        that of the way back.
         """
         everyone = set(participants)
         rows = {peer: row for peer, row in self._rows.items() if peer in everyone}
@@ -54,8 +56,9 @@ class Picture:
                     measured_ways.add((peer, other))
                 if rtt_s:
                     trips |= {(peer, other), (other, peer)}
-        leaving = {peer for peer, _ in measured_ways} | {p for p, row in rows.items() if row.up}
-        entering = {peer for _, peer in measured_ways} | {p for p, row in rows.items() if row.down}
+        remote = {way for way in measured_ways if self.out(*way) != LOCAL_BYTES_PER_S}
+        leaving = {peer for peer, _ in remote} | {p for p, row in rows.items() if row.up}
+        entering = {peer for _, peer in remote} | {p for p, row in rows.items() if row.down}
         return sum(
             (one, other) not in trips
             or ((one, other) not in measured_ways and not (one in leaving and other in entering))
@@ -121,7 +124,8 @@ def _fill_beside_local(
     pair: dict[tuple[int, int], float], up: Sequence[float | None], down: Sequence[float | None]
 ) -> None:
     """Give the unmeasured ways of peers that share a machine with others what their links to other
-    machines are known to have: what is within the machine says nothing of those."""
+    machines are known to have, or usually have where nothing is known: what is within the machine
+    says nothing of those."""
     shared = {n for way, rate in pair.items() if rate == LOCAL_BYTES_PER_S for n in way}
     if not shared:
         return
@@ -130,10 +134,13 @@ def _fill_beside_local(
         if rate != LOCAL_BYTES_PER_S:
             leaving[n] = max(leaving[n] or 0.0, rate)
             entering[m] = max(entering[m] or 0.0, rate)
+    usual = [rate for rate in (*leaving.values(), *entering.values()) if rate]
+    if not usual:
+        return
     for n, leaves in leaving.items():
         for m, enters in entering.items():
-            if n != m and (n, m) not in pair and (n in shared or m in shared) and leaves and enters:
-                pair[n, m] = min(leaves, enters)
+            if n != m and (n, m) not in pair and (n in shared or m in shared):
+                pair[n, m] = min(leaves or median(usual), enters or median(usual))
 
 
 def _larger(known: float | None, rate: float) -> float | None:

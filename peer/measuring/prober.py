@@ -129,8 +129,10 @@ class Prober:
                 stream = await self._streams.to(peer)
                 probe.began_s = self._loop.time()
                 pair.begin_probe()
-                ended = await self._send_probe(stream, probe)
-                took_s = self._loop.time() - probe.began_s
+                try:
+                    ended = await self._send_probe(stream, probe)
+                finally:  # also if it breaks: the budget is of the time in which it sent
+                    took_s = self._loop.time() - probe.began_s
                 if ended:
                     await asyncio.sleep(2 * READ_PROBE_S)  # its last bytes are counted meanwhile
                     failed = not pair.probed(self._loop.time())

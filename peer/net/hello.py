@@ -7,12 +7,11 @@ that the person at the dialling machine reads that reason and not "connection re
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated
 
+import atoll
 from atoll.collectives.errors import (
     AddressFullError,
     AdmissionError,
@@ -46,7 +45,6 @@ __all__ = [
     "Refused",
     "check",
     "fix_of",
-    "program_version",
     "refusal_error",
     "refusal_of",
 ]
@@ -152,25 +150,16 @@ def check(mine: Hello, theirs: Hello, who: str = "that peer") -> None:
         )
 
 
-@functools.cache
-def program_version() -> str:
-    """Return the version of atoll that is installed, "unknown" where it is not."""
-    try:
-        return metadata.version("atoll")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
 def refusal_of(error: AtollError) -> Refused:
     """What the other side is told about ``error``, which :func:`refusal_error` turns back."""
     what = error.what[:_WHAT_CHARACTERS_MAX]
-    return Refused(error.code, what, PROTOCOL_MIN, PROTOCOL_MAX, program_version())
+    return Refused(error.code, what, PROTOCOL_MIN, PROTOCOL_MAX, atoll.__version__)
 
 
 def refusal_error(refused: Refused, who: str) -> AtollError:
     """The error that the dialler raises when ``who`` answered ``refused``."""
     if refused.code == VersionError.code:
-        mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, program_version())
+        mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, atoll.__version__)
         return _version_error(mine, refused, who)
     for kind, fix in _FIXES.items():
         if refused.code == kind.code:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+import atoll
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.peer.group.views import short
 from atoll.peer.net import bytecounts
@@ -35,7 +36,6 @@ from atoll.peer.net.hello import (
     Hello,
     Refused,
     check,
-    program_version,
     refusal_error,
     refusal_of,
 )
@@ -341,7 +341,7 @@ class LinkHost:
 
     def _hello(self, kind: str) -> Hello:
         inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
-        shown = self._door.credential, self._door.role, program_version()
+        shown = self._door.credential, self._door.role, atoll.__version__
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(

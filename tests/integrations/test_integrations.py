@@ -19,7 +19,7 @@ from harness.processes import WAIT_S, fleet, peer_id
 import atoll
 from atoll.collectives.errors import ConfigError, IncompatibleRunError
 from atoll.optim.inner_steps import unwrapped
-from atoll.optim.method import uses_muon
+from atoll.optim.muon import outer_momentum_of
 
 pytest.importorskip("transformers", reason="run by `make test-integrations`")
 from accelerate import Accelerator
@@ -32,6 +32,16 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 pytestmark = [pytest.mark.filterwarnings(f"ignore:::{LIBRARIES}"), pytest.mark.timeout(900)]
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Add in the order of the trainers, which have one thread each: it decides the last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_two_peers_end_with_the_bits_of_the_plain_loop(
     tmp_path: Path, loop: Callable[[Any, int], torch.Tensor]
@@ -121,8 +131,8 @@ def test_what_is_inside_decides(name: str) -> None:
     muon = torch.optim.Muon(model.parameters())
     wrapped = wrappers()[name](muon)
     assert unwrapped(wrapped) == unwrapped([wrapped]) == (muon,)
-    assert uses_muon(wrapped)
-    assert not uses_muon(wrappers()[name](torch.optim.AdamW(model.parameters())))
+    assert outer_momentum_of(wrapped) == 0.6
+    assert outer_momentum_of(wrappers()[name](torch.optim.AdamW(model.parameters()))) == 0.9
 
 
 @pytest.mark.parametrize("method", ["DiLoCo", "GradientAverage"])

@@ -99,7 +99,7 @@ def test_the_status_is_aligned_and_has_units(tmp_path: Path) -> None:
         assert len({row.index("round ") for row in rows}) == 1
         assert len({len(re.match(r"\S+ +", line)[0]) for line in shown.splitlines()[:3]}) == 1  # type: ignore[index]
         assert not UNREADABLE.search(shown)
-        assert re.search(
-            r"^sent +[\d.]+ [kMG]?B data, [\d.]+ [kMG]?B control$", shown, re.MULTILINE
-        )
+        amount = r"[\d.]+ [kMG]?B"
+        each = f"rounds {amount}, state {amount}, probes {amount}, control {amount}"
+        assert re.search(rf"^sent +{amount}: {each}$", shown, re.MULTILINE)
         assert re.search(r", up [\d.]+ (m?s|min)$", shown, re.MULTILINE)

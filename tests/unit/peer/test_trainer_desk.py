@@ -34,6 +34,15 @@ def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerDesk:
     return TrainerDesk("demo", "p", node, runner, fed.append)
 
 
+def test_a_loss_is_shown_once(run: TinyRun) -> None:
+    desk = desk_of(run, [])
+    desk.trainer = Trainer(CLIENT, run.spec, run.manifest, 1)
+    desk.note_figures(desk.trainer, {"loss": 2.5, "accuracy": 0.5})
+    desk.note_figures(desk.trainer, {"accuracy": 0.6})
+    assert [desk.new_loss(), desk.new_loss()] == [2.5, None]
+    assert desk.trainer.metrics == {"loss": 2.5, "accuracy": 0.6}
+
+
 def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:
     """Another state may well have come to the same generation."""
     valid = desk_of(run, []).handlers()["valid"]
@@ -49,7 +58,7 @@ def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:
     desk = desk_of(run, fed)
     other = Manifest.of([Parameter("other", (7,), "float32")])
     region = Region("submission", other.elements)
-    trainer = desk.trainer = Trainer(CLIENT, run.spec, other, 1, region)
+    trainer = desk.trainer = Trainer(CLIENT, run.spec, other, 1, region=region)
     with pytest.raises(IncompatibleRunError):
         desk._readiness(trainer)
     assert desk.trainer is None

@@ -101,6 +101,32 @@ def test_any_member_may_ask_and_all_views_keep_it() -> None:
     assert view_of(cluster).rules.min_trainers == 3
 
 
+def test_who_asked_first_does_not_ask_the_second_back() -> None:
+    cluster = running("abc", Terms(), "abc")
+    for name, count in (("c", 2), ("b", 3), ("c", 1)):
+        cluster.give(name, ev.TrainersAsked(count))
+        cluster.until(lambda count=count: view_of(cluster).rules.min_trainers == count)
+    number = view_of(cluster).number
+    cluster.run(2 * cluster.host("a").node.timing.ask_s)
+    assert view_of(cluster).number == number
+    assert view_of(cluster).rules.min_trainers == 1
+
+
+def test_a_wait_for_trainers_is_no_inner_phase() -> None:
+    """Or the next hung trainer would be waited for as long as they took to come."""
+    cluster = running("ab", TWO, "ab")
+    cluster.detach("b")
+    cluster.until(lambda: "waits for 1 more trainer" in held(cluster))
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
+    phases_s = list(lead.barrier._phases_s)
+    assert phases_s
+    assert stays(cluster, 60.0)
+    cluster.train("b")
+    cluster.until_round("ab")
+    assert max(lead.barrier._phases_s) < 30.0
+
+
 def test_a_hung_trainer_is_waited_for_by_name() -> None:
     cluster = running("ab", TWO, "ab")
     cluster.host("b").hangs = True
