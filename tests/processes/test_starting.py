@@ -40,8 +40,8 @@ def test_an_invite_is_not_on_the_command_line_of_a_daemon(
     with fleet(tmp_path) as run:
         invite = run.up("a").invite
         options = ("--listen", "127.0.0.1:0", "--advertise", "localhost")
-        # With the space around it that comes along when one pastes.
-        peer = Peer(tmp_path / "b", "join", f" {invite}\n", *options, program=program, ATOLL_TOLD="kept")
+        pasted = f" {invite}\n"
+        peer = Peer(tmp_path / "b", "join", pasted, *options, program=program, ATOLL_TOLD="kept")
         run.peers["b"] = peer
         run.sees("b", 2)
         lines = command_lines(peer.pid)
