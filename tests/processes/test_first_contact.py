@@ -168,7 +168,7 @@ def test_ranks_of_torchrun_attach_with_one_call(tmp_path: Path, arguments: tuple
     with fleet(tmp_path) as run:
         done = start(tmp_path, 2, run.up("a").home, *arguments)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines().count("RankSession of 2, round 8") == 2, done.stdout
+        assert done.stdout.count("RankSession of 2, round 8") == 2, done.stdout
         lines = [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
         assert len(lines) == len(set(lines)), lines  # for people: once, not by each rank
         assert any("16 parameters" in line or "20 parameters" in line for line in lines)

@@ -99,11 +99,11 @@ def shows_each_round(run: Fleet, names: dict[str, str]) -> None:
     both = ", ".join(sorted(names.values()))
     for peer in run.peers.values():
         lines = re.findall(r"^[0-9:]{8} round      (.*)$", peer.text, re.MULTILINE)
-        assert re.fullmatch(r"round 1  first parameters  1 peer \(.*\)  .*", lines[0])
+        assert re.fullmatch(r"1  first parameters  1 peer \(.*\)  .*", lines[0])
         assert len(lines) == 1 + ROUNDS
         for number, line in enumerate(lines[1:], 2):
             found = re.fullmatch(
-                rf"round {number}  2 peers \((.*)\)  [0-9.]+ s \(exchange [0-9.]+\)"
+                rf"{number}  2 peers \((.*)\)  [0-9.]+ s \(exchange [0-9.]+\)"
                 r"  [0-9.]+ MB sent  loss ([0-9.]+)",
                 line,
             )

@@ -15,12 +15,12 @@ import msgpack
 import pytest
 from harness.processes import WAIT_S, Process, fleet, until
 
+import atoll
 from atoll.collectives.errors import AdmissionError, VersionError
 from atoll.peer import cli
 from atoll.peer.checkpoints.checkpoint import load_checkpoint
 from atoll.peer.identity import Home
 from atoll.peer.net.certs import run_tls
-from atoll.peer.net.hello import program_version
 from atoll.peer.net.invite import Invite, fingerprint_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -130,7 +130,7 @@ def test_a_peer_of_protocol_1_that_dials_is_told_both_versions(tmp_path: Path) -
         assert isinstance(refused, dict)
         assert refused["code"] == VersionError.code
         says = (
-            f"that peer runs atoll {program_version()} (protocol 2), you run an atoll that does"
+            f"that peer runs atoll {atoll.__version__} (protocol 2), you run an atoll that does"
             " not say its version (protocol 1)"
         )
         assert str(refused["what"]).startswith(says)
@@ -161,9 +161,9 @@ def test_a_peer_of_protocol_1_that_is_dialled_is_named_by_its_version(tmp_path: 
         assert heard[0][0] == "Hello"
         assert (
             f"127.0.0.1:{port} runs an atoll that does not say its version (protocol 1), you run"
-            f" atoll {program_version()} (protocol 2)"
+            f" atoll {atoll.__version__} (protocol 2)"
         ) in joiner.text
-        assert f"install atoll {program_version()} on that machine too" in joiner.text
+        assert f"install atoll {atoll.__version__} on that machine too" in joiner.text
 
 
 def test_who_asks_for_another_run_is_told_which_one_that_is(tmp_path: Path) -> None:

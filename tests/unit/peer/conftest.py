@@ -148,6 +148,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]
 
     async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool, log: Any) -> int:
         found.append((options, rejoins))
+        home.save_run(options.record(()))
         return 0
 
     monkeypatch.setattr(cli_daemon, "_serve", serve)

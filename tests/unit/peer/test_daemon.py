@@ -45,7 +45,7 @@ def test_who_was_never_let_in_gives_up(tmp_path: Path) -> None:
         check_joined(daemon)
         error = daemon._end.exception()
         assert isinstance(error, ConnectError)
-        assert "not admitted to run demo within 120 s" in error.what
+        assert "not admitted to run demo within 2 min" in error.what
 
     with_daemon(tmp_path / "a", look)
 
@@ -82,8 +82,7 @@ def test_without_kernels_the_log_says_so_once(
     monkeypatch.setattr(native, "NUMPY_REASON", "no compiler")
     monkeypatch.setattr(native, "_said", [])
     first, second = first_lines(tmp_path / "a"), first_lines(tmp_path / "b")
-    assert [line for line in first if "codecs" in line and "(no compiler)" in line] == [first[1]]
-    assert "descriptors" in first[0]
+    assert [line for line in first if "codecs" in line and "(no compiler)" in line] == [first[0]]
     assert not any("codecs" in line for line in second)
 
 

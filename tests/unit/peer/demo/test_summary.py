@@ -124,7 +124,7 @@ def test_summary_says_what_the_issue_asks_for(figures: DemoFigures) -> None:
     text = text_of(figures)
     assert "untrained loss: 5.500" in text
     assert "final held-out loss: 2.500 nats per byte after round 6" in text
-    assert "peer 2     1.0 MB     256 MB, 256 times" in text
+    assert "peer 2       1 MB     256 MB, 256 times" in text
     assert "rounds state probes control" in " ".join(text.split())
     assert "peer 2 900 kB 98.0 kB 0 B 2.0 kB" in " ".join(text.split())
     assert text.count("        120\n") == 3

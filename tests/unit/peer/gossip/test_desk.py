@@ -31,7 +31,9 @@ class Site:
     def __init__(self) -> None:
         self.sent: list[object] = []
         self.members = (Member(ME, 1), Member(OTHER, 1), Member(WITNESSING, 1, WITNESS))
-        self.node: Any = SimpleNamespace(me=Member(ME, 1), view=self.view())
+        self.node: Any = SimpleNamespace(
+            me=Member(ME, 1), view=self.view(), follower=SimpleNamespace(terms=None)
+        )
         self.trainers = TrainerDesk("demo", "m", self.node, SimpleNamespace(), lambda event: None)  # type: ignore[arg-type]
         host: Any = SimpleNamespace(send=lambda peer, message: self.sent.append(message) or True)
         self.desk = VectorDesk(
@@ -72,9 +74,13 @@ def play(scenario: Callable[[Site], Awaitable[None]]) -> None:
 
 def test_members_are_the_replicas_of_the_view_in_the_order_of_their_ids() -> None:
     async def scenario(site: Site) -> None:
-        assert await site.call("members") == {"view": 7, "names": [short(ME), short(OTHER)]}
+        assert await site.call("members") == {
+            "view": 7,
+            "names": [short(ME), short(OTHER)],
+            "min_trainers": 1,
+        }
         site.node.view = None
-        assert await site.call("members") == {"view": 0, "names": [short(ME)]}
+        assert await site.call("members") == {"view": 0, "names": [short(ME)], "min_trainers": 1}
 
     play(scenario)
 

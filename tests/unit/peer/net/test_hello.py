@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
+import atoll
 from atoll.collectives.errors import (
     AdmissionError,
     ConnectError,
@@ -20,7 +21,6 @@ from atoll.peer.net.hello import (
     Refused,
     check,
     fix_of,
-    program_version,
     refusal_error,
     refusal_of,
 )
@@ -78,7 +78,7 @@ def test_a_refusal_names_both_sides_and_reaches_the_dialler(
     if kind is AdmissionError:
         assert caught.value.what in error.what
     else:  # from what is known on this side, whatever the words of the other
-        assert f"you run atoll {program_version()} (protocol {PROTOCOL_MAX})" in error.what
+        assert f"you run atoll {atoll.__version__} (protocol {PROTOCOL_MAX})" in error.what
 
 
 def test_who_is_of_an_older_protocol_is_told_from_its_silence() -> None:
@@ -90,7 +90,7 @@ def test_who_is_of_an_older_protocol_is_told_from_its_silence() -> None:
     error = refusal_error(refused, "a:1")
     assert type(error) is VersionError
     assert "a:1 runs an atoll that does not say its version (protocol 1), you run" in error.what
-    assert error.fix.startswith(f"install atoll {program_version()} on that machine too")
+    assert error.fix.startswith(f"install atoll {atoll.__version__} on that machine too")
     newer = refusal_error(Refused("E22", "", 3, 4, "0.9"), "a:1")
     assert "a:1 runs atoll 0.9 (protocols 3 to 4), you run" in newer.what
     assert newer.fix.startswith("install atoll 0.9 on this machine too")

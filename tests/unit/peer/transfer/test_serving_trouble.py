@@ -133,7 +133,7 @@ class Slow:
         self.chunks: list[int] = []
         self.begun = 0
 
-    def sendall(self, *parts: memoryview, aside: bool, urgency: int) -> int:
+    def sendall(self, *parts: memoryview, aside: bool, urgency: int, purpose: str) -> int:
         self.begun += 1
         assert self.going.acquire(timeout=PATIENCE_S)
         self.chunks.append(sum(map(len, parts)))
