@@ -22,7 +22,7 @@ PLAIN = range(50)  # ... and of these, those whose script has failpoints
 # About half of what these seeds come to today.
 AT_LEAST = {
     "rollback views": 2,
-    "base-lost": 4,
+    "base-lost": 2,
     "fork views": 13,
     "yield": 10,
     "power cut": 10,

@@ -126,7 +126,7 @@ def test_summary_says_what_the_issue_asks_for(figures: DemoFigures) -> None:
     assert "final held-out loss: 2.500 nats per byte after round 6" in text
     assert "peer 2       1 MB     256 MB, 256 times" in text
     assert "rounds state probes control" in " ".join(text.split())
-    assert "peer 2 900 kB 98.0 kB 0 B 2.0 kB" in " ".join(text.split())
+    assert "peer 2 900 kB 98 kB 0 B 2 kB" in " ".join(text.split())
     assert text.count("        120\n") == 3
     assert "daemon of peer 1, the coordinator, after round 3" in text
     assert "noticed after 100 ms, all survivors in a new view after 400 ms" in text

@@ -192,7 +192,7 @@ def test_only_so_many_wait_to_be_admitted(net: Net, monkeypatch: pytest.MonkeyPa
             writer.write(b"\x16")
         places = a.host._listener._gate._speaking
         async with asyncio.timeout(30):
-            while sum(len(kind) for kind in places.values()) < 3:
+            while sum(len(kind) for kind in places.values()) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # nobody says so
         assert await throw(a.address, b"\x16") == b""
         await a.until(lambda: a.logs)
