@@ -234,6 +234,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "election",
         'if back is None or self.view.rules.on_lost == "halt":',
         "if back is None:",
+        test="unit/peer/group/test_election.py::test_a_disputed_base_counts_as_lost_in_the_end",
     ),
     Mutant(
         "goes back in secret",
@@ -394,5 +395,4 @@ CHEAP = (
     "third quorum",
     "half quorum",
     "any policy forks",
-    "rolls back unasked",
 )
