@@ -59,7 +59,7 @@ define environment
 	@touch $@
 endef
 
-INSTALLED := pyproject.toml setup.py constraints.txt src/atoll/__init__.py $(wildcard collectives/native/*.[ch])
+INSTALLED := pyproject.toml setup.py constraints.txt collectives/version.py $(wildcard collectives/native/*.[ch])
 
 $(STAMP): $(INSTALLED)
 	$(call environment,$(VENV),dev)

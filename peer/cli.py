@@ -23,8 +23,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import atoll
 from atoll.collectives.errors import AtollError, ConfigError, NoQuorumError
+from atoll.collectives.version import VERSION
 from atoll.peer.cli_admission import hide_invites
 from atoll.peer.cli_authority import add_authority_verbs
 from atoll.peer.cli_checkpoint import add_checkpoint_verbs
@@ -121,7 +121,7 @@ class _Version(argparse.Action):
     """Prints and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(f"atoll {atoll.__version__}, protocol {PROTOCOL_MAX}")
+        print(f"atoll {VERSION}, protocol {PROTOCOL_MAX}")
         parser.exit()
 
 

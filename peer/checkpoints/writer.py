@@ -24,10 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-import atoll
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
+from atoll.collectives.version import VERSION
 from atoll.optim.outer import OuterStep
 from atoll.peer.checkpoints.checkpoint import (
     MANIFEST_FILE,
@@ -176,7 +176,7 @@ class CheckpointWriter:
             peer=self.peer,
             incarnation=incarnation,
             unix_s=int(time.time()),
-            version=atoll.__version__,
+            version=VERSION,
         )
 
     def _write_manifest(self, manifest: CheckpointManifest) -> None:

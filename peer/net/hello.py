@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Annotated
 
-import atoll
 from atoll.collectives.errors import (
     AddressFullError,
     AdmissionError,
@@ -28,6 +27,7 @@ from atoll.collectives.errors import (
     PassUsedUpError,
     VersionError,
 )
+from atoll.collectives.version import VERSION
 from atoll.peer.net.streamkeys import CIPHERS_MAX, CipherName
 from atoll.peer.net.wire import Within, message
 
@@ -153,13 +153,13 @@ def check(mine: Hello, theirs: Hello, who: str = "that peer") -> None:
 def refusal_of(error: AtollError) -> Refused:
     """What the other side is told about ``error``, which :func:`refusal_error` turns back."""
     what = error.what[:_WHAT_CHARACTERS_MAX]
-    return Refused(error.code, what, PROTOCOL_MIN, PROTOCOL_MAX, atoll.__version__)
+    return Refused(error.code, what, PROTOCOL_MIN, PROTOCOL_MAX, VERSION)
 
 
 def refusal_error(refused: Refused, who: str) -> AtollError:
     """The error that the dialler raises when ``who`` answered ``refused``."""
     if refused.code == VersionError.code:
-        mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, atoll.__version__)
+        mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, VERSION)
         return _version_error(mine, refused, who)
     for kind, fix in _FIXES.items():
         if refused.code == kind.code:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-import atoll
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
+from atoll.collectives.version import VERSION
 from atoll.peer.group.views import short
 from atoll.peer.net import bytecounts
 from atoll.peer.net.bytecounts import ByteCounts
@@ -341,7 +341,7 @@ class LinkHost:
 
     def _hello(self, kind: str) -> Hello:
         inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
-        shown = self._door.credential, self._door.role, atoll.__version__
+        shown = self._door.credential, self._door.role, VERSION
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(

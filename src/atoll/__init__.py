@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AtollError
+from atoll.collectives.version import VERSION as __version__
 from atoll.peer.session import Outcome, Reduced, Session, connect
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ __all__ = [
     "attach",
     "connect",
 ]
-
-__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,7 @@ OPTIM_PURE_MAY = {
     "atoll.collectives.counter_rng",
     "atoll.collectives.robust",
     "atoll.collectives.errors",
+    "atoll.collectives.version",
     "atoll.collectives.native",
     "atoll.collectives.units",
 } | OPTIM_PURE
@@ -69,7 +70,12 @@ PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "ato
 PEER_MAY |= OPTIM_PURE
 RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast
 # Methods only for those who check types, and when they are asked for.
-ATOLL_MAY = {"atoll.collectives.errors", "atoll.optim", "atoll.peer.session"}
+ATOLL_MAY = {
+    "atoll.collectives.errors",
+    "atoll.collectives.version",
+    "atoll.optim",
+    "atoll.peer.session",
+}
 
 # Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
 DECISIONS = (

@@ -34,7 +34,9 @@ def test_the_version_is_said_in_one_line_without_torch() -> None:
 def test_the_version_has_one_source() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "atoll.__version__"}
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "atoll.collectives.version.VERSION"
+    }
     assert metadata.version("atoll") == atoll.__version__
 
 

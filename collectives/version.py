@@ -1,0 +1,7 @@
+"""The version of atoll: pyproject.toml, hellos of peers and checkpoints take it from here."""
+
+from __future__ import annotations
+
+__all__ = ["VERSION"]
+
+VERSION = "0.2.0"
