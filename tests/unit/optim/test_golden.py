@@ -55,7 +55,7 @@ def test_it_trains() -> None:
 
 
 def test_files_are_those_of_the_cases() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}.json" for name in CASES}
+    assert {path.name for path in FOLDER.glob("*.json")} == {f"{name}.json" for name in CASES}
 
 
 def test_there_is_one_of_each_method() -> None:
