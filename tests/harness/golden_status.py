@@ -27,47 +27,13 @@ SOMETIMES = ("in_bytes_per_s", "out_bytes_per_s", "loss", "local")
 OPEN = ("digests", "streams", "congestion", "history", "trainer.metrics", "members[].arrived")
 EVENT_KEYS = ("kind", "text", "unix_s")
 # What the same fleet does not always say: where, when, how much, who.
-VARIES = frozenset(
-    [
-        "address",
-        "attempt",
-        "bytes",
-        "chain",
-        "checkpoint",
-        "congestion",
-        "coordinator",
-        "digest",
-        "digests",
-        "events",
-        "history",
-        "id",
-        "incarnation",
-        "last_commit_unix_s",
-        "last_error",
-        "last_error_unix_s",
-        "last_round_s",
-        "layout",
-        "lineage",
-        "metrics",
-        "own_links",
-        "peer",
-        "pid",
-        "received",
-        "round",
-        "rtt_ms",
-        "sent",
-        "sent_again",
-        "state",
-        "streams",
-        "uptime_s",
-        "view",
-        "arrived",
-        "attached",
-        "waiting",
-        "you",
-        "synced",
-    ]
-)
+VARIES = frozenset((
+    "address", "arrived", "attached", "attempt", "bytes", "chain", "checkpoint", "congestion",
+    "coordinator", "digest", "digests", "events", "history", "id", "incarnation",
+    "last_commit_unix_s", "last_error", "last_error_unix_s", "last_round_s", "layout",
+    "lineage", "metrics", "own_links", "peer", "pid", "received", "round", "rtt_ms", "sent",
+    "sent_again", "state", "streams", "synced", "uptime_s", "view", "waiting", "you",
+))  # fmt: skip
 
 
 def statuses(folder: Path) -> dict[str, dict[str, Any]]:
