@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate \
         simulate-audits replay shrink \
-        mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
+        traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust clean
 
 help:
@@ -31,6 +31,9 @@ help:
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
 	@echo "make simulate-audits SEEDS=0..1000   audited rounds in which some lie"
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
+	@echo "make traces  what the protocol does in 2,000 seeds is what it was, effect by effect; SEEDS=0..200"
+	@echo "             a part, SEED=N the trace of one, ARGS=--rewrite keeps what is found"
+	@echo "make nightly every trace and every golden file: what must not change when code is reshaped"
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
@@ -147,14 +150,31 @@ shrink: $(STAMP)
 	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }
 	$(SIMULATION) --shrink $(SEED)
 
+# All seeds that the golden file has, unless SEEDS is said.
+traces: $(STAMP)
+ifdef SEED
+	@PYTHONPATH=tests $(BIN)/python -m simulation.traces --seed $(SEED)
+else
+	PYTHONPATH=tests $(BIN)/python -m simulation.traces --jobs $(JOBS) \
+	    $(if $(findstring command,$(origin SEEDS)),--seeds $(SEEDS)) $(ARGS)
+endif
+
+# The safety net of reshapings, whole: every golden file and every trace. Nine minutes of one core.
+nightly: $(STAMP)
+	$(MAKE) traces
+	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
+	    tests/unit/peer/test_golden_commands.py tests/unit/optim/test_golden.py \
+	    tests/unit/optim/test_golden_digests.py tests/processes/test_status.py
+
 mutants: $(STAMP)
 	$(SIMULATION) --mutants --jobs $(JOBS)
 
 scenarios-rewrite: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.scenario
 
+# All golden files but traces.txt; ARGS="wire.txt help.txt" some of them.
 golden-rewrite: $(STAMP)
-	PYTHONPATH=tests $(BIN)/python -m harness.golden
+	PYTHONPATH=tests $(BIN)/python -m harness.golden_rewrite $(ARGS)
 
 # soak-short is what continuous integration runs. ARGS="--seed 7" begins as that soak did.
 HOURS ?= 8

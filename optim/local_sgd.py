@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.diloco import Blocking, segment_steps_of
 from atoll.optim.inner_steps import Inner, unwrapped
+from atoll.optim.names import settings_text
 from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
@@ -33,12 +35,16 @@ class QSR:
     0.004, 0.002 and 0.001. It was not tried there with an outer momentum.
     """
 
+    wire: ClassVar[str] = "QSR"  # in the specification of a run
     a: float
     peak_lr: float
     base: int = 4
     warmup_steps: int = 0
     most: int = 500
     total_steps: int = 0
+
+    def __str__(self) -> str:
+        return settings_text(self.wire, self)
 
     def __post_init__(self) -> None:
         if not (self.a >= 0 and self.peak_lr > 0 and 0 < self.base <= self.most):

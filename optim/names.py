@@ -1,11 +1,13 @@
-"""What parameters and buffers of a model are called, whatever it is wrapped in."""
+"""What parameters and buffers of a model are called, whatever it is wrapped in; and what a run's
+specification calls the settings that a trainer has given to its method."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar
 
-__all__ = ["canonical"]
+__all__ = ["canonical", "settings_text"]
 
 # Wrappers put their name into the names of what they wrap: torch.compile, FSDP, checkpointing.
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
@@ -19,3 +21,13 @@ def canonical(named: Iterable[tuple[str, T]]) -> dict[str, T]:
     while paths and all(path[0] == "module" and len(path) > 1 for path, _ in paths):
         paths = [(path[1:], value) for path, value in paths]
     return dict(sorted((".".join(path), value) for path, value in paths))
+
+
+def settings_text(wire: str, settings: Any) -> str:
+    """Return ``wire(field=value, ...)`` of a dataclass: peers compare it in the specification, so
+    it must not follow the name of the class. Fields with ``repr=False`` are left out."""
+    values = (
+        (field.name, getattr(settings, field.name)) for field in fields(settings) if field.repr
+    )
+    shown = (f"{name}={value if hasattr(value, 'wire') else repr(value)}" for name, value in values)
+    return f"{wire}({', '.join(shown)})"

@@ -38,6 +38,7 @@ from atoll.peer.net.certs import run_tls
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.links import LinkHost
+from atoll.peer.net.wire import name_of
 from atoll.peer.options import DaemonOptions, first_event
 from atoll.peer.resuming import Inquiry
 from atoll.peer.rounds.runner import RoundRunner
@@ -326,7 +327,7 @@ class Daemon:
         elif isinstance(message, ms.MEMBERSHIP):
             self.feed(ev.Received(peer, self.runner.believed(message)))
         elif not any(door.on_message(peer, message) for door in doors):
-            raise RemoteProtocolError(f"nobody expects a {type(message).__name__} here")
+            raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
 
     def _on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)

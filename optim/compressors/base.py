@@ -13,6 +13,7 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.exchange import Exchange, Exchanged, Given
 from atoll.optim.manifest import Manifest
+from atoll.optim.names import settings_text
 
 __all__ = ["Compressor", "Dense", "check", "malformed", "mean_of"]
 
@@ -25,9 +26,14 @@ class Compressor(ABC):
     rounded alike everywhere, so not by a matrix product.
     """
 
+    # What the specification of a run calls it; a user's own is called as it shows itself.
+    wire: ClassVar[str] = ""
     # The inner optimizer must have no momentum of its own.
     has_momentum: ClassVar[bool] = False
     _manifest: Manifest | None = None
+
+    def __str__(self) -> str:
+        return settings_text(self.wire, self) if self.wire else repr(self)
 
     def begin(self, manifest: Manifest, codec: str, name: str) -> None:
         """For this model; ``codec`` is for vectors that are summed up, ``name`` this peer's."""
@@ -78,6 +84,8 @@ class Compressor(ABC):
 @dataclass(kw_only=True)
 class Dense(Compressor):
     """No compression but that of the codec."""
+
+    wire: ClassVar[str] = "Dense"
 
     def _allocate(self, manifest: Manifest) -> None:
         """Nothing is kept."""

@@ -45,6 +45,7 @@ class DGC(Compressor):
     parameters that travel whole, as all vectors do.
     """
 
+    wire: ClassVar[str] = "DGC"
     density: float = 0.001
     momentum: float = 0.9
     nesterov: bool = False

@@ -23,7 +23,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -190,6 +190,7 @@ class EF21(Estimates):
     in each step. Gradients of small batches need it: without, EF21 may diverge.
     """
 
+    wire: ClassVar[str] = "EF21"
     eta: float = 1.0
     smoothness: float = field(default=1.0, repr=False)  # each trainer's own
 
@@ -234,6 +235,7 @@ class EF21(Estimates):
 class EControl(Estimates):
     """``eta``: how much of the error is sent with the next step; 0.001 to 0.1 in practice."""
 
+    wire: ClassVar[str] = "EControl"
     eta: float = 0.01
 
     @property

@@ -15,11 +15,13 @@ its error at most E (1 + L / D).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
+from atoll.optim.names import settings_text
 
 __all__ = ["LGreCo"]
 
@@ -31,8 +33,12 @@ _NEVER = np.int64(2**62)  # a size that nothing has
 class LGreCo:
     """Choose anew every ``every`` steps; ``alpha``: how much of the uniform choice's error."""
 
+    wire: ClassVar[str] = "LGreCo"
     every: int = 100
     alpha: float = 1.0
+
+    def __str__(self) -> str:
+        return settings_text(self.wire, self)
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 < self.alpha <= 100:

@@ -7,6 +7,7 @@ is measured by every trainer on its own gradient and summed up, so that all choo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ class LayerBits(Compressor):
     begin with one of ``dense``, travel in the codec of the run.
     """
 
+    wire: ClassVar[str] = "LayerBits"
     codecs: tuple[str, ...] = ("int2", "int4", "int8")
     uniform: str = "int4"
     choice: LGreCo = field(default_factory=LGreCo)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class PowerSGD(Compressor):
     about a tenth of all steps, and at least the warm-up of the learning rate.
     """
 
+    wire: ClassVar[str] = "PowerSGD"
     rank: int = 1
     start: int = 1000
     min_rate: float = 2.0

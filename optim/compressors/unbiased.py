@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -101,6 +102,8 @@ class TernGrad(Unbiased):
     one for 4,096 elements, which errs less.
     """
 
+    wire: ClassVar[str] = "TernGrad"
+
     @property
     def encoding(self) -> Codec:
         return get_codec("ternary")
@@ -120,6 +123,7 @@ class QSDP(Unbiased):
     keeps the first and the last layer out of it: name them in ``dense``.
     """
 
+    wire: ClassVar[str] = "QSDP"
     bits: int = 8
 
     def __post_init__(self) -> None:

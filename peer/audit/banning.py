@@ -45,7 +45,7 @@ _Digest = Annotated[bytes, Within(32, 32)]
 _Size = Annotated[int, Within(0, EVIDENCE_BYTES_MAX)]
 
 
-@message
+@message(wire="KnownBans")
 class KnownBans:
     """The evidence that counts for the sender; ``words``: of pairs that it says are to go, which
     does not count for it yet."""
@@ -54,7 +54,7 @@ class KnownBans:
     words: Annotated[tuple[_Digest, ...], Within(0, UNSURE_MAX)] = ()
 
 
-@message
+@message(wire="AskEvidence")
 class AskEvidence:
     """For the piece that begins at ``offset``."""
 
@@ -62,7 +62,7 @@ class AskEvidence:
     offset: _Size = 0
 
 
-@message
+@message(wire="EvidencePiece")
 class EvidencePiece:
     """A piece of the file, of ``total`` bytes."""
 

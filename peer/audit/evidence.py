@@ -24,7 +24,7 @@ _Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
 _Chunk = Annotated[int, Within(0, CHUNKS_MAX - 1)]
 
 
-@message
+@message(wire="Shown")
 @dataclass(frozen=True, slots=True)
 class Shown:
     """An encoded part that was opened, with the proof that leads to its sender's commitment; of the
@@ -36,7 +36,7 @@ class Shown:
     proof: Annotated[bytes, Within(0, PROOF_BYTES_MAX)] = b""
 
 
-@message
+@message(wire="Evidence")
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """``kind``: one of KINDS. ``chunk`` is the one that it is about, if it is about any."""

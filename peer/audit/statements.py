@@ -86,7 +86,7 @@ IN_ORDER: Final = (Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.
 ONCE: Final = (*IN_ORDER, Phase.ELIMINATE)
 
 
-@message
+@message(wire="Statement")
 @dataclass(frozen=True, slots=True)
 class Statement:
     """``heard``: of all statements of the phase before (``heard_of``); empty in the first phase,
@@ -102,7 +102,7 @@ class Statement:
         return hashlib.sha256(b"atoll audit statement 1\0" + encode(self)).digest()
 
 
-@message
+@message(wire="Said")
 @dataclass(frozen=True, slots=True)
 class Said:
     """A statement with its signature: it proves itself, whoever hands it on."""
@@ -122,7 +122,7 @@ class Said:
 # ---------------------------------------------------------------- bodies
 
 
-@message
+@message(wire="Commitment")
 @dataclass(frozen=True, slots=True)
 class Commitment:
     """Before anybody sends. ``roots``: of the encoded parts that go to each participant
@@ -135,7 +135,7 @@ class Commitment:
     work: Annotated[bytes, Within(0, 32)] = b""
 
 
-@message
+@message(wire="Resultant")
 @dataclass(frozen=True, slots=True)
 class Resultant:
     """What an owner has made. ``digests``: SHA-256 of its chunks of the result, in order, end to
@@ -149,7 +149,7 @@ class Resultant:
     matrix: Annotated[bytes, Within(0, MATRIX_BYTES_MAX)] = b""
 
 
-@message
+@message(wire="Reveal")
 @dataclass(frozen=True, slots=True)
 class Reveal:
     """The number whose commitment was made in the first phase."""
@@ -157,7 +157,7 @@ class Reveal:
     secret: _D32
 
 
-@message
+@message(wire="Check")
 @dataclass(frozen=True, slots=True)
 class Check:
     """``seed``: the draw as its signer knows it. ``sketches``: float32[chunks, 8] and ``norms``:
@@ -169,7 +169,7 @@ class Check:
     norms: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
 
 
-@message
+@message(wire="Verdict")
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Of an owner: whose numbers do not fit the part that it got; each with one such chunk."""
@@ -182,7 +182,7 @@ class Verdict:
             raise ValueError("a verdict names each sender once, with one chunk")
 
 
-@message
+@message(wire="Withholding")
 @dataclass(frozen=True, slots=True)
 class Withholding:
     """ "I have waited for what this participant owes in this phase, and nobody has it." """
@@ -191,7 +191,7 @@ class Withholding:
     peer: PeerId
 
 
-@message
+@message(wire="Elimination")
 @dataclass(frozen=True, slots=True)
 class Elimination:
     """ "One of us two is broken or lies, and I cannot prove which": both go."""
@@ -210,7 +210,7 @@ class Judgement(IntEnum):
     NEVER = 3
 
 
-@message
+@message(wire="Replayed")
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """ "I have taken some of the local steps of this participant again." """
@@ -223,7 +223,7 @@ class Replayed:
 # ---------------------------------------------------------------- messages beside statements
 
 
-@message
+@message(wire="AskSaid")
 @dataclass(frozen=True, slots=True)
 class AskSaid:
     """ "Who has the statements of these participants in this phase?" """
@@ -233,7 +233,7 @@ class AskSaid:
     peers: Annotated[tuple[PeerId, ...], Within(1, AUDITED_PEERS_MAX)]
 
 
-@message
+@message(wire="AskPart")
 @dataclass(frozen=True, slots=True)
 class AskPart:
     """ "Open this chunk of the contribution of this participant": the piece that begins there."""
@@ -244,7 +244,7 @@ class AskPart:
     offset: Annotated[int, Within(0, 1 << 24)]
 
 
-@message
+@message(wire="Piece")
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of an encoded part that has to be opened; ``proof`` leads to the commitment of its

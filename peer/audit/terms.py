@@ -32,7 +32,7 @@ _Share = Annotated[int, Within(0, CHUNKS_MAX)]
 _Count = Annotated[int, Within(1, 1 << 48)]
 
 
-@message
+@message(wire="AuditTerms")
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
     """``participants`` in ascending order of peer id; those that are ``counted`` have a part in the

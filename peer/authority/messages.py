@@ -20,7 +20,7 @@ RECORDS_PER_MESSAGE_MAX = 64
 _Credential = Annotated[bytes, Within(1, CREDENTIAL_BYTES_MAX)]
 
 
-@message
+@message(wire="Known")
 class Known:
     """What the sender knows, on a new link: who knows more tells it."""
 
@@ -28,21 +28,21 @@ class Known:
     digest: Annotated[bytes, Within(32, 32)]  # of its records
 
 
-@message
+@message(wire="Admitted")
 class Admitted:
     """Credentials of peers that were let in."""
 
     credentials: Annotated[tuple[_Credential, ...], Within(1, RECORDS_PER_MESSAGE_MAX)]
 
 
-@message
+@message(wire="Revoked")
 class Revoked:
     """The newest revocation list that the sender has."""
 
     signed: Annotated[bytes, Within(1, REVOCATIONS_BYTES_MAX)]
 
 
-@message
+@message(wire="AdmissionFile")
 class AdmissionFile:
     """Both, as the home keeps them (never sent)."""
 

@@ -32,7 +32,7 @@ Name = Annotated[str, Within(1, NAME_BYTES_MAX)]
 Number = Annotated[int, Within(0, (1 << 62) - 1)]  # a frame's ``round``, with room to count on
 
 
-@message
+@message(wire="AskVector")
 @dataclass(frozen=True, slots=True)
 class AskVector:
     """Send me what your trainer has published under this name and number, as soon as it has.
@@ -43,7 +43,7 @@ class AskVector:
     number: Number = 0
 
 
-@message
+@message(wire="VectorIs")
 @dataclass(frozen=True, slots=True)
 class VectorIs:
     """It follows, with so many elements in this codec; or, without elements, why it does not. Also
@@ -56,7 +56,7 @@ class VectorIs:
     why: Annotated[str, Within(0, WHY_BYTES_MAX)] = ""
 
 
-@message
+@message(wire="DropVector")
 @dataclass(frozen=True, slots=True)
 class DropVector:
     """It is not wanted any more."""

@@ -1,8 +1,13 @@
-"""What comes out of the membership machine: orders to its shell, in order (events.py)."""
+"""What comes out of the membership machine: orders to its shell, in order (events.py).
+
+``trace`` is what the traces of the simulator call an effect (tests/harness/tracing.py), whatever
+its class is called: renaming one must not look like another protocol.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from atoll.peer.group.messages import Begin
 from atoll.peer.group.views import Member, View
@@ -30,6 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    trace: ClassVar[str] = "Send"
     peer: bytes
     message: object
 
@@ -38,12 +44,14 @@ class Send:
 class Connect:
     """Have a control link to this peer."""
 
+    trace: ClassVar[str] = "Connect"
     peer: bytes
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
+    trace: ClassVar[str] = "Probe"
     peer: bytes
     address: str
 
@@ -52,6 +60,7 @@ class Probe:
 class Reduce:
     """Take part in this attempt."""
 
+    trace: ClassVar[str] = "Reduce"
     begin: Begin
 
 
@@ -59,6 +68,7 @@ class Reduce:
 class Fetch:
     """Get the result of this attempt from ``holder``."""
 
+    trace: ClassVar[str] = "Fetch"
     begin: Begin
     holder: bytes
 
@@ -67,6 +77,7 @@ class Fetch:
 class Abort:
     """Drop the attempt: its frames no longer count."""
 
+    trace: ClassVar[str] = "Abort"
     round: int
     attempt: int
 
@@ -75,6 +86,7 @@ class Abort:
 class Apply:
     """The round is committed: apply its result. Inputs are free again afterwards."""
 
+    trace: ClassVar[str] = "Apply"
     begin: Begin
     chain: bytes
     root: bytes = b""  # of the result; operations may be applied by who does not hold it
@@ -84,6 +96,7 @@ class Apply:
 class ListFinal:
     """Which chunks of this attempt's result are final here? The attempt has ended."""
 
+    trace: ClassVar[str] = "ListFinal"
     round: int
     attempt: int
 
@@ -96,6 +109,7 @@ class Goal:
     own bytes may be wrong although the chain agrees, so they count only where a donor confirms.
     """
 
+    trace: ClassVar[str] = "Goal"
     round: int
     chain: bytes
     coordinator: bytes
@@ -108,6 +122,7 @@ class CatchUp:
     """Bring the state to the goal: by log entries, or by chunks and entries. A newer goal takes the
     place of the one under way, which keeps what it has received."""
 
+    trace: ClassVar[str] = "CatchUp"
     goal: Goal
 
 
@@ -115,6 +130,7 @@ class CatchUp:
 class Undo:
     """Take back the last commit: the view builds on the round before. Answered like CatchUp."""
 
+    trace: ClassVar[str] = "Undo"
     round: int  # the one to go back to
     chain: bytes
 
@@ -123,6 +139,7 @@ class Undo:
 class Installed:
     """A view is in force from now on: data streams to its members are wanted."""
 
+    trace: ClassVar[str] = "Installed"
     view: View
 
 
@@ -131,6 +148,7 @@ class TellTrainer:
     """What became of a submission. ``begin``: of the operation that was committed; ``text``: why
     an operation was not."""
 
+    trace: ClassVar[str] = "TellTrainer"
     kind: str  # "committed", "missed" or "reload"; of operations also "mismatch" and "failed"
     round: int
     epoch: int
@@ -143,16 +161,21 @@ class TellTrainer:
 class Renew:
     """This incarnation is out of the run: store a new number and answer with Incarnated."""
 
+    trace: ClassVar[str] = "Renew"
+
 
 @dataclass(frozen=True, slots=True)
 class Left:
     """The others have agreed to our leave, or need not: the daemon may end."""
+
+    trace: ClassVar[str] = "Left"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """One line for the event log: an automatic decision and its reason."""
 
+    trace: ClassVar[str] = "Note"
     kind: str
     text: str
     peer: bytes = b""

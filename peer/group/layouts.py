@@ -34,7 +34,7 @@ Share = Annotated[int, Within(0, CHUNKS_MAX)]
 Index = Annotated[int, Within(0, MEMBERS_MAX - 1)]
 
 
-@message
+@message(wire="Layout")
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Participants are positions in BEGIN's. ``shares``: of the result, in any unit; of a vector of

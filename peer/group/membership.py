@@ -38,6 +38,7 @@ from atoll.peer.group.syncing import Syncing
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.viewchange import ViewChange
 from atoll.peer.group.views import Member, View, genesis_chain, short
+from atoll.peer.net.wire import name_of
 
 __all__ = ["Node"]
 
@@ -288,7 +289,7 @@ class Node:
     def _on_message(self, source: bytes, message: object) -> None:
         handler = self._messages.get(type(message))
         if handler is None:
-            text = f"{short(source)} sent a {type(message).__name__}, which nobody expects"
+            text = f"{short(source)} sent a {name_of(message)}, which nobody expects"
             self.emit(ev.Note("protocol", text, source))
             return
         if isinstance(message, ms.InView) and not isinstance(message, ms.Learn):

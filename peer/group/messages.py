@@ -115,7 +115,7 @@ Text = Annotated[str, Within(0, 3 * SPEC_BYTES_MAX)]  # quotes two specification
 Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
 
 
-@message
+@message(wire="Heartbeat")
 @dataclass(frozen=True, slots=True)
 class Heartbeat(InView):
     """Member (or learner) to coordinator: liveness, barrier, and repair of lost messages."""
@@ -150,7 +150,7 @@ class Heartbeat(InView):
             raise ValueError(f"weights are 0 to {WEIGHT_MAX:g}, not {self.weights}")
 
 
-@message
+@message(wire="CoordinatorBeat")
 @dataclass(frozen=True, slots=True)
 class CoordinatorBeat(InView):
     """Coordinator to all: liveness, and the last commit in case COMMIT was lost."""
@@ -164,7 +164,7 @@ class CoordinatorBeat(InView):
     held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
 
 
-@message
+@message(wire="Offer")
 @dataclass(frozen=True, slots=True)
 class Offer(InView):
     """Member to coordinator of a void run: "my trainer can initialise it", with what."""
@@ -172,7 +172,7 @@ class Offer(InView):
     blob: Blob
 
 
-@message
+@message(wire="ObjectIs")
 @dataclass(frozen=True, slots=True)
 class ObjectIs(InView):
     """Member to coordinator: the object that our trainer gives to the GATHER that it waits for."""
@@ -180,7 +180,7 @@ class ObjectIs(InView):
     data: Annotated[bytes, Within(1, OBJECT_BYTES_MAX)]
 
 
-@message
+@message(wire="Miss")
 @dataclass(frozen=True, slots=True)
 class Miss(InView):
     """A participant's broken or stalled data edges."""
@@ -190,7 +190,7 @@ class Miss(InView):
     peers: Peers
 
 
-@message
+@message(wire="Begin")
 @dataclass(frozen=True, slots=True)
 class Begin(InView):
     """Start an attempt. ``participants`` are sorted peer ids with their ``weights``.
@@ -231,7 +231,7 @@ class Begin(InView):
         return (Origin(self.participants, self.weights), *self.past)
 
 
-@message
+@message(wire="Ready")
 @dataclass(frozen=True, slots=True)
 class Ready(InView):
     """ "I hold the whole result of this attempt"; of a witness: "I know that others hold it"."""
@@ -241,7 +241,7 @@ class Ready(InView):
     root: Digest
 
 
-@message
+@message(wire="Notice")
 @dataclass(frozen=True, slots=True)
 class Notice(InView):
     """Coordinator to witness only: enough copies of this result exist, will you vote for it?"""
@@ -252,7 +252,7 @@ class Notice(InView):
     root: Digest
 
 
-@message
+@message(wire="AskFinals")
 @dataclass(frozen=True, slots=True)
 class AskFinals(InView):
     """Coordinator to participants: this attempt has ended; which of its chunks are final?"""
@@ -261,7 +261,7 @@ class AskFinals(InView):
     attempt: Attempts
 
 
-@message
+@message(wire="Finals")
 @dataclass(frozen=True, slots=True)
 class Finals(InView):
     """32 bytes per chunk of the fragment, zeros where it is not final here."""
@@ -272,7 +272,7 @@ class Finals(InView):
     missing: Peers = ()  # participants whose data was waited for
 
 
-@message
+@message(wire="Repair")
 @dataclass(frozen=True, slots=True)
 class Repair(InView):
     """Coordinator to member: fetch the result from a holder instead of reducing it again."""
@@ -282,7 +282,7 @@ class Repair(InView):
     holder: PeerId
 
 
-@message
+@message(wire="Resync")
 @dataclass(frozen=True, slots=True)
 class Resync(InView):
     """Coordinator to a member whose digest is in the minority: take the state again."""
@@ -291,13 +291,13 @@ class Resync(InView):
     digest: Digest
 
 
-@message
+@message(wire="ProbeView")
 @dataclass(frozen=True, slots=True)
 class ProbeView(InView):
     """ "You seem to be ahead of me": answered with INSTALL."""
 
 
-@message
+@message(wire="Join")
 @dataclass(frozen=True, slots=True)
 class Join:
     """A process outside the view asks to come in. Anyone may be asked."""
@@ -308,7 +308,7 @@ class Join:
     spec: Spec = ""  # its run specification, if it has one, to be compared
 
 
-@message
+@message(wire="Redirect")
 @dataclass(frozen=True, slots=True)
 class Redirect:
     """Answer of a member that is not the coordinator: whom to connect to."""
@@ -316,14 +316,14 @@ class Redirect:
     decided: View
 
 
-@message
+@message(wire="JoinRefused")
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
     code: Text
     what: Text
 
 
-@message
+@message(wire="Learn")
 @dataclass(frozen=True, slots=True)
 class Learn(InView):
     """Coordinator to learner: the last commit, the view (its donors) if you lack it, and archives,
@@ -335,7 +335,7 @@ class Learn(InView):
     archives: Annotated[tuple[Member, ...], Within(0, ARCHIVES_TOLD_MAX)] = ()
 
 
-@message
+@message(wire="Meet")
 @dataclass(frozen=True, slots=True)
 class Meet:
     """Coordinator with a quorum to anyone of another lineage: where its own stands."""
@@ -346,7 +346,7 @@ class Meet:
     ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
 
 
-@message
+@message(wire="Yield")
 @dataclass(frozen=True, slots=True)
 class Yield(InView):
     """Coordinator to members: this lineage ends, join the other one."""
@@ -354,7 +354,7 @@ class Yield(InView):
     winner: Meet
 
 
-@message
+@message(wire="Cradle")
 @dataclass(frozen=True, slots=True)
 class Cradle:
     """What founders wait for: all ``founders`` (addresses), where a run begins; or a majority of
@@ -368,7 +368,7 @@ class Cradle:
     rules: Rules = DEFAULT_RULES
 
 
-@message
+@message(wire="Hail")
 @dataclass(frozen=True, slots=True)
 class Hail:
     """A peer that waits for others to found or resume a run with: who it is, what it holds, and the
@@ -381,13 +381,13 @@ class Hail:
     since: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
 
 
-@message
+@message(wire="Leave")
 @dataclass(frozen=True, slots=True)
 class Leave(InView):
     inc: Incarnation
 
 
-@message
+@message(wire="AskTrainers")
 @dataclass(frozen=True, slots=True)
 class AskTrainers(InView):
     """Member to coordinator, repeated with heartbeats: somebody asks here that rounds need so many

@@ -56,7 +56,7 @@ REPEAT_S_MAX = 4.0
 _LENGTH = struct.Struct(">I")
 
 
-@message
+@message(wire="Operation")
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What all trainers of a round have to call alike. ``elements``, ``op`` and ``codec`` are of a

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_TERMS", "Served", "Terms", "rounds_left", "settled", "terms_of", "wrong_settling"]
 
 
-@message
+@message(wire="Terms")
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What the run's specification says of who counts in a round. ``least``: so many have to;

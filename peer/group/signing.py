@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from atoll.peer.group.events import Effect, Note
 from atoll.peer.group.messages import Accepted, Commit, Install, Promise, Proof
 from atoll.peer.group.views import View, is_quorum, short
-from atoll.peer.net.wire import encode
+from atoll.peer.net.wire import encode, name_of
 
 __all__ = ["Signatures", "Signed", "Signer"]
 
@@ -63,7 +63,7 @@ class Signatures:
             return True
         text = _statement(message)
         if not self._signer.verify(source, text, message.sig):
-            kind = type(message).__name__
+            kind = name_of(message)
             self._emit(Note("forged", f"{kind} of {short(source)} is not signed by it", source))
             return False
         return self._consistent(source, message, text)
@@ -72,7 +72,7 @@ class Signatures:
         if isinstance(message, Promise):
             return True  # a repeated promise may report a commit that came meanwhile
         key: object = message.round if isinstance(message, Commit) else message.ballot
-        place = (source, message.inc, type(message).__name__, key)
+        place = (source, message.inc, name_of(message), key)
         before = self._said.get(place)
         if before is None:
             self._said[place] = (text, message.sig)
@@ -84,7 +84,7 @@ class Signatures:
             return True
         pair = (before, (text, message.sig))
         shown = " and ".join(hashlib.sha256(said).hexdigest()[:16] for said, _ in pair)
-        what = f"{short(source)} signed two different {type(message).__name__} at {key}: {shown}"
+        what = f"{short(source)} signed two different {name_of(message)} at {key}: {shown}"
         evidence = [{"statement": said.hex(), "signature": sig.hex()} for said, sig in pair]
         fields: dict[str, object] = {"signer": source.hex(), "evidence": evidence}
         self._emit(Note("equivocation", what, source, fields))

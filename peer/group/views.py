@@ -81,7 +81,7 @@ Rounds = Annotated[int, Within(0, (1 << 62) - 1)]
 Ballots = Annotated[int, Within(0, (1 << 62) - 1)]
 
 
-@message
+@message(wire="Member")
 @dataclass(frozen=True, slots=True)
 class Member:
     """One life (``inc``) of one peer, as the view names it."""
@@ -98,7 +98,7 @@ class Member:
             raise ValueError(f"a member's address has at most {ADDRESS_BYTES_MAX} bytes")
 
 
-@message
+@message(wire="Ballot")
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
     """Paxos ballot. Number 0 belongs to the live coordinator, higher ones to candidates."""
@@ -107,7 +107,7 @@ class Ballot:
     peer: Annotated[bytes, Within(0, 32)] = b""
 
 
-@message
+@message(wire="Rules")
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the run's founder has chosen; every view of the run carries it.
@@ -137,7 +137,7 @@ class Rules:
 DEFAULT_RULES = Rules()
 
 
-@message
+@message(wire="Newcomer")
 @dataclass(frozen=True, slots=True)
 class Newcomer:
     """A member whose submissions do not count until it has been a participant of so many more
@@ -147,7 +147,7 @@ class Newcomer:
     rounds: Rounds
 
 
-@message
+@message(wire="Absent")
 @dataclass(frozen=True, slots=True)
 class Absent:
     """A peer that counted when it went; ``since``: the base round of the first view without it."""
@@ -156,7 +156,7 @@ class Absent:
     since: Rounds
 
 
-@message
+@message(wire="Banned")
 @dataclass(frozen=True, slots=True)
 class Banned:
     """A peer that is out for ever; ``evidence`` is the SHA-256 of the file that shows why."""
@@ -165,7 +165,7 @@ class Banned:
     evidence: Annotated[bytes, Within(32, 32)]
 
 
-@message
+@message(wire="View")
 @dataclass(frozen=True, slots=True)
 class View:
     """``base_round`` and ``base_chain`` are the last round that every later one builds on.

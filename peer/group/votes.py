@@ -50,7 +50,7 @@ class InView:
     view: Views
 
 
-@message
+@message(wire="Run")
 @dataclass(frozen=True, slots=True)
 class Run:
     """An attempt that a peer knows of, with the root of its result if it holds or attests it."""
@@ -64,13 +64,13 @@ class Run:
 Runs = Annotated[tuple[Run, ...], Within(0, ROUNDS_IN_FLIGHT_MAX)]
 
 
-@message
+@message(wire="Prepare")
 @dataclass(frozen=True, slots=True)
 class Prepare(InView):
     ballot: Ballot
 
 
-@message
+@message(wire="Report")
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a voter holds, so that nothing that may have been committed is lost.
@@ -84,7 +84,7 @@ class Report:
     runs: Runs = ()  # the results beyond `round` that it is READY for
 
 
-@message
+@message(wire="Promise")
 @dataclass(frozen=True, slots=True)
 class Promise(InView):
     ballot: Ballot
@@ -95,14 +95,14 @@ class Promise(InView):
     sig: Signature = b""
 
 
-@message
+@message(wire="Accept")
 @dataclass(frozen=True, slots=True)
 class Accept(InView):
     ballot: Ballot
     proposal: View
 
 
-@message
+@message(wire="Accepted")
 @dataclass(frozen=True, slots=True)
 class Accepted(InView):
     """To all voters: every acceptor learns the decision itself."""
@@ -113,7 +113,7 @@ class Accepted(InView):
     sig: Signature = b""
 
 
-@message
+@message(wire="Vote")
 @dataclass(frozen=True, slots=True)
 class Vote:
     """Whose ACCEPTED it was, and its signature."""
@@ -123,7 +123,7 @@ class Vote:
     sig: Signature
 
 
-@message
+@message(wire="Proof")
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Why a view is decided: these voters of the view before it have accepted it at one ballot."""
@@ -134,7 +134,7 @@ class Proof:
     votes: Annotated[tuple[Vote, ...], Within(0, MEMBERS_MAX)]
 
 
-@message
+@message(wire="Install")
 @dataclass(frozen=True, slots=True)
 class Install:
     """A decided view. ``leave`` of an older one has ended with it. Founding views have no proof."""
@@ -143,7 +143,7 @@ class Install:
     proof: Proof | None = None
 
 
-@message
+@message(wire="Commit")
 @dataclass(frozen=True, slots=True)
 class Commit(InView):
     """Apply it. Signed by the coordinator of the view (signing.py)."""

@@ -19,7 +19,7 @@ PACE_MIN_BYTES_PER_S = 100.0
 Values = Annotated[tuple[float | None, ...], Within(0, MEMBERS_MAX)]
 
 
-@message
+@message(wire="LinkRow")
 @dataclass(frozen=True, slots=True)
 class LinkRow:
     """Member to coordinator: what it has measured. Of a full view this takes 72 KiB.
@@ -46,13 +46,13 @@ class LinkRow:
             _check(value)
 
 
-@message
+@message(wire="AskProbe")
 @dataclass(frozen=True, slots=True)
 class AskProbe:
     """May I send a probe to you now?"""
 
 
-@message
+@message(wire="MayProbe")
 @dataclass(frozen=True, slots=True)
 class MayProbe:
     """The answer. Who may ends with ProbeOver, and in time even without it. ``never``: whoever
@@ -62,7 +62,7 @@ class MayProbe:
     never: bool = False
 
 
-@message
+@message(wire="ProbeOver")
 @dataclass(frozen=True, slots=True)
 class ProbeOver:
     """Others may probe you, as far as I am concerned. ``out``: what I can send to you, in bytes per
@@ -74,7 +74,7 @@ class ProbeOver:
         _check(self.out)
 
 
-@message
+@message(wire="StreamPlan")
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
     """Coordinator to a member: over how many ``streams`` to send to each of ``peers`` in the coming

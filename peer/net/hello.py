@@ -71,7 +71,7 @@ _PROGRAM = re.compile(r"[0-9A-Za-z.+!_-]{0,64}")  # what PEP 440 allows, and sho
 _CREDENTIAL_BYTES_MAX = 1 << 10
 
 
-@message
+@message(wire="Hello")
 class Hello:
     """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere;
     ``ciphers`` what its data streams can do besides TLS, nothing in the first version;
@@ -102,7 +102,7 @@ class Hello:
             raise ValueError("a negative incarnation")
 
 
-@message
+@message(wire="Refused")
 class Refused:
     """Why the hello was not accepted. ``what`` is for people, ``code`` for programs; the rest says
     what refused, as in a hello. Protocol 1 had no such fields."""

@@ -44,7 +44,7 @@ from atoll.peer.net.listener import Listener
 from atoll.peer.net.streamhost import StreamHost
 from atoll.peer.net.streamkeys import CIPHER_NONE, CIPHERS
 from atoll.peer.net.tls import TlsChannel, TlsSocket
-from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
+from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
 from atoll.peer.rounds.datastream import DataStream
 
 __all__ = ["LinkHost"]
@@ -410,7 +410,7 @@ class LinkHost:
         except RemoteProtocolError:
             raise
         except Exception as error:  # ours; the daemon goes on without the message that met it
-            name, what = type(msg).__name__, defect_summary(error)
+            name, what = name_of(msg), defect_summary(error)
             self._log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
             link.end(f"its {name} met a defect of this program: {type(error).__name__}")
 

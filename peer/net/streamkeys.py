@@ -92,7 +92,7 @@ CipherName = Annotated[str, Within(1, 64)]
 _WHAT_CHARACTERS_MAX = 1000
 
 
-@message
+@message(wire="StreamAsked")
 class StreamAsked:
     """May I open a data stream to you? ``number`` comes back in the answer.
 
@@ -103,7 +103,7 @@ class StreamAsked:
     ciphers: Annotated[tuple[CipherName, ...], Within(1, CIPHERS_MAX)]
 
 
-@message
+@message(wire="StreamGranted")
 class StreamGranted:
     """Yes: with this id and this key, for one connection, within GRANT_S."""
 
@@ -116,7 +116,7 @@ class StreamGranted:
         return f"StreamGranted(number={self.number}, cipher={self.cipher!r})"
 
 
-@message
+@message(wire="StreamDenied")
 class StreamDenied:
     """No, and why, for people."""
 

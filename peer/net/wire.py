@@ -11,8 +11,9 @@ peer fills in the default for a field that an old one did not send.
 
 from __future__ import annotations
 
+import re
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import (
     Annotated,
@@ -40,6 +41,8 @@ __all__ = [
     "encode",
     "frame",
     "message",
+    "name_of",
+    "registered",
 ]
 
 FRAME_HEADER_BYTES = 4
@@ -52,6 +55,7 @@ MAP_ITEMS_MAX = 256
 # The type name and any field name fit; errors never echo more than this of what arrived.
 _ECHO_CHARACTERS_MAX = 80
 
+_WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _T = TypeVar("_T")
 # Takes a value from msgpack and where it stood; returns the checked value or raises ValueError.
 _Check = Callable[[Any, str], Any]
@@ -101,28 +105,48 @@ def frame(payload: bytes) -> bytes:
 
 
 @dataclass_transform(frozen_default=True)
-def message(cls: type[_T]) -> type[_T]:
-    """Class decorator: a frozen dataclass that :func:`encode` and :func:`decode` know by its name.
+def message(*, wire: str) -> Callable[[type[_T]], type[_T]]:
+    """Class decorator: a frozen dataclass that :func:`encode` and :func:`decode` know as ``wire``.
+
+    The name on the wire is said beside the class, so that a class can be renamed and the bytes stay
+    what they are. The names of fields travel too, and are what they are called here.
 
     Fields may be int (-2^63 to 2^64-1, what msgpack carries), float (NaN and infinities too),
     bool, str, bytes, ``X | None``, ``tuple[X, ...]`` (at most ARRAY_ITEMS_MAX), ``dict[str, X]``
     (at most MAP_ITEMS_MAX), messages defined above, and ``Annotated[X, Within(low, high)]`` of
     these. A ``__post_init__`` that raises ValueError refuses values.
     """
-    made = cls if is_dataclass(cls) else dataclass(frozen=True, slots=True)(cls)
-    if made.__name__ in _REGISTRY:
-        raise LocalProtocolError(f"two message classes are named {made.__name__}")
-    _SCHEMAS[made] = _schema_of(made)
-    _REGISTRY[made.__name__] = made
-    return made
+    if not (isinstance(wire, str) and _WIRE_NAME.fullmatch(wire)):
+        raise LocalProtocolError(f"{wire!r} is no name of a message on the wire")
+
+    def register(cls: type[_T]) -> type[_T]:
+        made = cls if is_dataclass(cls) else dataclass(frozen=True, slots=True)(cls)
+        if wire in _REGISTRY:
+            raise LocalProtocolError(f"two message classes are named {wire}")
+        _SCHEMAS[made] = _schema_of(made, wire)
+        _REGISTRY[wire] = made
+        _NAMES[made] = wire
+        return made
+
+    return register
+
+
+def registered() -> Mapping[str, type]:
+    """Return every message class that has been defined, by its name on the wire."""
+    return types.MappingProxyType(_REGISTRY)
+
+
+def name_of(msg: object) -> str:
+    """Return the name of a message on the wire; of anything else the name of its type."""
+    return _NAMES.get(type(msg)) or type(msg).__name__
 
 
 def encode(msg: object) -> bytes:
     """The payload of one frame. LocalProtocolError for what no receiver could decode."""
     try:
-        payload = msgpack.packb([type(msg).__name__, _to_map(msg)], default=_to_map)
+        payload = msgpack.packb([name_of(msg), _to_map(msg)], default=_to_map)
     except (TypeError, ValueError, OverflowError) as error:
-        raise LocalProtocolError(f"cannot encode a {type(msg).__name__}: {error}") from error
+        raise LocalProtocolError(f"cannot encode a {name_of(msg)}: {error}") from error
     assert isinstance(payload, bytes)
     return payload
 
@@ -164,6 +188,7 @@ class _Field:
 
 _REGISTRY: dict[str, type] = {}
 _SCHEMAS: dict[type, tuple[_Field, ...]] = {}
+_NAMES: dict[type, str] = {}
 
 
 def _unpack(payload: bytes) -> tuple[str, dict[Any, Any]]:
@@ -208,13 +233,13 @@ def _build(cls: type, values: Any, where: str) -> Any:
     return cls(**arguments)
 
 
-def _schema_of(cls: type) -> tuple[_Field, ...]:
+def _schema_of(cls: type, wire: str) -> tuple[_Field, ...]:
     hints = get_type_hints(cls, include_extras=True)
     return tuple(
         _Field(
             name=field.name,
             required=field.default is MISSING and field.default_factory is MISSING,
-            check=_check_for(hints[field.name], f"{cls.__name__}.{field.name}"),
+            check=_check_for(hints[field.name], f"{wire}.{field.name}"),
         )
         for field in fields(cls)
     )

@@ -65,7 +65,7 @@ def fragment_of(round_number: int, fragments: int) -> int:
     return (round_number - 2) % fragments if round_number > 1 else 0
 
 
-@message
+@message(wire="Origin")
 @dataclass(frozen=True, slots=True)
 class Origin:
     """``participants`` are sorted peer ids, each with its weight in the mean."""
@@ -93,7 +93,7 @@ class Origin:
         return text.digest()
 
 
-@message
+@message(wire="EntryHead")
 @dataclass(frozen=True, slots=True)
 class EntryHead:
     """Everything about a committed round but its bytes. ``chain`` is the one after it.

@@ -46,7 +46,7 @@ SERVES_OF_ONE_MAX = 8  # requests of one peer that may wait: two for each round 
 U8 = NDArray[np.uint8]
 
 
-@message
+@message(wire="FetchKept")
 @dataclass(frozen=True, slots=True)
 class FetchKept:
     """Participant of an attempt to holder: send me these chunks of your result of this round."""

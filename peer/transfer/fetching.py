@@ -43,7 +43,7 @@ ASKED_MAX = 8  # pieces that one learner may have asked of one donor
 Ticket = Annotated[int, Within(1, (1 << 32) - 1)]  # names one request: its frame's ``attempt``
 
 
-@message
+@message(wire="AskState")
 @dataclass(frozen=True, slots=True)
 class AskState:
     """Which state do you hold, and which digests did the states from round ``first`` on have?"""
@@ -51,7 +51,7 @@ class AskState:
     first: Rounds
 
 
-@message
+@message(wire="StateIs")
 @dataclass(frozen=True, slots=True)
 class StateIs:
     """``round`` -1: there is none that others may have. ``digest`` is that of ``blob_digest`` and
@@ -68,19 +68,19 @@ class StateIs:
     digests: Annotated[bytes, Within(0, 32 * DIGESTS_MAX)] = b""
 
 
-@message
+@message(wire="AskBlob")
 @dataclass(frozen=True, slots=True)
 class AskBlob:
     """The run's specification and manifest, please."""
 
 
-@message
+@message(wire="BlobIs")
 @dataclass(frozen=True, slots=True)
 class BlobIs:
     blob: Blob
 
 
-@message
+@message(wire="AskHeads")
 @dataclass(frozen=True, slots=True)
 class AskHeads:
     """The heads of the log's entries ``first`` to ``last``, please."""
@@ -89,7 +89,7 @@ class AskHeads:
     last: Rounds
 
 
-@message
+@message(wire="HeadsAre")
 @dataclass(frozen=True, slots=True)
 class HeadsAre:
     """As many of them as fit, from ``first`` on, and the chain ``before`` the first. None: gone."""
@@ -99,7 +99,7 @@ class HeadsAre:
     heads: Annotated[tuple[EntryHead, ...], Within(0, HEADS_MAX)]
 
 
-@message
+@message(wire="FetchPiece")
 @dataclass(frozen=True, slots=True)
 class FetchPiece:
     """``entry`` 0: the chunk as it is now; else its parts of the entries ``entry`` to ``last`` that
@@ -115,7 +115,7 @@ class FetchPiece:
     have: Digest = b""
 
 
-@message
+@message(wire="NoPiece")
 @dataclass(frozen=True, slots=True)
 class NoPiece:
     """Not from me: ask somebody else, or me again later. ``unreachable``: whoever asks cannot be
@@ -126,7 +126,7 @@ class NoPiece:
     unreachable: bool = False
 
 
-@message
+@message(wire="DropPieces")
 @dataclass(frozen=True, slots=True)
 class DropPieces:
     """Others were faster: what has not been sent yet need not be."""
@@ -134,7 +134,7 @@ class DropPieces:
     tickets: Annotated[tuple[Ticket, ...], Within(0, ASKED_MAX)]
 
 
-@message
+@message(wire="FetchResult")
 @dataclass(frozen=True, slots=True)
 class FetchResult:
     """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames.
@@ -149,7 +149,7 @@ class FetchResult:
     chunks: Annotated[bytes, Within(0, 4 * KEPT_MAX)] = b""
 
 
-@message
+@message(wire="ResultHead")
 @dataclass(frozen=True, slots=True)
 class ResultHead:
     """``found`` false: ask somebody else."""

@@ -18,11 +18,13 @@ from atoll.peer.group.operations import Call
 from atoll.peer.group.phases import Phase
 from atoll.peer.group.timing import Timing
 from atoll.peer.group.views import REPLICA, Member
+from atoll.peer.net.wire import name_of
 from harness.bounded import BoundedNode
 from harness.checks import Checker
 from harness.host import FOREVER_S, Host, Trap
 from harness.outlaws import Outlaws
 from harness.plane import DataPlane
+from harness.tracing import Recorder, trace_name
 from harness.values import object_of
 
 __all__ = ["DIAL_AGAIN_S", "LINEAGE", "World", "brief", "peer_id"]
@@ -54,6 +56,7 @@ class World(ABC):
         self.hosts: dict[bytes, Host] = {}
         self.tracing = False
         self.trace: list[str] = []
+        self.recorder: Recorder | None = None  # of effects, for tests/golden/traces.txt
         self.committed = 0  # the highest round that anybody has applied
         self.events = 0
         self.hold_renewal = False  # the disk hangs: no new incarnation number
@@ -300,6 +303,8 @@ class World(ABC):
         else:
             host.tick_s = max((deadline_s - host.skew_s) / host.rate, self.now_s + TICK_MIN_S)
         if effects:
+            if self.recorder is not None:
+                self.recorder.record(self.now_s, host.name, effects)
             self.checker.watch(host, event, effects)
             if host.traps:
                 effects = self._spring(host, effects)
@@ -383,14 +388,13 @@ _TICK = ev.Tick()
 
 
 def effect_name(effect: object) -> str:
-    if isinstance(effect, ev.Send):
-        return type(effect.message).__name__
-    return type(effect).__name__
+    """Return what failpoints and traces call an effect: a message that is sent by its own name."""
+    return trace_name(type(effect.message if isinstance(effect, ev.Send) else effect))
 
 
 def brief(message: object) -> str:
     """A message in a few words, for traces."""
-    name = type(message).__name__
+    name = name_of(message)
     if isinstance(message, Install):
         return f"Install {message.decided.number}"
     if isinstance(message, Meet):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, field
 
+from harness.tracing import Recorder
+
 from simulation.arena import Arena
 from simulation.faults import Faults
 from simulation.liveness import goal_reached, is_halted, outlook, why_not
@@ -48,9 +50,14 @@ def run_seed(seed: int, tracing: bool = False) -> Outcome:
     return run_script(options, draw_script(options), tracing)
 
 
-def run_script(options: Options, script: list[Fault], tracing: bool = False) -> Outcome:
+def run_script(
+    options: Options,
+    script: list[Fault],
+    tracing: bool = False,
+    recorder: Recorder | None = None,
+) -> Outcome:
     arena = Arena(options)
-    arena.tracing = tracing
+    arena.tracing, arena.recorder = tracing, recorder
     failure = verdict = ""
     try:
         verdict = _run(arena, options, script)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
 
 
-@message
+@message(wire="LinkNote")
 class LinkNote:
     number: int
     blob: bytes = b""

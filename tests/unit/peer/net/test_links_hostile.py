@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HELLO = Hello(PROTOCOL_MIN, PROTOCOL_MAX, "demo", CONTROL, 1, "")
 
 
-@message
+@message(wire="HostileNote")
 class HostileNote:
     number: int
     blob: bytes = b""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
 
 
-@message
+@message(wire="RaceNote")
 class RaceNote:
     number: int
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with zero seconds
 
 
-@message
+@message(wire="TroubleNote")
 class TroubleNote:
     number: int
 

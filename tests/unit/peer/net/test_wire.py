@@ -21,16 +21,18 @@ from atoll.peer.net.wire import (
     encode,
     frame,
     message,
+    name_of,
+    registered,
 )
 
 
-@message
+@message(wire="WireInner")
 class WireInner:
     name: str
     value: float = 0.5
 
 
-@message
+@message(wire="WireOuter")
 class WireOuter:
     number: int
     flag: bool
@@ -47,7 +49,7 @@ class WireOuter:
             raise ValueError("late is negative")
 
 
-@message
+@message(wire="WireBounds")
 class WireBounds:
     number: Annotated[int, Within(-1, 9)] = 0
     text: Annotated[str, Within(0, 4)] = ""
@@ -242,11 +244,37 @@ def test_what_cannot_be_encoded_is_our_defect(wrong: object) -> None:
 def test_a_field_type_that_cannot_be_checked_is_refused_when_defined() -> None:
     with pytest.raises(LocalProtocolError, match=r"WireBad.x has the type .*list"):
 
-        @message
+        @message(wire="WireBad")
         class WireBad:
             x: list[int]
 
 
 def test_two_classes_of_one_name_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="two message classes are named WireInner"):
-        message(type("WireInner", (), {}))
+        message(wire="WireInner")(type("Another", (), {}))
+
+
+def test_a_message_has_a_name_on_the_wire_of_its_own() -> None:
+    """That of its class would change with every renaming, and the bytes with it."""
+    with pytest.raises(TypeError):
+
+        @message  # type: ignore[call-arg, arg-type]
+        class WireUnnamed:
+            x: int
+
+    for wrong in ("", "two words", "0x", "a" * 65, None):
+        with pytest.raises(LocalProtocolError, match="is no name of a message"):
+            message(wire=wrong)  # type: ignore[arg-type]
+
+
+def test_the_class_is_not_what_a_message_is_called() -> None:
+    @message(wire="WireCalled")
+    class WireClass:
+        x: int
+
+    payload = encode(WireClass(3))
+    assert msgpack.unpackb(payload) == ["WireCalled", {"x": 3}]
+    assert decode(payload) == WireClass(3)
+    assert name_of(WireClass(3)) == "WireCalled"
+    assert registered()["WireCalled"] is WireClass
+    assert name_of("text") == "str"
