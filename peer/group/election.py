@@ -24,8 +24,9 @@ more than half of any part of it that contains them, or half with its first vote
 the first. So the promisers alone are a quorum of the next view, and all that it needs to commit; a
 voter that has not promised says READY in this view for nothing, since no quorum can follow, and
 enters the next one when it hears of it, as after a planned change. In a *cradle* the others may
-have no incarnation yet, and a fork takes the vote of each of its members: both are of promisers
-only.
+have no incarnation yet, a fork takes the vote of each of its members, and a voter that has not
+promised may hold what a rollback gives up, so that it would be ahead of the next view: all three
+are of promisers only.
 
 If no promiser *holds* the base, a committed round may be lost with the dead. After a wait the run
 halts, or, if its founder chose so, goes back to the last round that somebody holds, in a view that
@@ -228,7 +229,7 @@ class Proposer:
         proposal = replace(
             self.view,
             number=self.view.number + 1,
-            members=self._members(fork),
+            members=self._members(fork or lost),
             coordinator=self.me,
             base_round=base_round,
             base_chain=base_chain,
@@ -242,12 +243,12 @@ class Proposer:
             return founded(proposal)
         return forked(proposal, self.ballot) if fork else proposal
 
-    def _members(self, fork: bool) -> tuple[Member, ...]:
+    def _members(self, promisers_only: bool) -> tuple[Member, ...]:
         """Return the members of the next view, in the order of this one."""
         if self.view.number == 0:
             known = self._renewed(self.view).members
             return tuple(member for member in known if member.peer in self.promises)
-        lost = {*self.view.peers} if fork else {*self._departed()}
+        lost = {*self.view.peers} if promisers_only else {*self._departed()}
         lost -= self.promises.keys()
         return tuple(member for member in self.view.members if member.peer not in lost)
 

@@ -83,7 +83,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an election drops who answers late",
         "election",
-        "lost = {*self.view.peers} if fork else {*self._departed()}",
+        "lost = {*self.view.peers} if promisers_only else {*self._departed()}",
         "lost = {*self.view.peers}",
     ),
     Mutant(
