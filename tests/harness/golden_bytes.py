@@ -1,5 +1,5 @@
-"""Make the lines of `tests/golden/wire.txt`, of what goes over the wire and into files, and those of
-`tests/golden/signed.txt`, of what is signed. Nothing in them is drawn at random.
+"""Make the lines of `tests/golden/wire.txt`, of what goes over the wire and into files, and
+those of `tests/golden/signed.txt`, of what is signed. Nothing in them is drawn at random.
 
 Ed25519 signs one text with one key in one way, so that a grant with its signature pins the text as
 well. Blobs are shown unpacked: two versions of zlib may pack one text differently.
@@ -160,7 +160,7 @@ def _files() -> Iterator[str]:
 
 
 def runs() -> dict[str, tuple[RunSpec, Manifest]]:
-    """Return a run with nothing but what it must have, and others that together have every field."""
+    """Return a run with the fields that it must have, and others that together have all."""
     plain = Manifest.of([Parameter("weight", (4, 3))])
     spec = RunSpec(
         method="streaming_diloco",

@@ -116,8 +116,8 @@ def _train(make: Make, codec: str, session: SwarmSession) -> bytes:
 
 @functools.cache
 def _targets(worker: int, step: int) -> list[torch.Tensor]:
-    """Return what a worker's parameters are drawn to in this step: as in harness/golden.py, once for all
-    methods and codecs."""
+    """Return what a worker's parameters are drawn to in this step: as in harness/golden.py, once
+    for all methods and codecs."""
     model = Model()
     distances = model.distances(b"batch", worker, step)
     return [p.detach() - d for p, d in zip(model.parameters(), distances, strict=True)]
