@@ -1,5 +1,5 @@
-"""What goes over the wire and into files: the lines of `tests/golden/wire.txt`, and what is signed:
-those of `tests/golden/signed.txt`. Nothing in it is drawn at random.
+"""Make the lines of `tests/golden/wire.txt`, of what goes over the wire and into files, and
+those of `tests/golden/signed.txt`, of what is signed. Nothing in them is drawn at random.
 
 Ed25519 signs one text with one key in one way, so that a grant with its signature pins the text as
 well. Blobs are shown unpacked: two versions of zlib may pack one text differently.
@@ -113,7 +113,7 @@ def hello() -> Hello:
 
 
 def _stream() -> Iterator[str]:
-    """The opening of a data stream with fixed keys, and its first records."""
+    """Yield the opening of a data stream with fixed keys, and its first records."""
     granted = StreamGranted(7, CIPHER_AES, bytes(range(16)), SECRET)
     dialler, acceptor = Handshake(granted), Handshake(granted)
     opening = dialler.opening(b"d" * 16)
@@ -160,7 +160,7 @@ def _files() -> Iterator[str]:
 
 
 def runs() -> dict[str, tuple[RunSpec, Manifest]]:
-    """A run with nothing but what it must have, and others that together have every field."""
+    """Return a run with the fields that it must have, and others that together have all."""
     plain = Manifest.of([Parameter("weight", (4, 3))])
     spec = RunSpec(
         method="streaming_diloco",
@@ -204,7 +204,7 @@ def runs() -> dict[str, tuple[RunSpec, Manifest]]:
 
 
 def grant(uses: int = 0) -> tuple[Grant, bytes]:
-    """A token, or a pass for the peer of key 3, with the private key of its subject."""
+    """Return a token, or a pass for the peer of key 3, with the private key of its subject."""
     subject = public(4 if uses else 3)
     made = Grant(RUN, subject, "witness", uses, 1_900_000_000).signed(key(1))
     return made, bytes([4]) * 32 if uses else b""
@@ -323,7 +323,7 @@ def _authority() -> Iterator[str]:
 
 
 def _chains() -> Iterator[str]:
-    """What peers compare instead of states and histories."""
+    """Yield what peers compare instead of states and histories."""
     view: View = sample("View", "full")
     yield line("chain", "genesis", genesis_chain(D32[0]))
     yield line("chain", "after-a-round", chain_after(D32[0], 7, 2, D32[1]))

@@ -1,5 +1,5 @@
-"""What programs rely on of the command line: the lines of `tests/golden/help.txt` and of
-`tests/golden/exit_codes.txt`.
+"""Make the lines of `tests/golden/help.txt` and of `tests/golden/exit_codes.txt`: what
+programs rely on of the command line.
 
 Of ``--help`` the commands, their arguments and options are kept, not the words: those may change,
 and versions of Python lay them out differently.

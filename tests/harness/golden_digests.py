@@ -1,5 +1,5 @@
-"""What 20 rounds leave behind, to the bit, of each method with each codec: the lines of
-`tests/golden/digests.txt`.
+"""Make the lines of `tests/golden/digests.txt`: what 20 rounds leave behind, to the bit, of each
+method with each codec.
 
 Two workers train the model of harness/golden.py, whose inner steps are rounded alike by every
 processor. Codecs, reductions and outer steps are as well: elements are added up in an order that is
@@ -116,8 +116,8 @@ def _train(make: Make, codec: str, session: SwarmSession) -> bytes:
 
 @functools.cache
 def _targets(worker: int, step: int) -> list[torch.Tensor]:
-    """What a worker's parameters are drawn to in this step: as in harness/golden.py, once for all
-    methods and codecs."""
+    """Return what a worker's parameters are drawn to in this step: as in harness/golden.py, once
+    for all methods and codecs."""
     model = Model()
     distances = model.distances(b"batch", worker, step)
     return [p.detach() - d for p, d in zip(model.parameters(), distances, strict=True)]

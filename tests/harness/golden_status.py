@@ -1,4 +1,4 @@
-"""What `atoll status --json` has: the lines of `tests/golden/status.txt`.
+"""Make the lines of `tests/golden/status.txt`: what `atoll status --json` has.
 
 A line is a path, the types that were found there, and the value where the same fleet always gives
 the same one, and it is no sentence. Items of a list are ``[]``.

@@ -89,7 +89,7 @@ def _shape(kind: type) -> tuple[str, tuple[attrgetter[Any], ...]]:
 
 
 def _bytes(value: bytes) -> str:
-    """Ids and digests by their beginning, which tells them apart; what is longer by its hash."""
+    """Show ids and digests by their beginning, which tells them apart; longer ones by a hash."""
     if len(value) > ID_BYTES:
         return hashlib.sha256(value).hexdigest()[:DIGITS]
     return value.hex()[:DIGITS] if len(value) == ID_BYTES else value.hex() or '""'

@@ -29,12 +29,6 @@ def test_traces_of_a_few_seeds_are_as_they_were(first: int) -> None:
         assert traces.digest_of(seed) == known[seed], f"make traces SEED={seed}"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_all_traces_are_as_they_were() -> None:
-    assert traces.main([]) == 0
-
-
 def test_the_file_has_every_seed() -> None:
     assert [*traces.kept()] == [*range(traces.SEEDS)]
 

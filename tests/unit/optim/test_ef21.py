@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -127,7 +128,7 @@ def descend(
 
     def making(n: int) -> Estimates:
         made = make(n)
-        return Descending(**{name: getattr(made, name) for name in made.__dataclass_fields__})
+        return Descending(**{f.name: getattr(made, f.name) for f in dataclasses.fields(made)})
 
     averages(making, ONE, lambda n, s: losses.gradient(n, x[n]), range(steps), workers)
     return away

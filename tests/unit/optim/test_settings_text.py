@@ -1,4 +1,4 @@
-"""What a specification calls a trainer's settings, whatever their classes are called."""
+"""Specifications quote the settings of a trainer, whatever their classes are called."""
 
 from __future__ import annotations
 
