@@ -114,7 +114,8 @@ class Decisions:
         place, view, before = (accept.lineage, accept.view), accept.proposal, None
         voted = any(proposal == view for _, proposal in self._votes.get(place, ()))  # so it binds
         chosen = view.coordinator == accept.ballot.peer == host.peer and not voted
-        if chosen and not view.fork and (place, accept.ballot) not in self._judged:
+        promisers_only = view.fork or view.rollback  # see election.py
+        if chosen and not promisers_only and (place, accept.ballot) not in self._judged:
             before = self._views.get(place)
         self._judged.add((place, accept.ballot))
         for member in before.members if before is not None else ():
