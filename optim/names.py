@@ -1,5 +1,5 @@
-"""What parameters and buffers of a model are called, whatever it is wrapped in; and what a run's
-specification calls the settings that a trainer has given to its method."""
+"""Name parameters and buffers of a model, whatever wraps it, and what a method was given, for the
+specification of a run."""
 
 from __future__ import annotations
 

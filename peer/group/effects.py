@@ -1,4 +1,4 @@
-"""What comes out of the membership machine: orders to its shell, in order (events.py).
+"""Define what the membership machine returns: orders to its shell, in order (events.py).
 
 ``trace`` is what the traces of the simulator call an effect (tests/harness/tracing.py), whatever
 its class is called: renaming one must not look like another protocol.

@@ -32,16 +32,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 pytestmark = [pytest.mark.filterwarnings(f"ignore:::{LIBRARIES}"), pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Add in the order of the trainers, which have one thread each: it decides the last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread")  # as the trainers have, of whose bits these must be
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.__name__)
 def test_two_peers_end_with_the_bits_of_the_plain_loop(
     tmp_path: Path, loop: Callable[[Any, int], torch.Tensor]

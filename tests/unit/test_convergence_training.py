@@ -21,6 +21,7 @@ from atoll.optim import DiLoCo, GradientAverage, Swarm, TextBatches, heldout_los
 from atoll.optim.swarm import SwarmSession
 from atoll.optim.text import Text
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = SIZES["tiny"]
 STEPS, WORKERS, H = 24, 3, 3
 
@@ -40,14 +41,6 @@ def row(method: str, start: str = SCRATCH, lr: float = 4e-3, h: int = H) -> Row:
 
 def run(tmp_path: Path, *args: Any, **kwargs: Any) -> Result:
     return run_row(row(*args, **kwargs), TEXT, tmp_path / "warm")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ---------------------------------------------------------------- baselines

@@ -5,24 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from harness import golden_digests, golden_text
 from harness.golden_digests import METHODS
 
 from atoll.collectives.codecs import CODECS
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 KNOWN = [line.split() for line in golden_text.lines_of("digests.txt")]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("method", METHODS)
