@@ -51,20 +51,22 @@ def test_a_state_comes_from_three_donors_of_which_one_dies_and_one_lies(tmp_path
     scenario(tmp_path, [*runs, None], play)
 
 
-def test_a_laggard_is_brought_forward_by_entries(tmp_path: Path) -> None:
+# Of two, one may take over what the other is sending: a slow machine then receives it twice.
+@pytest.mark.parametrize(("givers", "most"), [(1, 1.1), (2, 2.2)])
+def test_a_laggard_is_brought_forward_by_entries(tmp_path: Path, givers: int, most: float) -> None:
     async def play(sites: list[Site]) -> None:
-        donors, laggard = sites[:2], sites[2]
+        *donors, laggard = sites
         before = laggard.state
         laggard.catch_up.aim(goal_of(truth, donors))
         await eventually(lambda: laggard.reached)
         assert laggard.state is before
         assert same(laggard.state, truth.state)
         entries = 2 * truth.state.layout(head_of(2)).total_bytes
-        assert laggard.streams.received_bytes < 1.1 * entries
+        assert laggard.streams.received_bytes < most * entries
 
-    runs = [run_of(5), run_of(5), run_of(3)]
-    truth = runs[0]
-    scenario(tmp_path, list(runs), play)
+    givers_runs = [run_of(5) for _ in range(givers)]
+    truth = givers_runs[0]
+    scenario(tmp_path, [*givers_runs, run_of(3)], play)
 
 
 @pytest.mark.parametrize("own", [4, None], ids=["laggard", "joiner"])
