@@ -213,7 +213,7 @@ def _secret(parsed: argparse.Namespace) -> int:
 
 def _example(parsed: argparse.Namespace) -> int:
     """The bytes of the file, so that `atoll example lm > train.py` is a copy of it."""
-    folder = resources.files("atoll") / "examples"
+    folder = resources.files("atoll.examples")
     files = {
         file.name.removeprefix("train_").removesuffix(".py").replace("_", "-"): file.read_bytes()
         for file in sorted(folder.iterdir(), key=lambda file: file.name)

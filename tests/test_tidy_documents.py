@@ -53,7 +53,7 @@ def test_the_trees_in_the_documents_match_the_disk() -> None:
     assert not [path for path in trees if not (ROOT / path).exists()], "listed, but not there"
     assert not [path for path, remark in trees.items() if not remark], "listed without a remark"
     wanted = {name_of(path) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    wanted |= {name_of(path) for path in (ROOT / "src" / "atoll").iterdir()}
+    wanted |= {name_of(path) for path in (ROOT / "atoll").iterdir()}
     wanted |= {name_of(path) for path in (ROOT / "examples").glob("*.py")}
     wanted |= {name_of(path) for path in (ROOT / "docs").iterdir()}
     wanted |= {name_of(path) for path in (ROOT / "tests").rglob("*") if path.is_dir()}
@@ -75,7 +75,8 @@ def test_the_readme_lists_what_lies_at_the_top() -> None:
 def test_every_package_is_in_the_wheel() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
-    packages = {"atoll", *("atoll." + name_of(folder).replace("/", ".") for folder in folders)}
+    names = ["examples", *(name_of(folder).replace("/", ".") for folder in folders)]
+    packages = {"atoll", *(f"atoll.{name}" for name in names)}
     assert set(settings["tool"]["setuptools"]["packages"]) == packages
 
 

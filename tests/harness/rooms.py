@@ -9,7 +9,7 @@ ROOMS = ("collectives", "optim", "peer")
 
 
 def _modules() -> dict[str, Path]:
-    found = {"atoll": ROOT / "src" / "atoll" / "__init__.py"}
+    found = {"atoll": ROOT / "atoll" / "__init__.py"}
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tomllib
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 from harness.rooms import ROOT
@@ -65,10 +63,3 @@ def test_an_unknown_example_is_an_error_that_names_the_known(
     assert all(name in said for name in EXAMPLES)
 
 
-def test_the_wheel_has_every_example() -> None:
-    """As the link in the package says, and the patterns of what is packed."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    package = ROOT / "src" / "atoll"
-    patterns = project["tool"]["setuptools"]["package-data"]["atoll"]
-    packed = {Path(os.path.relpath(p, package)) for x in patterns for p in package.glob(x)}
-    assert {Path("examples") / path.name for path in (ROOT / "examples").glob("*.py")} <= packed
