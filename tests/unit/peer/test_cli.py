@@ -61,5 +61,3 @@ def test_an_unknown_example_is_an_error_that_names_the_known(
     said = capsys.readouterr().err
     assert "ATOLL-E10 there is no example none" in said
     assert all(name in said for name in EXAMPLES)
-
-
