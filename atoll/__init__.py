@@ -1,4 +1,4 @@
-"""atoll: train one PyTorch model on machines joined by ordinary internet links.
+"""Train one PyTorch model on machines joined by ordinary internet links.
 
     import atoll
 

@@ -1,4 +1,4 @@
-"""Collectives: codecs, schedules, and the chunked engine that runs them over streams.
+"""Reduce vectors among peers: codecs, schedules, and the chunked engine that runs them.
 
 This room needs numpy only. It knows nothing of sockets, membership or training.
 """

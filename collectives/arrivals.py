@@ -1,4 +1,4 @@
-"""Frames that are arriving: where their bytes go, and what becomes of those that do not come.
+"""Decide where the bytes of arriving frames go, and what becomes of those that do not come.
 
 A frame carries a whole chunk, or, where several streams from a source share its chunks, a *piece*
 of PIECE_BYTES. A whole result is received where it belongs, unless another stream may bring it too:
@@ -38,7 +38,7 @@ class _Place(NamedTuple):
 
 
 class _Pieces:
-    """Of one chunk from one source: where they belong, and which are there."""
+    """Hold where the pieces of one chunk from one source belong, and which are lacking."""
 
     def __init__(self, whole: Arrived, size: int) -> None:
         self.whole = whole
@@ -46,8 +46,11 @@ class _Pieces:
 
 
 class Arrivals:
-    """``parts`` is their layout, of which ``buffers`` hold a chunk each; ``told_bytes``: see Parts.
-    Calls never overlap: the engine holds its lock."""
+    """Give arriving frames their place in memory, and put the pieces of chunks together.
+
+    ``parts`` is the layout of parts, of which ``buffers`` hold a chunk each; ``told_bytes``: see
+    Parts. Calls never overlap: the engine holds its lock.
+    """
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class Arrivals:
 
     @property
     def writes_result(self) -> bool:
-        """Whether somebody receives into the result."""
+        """Return whether somebody receives into the result."""
         return any(place.arrived.in_place for place in self._places.values())
 
     @property
@@ -77,19 +80,19 @@ class Arrivals:
         return frame in self._places
 
     def size(self, frame: Frame) -> int:
-        """Bytes of its whole chunk, or of what owners tell each other."""
+        """Return the bytes of a frame's whole chunk, or of what owners tell each other."""
         if frame.kind == Kind.GRAM:
             return self._told_bytes
         layout = self._result.layout if frame.kind == Kind.RESULT else self._parts
         return layout.size(frame.chunk)
 
     def length(self, frame: Frame) -> int:
-        """Bytes of one that is arriving."""
+        """Return the bytes of a frame that is arriving; 0 if it is not."""
         place = self._places.get(frame)
         return place.piece_bytes or self.size(frame) if place is not None else 0
 
     def fits(self, frame: Frame, length: int) -> bool:
-        """Whether it is a whole chunk, or a piece of one."""
+        """Return whether a frame of this length is a whole chunk, or a piece of one."""
         size = self.size(frame)
         if length == size and not frame.offset:
             return True
@@ -97,7 +100,7 @@ class Arrivals:
         return whole_pieces and 0 < length == min(PIECE_BYTES, size - frame.offset)
 
     def place(self, frame: Frame, length: int) -> U8:
-        """Where to receive it."""
+        """Reserve the place of a frame, and return where to receive it."""
         if length < self.size(frame):
             place = _Place(Arrived(self._piece_buffers.take(), False), length)
         elif frame.kind == Kind.RESULT and not frame.lane:
@@ -108,7 +111,11 @@ class Arrivals:
         return place.arrived.data
 
     def filled(self, frame: Frame, *, wanted: bool) -> Arrived | None:
-        """It is complete: the chunk, if that is whole and ``wanted`` now, to be given back."""
+        """Take in a frame that is complete; return the chunk, if that is whole and ``wanted`` now.
+
+        What is returned is to be given back; else None. Raises LocalProtocolError for a frame that
+        has no place.
+        """
         place = self._places.pop(frame, None)
         if place is None:
             raise LocalProtocolError(
@@ -137,19 +144,19 @@ class Arrivals:
         return None if pieces.lacking else pieces.whole
 
     def _forget_pieces(self, frame: Frame, whole: Arrived | None) -> None:
-        """The chunk is here: what has arrived of it beside ``whole`` is not needed."""
+        """Forget what has arrived beside ``whole`` of a chunk that is here: it is not needed."""
         pieces = self._pieces.pop((frame.src, frame.kind, frame.chunk), None)
         if pieces is not None and pieces.whole is not whole:
             self.give_back(frame, pieces.whole)
 
     def ended(self, frame: Frame) -> None:
-        """The rest of it will not come."""
+        """Forget a frame of which the rest will not come."""
         place = self._places.pop(frame, None)
         if place is not None:
             self._give_back(frame, place)
 
     def give_back(self, frame: Frame, arrived: Arrived) -> None:
-        """What ``filled`` has returned is not needed any more."""
+        """Take back what ``filled`` has returned, which is not needed any more."""
         if not arrived.in_place:
             self._pool(frame).give(arrived.data)
 

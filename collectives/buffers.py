@@ -1,4 +1,4 @@
-"""Buffers of one size that are used again: fresh pages cost more than the arithmetic on them."""
+"""Use buffers of one size again: fresh pages cost more than the arithmetic on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item", np.uint8, np.float32)
 
 
 class BufferPool(Generic[Item]):
-    """One-dimensional arrays of ``elements``, with whatever an earlier user left in them.
+    """Lend one-dimensional arrays of ``elements``, with whatever an earlier user left in them.
 
     Safe to share between threads without a lock, because ``list.pop`` and ``list.append`` are
     atomic. The pool sets no limit: who takes from it names the rule that bounds it.
@@ -38,5 +38,5 @@ class BufferPool(Generic[Item]):
 
     @property
     def allocated_bytes(self) -> int:
-        """What the pool has taken so far, whether in use or free."""
+        """Return the bytes that the pool has taken so far, whether in use or free."""
         return sum(buffer.nbytes for buffer in list(self._all))

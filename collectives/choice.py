@@ -1,4 +1,4 @@
-"""Which collective, in which shape: the fastest that the cost model knows and the codec allows.
+"""Choose the collective and its shape: the fastest that the cost model knows and the codec allows.
 
 Pure: the coordinator calls ``choose`` with what was measured, and writes the answer into its plan.
 
@@ -49,18 +49,19 @@ RING_8_BIT_PEERS_MAX: Final = 32  # relative error below 1e-3
 EXACT_BITS_MIN: Final = 16  # from here on the noise of partial sums does not matter
 # With more peers a ring is not ordered, since that takes seconds, and fewer shapes are tried.
 SEARCH_PEERS_MAX: Final = 128
-# How much faster another must be than the butterfly: what the model may be wrong by.
+# By how much another must be faster than the butterfly: what the model may be wrong by.
 MARGIN: Final = 0.10
 # Chunk sizes that are tried: the grid's, and halves of it down to a quarter.
 HALVINGS: Final = 2
 SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
 # What systems let a socket's buffer grow to unasked: one stream has no more on the way.
 SOCKET_BUFFER_BYTES: Final = 4 * 2**20
-# How much more the streams of a pair should be able to carry than they are to: see ``streams_for``.
-# Of their windows: kernels keep room in a socket's buffer for what is no payload, and a probe over
-# one stream ends before a large window is open, so that it finds a half of ``stream_bytes_per_s``.
+# The streams of a pair should be able to carry more than they are to: see ``streams_for``.
+# So much more by their windows: kernels keep room in a socket's buffer for what is no payload, and
+# a probe over one stream ends before a large window is open, so that it finds a half of
+# ``stream_bytes_per_s``.
 WINDOW_ROOM: Final = 4
-LOSS_ROOM: Final = 2  # of what losses leave of them: the formula is a rough one
+LOSS_ROOM: Final = 2  # more by what losses leave of them: the formula is a rough one
 LOSSY_STREAMS_MIN: Final = 2  # with BBR: one that stands still after a loss is not the pair's end
 REASONS_MAX: Final = 24
 PAIRWISE_NOISE: Final = 1.0  # see ``Shape.noise``: the mean is not encoded again
@@ -68,11 +69,12 @@ PAIRWISE_NOISE: Final = 1.0  # see ``Shape.noise``: the mean is not encoded agai
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be reduced. ``bits``: encoded bits per element, scales included.
+    """Describe what is to be reduced, and what may be chosen for it.
 
-    ``chunk_elements``: 0 leaves the size to the choice. ``kinds``: what may be chosen from; the
-    butterfly always may. ``bbr``: whose streams losses do not slow, by participant; none if empty.
-    ConfigError for what cannot be.
+    ``bits``: encoded bits per element, scales included. ``chunk_elements``: 0 leaves the size to
+    the choice. ``kinds``: what may be chosen from; the butterfly always may. ``bbr``: by
+    participant, whether losses do not slow its streams; empty if they slow all. Raises ConfigError
+    for what cannot be.
     """
 
     elements: int
@@ -93,7 +95,7 @@ class Task:
             raise ConfigError(f"kinds {self.kinds}, at most {self.streams_max} streams")
 
     def chunk_bytes(self, chunk_elements: int) -> int:
-        """Of a whole chunk, encoded."""
+        """Return the encoded bytes of a whole chunk."""
         return max(1, math.ceil(min(chunk_elements, self.elements) * self.bits / 8))
 
     def chunks(self, chunk_elements: int) -> int:
@@ -105,12 +107,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The answer. Participants are indices, as in the plan.
+    """Describe the collective that was chosen. Participants are indices, as in the plan.
 
     ``order``: of a ring, else empty. ``arity``: of a tree, else 0. ``sites``: of a hierarchical
-    one, else empty. ``shards``: chunks that each owns. ``streams``: (from, to, count) of the pairs
-    that need more than one. ``noise``: see ``Shape.noise``. ``reasons``: for people, the whole in a
-    few words first; ``details``: for who wants to know more.
+    one, else empty. ``shards``: the number of chunks that each owns. ``streams``: (from, to, count)
+    of the pairs that need more than one. ``noise``: see ``Shape.noise``. ``reasons``: for people,
+    the whole in a few words first; ``details``: for those who want to know more.
     """
 
     kind: str
@@ -127,8 +129,11 @@ class Choice:
     details: tuple[str, ...]
 
     def routes(self) -> Routes:
-        """The trees; where there are none, in a pairwise exchange, those of a butterfly: as many
-        bytes cross each link."""
+        """Return the trees of the collective.
+
+        A pairwise exchange has none and gets those of a butterfly: just as many bytes cross each
+        link.
+        """
         if self.kind == "ring":
             return ring(self.order)
         if self.kind == "tree":
@@ -138,7 +143,10 @@ class Choice:
         return star(self.count)
 
     def owners(self) -> tuple[int, ...]:
-        """The owner of each chunk: contiguous shards in the order of participants, or EVERYONE."""
+        """Return the owner of each chunk, or EVERYONE in a pairwise exchange.
+
+        Shards are contiguous, in the order of participants.
+        """
         if self.kind == "pairwise":
             return (EVERYONE,) * sum(self.shards)
         return tuple(peer for peer, size in enumerate(self.shards) for _ in range(size))
@@ -160,8 +168,11 @@ class _Candidate:
 
 
 def choose(network: Network, task: Task, names: Sequence[str] = ()) -> Choice:
-    """The collective for this task on this network, the same on every machine. ``names``: of the
-    participants, in what is said to people; their numbers if empty."""
+    """Return the collective for this task on this network, the same on every machine.
+
+    ``names``: of the participants, in what is said to people; their numbers if empty. Raises
+    ConfigError if ``task.bbr`` is of another number of peers.
+    """
     names = names or tuple(map(str, range(network.count)))
     if task.bbr and len(task.bbr) != network.count:
         raise ConfigError(f"{network.count} peers, and {len(task.bbr)} that have BBR or not")
@@ -200,7 +211,7 @@ def choose(network: Network, task: Task, names: Sequence[str] = ()) -> Choice:
 
 
 def _allowed(network: Network, task: Task) -> tuple[set[str], list[str]]:
-    """The kinds that may be chosen, and why others may not."""
+    """Return the kinds that may be chosen, and why others may not."""
     n, sites = network.count, len(network.site_up)
     out: dict[str, str] = {}
     if n != 2:
@@ -227,7 +238,7 @@ def _allowed(network: Network, task: Task) -> tuple[set[str], list[str]]:
 
 
 def _sizes(network: Network, task: Task) -> list[int]:
-    """Elements of a chunk that are tried, largest first."""
+    """Return the numbers of elements in a chunk that are tried, largest first."""
     if task.chunk_elements:
         return [task.chunk_elements]
     largest = grid_for(task.elements).chunk_elements
@@ -278,14 +289,20 @@ def _candidates(network: Network, task: Task, size: int, allowed: set[str]) -> I
 
 
 def _step_s(network: Network, task: Task) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """[n, n]: seconds of one step of a ring on each edge: a shard of it, and the way there."""
+    """Return the seconds of one step of a ring on each edge, float64[n, n].
+
+    In a step a shard of what is reduced crosses the edge, with the edge's latency.
+    """
     shard_bytes = task.elements * task.bits / 8 / network.count / (1 - task.rates.overhead)
     steps = shard_bytes / network.alone_bytes_per_s() + network.latency_s
     return np.asarray(steps, dtype=np.float64)
 
 
 def _middle(network: Network) -> int:
-    """The peer that a few bytes reach all others from, and back, soonest; then the fastest."""
+    """Return the peer that a few bytes reach all others from, and back, soonest.
+
+    Of equal ones it is the fastest.
+    """
     farthest = (network.latency_s + network.latency_s.T).max(axis=1)
     slower = np.minimum(network.up, network.down)
     return min(range(network.count), key=lambda p: (farthest[p], -slower[p], p))
@@ -295,11 +312,11 @@ def _middle(network: Network) -> int:
 
 
 def stream_bytes_per_s(round_trip_s: float, loss: float) -> float:
-    """What one TCP stream carries on such a path, however fast the lines are.
+    """Return the bytes per second that one TCP stream carries, however fast the lines are.
 
     Its window is what a socket's buffer holds, and with loss at most ``sqrt(3 / (2 p))`` packets
-    (Mathis et al. 1997) or ``1.054 (RTT / p)^(3/4)`` (CUBIC, RFC 9438), whichever is
-    larger. BBR does better: ask with ``loss`` 0.
+    (Mathis et al. 1997) or ``1.054 (RTT / p)^(3/4)`` (CUBIC, RFC 9438), whichever is larger. BBR
+    does better: ask with ``loss`` 0.
     """
     if round_trip_s <= 0:
         return math.inf
@@ -311,16 +328,18 @@ def stream_bytes_per_s(round_trip_s: float, loss: float) -> float:
 
 
 def streams_for(bytes_per_s: float, round_trip_s: float, loss: float, *, bbr: bool) -> int:
-    """How many streams a pair needs that is to carry so much; ``bbr``: losses do not slow them.
+    """Return how many streams a pair needs that is to carry ``bytes_per_s``.
 
-    More than would just do (WINDOW_ROOM, LOSS_ROOM), because what a pair has was measured over the
-    streams that it had: a probe uses one, and on a long fat path finds what one window carries. A
-    plan that only asked for streams to carry that would ask for one again, and never learn better.
-    With room to spare the next rounds show more if there is more, the plan after them asks for more
-    streams, and so on until the path is full. Probes over several streams would not get there: a
-    path of 1 Gbit/s and 200 ms holds 25 MB, twice what a probe may send. Nor need anybody keep in
-    mind which measurements are to be believed: where one stream was the limit or nearly so, there
-    are more; where it was not, it costs nothing.
+    ``bbr``: losses do not slow them.
+
+    These are more than would just do (WINDOW_ROOM, LOSS_ROOM), because what a pair has was measured
+    over the streams that it had: a probe uses one, and on a long fat path finds what one window
+    carries. A plan that only asked for streams to carry that would ask for one again, and never
+    learn better. With room to spare the next rounds show more if there is more, the plan after them
+    asks for more streams, and so on until the path is full. Probes over several streams would not
+    get there: a path of 1 Gbit/s and 200 ms holds 25 MB, twice what a probe may send. Nor need
+    anybody keep in mind which measurements are to be believed: where one stream was the limit or
+    nearly so, there are more; where it was not, it costs nothing.
     """
     room = stream_bytes_per_s(round_trip_s, 0.0)
     needed = math.ceil(WINDOW_ROOM * bytes_per_s / room)
@@ -333,7 +352,10 @@ def streams_for(bytes_per_s: float, round_trip_s: float, loss: float, *, bbr: bo
 
 
 def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[int, int, int], ...]:
-    """Pairs that need several, so that a pair moves its bytes in the time of the whole."""
+    """Return (from, to, count) of the pairs that need several streams.
+
+    With so many a pair moves its bytes in the time of the whole.
+    """
     chunks = chosen.shape.flows(chosen.shards)  # a pairwise exchange has those of a butterfly
     wire = chunks * task.chunk_bytes(chosen.chunk_elements) / (1 - task.rates.overhead)
     found = []

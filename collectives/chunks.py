@@ -1,4 +1,4 @@
-"""How a flat float32 vector is cut into chunks, and where each chunk lies in encoded bytes.
+"""Cut a flat float32 vector into chunks, and say where each chunk lies in encoded bytes.
 
 The chunk is the unit of everything: of encoding, sending, reducing, digests and versions. The grid
 depends only on the length of the vector, so all peers cut alike without talking about it.
@@ -32,7 +32,10 @@ CHUNKS_WANTED: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """``total`` elements in chunks of ``chunk_elements``; only the last one may be shorter."""
+    """Cut ``total`` elements into chunks of ``chunk_elements``; only the last one may be shorter.
+
+    Raises ConfigError unless there is an element, and a chunk has whole blocks and a size allowed.
+    """
 
     total: int
     chunk_elements: int
@@ -52,7 +55,7 @@ class ChunkGrid:
         return -(-self.total // self.chunk_elements)
 
     def bounds(self, chunk: int) -> tuple[int, int]:
-        """The element range [lo, hi) of a chunk."""
+        """Return the element range [lo, hi) of a chunk. Raises IndexError if there is none."""
         if not 0 <= chunk < self.count:
             raise IndexError(f"chunk {chunk} of {self.count}")
         lo = chunk * self.chunk_elements
@@ -64,7 +67,7 @@ class ChunkGrid:
 
 
 def grid_for(total: int) -> ChunkGrid:
-    """The grid that every peer uses for a vector of ``total`` elements."""
+    """Return the grid that every peer uses for a vector of ``total`` elements."""
     blocks = -(-total // (CHUNKS_WANTED * BLOCK_ELEMENTS))
     wanted = blocks * BLOCK_ELEMENTS
     return ChunkGrid(total, min(max(wanted, CHUNK_ELEMENTS_MIN), CHUNK_ELEMENTS_MAX))
@@ -72,13 +75,13 @@ def grid_for(total: int) -> ChunkGrid:
 
 @dataclass(frozen=True, slots=True)
 class EncodedLayout:
-    """Where each chunk lies in a whole encoded vector: in order, without gaps."""
+    """Say where each chunk lies in a whole encoded vector: in order, without gaps."""
 
     chunk_bytes: int
     total_bytes: int
 
     def slice(self, chunk: int) -> tuple[int, int]:
-        """The byte range [lo, hi) of a chunk."""
+        """Return the byte range [lo, hi) of a chunk. Raises IndexError if there is none."""
         lo = chunk * self.chunk_bytes
         if not 0 <= lo < self.total_bytes:
             raise IndexError(f"chunk {chunk} lies outside {self.total_bytes} encoded bytes")

@@ -1,4 +1,4 @@
-"""One peer's part of one round, with error feedback: a source for the engine, then its commit."""
+"""Add error feedback to one peer's part of one round: a source for the engine, then its commit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ __all__ = ["Compensated"]
 
 
 class Compensated:
-    """``source(chunk, out)`` plus what ``feedback`` has kept. Chunk 0 of ``grid`` begins at element
-    ``first`` of what the feedback is over."""
+    """Fill in one peer's part plus what error feedback has kept of earlier rounds.
+
+    A call gives ``source(chunk, out)`` plus what ``feedback`` has kept. Chunk 0 of ``grid`` begins
+    at element ``first`` of what the feedback is over.
+    """
 
     def __init__(
         self,
@@ -33,10 +36,13 @@ class Compensated:
         np.copyto(out, self._feedback.message(self._lo(chunk), out))
 
     def commit(self, result: RoundResult, participant: int, chunks: Iterable[int]) -> None:
-        """``result`` is committed, and these chunks of it contain the part of ``participant``, who
-        is the peer of the feedback. What ``source`` reads has not changed since it was encoded.
+        """Move the feedback, as a result that contains this peer's part is committed.
 
-        What was sent is read where the result has it, and else encoded once more. CodecError.
+        ``result`` is committed, and these chunks of it contain the part of ``participant``, who is
+        the peer of the feedback. What ``source`` reads has not changed since it was encoded.
+
+        What was sent is read where the result has it, and else encoded once more. Raises
+        CodecError.
         """
         values: F32 = np.empty(self._grid.size(0), np.float32)
         codec = self._feedback.codec

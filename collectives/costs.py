@@ -1,4 +1,4 @@
-"""How long one all-reduce takes on a network: the cost model behind the choice of a collective.
+"""Predict how long one all-reduce takes on a network: the cost model for choosing a collective.
 
 Theory
 ======
@@ -97,12 +97,12 @@ __all__ = [
     "routes_cost",
 ]
 
-# Of what a link carries: TCP/IP over Ethernet takes 3.5 %, frames and records the rest.
+# Share of what a link carries: TCP/IP over Ethernet takes 3.5 %, frames and records the rest.
 LINK_OVERHEAD: Final = 0.04
 # Encoded bytes that one processor encodes, or decrypts, checks, decodes and adds, per second:
 # SHA-256 alone makes 1.8e9, encryption about 2e9 (measured on a shared server core).
 PROCESS_BYTES_PER_S: Final = 1e9
-# Of each frame on each side, whatever its size: a system call, a wake-up of a thread, a lock.
+# Time for each frame on each side, whatever its size: a system call, waking a thread, a lock.
 FRAME_S: Final = 50e-6
 # See "Together" above.
 OVERLAP: Final = 0.57
@@ -116,13 +116,16 @@ SITE_IDLE: Final = 0.75
 # Where the links of a ring differ, the slowest edge has sent what it has and waits for the rest to
 # come round: once per window, for the part of a lap by which the others are faster.
 RING_LAPS: Final = 1.25
-LAP_LATENCY: Final = 0.5  # of the latency round the ring that is not waited for
+LAP_LATENCY: Final = 0.5  # share of the latency round the ring that is not waited for
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What does not depend on the network. ``sum_bytes``: of a chunk in float32, which with the
-    encoded size limits the lead; 0: as encoded. ConfigError for what cannot be."""
+    """Hold what a cost depends on beside the network.
+
+    ``sum_bytes``: bytes of a chunk in float32, which with the encoded size limits the lead; 0: as
+    encoded. Raises ConfigError for what cannot be.
+    """
 
     overhead: float = LINK_OVERHEAD
     process_bytes_per_s: float = PROCESS_BYTES_PER_S
@@ -136,8 +139,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one all-reduce, what they are made of, and which line is the busiest: with ``{0}``
-    for the first participant's name, and so on."""
+    """Hold the seconds of one all-reduce, what they are made of, and which line is the busiest.
+
+    ``busiest`` has ``{0}`` for the first participant's name, and so on.
+    """
 
     seconds: float
     lines_s: float
@@ -148,9 +153,10 @@ class Cost:
 def routes_cost(
     network: Network, shape: Shape, shards: Sequence[int], chunk_bytes: int, rates: Rates
 ) -> Cost:
-    """The cost of reducing ``shards[r]`` chunks of ``chunk_bytes`` encoded bytes for each owner r.
+    """Return the cost of reducing ``shards[r]`` chunks for each owner r.
 
-    ConfigError if network, routes and shards are not of the same number of participants.
+    ``chunk_bytes``: encoded bytes of a chunk. Raises ConfigError if network, routes and shards are
+    not of the same number of participants.
     """
     n = network.count
     if shape.count != n or len(shards) != n or min(shards) < 0 or chunk_bytes < 1:
@@ -167,7 +173,7 @@ def routes_cost(
     most = int(chunks.max())
     lead = _lead(up, chunks, chunk_bytes, rates.sum_bytes or chunk_bytes)
     heights = up.heights
-    # How many windows each owner's chunks take; in the later ones only large shards are left.
+    # So many windows each owner's chunks take; in the later ones only large shards are left.
     windows = -(-chunks // lead)
     windows_s, ways_s, cycles_s, before = 0.0, 0.0, 0.0, 0
     for until in sorted(set(windows.tolist()) - {0}):
@@ -205,9 +211,9 @@ def _together(lines_s: float, windows_s: float, overlap: float) -> float:
 def _lines(
     network: Network, wire: F64, work_s: float, flows: F64, up: TreeArrays, chunks: I64
 ) -> tuple[float, float, str]:
-    """The time of the busiest line, how even the peers' links are (mean / maximum), its name.
+    """Return the time of the busiest line, how even the peers' links are, and the line's name.
 
-    ``wire``: bytes that cross, headers included.
+    The time is in seconds; even is mean / maximum. ``wire``: bytes that cross, headers included.
     """
     n = network.count
     sites = np.asarray(network.sites)
@@ -241,7 +247,7 @@ def _idle(
     heights: I64,
     up: TreeArrays,
 ) -> float:
-    """Seconds that the busiest line stands idle because what it would carry is still climbing."""
+    """Return the seconds that the busiest line stands idle, as what it would carry still climbs."""
     inner = (heights > 0) & (up.parents != ROOT)
     if (chunks > 0).sum() == 1 or not inner.any():
         return 0.0
@@ -257,7 +263,10 @@ def _idle(
 def _ends(
     network: Network, shape: Shape, chunks: I64, lead: int, wire: float, hop_s: float
 ) -> float:
-    """Of a butterfly, the slowest link of a peer with what it waits for: see "Ends" above."""
+    """Return the seconds of the slowest link of a peer in a butterfly, with what it waits for.
+
+    See "Ends" above.
+    """
     up, down, latency_s = shape.up, shape.down, network.latency_s
     carried = shape.flows(chunks.tolist()) * wire
     owners, last = np.flatnonzero(chunks), np.flatnonzero(chunks == chunks.max())
@@ -278,7 +287,7 @@ class _Generation(NamedTuple):
     way_s: float
     cycle_s: float
     slowest_s: float
-    hidden_s: float  # of the cycle, where windows follow each other
+    hidden_s: float  # part of the cycle, where windows follow each other
 
 
 def _generation(
@@ -289,7 +298,10 @@ def _generation(
     wire: float,
     hop_s: float,
 ) -> _Generation:
-    """One chunk of each owner that ``owns`` names, together: see "Ways" and "Windows" above."""
+    """Return the times of one chunk of each owner that ``owns`` names, together.
+
+    See "Ways" and "Windows" above.
+    """
     up, down = trees
     owners = np.flatnonzero(owns)
     parts_s = _steps(network, up.parents, heights, owners, wire, climbing=True)
@@ -310,9 +322,10 @@ def _generation(
 def _steps(
     network: Network, parents: I64, level: I64, owners: I64, wire: float, *, climbing: bool
 ) -> F64:
-    """[root, p]: seconds that the transfer between p and its parent takes in its step.
+    """Return the seconds that the transfer between p and its parent takes, float64[root, p].
 
-    ``level`` names the step, and of each owner one chunk is on the way.
+    It shares its lines with the other transfers of its step. ``level`` names the step, and of each
+    owner one chunk is on the way.
     """
     n = len(parents)
     sites = np.asarray(network.sites)
@@ -345,7 +358,7 @@ def _steps(
 
 
 def _climb(trees: TreeArrays, steps_s: F64, latency_s: F64, hop_s: float) -> F64:
-    """[root]: seconds until the first chunk's sum is complete at the root."""
+    """Return the seconds until the first chunk's sum is complete at the root, float64[root]."""
     n = len(steps_s)
     roots = np.arange(n)
     ready = np.zeros((n, n))
@@ -358,7 +371,10 @@ def _climb(trees: TreeArrays, steps_s: F64, latency_s: F64, hop_s: float) -> F64
 
 
 def _descend(trees: TreeArrays, steps_s: F64, latency_s: F64, hop_s: float) -> F64:
-    """[root, p]: seconds from there until the first chunk's result is at p."""
+    """Return the seconds from a root's complete sum until its result is at p, float64[root, p].
+
+    Both are of the first chunk.
+    """
     n = len(steps_s)
     roots = np.arange(n)
     found = np.zeros((n, n))
@@ -372,7 +388,7 @@ def _descend(trees: TreeArrays, steps_s: F64, latency_s: F64, hop_s: float) -> F
 
 
 def _lead(up: TreeArrays, chunks: I64, part_bytes: int, sum_bytes: int) -> int:
-    """How many chunks of an owner may be open, as ``lead_chunks`` works it out from a plan."""
+    """Return how many chunks of an owner may be open, as ``lead_chunks`` finds it from a plan."""
     n = len(chunks)
     roots, peers = np.nonzero((up.parents != ROOT) & (chunks[:, None] > 0))
     children = np.zeros((n, n), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of (key, index), for codecs that round or choose at random.
+"""Compute random numbers from (key, index) alone, for codecs that round or choose at random.
 
 A counter-based generator has no state: any part of a stream can be computed by anybody, in any
 order, on any processor. So an encoding can be repeated for an audit, and the C kernels and numpy
@@ -40,7 +40,7 @@ _STEPS.setflags(write=False)
 
 
 def derive_key(*parts: bytes | int) -> int:
-    """A 64-bit key from what it is for, such as run, round, chunk and peer.
+    """Return a 64-bit key made of what it is for, such as run, round, chunk and peer.
 
     The first eight bytes, little-endian, of SHA-256 over the parts, each with its length in front.
     An integer is taken as sixteen bytes, little-endian and signed.
@@ -72,7 +72,10 @@ def random_words(key: int, first: int, out: U32) -> None:
 
 
 def unit_floats(words: U32) -> NDArray[np.float32]:
-    """Multiples of 2**-24 in [0, 1): the upper 24 bits of each word, in place of the words."""
+    """Turn random words into multiples of 2**-24 in [0, 1), float32[n].
+
+    They come from the upper 24 bits of each word, and take the place of the words.
+    """
     np.right_shift(words, 8, out=words)
     floats = words.view(np.float32)
     # As int32, because that conversion is one instruction on every processor.

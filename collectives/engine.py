@@ -1,4 +1,4 @@
-"""The engine: runs a schedule over streams, with one thread per outgoing stream.
+"""Run a schedule over streams, with one thread per outgoing stream.
 
 A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
@@ -51,7 +51,7 @@ __all__ = ["UNHASHED", "Reduction"]
 
 
 class Reduction:
-    """One attempt at one reduction, as participant ``me`` sees it.
+    """Run one attempt at one reduction, as participant ``me`` sees it.
 
     ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
     is called once per chunk, from several threads at a time.
@@ -97,7 +97,7 @@ class Reduction:
         plan.check_use(me, result.grid.count, self._kept)
         self._plan, self._me, self._result = plan, me, result
         self._codec, self._grid = part_codec or result.codec.part_codec, result.grid
-        self._layout = encoded_layout(self._grid, self._codec)  # of parts
+        self._layout = encoded_layout(self._grid, self._codec)  # the layout of parts
         self._on_done, self._on_failed, self._on_came = on_done, on_failed, came
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
         make = PairSchedule if plan.is_pairwise else TreeSchedule
@@ -108,7 +108,7 @@ class Reduction:
 
         lock = threading.RLock()  # guards the schedule and everything below
         self._lock, self._changed = lock, threading.Condition(lock)
-        self._turns: dict[int, threading.Condition] = {}  # of senders, by destination: same lock
+        self._turns: dict[int, threading.Condition] = {}  # senders wait, by destination: same lock
         self._aborted = self._started = False
         self._failed: set[int] = set()
         self._paced: set[int] = set()  # destinations that wait for a contribution to another
@@ -128,14 +128,17 @@ class Reduction:
 
     @property
     def inner_products(self) -> InnerProducts:
-        """Which the result was made with."""
+        """Return the inner products that the result was made with."""
         return self._sums.inner_products
 
     # ---- the life of a reduction
 
     def start(self, outlets: Mapping[int, Outlet], lanes: Mapping[int, int] | None = None) -> None:
-        """Start a sender thread per outlet, to any of ``destinations``, and what there is to do
-        alone. May be called again, with more; ``lanes``: how many are to come to each of them."""
+        """Start a sender thread per outlet, and what there is to do alone.
+
+        Outlets lead to any of ``destinations``. May be called again, with more; ``lanes``: how many
+        are to come to each of them. Raises LocalProtocolError for an outlet to oneself.
+        """
         name = f"reduce-{self._plan.name(self._me)}"
         with self._changed:
             if self._aborted:
@@ -155,34 +158,45 @@ class Reduction:
             self._on_done(list(self._result.digests))  # else the last final chunk does it
 
     def abort(self) -> None:
-        """End the reduction: idempotent, never blocks on a stream, wakes everyone who waits. Who is
-        inside ``Outlet.send`` ends after that, so the caller closes the streams too."""
+        """End the reduction and wake everyone who waits.
+
+        It is idempotent and never blocks on a stream. Who is inside ``Outlet.send`` ends after
+        that, so the caller closes the streams too.
+        """
         with self._changed:
             self._aborted = True
             for turn in (self._changed, *self._turns.values()):
                 turn.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; True when all have ended: ``source`` is not called any more."""
+        """Wait for the threads, and return whether all have ended.
+
+        Then ``source`` is not called any more.
+        """
         return self._senders.join(timeout_s)
 
     @property
     def uses_result(self) -> bool:
-        """Whether a thread reads or fills ``result``; once false after ``abort``, never again."""
+        """Return whether a thread reads or fills ``result``.
+
+        Once it is false after ``abort``, it is never true again.
+        """
         with self._changed:
             return bool(self._reading or self._folding.writing) or self._arrivals.writes_result
 
     @property
     def destinations(self) -> frozenset[int]:
-        """The participants that this one sends to."""
+        """Return the participants that this one sends to."""
         return self._schedule.destinations
 
     # ---- what the status page and the failure detector ask
 
     @property
     def progress_bytes(self) -> int:
-        """Payload bytes moved so far, by whole frames; only ever grows. With those of chunks to
-        which nobody else adds: who is alone moves no others for a while."""
+        """Return the payload bytes moved so far, by whole frames; the number only ever grows.
+
+        It has those of chunks to which nobody else adds: who is alone moves no others for a while.
+        """
         return self._progress_bytes
 
     @property
@@ -196,10 +210,13 @@ class Reduction:
     # ---- receiving: called by the thread that reads the stream from ``src``
 
     def reserve(self, frame: Frame, length: int, timeout_s: float) -> memoryview | None:
-        """A buffer of ``length`` bytes for the payload, to fill before ``received``. Blocks while
-        the frame is ahead of the window. None: drop it, as the attempt is aborted or the bytes are
-        here. RemoteProtocolError: the schedule does not allow it. RoundTimeoutError: the window did
-        not move for ``timeout_s``; it may be reserved again."""
+        """Return a buffer for the payload of a frame, to fill before ``received``.
+
+        It has ``length`` bytes. Blocks while the frame is ahead of the window. Returns None if it
+        is to be dropped, as the attempt is aborted or the bytes are here. Raises
+        RemoteProtocolError if the schedule does not allow it, and RoundTimeoutError if the window
+        did not move for ``timeout_s``; it may be reserved again.
+        """
         begun_s = time.monotonic()
         with self._changed:
             while not self._aborted:
@@ -222,8 +239,10 @@ class Reduction:
         return None
 
     def received(self, frame: Frame) -> None:
-        """The reserved buffer is full: check it, and add or store what can be added or stored.
-        Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop."""
+        """Take in a frame whose reserved buffer is full: check it, and add or store what can be.
+
+        Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop.
+        """
         src, kind, chunk = frame.src, frame.kind, frame.chunk
         with self._changed:
             wanted = self._schedule.admit(src, kind, chunk) is not Admission.DROP
@@ -249,18 +268,18 @@ class Reduction:
         self._arrivals.give_back(frame, arrived)
 
     def broken_off(self, frame: Frame) -> None:
-        """The rest of a reserved frame will not come on this stream."""
+        """Forget a reserved frame of which the rest will not come on this stream."""
         with self._changed:
             self._arrivals.ended(frame)
 
     def put_kept(self, chunk: int, data: U8) -> bool:
-        """Take the bytes of a kept chunk from a holder. False: they are not what was kept."""
+        """Take the bytes of a kept chunk from a holder; return whether they are what was kept."""
         if fits := self._result.fits(chunk, data, self._kept[chunk]):
             self._folding.finish(chunk, self._fold_calls, data)
         return fits
 
     def _check_result(self, src: int, chunk: int, arrived: Arrived) -> None:
-        """After the commit nobody may fail to decode it."""
+        """Check a result that arrived: after the commit nobody may fail to decode it."""
         data = arrived.data[: self._result.layout.size(chunk)]
         try:
             self._result.codec.check(data, self._grid.size(chunk))

@@ -1,4 +1,4 @@
-"""Every exception that atoll raises, in one tree.
+"""Define every exception that atoll raises, in one tree.
 
 The tree lives in the lowest room because every room raises from it::
 
@@ -88,7 +88,10 @@ __all__ = [
 
 
 class AtollError(Exception):
-    """Base of the tree. ``str()`` gives ``ATOLL-Exx what happened. What to do next.``"""
+    """Report what happened and what to do next; the base of the tree.
+
+    ``str()`` gives ``ATOLL-Exx`` and what happened, then a line with the fix if there is one.
+    """
 
     code: ClassVar[str] = "E00"
     exit_code: ClassVar[int] = 1
@@ -121,7 +124,10 @@ class DataError(ConfigError):
 
 
 class ConnectError(AtollError):
-    """``stage``: what failed, "DNS" or "TCP" where nobody could be reached at all."""
+    """Report that a peer could not be reached.
+
+    ``stage``: what failed, "DNS" or "TCP" where nobody could be reached at all.
+    """
 
     code = "E20"
     exit_code = 10
@@ -203,7 +209,11 @@ class IncompatibleRunError(AtollError):
 
 
 class RoundError(AtollError):
-    """A round that did not end: in which ``phase``, waiting for whom, after ``elapsed_s``."""
+    """Report a round that did not end.
+
+    Its text says for whom it waited, ``phase`` in which phase, ``elapsed_s`` after how many
+    seconds.
+    """
 
     code = "E50"
     exit_code = 24

@@ -1,4 +1,4 @@
-"""What owners of chunks tell each other before any result, where a rule needs whole vectors.
+"""Let owners of chunks tell each other, before any result, what a rule on whole vectors needs.
 
 Theory. A rule that depends on distances (robust/gram.py) can be applied by an owner only when it
 knows the inner products over all chunks. So each owner waits for all parts of all of its chunks,
@@ -34,16 +34,16 @@ class Exchange:
 
     @property
     def destinations(self) -> frozenset[int]:
-        """Who is still to be told."""
+        """Return the owners that are still to be told."""
         return frozenset(self._untold)
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The owners that this one has not heard from, once nothing else is missing here."""
+        """Return the owners that this one has not heard from, once nothing else is missing here."""
         return frozenset(self._unheard) if self._is_known else frozenset()
 
     def known(self) -> None:
-        """All parts of all own chunks are here."""
+        """Note that all parts of all own chunks are here."""
         self._is_known = True
 
     def next_send(self, dest: int) -> Send | None:
@@ -53,7 +53,10 @@ class Exchange:
         return Send(Kind.GRAM, self._first[self._me])
 
     def admit(self, src: int, chunk: int) -> Admission:
-        """RemoteProtocolError if ``src`` has nothing to tell."""
+        """Judge what another owner tells: whether it is wanted.
+
+        Raises RemoteProtocolError if ``src`` has nothing to tell.
+        """
         if self._me not in self._first or self._first.get(src) != chunk:
             what = f"inner products with chunk {chunk}, which nobody needs"
             raise refused(self._plan.name(src), what)

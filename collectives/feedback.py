@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec left out of one round is sent with the next.
+"""Feed errors back: what a lossy codec left out of one round is sent with the next.
 
 One peer's memory is one or two float32 vectors over all elements, and moves only when a round
 commits. ``encode`` does not change it, so an attempt that breaks costs nothing and the next one
@@ -38,7 +38,7 @@ __all__ = ["EF21", "EControl", "ErrorFeedback", "Feedback", "RunningMean", "resi
 
 
 class Feedback(ABC):
-    """Feedback of one peer over vectors of ``elements``, zero at first.
+    """Keep the error feedback of one peer over vectors of ``elements``, zero at first.
 
     ``lo`` is where a part begins within the vector. Different threads may work on different parts.
     Parts are chunks: each thread keeps scratch of the size of the largest.
@@ -63,9 +63,10 @@ class Feedback(ABC):
         self.codec.encode(self.message(lo, values), out, key)
 
     def commit(self, lo: int, values: F32, data: U8) -> None:
-        """The round that contains ``data``, what ``encode`` made of ``values``, is committed.
+        """Move the memory, as the round that contains ``data`` is committed.
 
-        CodecError on malformed bytes; then nothing has moved.
+        ``data`` is what ``encode`` made of ``values``. Raises CodecError on malformed bytes; then
+        nothing has moved.
         """
         sent: F32 = scratch("sent", np.float32, values.size)
         self.codec.decode(data, sent)
@@ -81,18 +82,19 @@ class Feedback(ABC):
 
     @abstractmethod
     def message(self, lo: int, values: F32) -> F32:
-        """m, in scratch: what is to be encoded instead of ``values``."""
+        """Return m, in scratch: what is to be encoded instead of ``values``."""
 
     @abstractmethod
     def _move(self, lo: int, values: F32, sent: F32) -> None:
-        """The memory after ``sent``, which is C(m), has been counted."""
+        """Move the memory after ``sent``, which is C(m), has been counted."""
 
 
 class ErrorFeedback(Feedback):
-    """Plain with ``decay`` 1; SparseLoCo has 0.95. The memory is ``residual``.
+    """Keep plain feedback, with ``decay`` 1, or that of SparseLoCo, with 0.95.
 
-    What is sent plus what is kept equals what came in, but for float32's rounding. What is kept is
-    finite, whatever came in. An owner of shards may have one too, for the results that it encodes.
+    The memory is ``residual``. What is sent plus what is kept equals what came in, but for
+    float32's rounding. What is kept is finite, whatever came in. An owner of shards may have one
+    too, for the results that it encodes. Raises ConfigError for a decay outside [0, 1].
     """
 
     def __init__(self, codec: Codec, elements: int, decay: float = 1.0) -> None:
@@ -116,7 +118,7 @@ class ErrorFeedback(Feedback):
 
 
 class EF21(Feedback):
-    """Sends how x differs from the ``estimate`` that everybody has of it."""
+    """Send how x differs from the ``estimate`` that everybody has of it."""
 
     def __init__(self, codec: Codec, elements: int) -> None:
         super().__init__(codec, elements, "estimate")
@@ -131,7 +133,11 @@ class EF21(Feedback):
 
 
 class EControl(Feedback):
-    """Between both: ``eta`` 0 is EF21; theory wants it near alpha, practice 0.001 to 0.1."""
+    """Keep feedback between plain and EF21, by ``eta``.
+
+    With ``eta`` 0 it is EF21; theory wants it near alpha, practice 0.001 to 0.1. Raises ConfigError
+    for one outside [0, 1].
+    """
 
     def __init__(self, codec: Codec, elements: int, eta: float) -> None:
         if not 0 <= eta <= 1:
@@ -155,18 +161,23 @@ class EControl(Feedback):
 
 
 class RunningMean:
-    """The mean of all peers' estimates: part of the replicated state, equal on all replicas."""
+    """Hold the mean of all peers' estimates.
+
+    It is part of the replicated state, equal on all replicas.
+    """
 
     def __init__(self, elements: int) -> None:
         self.mean: F32 = np.zeros(elements, np.float32)
 
     def commit(self, lo: int, result: F32) -> None:
-        """``result`` is what the committed bytes decode to, float32[n]."""
+        """Add ``result``, which the committed bytes decode to, float32[n], to the mean."""
         part = self.mean[lo : lo + result.size]
         np.add(part, result, out=part)
 
 
 def residual_bound(alpha: float, norm: float) -> float:
-    """What |residual| of plain feedback can reach if no |x| is larger than ``norm``, and C is
-    contractive with ``alpha`` in (0, 1]: ``2 sqrt(1 - alpha) / alpha * norm``."""
+    """Return what |residual| of plain feedback can reach: ``2 sqrt(1 - alpha) / alpha * norm``.
+
+    That holds if no |x| is larger than ``norm``, and C is contractive with ``alpha`` in (0, 1].
+    """
     return 2 * math.sqrt(1 - alpha) / alpha * norm

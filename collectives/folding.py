@@ -1,4 +1,4 @@
-"""The adding half of the engine: parts whose turn has come are added, what is whole is finished.
+"""Add parts whose turn has come, and finish what is whole: the adding half of the engine.
 
 It has no threads of its own: whoever brings a part calls ``fold`` and does what can be done then.
 ``changed`` guards the schedule and all state here, and is the engine's; it is held for look-ups and
@@ -25,9 +25,11 @@ UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not ha
 
 
 class FoldCalls(NamedTuple):
-    """What it asks the engine, and tells it; not held on to, or a reduction that is over would keep
-    its buffers until the next collection of cycles. ``aborted`` and ``wake`` are called with the
-    lock."""
+    """Hold what ``Folding`` calls to ask the engine, and to tell it.
+
+    It is not held on to, or a reduction that is over would keep its buffers until the next
+    collection of cycles. ``aborted`` and ``wake`` are called with the lock.
+    """
 
     aborted: Callable[[], bool]
     wake: Callable[[], None]
@@ -37,7 +39,10 @@ class FoldCalls(NamedTuple):
 
 
 class Folding:
-    """``hashed``: whether the digests of final chunks are SHA-256 or a mark."""
+    """Add up the parts of each chunk in their turn, and finish the chunks that are whole.
+
+    ``hashed``: whether the digests of final chunks are SHA-256 or a mark.
+    """
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class Folding:
             wrong = ""
             try:
                 self._add(chunk, src, buffer)
-            except Exception as error:  # of codec or source: what it was must not end a reader
+            except Exception as error:  # by codec or source: whatever it was must not end a reader
                 wrong = f"its contribution to chunk {chunk}: {reason_of(error)}"
             with self._changed:
                 self.writing.discard(chunk)
@@ -82,7 +87,10 @@ class Folding:
             self._release(lambda: self._parts.whole(chunk), calls)
 
     def _add(self, chunk: int, src: int, buffer: U8 | None) -> None:
-        """In a whole of own parts alone the own one takes the same way through the codec."""
+        """Add a part that has arrived, or the own one, to the sum of a chunk.
+
+        In a whole of own parts alone the own one takes the same way through the codec.
+        """
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
             if whole:
@@ -92,20 +100,23 @@ class Folding:
             self._parts.add_own(chunk, src, coded=self._schedule.is_star(chunk))
 
     def told(self, owner: int, data: U8, calls: FoldCalls) -> None:
-        """What another owner had to tell: see exchange.py."""
+        """Take in what another owner had to tell: see exchange.py."""
         with self._changed:
             self._schedule.heard(owner)
         self._release(lambda: self._parts.told(owner, data), calls)
 
     def _release(self, ask: Callable[[], Sequence[int]], calls: FoldCalls) -> None:
-        """Finish the chunks that can be encoded now. What there is to tell is told in any case, or
-        the others would wait for us and never see what is wrong."""
+        """Finish the chunks that can be encoded now.
+
+        What there is to tell is told in any case, or the others would wait for us and never see
+        what is wrong.
+        """
         chunks: Sequence[int] = ()
         try:
             chunks = ask()
         except PartError as error:
             calls.failed(error.participant, error.why)
-        except Exception as error:  # of the rule: what it was must not end a reader, or blame it
+        except Exception as error:  # by the rule: it must not end a reader, or blame it
             calls.failed(self._me, f"the rule: {reason_of(error)}")
         if self._parts.to_tell() is not None:
             with self._changed:
@@ -115,7 +126,7 @@ class Folding:
             self._complete(chunk, calls)
 
     def _complete(self, chunk: int, calls: FoldCalls) -> None:
-        """Its sum is the whole: to the result with it."""
+        """Encode a sum that is the whole into the result, and finish the chunk."""
         with self._changed:
             if calls.aborted():
                 return
@@ -134,7 +145,7 @@ class Folding:
                 self.writing.discard(chunk)
 
     def finish(self, chunk: int, calls: FoldCalls, kept: U8 | None = None) -> None:
-        """A chunk is right, and lies in the result or elsewhere (``kept``)."""
+        """Make a chunk final that is right, and lies in the result or elsewhere (``kept``)."""
         data = self._result.view(chunk) if kept is None else kept
         digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
         with self._changed:

@@ -1,4 +1,4 @@
-"""Several streams to one destination: which of them sends what. Sans-I/O.
+"""Decide which of several streams to one destination sends what. Sans-I/O.
 
 A frame that ``Outlet.send`` has taken may still be in this machine's memory, and is lost when its
 stream is reset or ends in a black hole; the other side says nothing, as other streams live. So
@@ -42,7 +42,10 @@ POLL_S: Final = LATE_S_MIN / 2  # how often a stream that has nothing to send lo
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A chunk whose pieces several streams send. ``buffer``: where it lies, if that is lent."""
+    """Describe a chunk whose pieces several streams send.
+
+    ``buffer``: where it lies, if that is lent.
+    """
 
     buffer: U8 | None
     left: int  # pieces that somebody reads, or may have to read again
@@ -51,7 +54,7 @@ class Loaded:
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """A frame that streams have taken. ``payload``: None before it is loaded."""
+    """Describe a frame that streams have taken. ``payload``: None before it is loaded."""
 
     send: Send
     payload: U8 | None = None
@@ -74,7 +77,7 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One of the streams to ``dest``."""
+    """Describe one of the streams to ``dest``."""
 
     dest: int
     number: int
@@ -85,7 +88,7 @@ class Lane:
 
 
 class Lanes:
-    """The streams to each destination, and what they are at. Calls never overlap.
+    """Keep the streams to each destination, and what they are at. Calls never overlap.
 
     Where there are several, the one that takes a chunk loads it, and all send its pieces: whichever
     has room takes the next one. What one of them breaks off, loses or does not get rid of, another
@@ -103,8 +106,10 @@ class Lanes:
         self._delivery_s: dict[int, float] = {}  # from then to its acknowledgement, at least
 
     def expect(self, counts: Mapping[int, int]) -> None:
-        """So many streams are about to be opened to each destination: the first shares its frames
-        from the start."""
+        """Note that so many streams are about to be opened to each destination.
+
+        So the first shares its frames from the start.
+        """
         self._to_come.update(counts)
 
     def opened(self, dest: int) -> Lane:
@@ -117,8 +122,11 @@ class Lanes:
         return len(self._open[dest]) + self._to_come[dest] > 1
 
     def take(self, lane: Lane, now_s: float) -> Sending | Idle:
-        """What this stream sends next: a piece that no stream has taken, or what one that broke has
-        not delivered; a chunk; or what stands still on another."""
+        """Return what this stream sends next, or why there is nothing now.
+
+        It is a piece that no stream has taken, or what one that broke has not delivered; a chunk;
+        or what stands still on another.
+        """
         dest = lane.dest
         found: Sending | Idle
         if self._ready[dest]:
@@ -142,7 +150,10 @@ class Lanes:
         return loading and self.several(dest)
 
     def loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
-        """The chunk can be sent. True: ``buffer`` is kept until it is delivered."""
+        """Note that a chunk is loaded, and return whether ``buffer`` is kept.
+
+        The chunk can be sent now. The buffer is kept until it is delivered.
+        """
         sending.payload = payload
         if not self.several(dest):
             return False
@@ -158,7 +169,7 @@ class Lanes:
         return lent
 
     def is_over(self, dest: int, now_s: float) -> bool:
-        """Whether all is delivered, as far as one can know, that was taken."""
+        """Return whether all that was taken is delivered, as far as one can know."""
         lanes = self._open[dest]
         if self._ready[dest] or any(lane.now and not lane.now.copied for lane in lanes):
             return False  # mostly: without a question to every stream
@@ -169,7 +180,7 @@ class Lanes:
         return all(sending.delivered for sending in under_way)
 
     def ended(self, lane: Lane, sending: Sending, now_s: float, receipt: Receipt | None) -> None:
-        """It is sent. Without a receipt nobody will know more."""
+        """Note that a frame is sent. Without a receipt nobody will know more."""
         lane.now = None
         self._put_down(sending)
         took_s = now_s - lane.since_s
@@ -181,8 +192,10 @@ class Lanes:
         self._note_delivered(lane, now_s)
 
     def broke(self, lane: Lane, sending: Sending) -> bool:
-        """It broke with this frame. True: other streams will send what it has not delivered, which
-        nobody may change."""
+        """Note that a stream broke with this frame, and return whether there are others.
+
+        They will send what it has not delivered, which nobody may change.
+        """
         dest = lane.dest
         others = self._open[dest]
         others.remove(lane)
@@ -202,7 +215,10 @@ class Lanes:
         return bool(others)
 
     def _late(self, lane: Lane, now_s: float) -> Sending | None:
-        """What another stream has had for too long, if this one gets rid of its own frames."""
+        """Return what another stream has had for too long, if this one gets rid of its own frames.
+
+        Else None.
+        """
         if len(self._open[lane.dest]) == 1:
             return None
         limit_s = max(LATE_S_MIN, LATE_FACTOR * self._usual_s)
@@ -239,7 +255,7 @@ class Lanes:
             self._forget(lane, sending)
 
     def _forget(self, lane: Lane, sending: Sending) -> None:
-        """It is delivered, as far as one can know."""
+        """Note that a frame is delivered, as far as one can know."""
         sending.carriers.discard(lane.number)
         if not sending.delivered:
             sending.delivered = True
@@ -254,7 +270,10 @@ class Lanes:
         self._release(sending)
 
     def _release(self, sending: Sending) -> None:
-        """Called when it is delivered, and when a stream has read it: the last of these counts."""
+        """Give the buffer of a chunk back when all its pieces are delivered and read.
+
+        Called when a piece is delivered, and when a stream has read it: the last of these counts.
+        """
         loaded = sending.loaded
         if loaded is not None and sending.delivered and not sending.in_hand:
             loaded.left -= 1

@@ -1,4 +1,4 @@
-"""A binary Merkle tree over 32-byte leaves: one root for many chunks, a short proof for each.
+"""Build binary Merkle trees over 32-byte leaves: one root for many chunks, a short proof for each.
 
 Leaves and inner nodes are hashed with different prefixes, so that no node passes for a leaf
 (RFC 6962). An odd node at the end of a level moves up as it is.
@@ -22,7 +22,7 @@ LEAF_BYTES = 32
 
 
 class MerkleTree:
-    """All nodes over at least one leaf, for many proofs. Never changes."""
+    """Hold all nodes over at least one leaf, for many proofs. Never changes."""
 
     __slots__ = ("_levels", "leaves")
 
@@ -39,7 +39,10 @@ class MerkleTree:
         return self._levels[-1][0]
 
     def proof(self, index: int) -> bytes:
-        """The sibling hashes from leaf ``index`` up to the root, 32 bytes each."""
+        """Return the sibling hashes from leaf ``index`` up to the root, 32 bytes each.
+
+        Raises IndexError if there is no such leaf.
+        """
         if not 0 <= index < len(self.leaves):
             raise IndexError(f"leaf {index} of {len(self.leaves)}")
         siblings = []
@@ -50,22 +53,25 @@ class MerkleTree:
 
 
 def merkle_root(leaves: Sequence[bytes]) -> bytes:
-    """The root over at least one leaf."""
+    """Return the root over at least one leaf."""
     return MerkleTree(leaves).root
 
 
 def merkle_proof(leaves: Sequence[bytes], index: int) -> bytes:
-    """One proof; for many make a ``MerkleTree``."""
+    """Return one proof; for many make a ``MerkleTree``."""
     return MerkleTree(leaves).proof(index)
 
 
 def merkle_verify(leaf: bytes, index: int, count: int, proof: bytes, root: bytes) -> bool:
-    """Whether ``leaf`` stands at ``index`` of ``count`` leaves under ``root``."""
+    """Return whether ``leaf`` stands at ``index`` of ``count`` leaves under ``root``."""
     return merkle_climb(leaf, index, count, proof) == root
 
 
 def merkle_climb(leaf: bytes, index: int, count: int, proof: bytes) -> bytes | None:
-    """The root that ``proof`` leads to; None if it has not the length that this place needs."""
+    """Return the root that ``proof`` leads to.
+
+    Return None if it has not the length that this place needs, or there is no such place.
+    """
     if not 0 <= index < count:
         return None
     node, taken = _leaf(leaf), 0

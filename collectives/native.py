@@ -1,4 +1,4 @@
-"""The kernels in C: the hot codecs and the outer step, some ten times as fast as in numpy.
+"""Load the kernels in C: the hot codecs and the outer step, some ten times as fast as in numpy.
 
 They are an optional extension module (sources in collectives/native/), which is built when atoll
 is installed, if there is a C compiler. ``KERNELS`` is that module, or None; then numpy does the
@@ -52,7 +52,7 @@ KERNEL_CODECS: Final = (
     "topk",
 )
 
-ROWS_MAX: Final = 256  # of `mix`, `order` and `gram`; columns stay in the first-level cache
+ROWS_MAX: Final = 256  # for `mix`, `order` and `gram`; columns stay in the first-level cache
 PIECE: Final = 4_096  # elements in which there are whole blocks of every codec
 # INTERFACE of the sources that belong to this file (native/module.c).
 _INTERFACE: Final = 5
@@ -60,7 +60,7 @@ _VARIABLE: Final = "ATOLL_KERNELS"
 
 
 class Kernels(Protocol):
-    """The functions of ``atoll._kernels``; all arguments are positional.
+    """Describe the functions of ``atoll._kernels``; all arguments are positional.
 
     Arrays are one-dimensional, C-contiguous and aligned; encoded bytes may lie at any address.
     Nothing that is written may share memory with another argument, except where it is said. What
@@ -70,30 +70,41 @@ class Kernels(Protocol):
     """
 
     def encode(self, codec: str, values: F32, key: int, out: U8, /) -> bool:
-        """float32[n] into its encoded bytes; of ``KERNEL_CODECS``, as are all codecs below. The key
-        is for those that round at random. False: ``out`` then holds anything."""
+        """Encode float32[n] into its bytes.
+
+        ``codec`` is one of ``KERNEL_CODECS``, as are all codecs below. The key is for those that
+        round at random. If False is returned, ``out`` holds anything.
+        """
 
     def check(self, codec: str, data: U8, count: int, /) -> bool:
-        """Whether bytes encode ``count`` elements that are all finite."""
+        """Return whether bytes encode ``count`` elements that are all finite."""
 
     def decode(self, codec: str, data: U8, out: F32, /) -> bool:
-        """Bytes into float32[n]. False: nothing is written."""
+        """Decode bytes into float32[n]. If False is returned, nothing is written."""
 
     def decode_columns(
         self, codec: str, parts: Sequence[U8], count: int, lo: int, out: F32, /
     ) -> None:
-        """Of parts that encode ``count`` elements each, those from ``lo`` on into ``out``: as many
-        of each part, one part after the other. They begin with a PIECE, and end with one or with
-        the part. What ``check`` does not allow gives any numbers."""
+        """Decode some columns of several parts.
+
+        Of parts that encode ``count`` elements each, those from ``lo`` on are decoded into ``out``:
+        as many of each part, one part after the other. They begin with a PIECE, and end with one or
+        with the part. What ``check`` does not allow gives any numbers.
+        """
 
     def decode_add(self, codec: str, data: U8, factor: float, into: F32, /) -> bool:
-        """``into += float32(factor) * decode(data)``, both steps rounded. False: nothing is
-        written. With codec "float32" it is the sum of plain arrays: ``values.view(np.uint8)``."""
+        """Add ``float32(factor) * decode(data)`` to ``into``, both steps rounded.
+
+        If False is returned, nothing is written. With codec "float32" it is the sum of plain
+        arrays: ``values.view(np.uint8)``.
+        """
 
     def weigh(self, data: U8, factor: float, into: F32, first: bool, /) -> bool:
-        """Codec "float32" in one pass: ``into += float32(factor) * values``, or, for the ``first``,
-        what it is if ``into`` was 0. False: a value or a sum is NaN or infinite, and ``into`` then
-        holds anything."""
+        """Add ``float32(factor) * values`` to ``into`` in one pass, for codec "float32".
+
+        For the ``first`` it gives what it would if ``into`` was 0. False is returned if a value or
+        a sum is NaN or infinite, and ``into`` then holds anything.
+        """
 
     def outer_step(
         self,
@@ -107,8 +118,9 @@ class Kernels(Protocol):
         out_momentum: Floats,
         /,
     ) -> None:
-        """An outer step as in ``atoll.optim.outer``, all arrays of one length and one dtype,
-        float32 or float64::
+        """Take an outer step as in ``atoll.optim.outer``.
+
+        All arrays are of one length and one dtype, float32 or float64::
 
             nesterov    b' = mu b + delta    theta' = theta - lr (delta + mu b')
             heavy_ball  b' = mu b + delta    theta' = theta - lr b'
@@ -118,9 +130,12 @@ class Kernels(Protocol):
         """
 
     def mix(self, rows: F32, count: int, coefficients: F32, out: F32, /) -> None:
-        """``out = coefficients @ rows``: ``count`` rows, one after the other in one flat array, as
-        are the coefficients, ``count`` for each row of ``out``. Every product and sum is rounded,
-        in the order of the rows; where a coefficient is zero there is no product."""
+        """Compute ``out = coefficients @ rows``.
+
+        There are ``count`` rows, one after the other in one flat array, as are the coefficients,
+        ``count`` for each row of ``out``. Every product and sum is rounded, in the order of the
+        rows; where a coefficient is zero there is no product.
+        """
 
     def order(
         self,
@@ -134,40 +149,56 @@ class Kernels(Protocol):
         out: F32,
         /,
     ) -> None:
-        """Of each column of ``count`` rows, or with coefficients of what ``mix`` makes of them,
-        sorted by a network (pairs of rows, flat), the mean of ``keep`` values from the ``first``
-        on, or, ``around`` the median, of those that are closest to it; ``first`` is 0 then. The
-        values are finite, and there are at most ROWS_MAX rows, mixed ones too."""
+        """Sort each column of ``count`` rows, and fill ``out`` with the mean of some of its values.
+
+        With coefficients, the rows that are sorted are what ``mix`` makes of them. The network that
+        sorts is pairs of rows, flat. The mean is that of ``keep`` values from the ``first`` on, or,
+        ``around`` the median, of those that are closest to it; ``first`` is 0 then. The values are
+        finite, and there are at most ROWS_MAX rows, mixed ones too.
+        """
 
     def gram(self, rows: F32, count: int, total: F64, /) -> None:
-        """``total += rows @ rows.T``, float64[count * count]: bucket b of a pair is the sum of the
-        products at k = b mod 8, in ascending k, and the buckets are added up in their order."""
+        """Add ``rows @ rows.T`` to ``total``, float64[count * count].
+
+        Bucket b of a pair is the sum of the products at k = b mod 8, in ascending k, and the
+        buckets are added up in their order.
+        """
 
     def sketch(self, values: F32, bits: U8, out: F64, /) -> None:
-        """``out``, float64[8]: bucket b is the sum of the values at k = b mod 8, in ascending k,
-        negated where bit k % 8 of byte k // 8 is 1. There are just as many bytes as it takes."""
+        """Fill ``out``, float64[8], with the signed sums of a sketch.
+
+        Bucket b is the sum of the values at k = b mod 8, in ascending k, negated where bit k % 8 of
+        byte k // 8 is 1. There are just as many bytes as it takes.
+        """
 
     def squares(self, values: F32, other: F32, out: F64, /) -> None:
-        """``out``, float64[8]: bucket b is the sum of the squares of the differences at k = b mod
-        8, in ascending k; both steps are rounded. ``other`` may be ``values``."""
+        """Fill ``out``, float64[8], with sums of the squares of differences.
+
+        Bucket b is the sum of the squares at k = b mod 8, in ascending k; both steps are rounded.
+        ``other`` may be ``values``.
+        """
 
     def peaks(self, values: F32, block: int, out: F32, /) -> None:
-        """The largest magnitude of each block of so many values, of which the last may be shorter.
-        The values are finite."""
+        """Fill ``out`` with the largest magnitude of each block of ``block`` values.
+
+        The last block may be shorter. The values are finite.
+        """
 
     def level(self) -> str:
-        """The instruction set in use: "base" is that of every processor of the kind."""
+        """Return the instruction set in use; "base" is that of every processor of the kind."""
 
     def levels(self) -> tuple[str, ...]:
-        """The instruction sets that this processor has kernels for, the fastest last; that one
-        is in use from the start."""
+        """Return the instruction sets that this processor has kernels for, the fastest last.
+
+        The fastest is in use from the start.
+        """
 
     def use(self, level: str, /) -> None:
-        """Take another of ``levels()``, in the whole process; for tests and measurements."""
+        """Use another of ``levels()`` in the whole process, for tests and measurements."""
 
 
 def _load() -> tuple[Kernels | None, str]:
-    """The kernels and "", or None and why numpy is used."""
+    """Return the kernels and "", or None and why numpy is used."""
     if os.environ.get(_VARIABLE) == "numpy":
         return None, f"{_VARIABLE}=numpy is set"
     try:
@@ -187,8 +218,10 @@ _said: list[str] = []
 
 
 def say_once(say: Callable[[str], None]) -> None:
-    """If numpy does the work of the kernels, hand one line that says so to ``say``: the first call
-    in a process does, later ones do nothing."""
+    """Hand ``say`` one line that says so if numpy does the work of the kernels.
+
+    The first call in a process does, later ones do nothing.
+    """
     if NUMPY_REASON and not _said:
         _said.append(NUMPY_REASON)
         say(f"codecs run in numpy, which is slower: no native kernels ({NUMPY_REASON})")

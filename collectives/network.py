@@ -1,4 +1,4 @@
-"""What is known of the network between the participants of a collective: a value, without unknowns.
+"""Describe the network between the participants of a collective: a value, without unknowns.
 
 Rates are those of the links, in bytes per second, headers of the network included. Four kinds of
 line limit a transfer from ``i`` to ``j``, and each is shared fairly by what crosses it:
@@ -51,18 +51,20 @@ RATE_MAX_BYTES_PER_S: Final = 1e11  # 800 Gbit/s; memory is not faster
 RATE_DEFAULT_BYTES_PER_S: Final = 12.5e6
 LATENCY_MAX_S: Final = 10.0  # where links give up
 LATENCY_DEFAULT_S: Final = 0.025  # one way; a round trip of 50 ms is usual on one continent
-LOSS_MAX: Final = 0.5  # of packets; TCP stands still long before
+LOSS_MAX: Final = 0.5  # share of packets; TCP stands still long before
 SAME_SITE_LATENCY_S: Final = 0.0005  # one way: within a building, and not beyond a city
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """All arrays are float64 and cannot be written to. ``n`` participants, ``m`` sites.
+    """Hold the rates, latencies and losses between ``n`` participants at ``m`` sites.
 
-    up, down: [n] bytes per second. pair: [n, n] bytes per second, infinite where nothing but up
-    and down is known to limit; the diagonal means nothing. latency_s: [n, n] one way. loss: [n, n]
+    All arrays are float64 and cannot be written to.
+
+    up, down: [n] bytes per second. pair: [n, n] bytes per second, infinite where nothing but up and
+    down is known to limit; the diagonal means nothing. latency_s: [n, n] one way. loss: [n, n]
     fraction of packets. sites: the site of each participant, 0 to m - 1. site_up, site_down: [m]
-    bytes per second, infinite if unknown. ConfigError if a value is outside its bounds.
+    bytes per second, infinite if unknown. Raises ConfigError if a value is outside its bounds.
     """
 
     up: F64
@@ -99,20 +101,20 @@ class Network:
 
     @property
     def members(self) -> tuple[tuple[int, ...], ...]:
-        """The participants of each site, ascending."""
+        """Return the participants of each site, ascending."""
         found: list[list[int]] = [[] for _ in set(self.sites)]
         for peer, site in enumerate(self.sites):
             found[site].append(peer)
         return tuple(map(tuple, found))
 
     def across(self) -> NDArray[np.bool_]:
-        """[n, n]: whether the two are of different sites."""
+        """Return whether two participants are of different sites, bool[n, n]."""
         sites = np.asarray(self.sites)
         different: NDArray[np.bool_] = sites[:, None] != sites[None, :]
         return different
 
     def alone_bytes_per_s(self) -> F64:
-        """[n, n]: the rate of a transfer that nothing else shares a line with."""
+        """Return the rate of a transfer that shares its lines with nothing else, float64[n, n]."""
         sites = np.asarray(self.sites)
         rates = np.minimum(np.minimum(self.up[:, None], self.down[None, :]), self.pair)
         lines = np.minimum(self.site_up[sites][:, None], self.site_down[sites][None, :])
@@ -131,13 +133,14 @@ def measured(
     site_up: Mapping[int, float] | None = None,
     site_down: Mapping[int, float] | None = None,
 ) -> Network:
-    """A network from what was measured; rates in bytes per second, see ``Network`` for the rest.
+    """Return a network from what was measured.
 
-    An unknown uplink is as fast as the fastest pair that was seen to leave it, because it carried
-    that; if none was, as the median of the known uplinks; if none is, the default. Downlinks
-    likewise. An unknown pair is limited by nothing of its own. An unknown latency is that of the
-    way back; else the median of the known ones; else the default. Unknown loss is none. Without
-    ``sites`` they follow from the latencies that were measured.
+    Rates are in bytes per second, see ``Network`` for the rest. An unknown uplink is as fast as the
+    fastest pair that was seen to leave it, because it carried that; if none was, as the median of
+    the known uplinks; if none is, the default. Downlinks likewise. An unknown pair is limited by
+    nothing of its own. An unknown latency is that of the way back; else the median of the known
+    ones; else the default. Unknown loss is none. Without ``sites`` they follow from the latencies
+    that were measured.
     """
     if not 1 <= count <= PEERS_MAX:
         raise ConfigError(f"a network has 1 to {PEERS_MAX} peers, not {count}")
@@ -166,14 +169,16 @@ def measured(
 
 
 def uniform(count: int, bytes_per_s: float, latency_s: float) -> Network:
-    """Equal links both ways, and sites of one peer each."""
+    """Return a network of equal links both ways, with sites of one peer each."""
     pairs = {(i, j): latency_s for i in range(count) for j in range(count) if i != j}
     rates = [bytes_per_s] * count
     return measured(count, up=rates, down=rates, latency_s=pairs, sites=range(count))
 
 
 def sites_by_latency(latency_s: F64, within_s: float = SAME_SITE_LATENCY_S) -> tuple[int, ...]:
-    """Peers are of one site if a chain of near pairs joins them, near both ways; NaN is unknown.
+    """Return the site of each peer, as far as latencies show it.
+
+    Peers are of one site if a chain of near pairs joins them, near both ways; NaN is unknown.
 
     Sites are numbered in the order of their first peer.
     """
@@ -213,7 +218,7 @@ def _check(
 
 
 def _known(value: float | None, lo: float, hi: float) -> float:
-    """Within bounds, or NaN for what is unknown or cannot be."""
+    """Return a value within bounds, or NaN for what is unknown or cannot be."""
     if value is None or not math.isfinite(value) or value < 0 or (value == 0 and lo > 0):
         return math.nan
     return min(max(float(value), lo), hi)
@@ -230,7 +235,10 @@ def _matrix(count: int, pairs: Pairs | None, lo: float, hi: float) -> F64:
 
 
 def _ends(count: int, given: Sequence[float | None], rates: F64) -> F64:
-    """Uplinks, given the rates of pairs by row: or downlinks, given them by column."""
+    """Return the rate of each uplink, given the rates of pairs by row.
+
+    Given them by column, return that of each downlink.
+    """
     if given and len(given) != count:
         raise ConfigError(f"{count} peers, but the links of {len(given)}")
     limits = (RATE_MIN_BYTES_PER_S, RATE_MAX_BYTES_PER_S)

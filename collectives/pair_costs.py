@@ -1,4 +1,4 @@
-"""How long a pairwise exchange takes: see ``costs.py`` for the other collectives.
+"""Predict how long a pairwise exchange takes; see ``costs.py`` for the other collectives.
 
 Over 1,260 cases from 1 Mbit/s to 10 Gbit/s, 1 to 64 chunks, also of unequal links, half are within
 1 % of the simulation (``tests/harness/chunk_sim.py``) and all but six, at 10 Gbit/s, within 10 %.
@@ -21,10 +21,12 @@ PAIRWISE_WORK: Final = 3
 
 
 def pairwise_cost(network: Network, chunks: int, chunk_bytes: int, rates: Rates) -> Cost:
-    """Two peers send each other everything, and each adds it up for itself (``pairs.py``).
+    """Return the cost of a pairwise exchange of so many chunks.
 
+    Two peers send each other everything, and each adds it up for itself (``pairs.py``). That takes
     ``B / R + L``, where a butterfly of two has ``B / R + 2 L`` and two thirds of the work. In each
-    window one sends what the last one of the other allows, so over both ways by turns.
+    window one sends what the last one of the other allows, so over both ways by turns. Raises
+    ConfigError unless there are two peers.
     """
     if network.count != 2:
         raise ConfigError(f"a pairwise exchange is between 2 peers, not {network.count}")

@@ -1,4 +1,4 @@
-"""The pairwise exchange: two peers send each other everything, and each adds it up for itself.
+"""Exchange pairwise: two peers send each other everything, and each adds it up for itself.
 
 Theory of operation
 ===================
@@ -55,7 +55,7 @@ PARTS_OPEN: Final = 2
 
 
 def pair_lead(chunks: int, part_bytes: int, sum_bytes: int) -> int:
-    """How many of ``chunks`` may be open: the same number on both sides.
+    """Return how many of ``chunks`` may be open: the same number on both sides.
 
     ``part_bytes``, ``sum_bytes``: of the largest chunk, encoded and as a float32 sum.
     """
@@ -65,10 +65,9 @@ def pair_lead(chunks: int, part_bytes: int, sum_bytes: int) -> int:
 
 
 class PairSchedule:
-    """The schedule of participant ``me``, of a plan that ``is_pairwise``; the theory is at the top
-    of this file.
+    """Schedule what participant ``me`` sends, takes in and adds, by a plan that ``is_pairwise``.
 
-    ``part_bytes``, ``sum_bytes``: see ``pair_lead``.
+    The theory is at the top of this file. ``part_bytes``, ``sum_bytes``: see ``pair_lead``.
     """
 
     def __init__(self, plan: ReducePlan, me: int, part_bytes: int = 1, sum_bytes: int = 1) -> None:
@@ -127,7 +126,7 @@ class PairSchedule:
         return Send(Kind.CONTRIB, chunk, added_here=True)
 
     def broken(self, dest: int) -> None:
-        """Nobody else is kept waiting for it."""
+        """Do nothing: nobody else is kept waiting for the other."""
 
     # ------------------------------------------------------------ receiving
 
@@ -181,7 +180,7 @@ class PairSchedule:
             self._base += 1
 
     def known(self) -> None:
-        """There is no other owner."""
+        """Do nothing: there is no other owner."""
 
     def heard(self, owner: int) -> None:
         raise LocalProtocolError("in a pairwise exchange owners tell each other nothing")
@@ -189,7 +188,11 @@ class PairSchedule:
     # ------------------------------------------------------------ whom it waits for
 
     def missing(self) -> frozenset[int]:
-        """The other, while its part of the base is not here, or does not take the own one."""
+        """Return the participant that this one waits for: the other, or nobody.
+
+        It waits while the other's part of the base is not here, or the other does not take the own
+        one.
+        """
         if self._base == len(self._chunks):
             return frozenset()
         chunk = self._chunks[self._base]

@@ -1,7 +1,8 @@
-"""The parts of one reduction: the own one is encoded, and all of them come together.
+"""Encode the own part of each chunk, and bring all parts of one reduction together.
 
-What becomes of them is said by ``Sums`` (sums.py) and ``Slots`` (slots.py). Nothing is decided
-here: the engine says whose part is added when, one thread at a time for each chunk.
+``Sums`` (sums.py), ``Slots`` (slots.py) and ``Stacks`` (stacks.py) say what becomes of them.
+Nothing is decided here: the engine says whose part is added when, one thread at a time for each
+chunk.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENCODERS_MAX: Final = 4
 
 
 class PartError(Exception):
-    """What a participant has sent cannot be used: with the participant and the reason."""
+    """Report that a participant has sent what cannot be used: which one, and the reason."""
 
     def __init__(self, participant: int, why: str) -> None:
         super().__init__(why)
@@ -36,8 +37,10 @@ class PartError(Exception):
 
 
 class Parts(ABC):
-    """``codec`` is that of parts. Buffers that ``encoded`` lends are given back to it, but where
-    bytes could not be decoded: then the reduction fails anyway.
+    """Take in the parts of one reduction, chunk by chunk, and encode what they give.
+
+    ``codec`` is that of parts. Buffers that ``encoded`` lends are given back to it, but where bytes
+    could not be decoded: then the reduction fails anyway.
 
     ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
     What they raise goes on to the caller. ``coded(chunk)``, once it is set, shows the own part as
@@ -68,53 +71,72 @@ class Parts(ABC):
 
     @abstractmethod
     def in_place(self, chunk: int) -> bool:
-        """Whether it grows where the result lies: then each addition writes there."""
+        """Return whether a chunk grows where the result lies: then each addition writes there."""
 
     @abstractmethod
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
-        """Add the part of a participant, or a sum of several, which has its weights already (None);
-        and give the buffer back. CodecError."""
+        """Add the part of a participant, or a sum of several, and give the buffer back.
+
+        ``participant`` is None for a sum of several, which has its weights already. Raises
+        CodecError for bytes that cannot be decoded.
+        """
 
     @abstractmethod
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
-        """Add the own part as it is, or ``coded``: as others decode it. CodecError."""
+        """Add the own part as it is or, if ``coded``, as others decode it. Raises CodecError."""
 
     def whole(self, chunk: int) -> Sequence[int]:
-        """All parts of a chunk are added: which chunks can be encoded now, each said once.
-        PartError."""
+        """Note that all parts of a chunk are added, and return the chunks that can be encoded now.
+
+        Each chunk is returned once. Raises PartError.
+        """
         return (chunk,)
 
     @property
     def told_bytes(self) -> int:
-        """The length of what owners tell each other (exchange.py); 0: nothing."""
+        """Return the bytes of what owners tell each other (exchange.py); 0 for nothing."""
         return 0
 
     def to_tell(self) -> U8 | None:
-        """The own part of that, once it is known."""
+        """Return what this owner tells others, uint8[told_bytes]; None while it is not known."""
         return None
 
     @property
     def inner_products(self) -> InnerProducts:
-        """Once all owners have told theirs."""
+        """Return the inner products that a rule has used, once all owners have told theirs.
+
+        Before that, and where the rule needs none, they are empty.
+        """
         return InnerProducts()
 
     def told(self, owner: int, data: U8) -> Sequence[int]:
-        """Another owner's: which chunks can be encoded now. PartError."""
+        """Take in what another owner has told, and return the chunks that can be encoded now.
+
+        Raises PartError if it cannot be used, and LocalProtocolError where owners tell each other
+        nothing.
+        """
         raise LocalProtocolError("these parts need nothing from other owners")
 
     @abstractmethod
     def encode(self, chunk: int, out: U8) -> None:
-        """All parts are added: encode what they give into ``out`` and forget it. CodecError,
-        PartError."""
+        """Encode what the parts of a chunk give into ``out``, when all are added, and forget it.
+
+        Raises CodecError or PartError.
+        """
 
     def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
-        """What to send of a chunk: the sum, if there is one here, else, or if it must be ``own``,
-        the own part; in ``buffer`` or where it lies. CodecError."""
+        """Return what to send of a chunk: the sum, if there is one here, else the own part.
+
+        It is the own part too if it must be ``own``. It lies in ``buffer``, or where it was before.
+        Raises CodecError.
+        """
         return self._encode_own(chunk, buffer)
 
     def copied(self, payload: U8, buffer: U8) -> U8 | None:
-        """A copy, for ``add``, of the own part that lies in ``buffer``. None if ``payload`` shows
-        where the part lies: from there ``add_own`` adds it."""
+        """Return a copy, for ``add``, of the own part that lies in ``buffer``.
+
+        Return None if ``payload`` shows where the part lies: from there ``add_own`` adds it.
+        """
         if not np.may_share_memory(payload, buffer):
             return None
         copy = self.encoded.take()
@@ -123,12 +145,14 @@ class Parts(ABC):
 
     @property
     def is_audited(self) -> bool:
-        """Whether it is verified afterwards what owners have told; then no word of a single one
-        breaks the reduction off and names somebody else."""
+        """Return whether it is verified afterwards what owners have told.
+
+        Then no word of a single one breaks the reduction off and names somebody else.
+        """
         return self.keep is not None
 
     def came(self, chunk: int, participant: int, buffer: U8) -> None:
-        """A participant's part is here, and is about to be added."""
+        """Show ``keep`` a participant's part that is here, and is about to be added."""
         if self.keep is not None:
             self.keep(participant, chunk, buffer[: self._layout.size(chunk)])
 

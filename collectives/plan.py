@@ -1,4 +1,4 @@
-"""The plan of one reduction: who takes part, with which weight, and who owns which chunk.
+"""Describe the plan of one reduction: who takes part, with which weight, and who owns which chunk.
 
 Every participant computes the same plan from the same opening of the round, so it is a value
 without behaviour: the schedules read it, and the engine runs them.
@@ -34,18 +34,20 @@ EVERYONE: Final = -2  # owns the chunks of a pairwise exchange: each adds them u
 # What becomes of the parts: their weighted mean, their sum, or the largest or smallest of each
 # element. Weights count for the mean only.
 FOLDS: Final = ("mean", "sum", "max", "min")
-# From one peer to another. More share a lossy path no better, and each has a thread and a buffer.
+# Streams from one peer to another. More share a lossy path no better, and each has a thread and a
+# buffer.
 STREAMS_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReducePlan:
-    """Participants in ascending order of peer id, their weights, and the owner of each chunk.
+    """Hold the participants in ascending order of peer id, their weights, and each chunk's owner.
 
     A participant is named by its index in ``participants``. One with weight 0 adds nothing to the
     mean, but it may own chunks and it receives the result. A chunk that NOBODY owns is not reduced.
-    With a ``rule`` that bears nobody (f=0) it is the mean, as without.
-    In a pairwise exchange EVERYONE owns all others; it has no shape, and two participants at most.
+    With a ``rule`` that bears nobody (f=0) it is the mean, as without. In a pairwise exchange
+    EVERYONE owns all others; it has no shape, and two participants at most. Raises ConfigError for
+    what is no such plan.
     """
 
     participants: tuple[bytes, ...]
@@ -54,7 +56,7 @@ class ReducePlan:
     shape: Routes | None = None  # None: the butterfly
     fold: str = "mean"
     rule: RobustRule | None = None  # instead of the mean; those of positive weight count alike
-    key: int = 0  # of what the rule draws at random: the same for all, and another in each round
+    key: int = 0  # for what the rule draws at random: the same for all, and another in each round
 
     def __post_init__(self) -> None:
         count = len(self.participants)
@@ -89,18 +91,20 @@ class ReducePlan:
 
     @property
     def is_pairwise(self) -> bool:
-        """Whether there are chunks that EVERYONE owns."""
+        """Return whether there are chunks that EVERYONE owns."""
         return EVERYONE in self.owners
 
     def factors(self) -> tuple[float, ...]:
-        """What each participant's part is multiplied with; outside a mean it is 1."""
+        """Return what each participant's part is multiplied with; outside a mean it is 1."""
         if self.fold != "mean":
             return (1.0,) * len(self.weights)
         return factors_of(self.weights)
 
     def check_use(self, me: int, chunks: int, kept: Collection[int]) -> None:
-        """LocalProtocolError unless ``me`` is in it, and it reduces just those of ``chunks`` chunks
-        that are not ``kept``."""
+        """Raise LocalProtocolError unless this plan is for ``me`` and for these chunks.
+
+        ``me`` is in it, and it reduces just those of ``chunks`` chunks that are not ``kept``.
+        """
         if len(self.owners) != chunks or not 0 <= me < len(self.participants):
             raise LocalProtocolError(
                 f"participant {me} of {len(self.participants)} with {chunks} chunks does"
@@ -110,7 +114,7 @@ class ReducePlan:
             raise LocalProtocolError("the plan reduces chunks that are kept, or not all others")
 
     def name(self, participant: int) -> str:
-        """How a message calls a participant: the short id that every command shows."""
+        """Return how a message calls a participant: the short id that every command shows."""
         return hashlib.sha256(self.participants[participant]).hexdigest()[:8]
 
 
@@ -120,7 +124,7 @@ def butterfly_plan(
     grid: ChunkGrid,
     kept: Collection[int] = (),
 ) -> ReducePlan:
-    """Contiguous shards in order of peer id, whose sizes differ by one chunk at most.
+    """Return a plan of contiguous shards by peer id, whose sizes differ by one chunk at most.
 
     ``weights[i]`` belongs to ``participants[i]``, which may come in any order. The ``kept`` chunks
     have no owner; only the others are shared out.
@@ -136,9 +140,11 @@ def shared_plan(
     shares: Sequence[int],
     shape: Routes | None = None,
 ) -> ReducePlan:
-    """The same with shards in the ratio of ``shares``, one for each participant in ascending order
-    of peer id; of a vector of ``sum(shares)`` chunks each owns just as many. ConfigError if they do
-    not fit, or are all zero.
+    """Return a plan of contiguous shards by peer id, in the ratio of ``shares``.
+
+    There is one share for each participant in ascending order of peer id; of a vector of
+    ``sum(shares)`` chunks each owns just as many. The rest is as of ``butterfly_plan``. Raises
+    ConfigError if the shares do not fit, or are all zero.
     """
     total, owned = sum(shares), 0
     if len(shares) != len(participants) or total < 1 or min(shares) < 0:
@@ -161,7 +167,10 @@ def pairwise_plan(
     grid: ChunkGrid,
     kept: Collection[int] = (),
 ) -> ReducePlan:
-    """Two participants, or one alone, exchange all chunks but the ``kept`` ones: ``pairs.py``."""
+    """Return a plan by which two participants exchange all chunks but the ``kept`` ones.
+
+    One may be alone. See ``pairs.py``.
+    """
     owners = [NOBODY if chunk in kept else EVERYONE for chunk in range(grid.count)]
     return _plan(participants, weights, owners)
 

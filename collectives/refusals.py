@@ -1,4 +1,4 @@
-"""Frames that cannot be taken in: what no schedule allows, and the errors of a reduction."""
+"""Refuse frames that cannot be taken in: what no schedule allows, and the errors of a reduction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def refused(peer: str, what: str) -> RemoteProtocolError:
 
 
 def check_frame(plan: ReducePlan, me: int, src: int, kind: int, chunk: int) -> None:
-    """RemoteProtocolError for what no schedule of this plan lets ``src`` send to ``me``."""
+    """Raise RemoteProtocolError for what no schedule of this plan lets ``src`` send to ``me``."""
     if not 0 <= src < len(plan.participants) or src == me:
         raise RemoteProtocolError(f"a data frame from {src}, who takes no part in this attempt")
     if not 0 <= chunk < len(plan.owners):
@@ -46,7 +46,10 @@ def twice(plan: ReducePlan, frame: Frame) -> RemoteProtocolError:
 def held_too_long(
     plan: ReducePlan, src: int, chunk: int, waited_s: float, missing: Collection[int]
 ) -> RoundTimeoutError:
-    """``missing``: whom this peer waits for."""
+    """Return the error for a frame that was held for too long.
+
+    ``missing``: the participants that this peer waits for.
+    """
     late = ", ".join(plan.name(p) for p in sorted(missing))
     return RoundTimeoutError(
         f"peer {plan.name(src)} has waited {waited_s:.1f} s to send chunk {chunk}, "

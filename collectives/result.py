@@ -1,4 +1,4 @@
-"""The result of a round as it grows, over all attempts at the round.
+"""Keep the result of a round as it grows, over all attempts at the round.
 
 A chunk is *final* when its encoded bytes are complete and checked. An attempt that breaks leaves
 its final chunks here, and the next one may keep them: it names their digests, and whatever else
@@ -22,7 +22,7 @@ DIGEST_BYTES = 32
 
 
 class RoundResult:
-    """``array``, uint8[layout.total_bytes], the encoded chunks of ``grid``.
+    """Hold the encoded chunks of ``grid`` in ``array``, uint8[layout.total_bytes].
 
     Without a lock: one attempt at a time writes, under its own lock. ``digests`` has the SHA-256 of
     each final chunk, and b"" for the others. ``spare(nbytes)`` gives memory with any contents.
@@ -38,15 +38,17 @@ class RoundResult:
         self.digests = [b""] * grid.count
 
     def copy(self, spare: Callable[[int], U8] | None = None) -> RoundResult:
-        """The same in other memory."""
+        """Return the same result in other memory."""
         copied = RoundResult(self.codec, self.grid, spare)
         np.copyto(copied.array, self.array)
         copied.digests = list(self.digests)
         return copied
 
     def keep(self, kept: Mapping[int, bytes]) -> frozenset[int]:
-        """Forget every final chunk that is not kept with just its digest; the kept chunks that are
-        not here. Nobody may be writing."""
+        """Forget every final chunk that is not kept with just its digest.
+
+        Return the kept chunks that are not here. Nobody may be writing.
+        """
         self.digests = [
             digest if digest == kept.get(chunk) else b""
             for chunk, digest in enumerate(self.digests)
@@ -58,16 +60,16 @@ class RoundResult:
         return self.array[lo:hi]
 
     def fits(self, chunk: int, data: U8, digest: bytes) -> bool:
-        """Whether ``data`` are the encoded bytes that have this digest, and decode."""
+        """Return whether ``data`` are the encoded bytes that have this digest, and decode."""
         if len(data) != self.layout.size(chunk) or hashlib.sha256(data.data).digest() != digest:
             return False
         try:
-            self.codec.check(data, self.grid.size(chunk))  # who vouches may not have done so
+            self.codec.check(data, self.grid.size(chunk))  # a holder that vouches may not have
         except CodecError:
             return False
         return True
 
     @property
     def packed_digests(self) -> bytes:
-        """32 bytes per chunk; zeros where it is not final."""
+        """Return the digests, 32 bytes per chunk; zeros where it is not final."""
         return b"".join(digest or bytes(DIGEST_BYTES) for digest in self.digests)

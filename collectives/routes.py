@@ -1,4 +1,4 @@
-"""Which way the parts of a chunk go to its owner, and which way the result comes back.
+"""Lay out the way of a chunk's parts to its owner, and the way of the result back.
 
 Every collective but the pairwise exchange (``pairs.py``) is a pair of trees for each owner, the
 *root*: partial sums climb one to the root, the encoded result descends the other. What differs is
@@ -29,9 +29,12 @@ ROOT: Final = -1  # the parent of a root
 
 @dataclass(frozen=True)
 class Routes:
-    """``up[root][p]``: whom p sends its parts to; ``down[root][p]``: who sends p the result.
+    """Hold the trees of every root: the way of the parts up to it, and of the result down.
 
-    Participants are indices into the plan. A root has no parent in its own trees.
+    ``up[root][p]``: whom p sends its parts to; ``down[root][p]``: who sends p the result.
+
+    Participants are indices into the plan. A root has no parent in its own trees. Raises
+    ConfigError for trees on which not everyone reaches the root.
     """
 
     kind: str
@@ -47,16 +50,16 @@ class Routes:
 
     @cached_property
     def up_children(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """``[root][p]``: who sends parts to p, ascending."""
+        """Return the participants that send parts to p, ascending, by ``[root][p]``."""
         return _children(self.up)
 
     @cached_property
     def down_children(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """``[root][p]``: to whom p hands the result on, ascending."""
+        """Return the participants that p hands the result on to, ascending, by ``[root][p]``."""
         return _children(self.down)
 
     def neighbours(self, me: int) -> frozenset[int]:
-        """Everyone that ``me`` may have to send something to."""
+        """Return everyone that ``me`` may have to send something to."""
         count = range(len(self.up))
         found = {self.up[root][me] for root in count}
         for root in count:
@@ -71,7 +74,10 @@ def star(count: int) -> Routes:
 
 
 def ring(order: Sequence[int]) -> Routes:
-    """``order``: the tour, each participant once; everyone sends to the next one only."""
+    """Return the routes of a ring, on which everyone sends to the next one only.
+
+    ``order``: the tour, each participant once; ConfigError for anything else.
+    """
     count = len(order)
     if sorted(order) != list(range(count)):
         raise ConfigError(f"a tour of {count} participants names each of them once, not {order}")
@@ -83,7 +89,10 @@ def ring(order: Sequence[int]) -> Routes:
 
 
 def tree(count: int, arity: int) -> Routes:
-    """A complete ``arity``-ary tree below each root, over the participants that follow it."""
+    """Return routes with a complete ``arity``-ary tree below each root.
+
+    It is over the participants that follow the root. Raises ConfigError if ``arity`` is below 1.
+    """
     if arity < 1:
         raise ConfigError(f"a tree has at least 1 child per node, not {arity}")
     parents = []
@@ -95,8 +104,11 @@ def tree(count: int, arity: int) -> Routes:
 
 
 def hierarchical(sites: Sequence[int]) -> Routes:
-    """``sites[p]``: the site of participant p, any number. In the root's site everyone sends to the
-    root; in every other, to the member whose turn it is for that root, which sends to the root."""
+    """Return routes on which one member of each site sends to the root for all of them.
+
+    ``sites[p]``: the site of participant p, any number. In the root's site everyone sends to the
+    root; in every other, to the member whose turn it is for that root, which sends to the root.
+    """
     members: dict[int, list[int]] = {}
     for peer, site in enumerate(sites):
         members.setdefault(site, []).append(peer)
@@ -126,7 +138,7 @@ def _children(trees: tuple[tuple[int, ...], ...]) -> tuple[tuple[tuple[int, ...]
 
 
 def _check_tree(root: int, parents: Sequence[int]) -> None:
-    """Everyone reaches the root, and the root alone has no parent."""
+    """Raise ConfigError unless everyone reaches the root, and the root alone has no parent."""
     reached: set[int] = {root}
     for peer in range(len(parents)):
         path: list[int] = []

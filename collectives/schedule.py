@@ -1,4 +1,4 @@
-"""What a schedule decides, and what the engine asks of it.
+"""Describe what a schedule decides, and what the engine asks of it.
 
 A schedule is the sans-I/O half of a collective, for ONE participant: which frame to send next,
 which frame to take in, what to add next. ``engine.py`` is the other half and runs any of them.
@@ -14,7 +14,7 @@ __all__ = ["Admission", "Frame", "Idle", "Kind", "Schedule", "Send"]
 
 
 class Kind(IntEnum):
-    """What a data frame carries; the values are on the wire."""
+    """Name what a data frame carries; the values are on the wire."""
 
     CONTRIB = 1
     RESULT = 2
@@ -22,8 +22,11 @@ class Kind(IntEnum):
 
 
 class Send(NamedTuple):
-    """``added_here``: an own part that is added here as well. It is encoded once, and ``arrived``
-    follows with this participant as its source."""
+    """Name the next frame to send.
+
+    ``added_here``: an own part that is added here as well. It is encoded once, and ``arrived``
+    follows with this participant as its source.
+    """
 
     kind: Kind
     chunk: int
@@ -31,8 +34,11 @@ class Send(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: of
-    the piece in its chunk, in bytes."""
+    """Name a frame that arrives, or a piece of one.
+
+    ``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: where
+    the piece begins in its chunk, in bytes.
+    """
 
     src: int
     kind: int
@@ -54,67 +60,81 @@ class Admission(Enum):
 
 
 class Schedule(Protocol):
-    """Participants are indices into the plan. Calls never overlap: the engine holds its lock."""
+    """Decide for one participant what to send, what to take in and what to add next.
+
+    Participants are indices into the plan. Calls never overlap: the engine holds its lock.
+    """
 
     @property
     def done(self) -> bool:
-        """Whether every chunk is final here."""
+        """Return whether every chunk is final here."""
 
     @property
     def destinations(self) -> frozenset[int]:
-        """Who gets anything from this participant."""
+        """Return the participants that get anything from this one."""
 
     def local_chunks(self) -> tuple[int, ...]:
-        """Chunks to which only this participant adds and that it does not send: nothing that
-        arrives starts them."""
+        """Return the chunks to which only this participant adds and that it does not send.
+
+        Nothing that arrives starts them.
+        """
 
     def is_own_part(self, src: int, chunk: int) -> bool:
-        """Whether what ``src`` sends for this chunk is its own part, and not a sum of several."""
+        """Return whether ``src`` sends its own part of this chunk, and not a sum of several."""
 
     def is_star(self, chunk: int) -> bool:
-        """Whether the whole is added here, of nothing but own parts."""
+        """Return whether the whole is added here, of nothing but own parts."""
 
     def is_root(self, chunk: int) -> bool:
-        """Whether its sum here is the whole."""
+        """Return whether the sum of a chunk here is the whole."""
 
     def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
-        """Hand out the next frame for ``dest``, each one once. CONTRIB: the sum, if there is one
-        here, else the own part. ``unsure``: chunks whose results were handed out for ``dest``, over
-        several streams, and may not have arrived."""
+        """Hand out the next frame for ``dest``, each one once.
+
+        CONTRIB is the sum, if there is one here, else the own part. ``unsure``: chunks whose
+        results were handed out for ``dest``, over several streams, and may not have arrived.
+        """
 
     def broken(self, dest: int) -> None:
-        """Nothing more can be sent there, over any stream."""
+        """Note that nothing more can be sent to ``dest``, over any stream."""
 
     def admit(self, src: int, kind: int, chunk: int) -> Admission:
-        """Judge a frame: whether its bytes are wanted. Several streams may bring the same one; what
-        is complete is judged again. ACCEPT lets ``arrived`` (CONTRIB), ``final`` (RESULT) or
-        ``heard`` (GRAM) follow.
+        """Judge a frame: whether its bytes are wanted.
 
-        RemoteProtocolError if ``src`` may not send this frame, now or ever.
+        Several streams may bring the same one; what is complete is judged again. ACCEPT lets
+        ``arrived`` (CONTRIB), ``final`` (RESULT) or ``heard`` (GRAM) follow.
+
+        Raises RemoteProtocolError if ``src`` may not send this frame, now or ever.
         """
 
     def arrived(self, src: int, chunk: int) -> None:
-        """An accepted contribution is complete; or an own part that is ``added_here``, encoded."""
+        """Note that a contribution is complete.
+
+        It is an accepted one, or an own part that is ``added_here``, encoded.
+        """
 
     def next_fold(self, chunk: int) -> int | None:
-        """The source whose contribution to add to the sum of ``chunk`` now; this participant itself
-        when it is the turn of its own part.
+        """Return the source whose contribution to add to the sum of ``chunk`` now.
 
-        None if its turn has not come, or another one is being added. Expects ``folded`` to follow.
+        It is this participant itself when it is the turn of its own part, and None if no turn has
+        come, or another one is being added. Expects ``folded`` to follow.
         """
 
     def folded(self, chunk: int) -> bool:
-        """The contribution is added. True: it was the last. The root encodes the sum and calls
-        ``final``; any other sends it when ``next_send`` says so."""
+        """Note that the contribution is added, and return whether it was the last.
+
+        Then the root encodes the sum and calls ``final``; any other sends it when ``next_send``
+        says so.
+        """
 
     def final(self, chunk: int) -> None:
-        """The encoded bytes of ``chunk`` are complete and checked."""
+        """Note that the encoded bytes of ``chunk`` are complete and checked."""
 
     def known(self) -> None:
-        """What this owner has to tell the others is known."""
+        """Note that what this owner has to tell the others is known."""
 
     def heard(self, owner: int) -> None:
-        """What that owner had to tell is here."""
+        """Note that what ``owner`` had to tell is here."""
 
     def missing(self) -> frozenset[int]:
-        """The participants that this one waits for."""
+        """Return the participants that this one waits for."""

@@ -1,4 +1,4 @@
-"""The sending half of the engine: one thread per stream, from its first frame to its last."""
+"""Run the sending half of the engine: one thread per stream, from its first frame to its last."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ SendFrame = Callable[[int, int, memoryview, int], Receipt | None]
 
 
 class Outlet(Protocol):
-    """The sending end of a stream to one participant."""
+    """Describe the sending end of a stream to one participant."""
 
     def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
-        """Send one frame; blocks. ``offset``: of the payload in its chunk, if that is not whole.
-        What it returns tells whether the other side has got it; None: that cannot be known.
-        ConnectError if the stream is broken or closed."""
+        """Send one frame; this blocks.
+
+        ``offset``: where the payload begins in its chunk, if that is not whole. What is returned
+        tells whether the other side has got it; None if that cannot be known. Raises ConnectError
+        if the stream is broken or closed.
+        """
 
 
 class SendCalls(NamedTuple):
-    """What the thread of a stream asks, and tells."""
+    """Hold what the thread of a stream calls to ask, and to tell."""
 
     next_send: Callable[[Lane], Sending | None]
     """(lane) Blocks until there is a frame to send; None ends the thread."""
@@ -46,8 +49,11 @@ class SendCalls(NamedTuple):
 
 
 class Senders:
-    """The threads. Only those that run hold on to whom they call: a reduction that is over would
-    otherwise keep its buffers until the next collection of cycles."""
+    """Run the threads that send.
+
+    Only those that run hold on to whom they call: a reduction that is over would otherwise keep its
+    buffers until the next collection of cycles.
+    """
 
     def __init__(self, buffers: BufferPool[np.uint8]) -> None:
         self._buffers = buffers
@@ -58,13 +64,16 @@ class Senders:
         self.run(lambda: self._send_all(lane, send, calls), name)
 
     def run(self, work: Callable[[], None], name: str) -> None:
-        """Any other work in a thread that ``join`` waits for."""
+        """Run any other work in a thread that ``join`` waits for."""
         thread = worker(work, name)
         self._threads.append(thread)
         thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the threads; whether all have ended. A thread may ask about the others."""
+        """Wait for the threads, and return whether all have ended.
+
+        A thread may ask about the others.
+        """
         deadline_s = time.monotonic() + timeout_s
         threads = [t for t in self._threads if t is not threading.current_thread()]
         for thread in threads:

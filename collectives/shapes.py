@@ -1,4 +1,4 @@
-"""Routes as arrays: what the cost model and the choice ask about the trees of a collective."""
+"""Hold routes as arrays, for what the cost model and the choice ask about a collective's trees."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TreeArrays:
-    """One tree for each root, int64[root, participant]. ``parents``: ROOT for the root itself.
+    """Hold one tree for each root, as int64[root, participant].
 
-    ``depth``: steps to the root. ``order[r]``: the participants by depth in r's tree, r first.
+    ``parents``: ROOT for the root itself. ``depth``: steps to the root. ``order[r]``: the
+    participants by depth in r's tree, r first.
     """
 
     parents: I64
@@ -42,7 +43,7 @@ class TreeArrays:
 
     @cached_property
     def heights(self) -> I64:
-        """[root, p]: steps from the farthest participant below p."""
+        """Return the steps from the farthest participant below p, int64[root, p]."""
         found = np.zeros_like(self.parents)
         roots = np.arange(len(found))
         for place in range(len(found) - 1, 0, -1):
@@ -53,7 +54,7 @@ class TreeArrays:
 
 
 class Shape:
-    """The two trees of each owner."""
+    """Hold the two trees of each owner."""
 
     def __init__(self, routes: Routes) -> None:
         self.kind = routes.kind
@@ -63,12 +64,12 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Steps that a part takes to its owner, at most."""
+        """Return the steps that a part takes to its owner, at most."""
         return int(self.up.depth.max())
 
     @property
     def noise(self) -> float:
-        """By how much the error of the mean exceeds that of one quantization.
+        """Return by how much the error of the mean exceeds that of one quantization, as a factor.
 
         For independent vectors. Each sum that is sent is quantized once, so a sum of s vectors adds
         ``s / n``, and the sizes of all sums add up to the depths of all participants; the result
@@ -77,7 +78,10 @@ class Shape:
         return float(self.up.depth.sum(axis=1).max()) / self.count + 1
 
     def flows(self, shards: Sequence[int]) -> F64:
-        """[from, to]: chunks that cross, if r owns ``shards[r]``: parts and results."""
+        """Return the chunks that cross between two participants, float64[from, to].
+
+        Root r owns ``shards[r]`` chunks; parts and results are counted.
+        """
         found = np.zeros((self.count, self.count))
         chunks = np.asarray(shards, dtype=np.float64)
         for trees, climbing in ((self.up, True), (self.down, False)):

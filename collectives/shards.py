@@ -1,4 +1,4 @@
-"""How many chunks each participant of a butterfly owns: as many as its links can carry in time.
+"""Share the chunks of a butterfly out: each participant owns as many as its links carry in time.
 
 Theory
 ======
@@ -54,7 +54,7 @@ BISECTIONS: Final = 60  # as many as a float64 has bits; the last chunks are giv
 
 
 def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
-    """How many of the chunks each participant owns, so that the slowest ends soonest.
+    """Return how many of the chunks each participant owns, so that the slowest ends soonest.
 
     ConfigError for a negative number of chunks.
     """
@@ -66,7 +66,10 @@ def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
     paths = np.minimum(off, off.T).min(axis=1)  # the slowest of each one's paths
 
     def below(level: float) -> NDArray[np.int64]:
-        """Whole chunks that each can own in this time; a hair less, for what rounding may add."""
+        """Return the whole chunks that each can own in this time.
+
+        It is a hair less, for what rounding may add.
+        """
         own = np.minimum((level * rates - chunks) / (n - 2), level * paths / 2)
         whole: NDArray[np.int64] = np.maximum(own * (1 - 1e-12), 0).astype(np.int64)
         return whole
@@ -94,7 +97,7 @@ def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
 
 
 def water_level(rates: Sequence[float]) -> float:
-    """T / B: seconds per encoded byte at which the shares that fit add up to one; n >= 3."""
+    """Return T / B: seconds per encoded byte at which the shares that fit add up to one; n >= 3."""
     n = len(rates)
     fastest = sorted(rates, reverse=True)
     total, level = 0.0, 0.0
@@ -107,7 +110,10 @@ def water_level(rates: Sequence[float]) -> float:
 
 
 def equal_shards(count: int, chunks: int) -> tuple[int, ...]:
-    """Sizes that differ by one at most. ConfigError for a negative number of chunks."""
+    """Return the sizes of shards that differ by one chunk at most.
+
+    Raises ConfigError for a negative number of chunks.
+    """
     if count < 1 or chunks < 0:
         raise ConfigError(f"{chunks} chunks cannot be shared out among {count} peers")
     return tuple(chunks * (i + 1) // count - chunks * i // count for i in range(count))

@@ -1,4 +1,4 @@
-"""Parts are put beside each other, each into its slot: results of the codec ``Gathered``."""
+"""Put parts beside each other, each into its slot: results of the codec ``Gathered``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ __all__ = ["Slots", "parts_for"]
 
 
 class Slots(Parts):
-    """It grows where the result lies. Where that is the aggregate (see Gathered), parts are added
-    to it, and the weights of those who sent each element take another float32 chunk."""
+    """Put each participant's part into its slot, where the result lies.
+
+    Where the result is the aggregate (see Gathered), parts are added to it, and the weights of
+    those who sent each element take another float32 chunk.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,7 @@ class Slots(Parts):
     ) -> None:
         super().__init__(result, whole.part_codec, source, own)
         self._whole = whole
-        self._weights: dict[int, F32] = {}  # of chunks that are being aggregated
+        self._weights: dict[int, F32] = {}  # by chunk, while it is being aggregated
 
     def in_place(self, chunk: int) -> bool:
         return True
@@ -76,8 +79,12 @@ def parts_for(
     own: Callable[[int], F32] | None = None,
     matrix: Matrix | None = None,
 ) -> Parts:
-    """What the codec of the result asks for. ConfigError if this plan cannot give it: parts have to
-    come to a chunk's owner as they are. ``matrix``: what the rule gives, where it is known."""
+    """Return the kind of ``Parts`` that the plan's rule and the codec of the result ask for.
+
+    ``codec`` is that of the parts. ``matrix``: what the rule gives, where it is known. Raises
+    ConfigError if this plan cannot give it: gathered parts have to come to a chunk's owner as they
+    are.
+    """
     whole = result.codec
     if plan.rule is not None and not plan.rule.is_mean:
         return Stacks(plan, result, codec, is_root, source, own, matrix)

@@ -1,4 +1,4 @@
-"""Parts are kept beside each other until all are there; then a robust rule makes one of them.
+"""Keep parts beside each other until all are there; then a robust rule makes one of them.
 
 Where the rule needs distances between whole vectors (robust/gram.py), the chunks of a shard wait
 for each other: ``whole`` gives none of them until the inner products over all shards are known.
@@ -36,9 +36,12 @@ ABSURD: Final = 1e6
 
 
 class Stacks(Parts):
-    """``codec`` is that of parts. A stack of a chunk holds the parts as they came, encoded, so that
-    it takes no more memory than the frames did. ``matrix`` is that of the rule, where it is known:
-    then nothing has to be told, and all chunks can be encoded."""
+    """Stack the parts of each chunk, and let a robust rule make one of them.
+
+    ``codec`` is that of parts. A stack of a chunk holds the parts as they came, encoded, so that it
+    takes no more memory than the frames did. ``matrix`` is that of the rule, where it is known:
+    then nothing has to be told, and all chunks can be encoded.
+    """
 
     def __init__(
         self,
@@ -139,7 +142,11 @@ class Stacks(Parts):
             return self._released()
 
     def _released(self) -> Sequence[int]:
-        """All chunks that are aggregated here, once, when every owner has been heard."""
+        """Return all chunks that are aggregated here, once, when every owner has been heard.
+
+        Else none. Raises PartError for a vector of absurd length, and LocalProtocolError if the
+        rule gives coefficients that are not finite.
+        """
         if self._matrix is not None or len(self._heard) < len(self._owners):
             return ()
         count = len(self._counted)
@@ -171,7 +178,7 @@ class Stacks(Parts):
             self._floats.give(floats)
 
     def _blocks(self, chunk: int) -> Iterator[F32]:
-        """Of the stack of a chunk, in the order of the participants."""
+        """Yield the values of the stack of a chunk, in the order of the participants."""
         stack, length = self._stacks[chunk], self._layout.size(chunk)
         parts = [stack[participant][:length] for participant in self._counted]
         return self._columns.of(parts, self._grid.size(chunk))

@@ -1,4 +1,4 @@
-"""Parts are added up, and the sum is encoded once more: what most results are."""
+"""Add up the parts of a chunk, and encode the sum once more: this makes most results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ EXACT: Final = get_codec("float32")
 
 
 class Sums(Parts):
-    """``codec`` is that of parts and partial sums; ``factors`` weight the participants' parts;
-    ``is_root(chunk)``: whether its sum here is the whole; ``fold``: what is called a sum may be the
-    largest or smallest of each element (plan.FOLDS)."""
+    """Add up the parts of each chunk of a reduction.
+
+    ``codec`` is that of parts and partial sums; ``factors`` are the weights of the participants'
+    parts; ``is_root(chunk)`` says whether the sum of a chunk here is the whole; ``fold`` is one of
+    plan.FOLDS: what is called a sum may be the largest or smallest of each element.
+    """
 
     def __init__(
         self,
@@ -109,7 +112,10 @@ class Sums(Parts):
             self._floats.give(buffer)
 
     def encode(self, chunk: int, out: U8) -> None:
-        """CodecError for values next to the largest float32: the parts have been checked."""
+        """Encode the sum of a chunk into ``out``, and forget it.
+
+        Raises CodecError for values next to the largest float32 only: the parts have been checked.
+        """
         total = self._sums.pop(chunk)
         codec = self._whole if self._is_root(chunk) else self._codec
         if self.in_place(chunk):

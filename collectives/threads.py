@@ -1,4 +1,4 @@
-"""Threads beside an event loop: they come after it where processors are short.
+"""Run threads beside an event loop; they come after it where processors are short.
 
 Theory. The event loop sends the heartbeats, and a peer whose heartbeats are late counts as dead.
 Its own threads encode, add, hash and make the outer step for seconds on end, and on a busy machine

@@ -1,4 +1,4 @@
-"""A reduction whose participants are all in this process: no frames, the same bytes.
+"""Reduce among participants that are all in this process: no frames, the same bytes.
 
 What peers compute in a butterfly is fixed: every part goes through the codec, the parts are added
 in the order of the participants, and the sum goes through the codec once more (schedule.py). Here
@@ -31,13 +31,15 @@ def reduce_together(
     rule: RobustRule | None = None,
     key: int = 0,
 ) -> RoundResult:
-    """The encoded weighted mean, or another one of ``plan.FOLDS``, or what a robust ``rule`` makes
-    of them (with ``key``: see ReducePlan); ``codec`` is that of the result.
+    """Return the encoded result of a reduction whose participants are all in this process.
+
+    It is the weighted mean, or another one of ``plan.FOLDS``, or what a robust ``rule`` makes of
+    the parts (with ``key``: see ReducePlan); ``codec`` is that of the result.
 
     ``sources[i](chunk, out)`` fills in the part of participant i, which has ``weights[i]``; one of
-    weight 0 is not asked. ConfigError for weights that give no mean and for fewer participants than
-    the rule needs, CodecError for values that are not finite; with a rule PartError for them, and
-    for those that are absurd.
+    weight 0 is not asked. Raises ConfigError for weights that give no mean and for fewer
+    participants than the rule needs, CodecError for values that are not finite; with a rule
+    PartError for them, and for those that are absurd.
     """
     if len(sources) != len(weights):
         raise ConfigError(f"{len(sources)} parts and {len(weights)} weights")

@@ -1,4 +1,4 @@
-"""The order of a ring: a travelling salesman's tour on costs that differ by direction.
+"""Order a ring: find a travelling salesman's tour on costs that differ by direction.
 
 In a ring everyone sends the same bytes to the next one, so the slowest edge sets the pace: a tour
 is better if its worst edge is cheaper, and among those with equal worst edges if the sum is less.
@@ -36,21 +36,22 @@ EXACT_PEERS_MAX: Final = 10  # 2^9 subsets of the others: milliseconds; each mor
 OR_MAX: Final = 3  # longer stretches gain little, and each length costs a look at all places
 SMALL_PEERS_MAX: Final = 24  # up to here all lengths and starts are tried: that takes 0.1 s
 STARTS_PEERS: Final = 288  # above, starts times peers: what keeps 96 peers under a second
-MOVES_MAX: Final = 2000  # of one improvement; a tour of 96 takes about 60
+MOVES_MAX: Final = 2000  # in one improvement; a tour of 96 takes about 60
 FORBID_MAX: Final = 40  # worst edges of one tour that are forbidden, one after the other
 AGAIN_MAX: Final = 4  # times that all starts are tried again without the best tour's worst edge
 
 
 def best_tour(cost: F64) -> tuple[int, ...]:
-    """The tour to use, beginning at participant 0. ``cost``: float64[n, n], finite, not negative.
+    """Return the tour to use, beginning at participant 0.
 
-    ConfigError for anything else. The diagonal means nothing.
+    ``cost``: float64[n, n], finite, not negative; ConfigError for anything else. The diagonal means
+    nothing.
     """
     return exact_tour(cost) if len(cost) <= EXACT_PEERS_MAX else found_tour(cost)
 
 
 def tour_cost(cost: F64, tour: tuple[int, ...]) -> tuple[float, float]:
-    """(worst edge, sum of edges): what a tour is judged by, in this order."""
+    """Return (worst edge, sum of edges): a tour is judged by these, in this order."""
     if len(tour) < 2:
         return 0.0, 0.0
     edges = [float(cost[peer, after]) for peer, after in zip(tour, _shifted(tour), strict=True)]
@@ -76,7 +77,10 @@ def _checked(cost: F64) -> F64:
 
 
 def exact_tour(cost: F64) -> tuple[int, ...]:
-    """The best tour. ConfigError above EXACT_PEERS_MAX peers, and as ``best_tour``."""
+    """Return the best tour.
+
+    Raises ConfigError above EXACT_PEERS_MAX peers, and as ``best_tour``.
+    """
     cost = _checked(cost)
     n = len(cost)
     if n > EXACT_PEERS_MAX:
@@ -89,7 +93,7 @@ def exact_tour(cost: F64) -> tuple[int, ...]:
 
 
 def _held_karp(cost: F64, *, worst: bool) -> tuple[float, tuple[int, ...]]:
-    """The least worst edge, or the least sum, and a tour that has it.
+    """Return the least worst edge, or the least sum, and a tour that has it.
 
     ``best[subset, last]``: of all ways from participant 0 through the subset of the others to
     ``last``. Subsets in ascending order: all smaller ones of a subset come before it.
@@ -125,7 +129,7 @@ def _held_karp(cost: F64, *, worst: bool) -> tuple[float, tuple[int, ...]]:
 
 
 def found_tour(cost: F64) -> tuple[int, ...]:
-    """A good tour, for any number of peers; ConfigError as ``best_tour``."""
+    """Return a good tour, for any number of peers. Raises ConfigError as ``best_tour``."""
     cost = _checked(cost)
     n = len(cost)
     if n <= 3:
@@ -142,13 +146,13 @@ def found_tour(cost: F64) -> tuple[int, ...]:
 
 
 def _best_from(cost: F64, seen: F64, starts: Sequence[int]) -> tuple[int, ...]:
-    """The best of the tours from these starts, which are found on the costs ``seen``."""
+    """Return the best of the tours from these starts, which are found on the costs ``seen``."""
     tours = [_without_worst(cost, _improved(seen, _nearest(seen, start))) for start in starts]
     return min(map(_as_tuple, tours), key=lambda tour: tour_cost(cost, tour))
 
 
 def _dear(cost: F64, worst: float) -> F64:
-    """Edges of ``worst`` and above cost more than any sum of the others."""
+    """Return costs by which an edge of ``worst`` or above is dearer than any sum of the others."""
     return np.where(cost >= worst, cost + len(cost) * worst + 1, cost)
 
 
@@ -178,7 +182,7 @@ def _without_worst(cost: F64, tour: I64) -> I64:
 
 
 def _improved(cost: F64, tour: I64) -> I64:
-    """Take the best move, as long as one lessens the sum."""
+    """Improve a tour: take the best move, as long as one lessens the sum."""
     enough = 1e-12 * float(cost.max())
     longest = len(tour) - 2 if len(tour) <= SMALL_PEERS_MAX else OR_MAX
     for _ in range(MOVES_MAX):
@@ -195,7 +199,11 @@ def _improved(cost: F64, tour: I64) -> I64:
 
 
 def _best_shift(along: F64, length: int) -> tuple[float, I64]:
-    """Put ``length`` peers from place i between places j and j + 1. ``along``: costs by place."""
+    """Find the best way to put ``length`` peers elsewhere in a tour.
+
+    Return by how much the sum falls, and the places in their new order: those from place i on stand
+    between places j and j + 1. ``along``: costs by place.
+    """
     n = len(along)
     places = np.arange(n)
     last = (places + length - 1) % n
@@ -215,7 +223,10 @@ def _best_shift(along: F64, length: int) -> tuple[float, I64]:
 
 
 def _best_reversal(along: F64) -> tuple[float, I64]:
-    """Turn round the stretch from place i to place j, i < j."""
+    """Find the best stretch of a tour to turn round, from place i to place j, i < j.
+
+    Return by how much the sum falls, and the places in their new order. ``along``: costs by place.
+    """
     n = len(along)
     places = np.arange(n)
     after = (places + 1) % n

@@ -1,4 +1,4 @@
-"""Reducing by trees: partial sums climb a tree to a chunk's owner, the result descends another.
+"""Reduce by trees: partial sums climb a tree to a chunk's owner, the result descends another.
 
 Theory of operation
 ===================
@@ -83,7 +83,7 @@ LEAD_BYTES_MAX: Final = 32 * 2**20
 
 
 def lead_chunks(plan: ReducePlan, part_bytes: int, sum_bytes: int) -> int:
-    """How many chunks of a root may be open: the same number on all participants.
+    """Return how many chunks of a root may be open: the same number on all participants.
 
     ``part_bytes``, ``sum_bytes``: of the largest chunk, encoded and as a float32 sum.
     """
@@ -104,7 +104,7 @@ def lead_chunks(plan: ReducePlan, part_bytes: int, sum_bytes: int) -> int:
 
 
 class TreeSchedule:
-    """The schedule of participant ``me``; the theory is at the top of this file.
+    """Schedule what participant ``me`` sends, takes in and adds: see the theory at the top.
 
     ``part_bytes``, ``sum_bytes``: see ``lead_chunks``.
     """
@@ -124,7 +124,7 @@ class TreeSchedule:
             for root, children in enumerate(self._children)
         ]
         self._chunks_of: list[list[int]] = [[] for _ in everyone]
-        self._index: list[int] = []  # of each chunk, among those of its root
+        self._index: list[int] = []  # each chunk's place among those of its root
         for chunk, owner in enumerate(plan.owners):
             self._index.append(len(self._chunks_of[owner]) if owner != NOBODY else 0)
             if owner != NOBODY:
@@ -147,7 +147,7 @@ class TreeSchedule:
         self._summed: set[int] = set()  # chunks whose sum is complete here
 
     def _sources_of(self, root: int) -> tuple[int, ...]:
-        """Whose parts are added here for this root, in order; without children, nobody's."""
+        """Return whose parts are added here for this root, in order; without children, nobody's."""
         children = self._plan.routes.up_children[root][self._me]
         found = [p for p in children if self._contributes(root, p)]
         if not found and self._up[root] != ROOT:
@@ -155,14 +155,14 @@ class TreeSchedule:
         return tuple(sorted([*found, *([self._me] if self._plan.weights[self._me] > 0 else [])]))
 
     def _contributes(self, root: int, participant: int) -> bool:
-        """Whether anything comes from it for this root."""
+        """Return whether anything comes from a participant for this root."""
         if self._plan.weights[participant] > 0:
             return True
         below = self._plan.routes.up_children[root][participant]
         return any(self._contributes(root, p) for p in below)
 
     def _adds(self, root: int, participant: int) -> bool:
-        """Whether what it sends is a sum, and not its own part alone."""
+        """Return whether what a participant sends is a sum, and not its own part alone."""
         below = self._plan.routes.up_children[root][participant]
         return any(self._contributes(root, p) for p in below)
 
@@ -190,21 +190,24 @@ class TreeSchedule:
 
     @property
     def destinations(self) -> frozenset[int]:
-        """Who gets anything from this participant."""
+        """Return the participants that get anything from this one."""
         sent = enumerate(zip(self._to_come, self._own, strict=True))
         return frozenset(dest for dest, (to_come, own) in sent if to_come or own)
 
     def local_chunks(self) -> tuple[int, ...]:
-        """Chunks to which only this participant adds: nothing that arrives starts them."""
+        """Return the chunks to which only this participant adds.
+
+        Nothing that arrives starts them.
+        """
         alone = [root for root, found in enumerate(self._sources) if found == (self._me,)]
         return tuple(sorted(chunk for root in alone for chunk in self._chunks_of[root]))
 
     def is_own_part(self, src: int, chunk: int) -> bool:
-        """Whether what ``src`` sends for this chunk is its own part, and not a sum of several."""
+        """Return whether ``src`` sends its own part of this chunk, and not a sum of several."""
         return src == self._me or src in self._whole[self._plan.owners[chunk]]
 
     def is_star(self, chunk: int) -> bool:
-        """Whether the whole is added here, of nothing but own parts."""
+        """Return whether the whole is added here, of nothing but own parts."""
         root = self._plan.owners[chunk]
         return self._up[root] == ROOT and self._whole[root] == self._children[root]
 
@@ -243,12 +246,18 @@ class TreeSchedule:
         return Idle.WAIT if self._to_come[dest] else Idle.DONE
 
     def _may_be_held(self, chunk: int, unsure: Collection[int]) -> bool:
-        """Whether a part of it is held where one of these results has not arrived: see rule 5."""
+        """Return whether a part of a chunk may be held where it goes: see rule 5.
+
+        It may where one of the ``unsure`` results has not arrived.
+        """
         root, index = self._plan.owners[chunk], self._index[chunk] - 2 * self._lead
         return any(self._plan.owners[c] == root and self._index[c] <= index for c in unsure)
 
     def _slowest(self) -> float:
-        """The share of its chunks of the root that has got the smallest; one with all is out."""
+        """Return the share of its chunks of the root that has got the smallest.
+
+        A root with all of its chunks is out, and one whose stream broke; 1 if all are.
+        """
         behind = (
             sent / len(self._chunks_of[root])
             for dest, own in enumerate(self._own)
@@ -339,9 +348,11 @@ class TreeSchedule:
     # ------------------------------------------------------------ whom it waits for
 
     def missing(self) -> frozenset[int]:
-        """Children whose part of a base is not here; if there are none, who should hand results on.
+        """Return the participants that this one waits for.
 
-        While a child is late, the others are late because of it: naming them would blame everyone.
+        They are the children whose part of a base is not here; if there are none, those who should
+        hand results on. While a child is late, the others are late because of it: naming them would
+        blame everyone.
         """
         late: set[int] = set()
         behind: set[int] = set()

@@ -1,4 +1,4 @@
-"""Sizes, rates and durations as people read them: in log lines, `atoll status` and the demo."""
+"""Format sizes, rates and durations for people: in log lines, `atoll status` and the demo."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rate(bytes_per_s: float) -> str:
 
 
 def duration(seconds: float, digits: int = 2) -> str:
-    """Return a time with at least so many digits: "0.004 ms", "50 ms", "1.5 s", "3.4 days"."""
+    """Return a time with at least ``digits`` digits: "0.004 ms", "50 ms", "1.5 s", "3.4 days"."""
     if seconds < 1.0 and _rounded(seconds, digits) != "1":
         return f"{_rounded(1e3 * seconds, digits)} ms"
     if seconds < _LONG_S:
@@ -53,12 +53,12 @@ def span(texts: Sequence[str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return "1 round" or "3 rounds"."""
+    """Return a number with its noun, in the plural if need be: "1 round" or "3 rounds"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return "a", "a and b" or "a, b and c"."""
+    """Return names as they are listed in a sentence: "a", "a and b" or "a, b and c"."""
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
@@ -71,7 +71,7 @@ def _scaled(value: float, step: float, units: Sequence[str], digits: int) -> str
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Return ``value`` with at least so many digits, and never fewer than its integer has."""
+    """Return a number with at least ``digits`` digits, and never fewer than its integer has."""
     if value <= 0 or not math.isfinite(value):
         return f"{value:.0f}"
     decimals = max(0, digits - 1 - math.floor(math.log10(value)))

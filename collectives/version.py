@@ -1,4 +1,4 @@
-"""The version of atoll: pyproject.toml, hellos of peers and checkpoints take it from here."""
+"""Hold the version of atoll; pyproject.toml, hellos of peers and checkpoints take it from here."""
 
 from __future__ import annotations
 

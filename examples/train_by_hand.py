@@ -1,4 +1,4 @@
-"""A training loop of your own: gradients are averaged over all peers at every step.
+"""Write a training loop of your own: gradients are averaged over all peers at every step.
 
 Start a daemon (`atoll up --run mine`, or the `atoll join` line that it prints for other machines),
 then this in another terminal, one for each daemon. There is no outer optimizer: each trainer owns
@@ -82,7 +82,9 @@ def main() -> None:
 
 def share(session: atoll.Session, state: Sequence[Tensor], owners: set[str]) -> bool:
     """Give everybody the mean of what the owners have, which is the same but for its first time.
-    Whether there still was one: they may have died meanwhile."""
+
+    Returns whether there still was an owner: they may have died meanwhile.
+    """
     mine = flatten(state)
     own = session.peer_name in owners
     total = session.all_reduce(mine if own else torch.zeros_like(mine), "sum")
@@ -97,7 +99,7 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    """The reverse: in place, so that the optimizer goes on with it."""
+    """Copy ``flat`` back into the tensors, in place, so that the optimizer goes on with it."""
     with torch.no_grad():
         for t, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(part.view(t.shape))

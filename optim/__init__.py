@@ -1,4 +1,4 @@
-"""The outer optimizer of a run: pure arithmetic for the daemon, hooks for the training loop.
+"""Provide the outer optimizer of a run: arithmetic for the daemon, hooks for the training loop.
 
 ``outer``, ``manifest`` and ``spec`` are pure and are what a daemon imports. The names below need
 torch, so each is imported when it is first asked for: ``import atoll.optim`` does not load torch.

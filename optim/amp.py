@@ -1,9 +1,9 @@
-"""Steps of a GradScaler, for methods that exchange gradients before the optimizer steps.
+"""Read what a GradScaler says of a step, for methods that exchange gradients before it.
 
 A GradScaler skips the step of a trainer whose gradients have overflowed, and then the others would
 wait for it. Optimizers that handle scales themselves, as fused ones do, are always stepped: they
 find ``grad_scale`` and ``found_inf`` on themselves (torch/amp/grad_scaler.py). So here all inner
-optimizers say that they do, and what they find is taken from them before they look.
+optimizers are marked as such, and both values are taken from them before they look.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _FLAG = "_step_supports_amp_scaling"
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a GradScaler says of one step. ``scale``: 1 if there is none, or if it has divided the
-    gradients already (``scaler.unscale_``)."""
+    """Hold what a GradScaler says of one step.
+
+    ``scaled``: whether there is a scaler. ``scale``: 1 if there is none, or if it has divided the
+    gradients already (``scaler.unscale_``). ``overflowed``: whether it has found Inf or NaN.
+    """
 
     scaled: bool = False
     scale: float = 1.0
@@ -32,11 +35,14 @@ class Scale:
 
     @property
     def factor(self) -> float:
-        """Of gradients; as the scaler does it, the reciprocal in float64, rounded to float32."""
+        """Return 1 / ``scale``, by which gradients are multiplied.
+
+        As in the scaler it is the reciprocal in float64, rounded to float32.
+        """
         return float(np.float32(1 / self.scale))
 
     def undo(self, gradient: F32) -> bool:
-        """Divide float32[n] by the scale, in place; whether what comes out can be used."""
+        """Divide float32[n] by the scale, in place; return whether the result can be used."""
         if not self.scaled:
             return True  # without a scaler nobody expects an overflow: an exchange refuses it
         np.multiply(gradient, np.float32(self.factor), out=gradient)
@@ -44,7 +50,7 @@ class Scale:
 
 
 class GradScaling:
-    """Of ``inners``, until ``close``."""
+    """Take what a GradScaler leaves on ``inners``, before they see it, until ``close``."""
 
     def __init__(self, inners: Sequence[Optimizer]) -> None:
         self._before = [(inner, getattr(inner, _FLAG, None)) for inner in inners]
@@ -52,7 +58,10 @@ class GradScaling:
             setattr(inner, _FLAG, True)
 
     def take(self, inner: Optimizer) -> Scale:
-        """At the beginning of its step, which then is an ordinary one."""
+        """Return what the scaler says of the step that begins, and take it from the optimizer.
+
+        Call it at the beginning of a step of ``inner``, which then is an ordinary one.
+        """
         found_inf, scale = (getattr(inner, name, None) for name in ("found_inf", "grad_scale"))
         if found_inf is None:
             return Scale()

@@ -1,10 +1,10 @@
-"""DiLoCo of peers that wait for nobody: Async Local-SGD with delayed Nesterov (arXiv 2401.09135).
+"""Run DiLoCo where no peer waits for another: Async Local-SGD, delayed Nesterov (2401.09135).
 
-A round is of those who have submitted when it begins, usually one alone; whoever submits meanwhile
-is in the next one. A trainer waits for its own round and no longer, then goes on from the θ that
-the run has by then. So its pseudo-gradient is taken against the θ that it began with, its anchor,
-and is applied to a newer one. Nothing of it comes too late for that: trainers hear of no round that
-has gone on without them, and of no catching up of their daemons.
+A round consists of those who have submitted when it begins, usually one trainer alone; whoever
+submits meanwhile is in the next one. A trainer waits for its own round and no longer, then goes on
+from the θ that the run has by then. So its pseudo-gradient is taken against the θ that it began
+with, its anchor, and is applied to a newer one. No submission comes too late for that: trainers
+hear of no round that has gone on without them, and of no catching up of their daemons.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ __all__ = ["AsyncDiLoCo"]
 
 
 class AsyncDiLoCo(Blocking):
-    """Rounds of ``sync_every`` local steps that each peer begins and ends by itself::
+    """Train in rounds of ``sync_every`` local steps that each peer begins and ends by itself.
 
-        every round:      theta = theta - lr g / N         g: of those who came together, the mean
+    Theory, with g the mean pseudo-gradient of those who came together::
+
+        every round:      theta = theta - lr g / N
         every N-th also:  m = mu m + (sum of g) / N        theta = theta - lr mu m
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
     does. ``outer_delay`` is N: about as many rounds as the peers complete in the time in which each
     has completed one, so the number of peers, if they are of similar speed. With a momentum in
-    every round, of peers that come one after the other, steps would be much longer than those of
-    ``DiLoCo`` (in the paper 44.27 of perplexity instead of 41.35). What is one arrival there is one
-    round here, also if several peers are in it: with peers that always come together, N = 1 is
+    every round, peers that come one after the other would take much longer steps than with
+    ``DiLoCo`` (in the paper a perplexity of 44.27 instead of 41.35). What is one arrival there is
+    one round here, also if several peers are in it: with peers that always come together, N = 1 is
     ``DiLoCo``.
 
-    ``outer_momentum``: where peers come in turn, what they submit does not know what the others
-    have just submitted. Then 0.9, as in ``DiLoCo``, swings for long: of four peers, each half-way
-    to the optimum in a round, an error shrinks by 7 % in N rounds, with 0.5 by 30 %.
+    ``outer_momentum``: where peers come in turn, none knows what the others have just submitted.
+    Then 0.9, as in ``DiLoCo``, oscillates for long: of four peers, each half-way to the optimum in
+    a round, an error shrinks by 7 % in N rounds, with 0.5 by 30 %.
 
     A peer that is twice as slow is in half as many rounds, and its pseudo-gradients are of an older
     theta. ``round_s`` gives it half the steps instead. The larger N, the smaller is each step: if
     peers leave for good, a run of fewer is slower than it need be. ``global_step`` counts N rounds
     as ``sync_every`` steps: so a followed schedule runs as one peer's steps do, of mean speed where
-    speeds differ, and also too slowly where N is more than the peers that there are.
+    speeds differ, and also too slowly where N is more than the number of peers.
 
     Each round's result goes to all peers: n that come in turn get n times what they get with
     ``DiLoCo``. Costs 4 bytes of the trainer's host memory for each parameter. Sessions have no

@@ -1,4 +1,4 @@
-"""Buffers of a model (BatchNorm statistics and the like) as vectors, and what becomes of several.
+"""Write a model's buffers (BatchNorm statistics and the like) as vectors, and merge them.
 
 Float buffers become the weighted mean over those who trained them, integers the maximum: a counter
 of batches is to go on, not to be an average. No paper on methods with local steps says what to do
@@ -27,13 +27,16 @@ PIECE = 1 << BITS
 
 
 def split(whole: I64) -> F32:
-    """int64[n] -> float32[3 n], the highest pieces first; only those have a sign."""
+    """Split int64[n] into float32[3 n], which holds every number exactly.
+
+    The highest pieces come first; only those have a sign.
+    """
     high, middle = whole >> (2 * BITS), whole >> BITS & (PIECE - 1)
     return np.concatenate([high, middle, whole & (PIECE - 1)]).astype(np.float32)
 
 
 def join(pieces: F32) -> I64:
-    """The inverse. RemoteProtocolError for what ``split`` does not give."""
+    """Join the pieces that ``split`` made; raise RemoteProtocolError for anything else."""
     high, middle, low = pieces.reshape(PIECES, -1)
     limit = 1 << (63 - 2 * BITS)
     in_range = np.abs(high + 0.5) <= limit
@@ -46,8 +49,10 @@ def join(pieces: F32) -> I64:
 
 
 def merged(parts: Sequence[F32], floats: int) -> F32:
-    """Of vectors of several trainers, in one order everywhere; ``floats``: how many elements of
-    each are float buffers. The weight is the sum. RemoteProtocolError for what is no such vector.
+    """Merge the vectors of several trainers: float buffers by weighted mean, integers by maximum.
+
+    ``parts`` come in one order everywhere; ``floats``: how many elements of each are float buffers.
+    The weight of the result is the sum. Raise RemoteProtocolError for what is no such vector.
     """
     weights = [float(part[0]) for part in parts]
     if not all(np.isfinite(part).all() for part in parts) or not all(w > 0 for w in weights):
@@ -61,7 +66,11 @@ def merged(parts: Sequence[F32], floats: int) -> F32:
 
 
 def moved(now: F32, then: F32, mean: F32, floats: int) -> F32:
-    """``mean``, to which ``then`` has contributed, with what has happened here since: vectors."""
+    """Return ``mean``, to which ``then`` has contributed, with the changes made here since.
+
+    All are vectors, ``now`` the one of the present; ``floats`` as for ``merged``. Float buffers
+    move by ``now - then``, of integers the larger one counts.
+    """
     changed = mean.copy()
     part = slice(1, 1 + floats)
     changed[part] += now[part] - then[part]

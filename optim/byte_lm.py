@@ -1,4 +1,4 @@
-"""A small byte-level language model, its batches and its held-out loss: what the demo trains.
+"""Define the demo's small byte-level language model, its batches and its held-out loss.
 
 Shape suffixes: B sequences, T bytes of context, C channels, H heads, D channels per head, V = 256.
 """
@@ -23,7 +23,10 @@ HELDOUT_WINDOWS = 64  # 4 to 8 KiB of text: a standard error of about 0.03 nats,
 
 
 class ByteTransformer(nn.Module):
-    """Decoder-only transformer over bytes: pre-norm, learned positions, embedding tied to head."""
+    """Predict each next byte with a decoder-only transformer.
+
+    It is pre-norm, has learned positions, and its embedding is tied to its head.
+    """
 
     def __init__(
         self, *, width: int = 128, depth: int = 2, heads: int = 4, context: int = 64
@@ -42,20 +45,23 @@ class ByteTransformer(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * depth if branch else 1))
 
     def forward(self, bytes_BT: Tensor) -> Tensor:
-        """int64 (B, T <= context) -> float logits (B, T, V) of the byte after each position."""
+        """Return the logits of the byte after each position, float (B, T, V).
+
+        ``bytes_BT``: int64 (B, T), T at most ``context``.
+        """
         x_BTC = self.embedding(bytes_BT) + self.position[: bytes_BT.shape[1]]
         logits_BTV: Tensor = self.head(self.norm(self.blocks(x_BTC)))
         return logits_BTV
 
     def loss(self, bytes_BT: Tensor, next_BT: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per byte."""
+        """Return the mean cross-entropy in nats per byte."""
         logits_BTV: Tensor = self(bytes_BT)
         loss: Tensor = F.cross_entropy(logits_BTV.flatten(0, 1), next_BT.flatten())
         return loss
 
 
 class Block(nn.Module):
-    """Causal self-attention and a four times wider perceptron, each added to the stream."""
+    """Apply causal self-attention and a four times wider perceptron, each added to the stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -78,7 +84,7 @@ class Block(nn.Module):
 
 
 class TextBatches:
-    """Endless random windows of the training text; another ``seed`` is another order.
+    """Draw random windows of the training text without end; another ``seed`` is another order.
 
     ``next()`` gives (bytes, next bytes), each int64 (batch, context).
     """
@@ -97,7 +103,7 @@ class TextBatches:
 
 @torch.no_grad()
 def heldout_loss(model: ByteTransformer, text: Text) -> float:
-    """Nats per byte over fixed, evenly spaced windows of the held-out text.
+    """Return the nats per byte over fixed, evenly spaced windows of the held-out text.
 
     The windows are the same on all peers that have the same text, so their figures compare.
     """

@@ -1,4 +1,4 @@
-"""CO2: the outer step comes one round late, so that a round travels while the next is trained.
+"""Run CO2: the outer step comes one round late, so a round travels while the next is trained.
 
 After ``sync_every`` local steps from the anchor a_t a trainer has x_t. Theory (2401.16265)::
 
@@ -6,9 +6,9 @@ After ``sync_every`` local steps from the anchor a_t a trainer has x_t. Theory (
     daemons:  m <- clip(mu m + mean);  theta <- theta - lr m                         one round late
 
 Here the pseudo-gradient of a round is taken against that round's own anchor, as in the paper. The
-paper's penalty is built of iterates in a way that was not available; the authors' code has the
-constant 1, and ``GapAware`` is the nearest that is published (1909.10802). The code discards what
-it clips, and reduces live parameters while they are trained; this does neither.
+paper's penalty L is built of iterates in a way that was not available; the authors' code has the
+constant 1, and ``GapAware`` is the nearest that is published (1909.10802). The authors' code
+discards what it clips, and reduces live parameters while they are trained; this does neither.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ NORMS_KEPT = 0.9  # of the running mean, at each round
 
 
 class GapAware:
-    """``L = 1 + |theta - anchor| / C``, C the running mean of the trainers' own movement."""
+    """Compute the penalty ``L = 1 + |theta - anchor| / C`` of a pseudo-gradient that comes late.
+
+    C is the running mean of the trainers' own movement.
+    """
 
     def __init__(self) -> None:
         self.moved = 0.0  # C
@@ -57,7 +60,7 @@ class GapAware:
 
 @runtime_checkable
 class _Stateful(Protocol):
-    """A penalty that remembers something."""
+    """Describe a penalty that remembers something."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -65,8 +68,10 @@ class _Stateful(Protocol):
 
 
 class CO2(Method):
-    """``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what
-    ``round_s`` does.
+    """Train with CO2: in rounds of local steps, whose outer step comes one round late.
+
+    A round has ``sync_every`` local steps. ``Method`` says what the arguments and calls of all
+    methods mean, ``Blocking`` what ``round_s`` does.
 
     ``outer_momentum``: the authors' code has 0 up to 16 workers, 0.2 up to 32, 0.5 up to 64, then
     0.6. ``clip`` bounds every element of the momentum; None: nothing is clipped. ``penalty``
@@ -150,7 +155,10 @@ class CO2(Method):
         self._local.begin(self.peer.first_rank)
 
     def _form_delta(self) -> None:
-        """Of this round; and the anchor of the next. Whole ones in all ranks."""
+        """Add the pseudo-gradient of this round to ``_delta``, and pull the anchor of the next.
+
+        Both are whole in all ranks.
+        """
         late: F32 = np.zeros_like(self._anchor)
         self._write_whole(partial(self._vector.write_delta, self._anchor), late)
         moved = float(np.linalg.norm(late))
@@ -192,7 +200,10 @@ class CO2(Method):
         self._begin()
 
     def _begin(self) -> None:
-        """From the run's parameters; the others have a round under way, but at the beginning."""
+        """Begin from the run's parameters.
+
+        The others have a round under way, except at the beginning of a run.
+        """
         if self._clock.steps:
             self._stand_at(self._clock.steps + self.spec.sync_every)
         self._write_whole(self._vector.write, self._anchor)

@@ -1,8 +1,8 @@
-"""What trainers of a run tell each other beside its rounds: small vectors, from one to another.
+"""Hand small vectors from one trainer of a run to another, beside its rounds.
 
 Each is published under a name and the number of a round, and whoever needs it asks for it
-(peer/session_gossip.py). Nothing of it is needed for a round: where a vector is lacking, a trainer
-goes on without.
+(peer/session_gossip.py). No round needs any of them: where a vector is lacking, a trainer goes on
+without.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ WAIT_S = 5.0  # for a vector that should be there, or about to come
 
 
 class Companions:
-    """Seen from one trainer. Of a trainer that consists of several ranks the first one asks, and
-    all have what it hears."""
+    """Publish vectors of one trainer, and get those of the others.
+
+    In a trainer that consists of several ranks the first one asks, and all have what it hears.
+    """
 
     def __init__(self, peer: object, name: str) -> None:
         self._peer, self._name = peer, name
 
     def publish(self, number: int, values: F32) -> None:
-        """Float32[n], for whoever asks."""
+        """Publish float32[n] under this number, for whoever asks."""
 
         def publish(session: GossipSession) -> F32:
             session.publish(self._name, number, values.copy(), CODEC)
@@ -49,9 +51,13 @@ class Companions:
         self.lead(publish, 0)
 
     def any(self, number: int, elements: int, *, most: bool = False) -> tuple[int, F32] | None:
-        """What some member has published under this number; else the newest that can be had, and
-        its number. Its own counts as well: its trainer may have ended since. ``most``: what most of
-        the first ``ASKED_MAX`` say who are at this number, so that no single one can mislead."""
+        """Return a vector that some member has published, after its number; None if there is none.
+
+        One of this ``number`` is preferred, else the newest that can be had. What this peer has
+        published counts as well: its trainer may have ended since. ``most``: prefer what most of
+        the first ``ASKED_MAX`` members that are at this number say, so that no single one can
+        mislead.
+        """
 
         def look(session: GossipSession) -> F32:
             found = _agreed(session, self._name, number, elements) if most else None
@@ -66,24 +72,26 @@ class Companions:
         return (found, answer[2:]) if found else None
 
     def lead(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
-        """What ``ask`` hears, float32[elements], in every process of this trainer."""
+        """Return what ``ask`` hears, float32[elements], in every process of this trainer."""
         if isinstance(self._peer, LeadingRank):
             return self._peer.lead(ask, elements)
         return ask(cast(GossipSession, self._peer))
 
     def total(self, mine: float) -> float:
-        """The sum over the processes of this trainer."""
+        """Return the sum of ``mine`` over the processes of this trainer."""
         return self._peer.total(mine) if isinstance(self._peer, LeadingRank) else mine
 
 
 def every_rank(peer: object, mine: bool) -> bool:
-    """Whether it is so in every process of this trainer."""
+    """Return whether ``mine`` is true in every process of this trainer."""
     return peer.all_true(mine) if isinstance(peer, LeadingRank) else mine
 
 
 def whole(peer: object, write: Callable[[F32], None], flat: F32, part: slice = slice(None)) -> None:
-    """``write`` the model, or a part of it, to float32[elements]: the rows of every process of this
-    trainer."""
+    """Write the model, or a part of it, to float32[elements]: the rows of every process.
+
+    ``write`` writes those of this process of the trainer; ``part`` is the slice that is written.
+    """
     if isinstance(peer, LeadingRank):
         peer.whole(write, flat, part)
     else:
@@ -91,7 +99,7 @@ def whole(peer: object, write: Callable[[F32], None], flat: F32, part: slice = s
 
 
 def check_ranks(peer: object, ranks: int) -> None:
-    """ConfigError for a model that is sharded over so many processes, if ``peer`` is of fewer."""
+    """Raise ConfigError if the model is sharded over more processes than ``peer`` is of."""
     own = peer.ranks if isinstance(peer, LeadingRank) else 1
     if ranks > own:
         raise ConfigError(
@@ -103,7 +111,7 @@ def check_ranks(peer: object, ranks: int) -> None:
 
 
 def check_alone(method: str, peer: object, ranks: int = 1) -> None:
-    """ConfigError if the trainer is, or the model is sharded over, more than one process."""
+    """Raise ConfigError if the trainer has, or the model is sharded over, several processes."""
     if ranks > 1 or isinstance(peer, LeadingRank):
         raise ConfigError(
             f"{method} is for trainers of one process, and this one "

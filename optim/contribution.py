@@ -1,4 +1,4 @@
-"""What one peer contributes to a round: the pseudo-gradient of what its trainer has submitted."""
+"""Compute what one peer contributes to a round: the pseudo-gradient of its submission."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["delta_source"]
 def delta_source(
     spec: RunSpec, manifest: Manifest, theta: F32, submission: F32, fragment: int
 ) -> Callable[[int, F32], None]:
-    """Fills in Δ of one chunk of ``fragment``, counted from its first: old minus new.
+    """Return a function that fills in the pseudo-gradient Δ of one chunk of ``fragment``.
+
+    Chunks are counted from the fragment's first; Δ is old minus new.
 
     ``theta`` and ``submission`` are float32[manifest.elements]: the run's parameters as they are
     when the round begins, and what was submitted, which is θ_m (Δ = cast(θ) - θ_m), or Δ itself.

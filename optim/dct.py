@@ -1,4 +1,4 @@
-"""The cosine transform of tiles, and the signs of its inverse, which are the same on any machine.
+"""Compute the cosine transform of tiles, and signs of its inverse, the same on any machine.
 
 DCT-II, orthonormal, of each tile: ``X = C_h x C_w^T``, and the inverse ``x = C_h^T X C_w``, with
 ``C[k, i] = s_k cos(pi (2 i + 1) k / 2n)``, ``s_0 = sqrt(1 / n)`` and else ``s_k = sqrt(2 / n)``.
@@ -29,21 +29,21 @@ BETWEEN_BITS = 21  # dropped after the first product
 
 
 def tiles_of(tensor: Tensor, tiling: Tiling) -> Tensor:
-    """-> [tiles, height, width], a copy or a view."""
+    """Cut a tensor into tiles: return [tiles, height, width], a copy or a view."""
     across = tiling.columns // tiling.width
     grid = tensor.reshape(-1, tiling.height, across, tiling.width)
     return grid.transpose(1, 2).reshape(-1, tiling.height, tiling.width)
 
 
 def untiled(tiles: Tensor, tiling: Tiling) -> Tensor:
-    """Inverse of ``tiles_of``, flat."""
+    """Join what ``tiles_of`` has cut; return it flat."""
     across = tiling.columns // tiling.width
     grid = tiles.reshape(-1, across, tiling.height, tiling.width)
     return grid.transpose(1, 2).reshape(-1)
 
 
 def dct(tiles: Tensor) -> Tensor:
-    """float32[tiles, height, width] -> coefficients of the same shape."""
+    """Return the coefficients of float32[tiles, height, width], in the same shape."""
     down, across = (_matrix(n).to(tiles) for n in tiles.shape[1:])
     coefficients: Tensor = down @ tiles @ across.T
     return coefficients
@@ -56,10 +56,11 @@ def inverse_dct(coefficients: Tensor) -> Tensor:
 
 
 def inverse_signs(coefficients: Tensor) -> Tensor:
-    """The sign of each element of the inverse, -1, 0 or 1, as float32[tiles, height, width].
+    """Return the sign of each element of the inverse: -1, 0 or 1.
 
     ``coefficients``: float64, finite. They are taken as multiples of 2**-23 of the largest of their
-    tile, so what is less than some 2**-19 of it may get any sign, or 0: the same one everywhere.
+    tile, so an element that is less than some 2**-19 of it may get any sign, or 0: the same one
+    everywhere. The result is float32[tiles, height, width].
     """
     largest = coefficients.abs().amax((1, 2), keepdim=True)
     scaled = coefficients / largest.masked_fill(largest == 0, 1) * 2**COEFFICIENT_BITS
@@ -72,7 +73,7 @@ def inverse_signs(coefficients: Tensor) -> Tensor:
 
 @functools.cache
 def _matrix(n: int) -> Tensor:
-    """C, float64[n, n]."""
+    """Return the matrix C of the transform, float64[n, n]."""
     angles = torch.arange(n)[:, None] * (2 * torch.arange(n) + 1) % (4 * n)
     matrix = torch.cos(angles.double() * (math.pi / (2 * n))) * math.sqrt(2 / n)
     matrix[0] = math.sqrt(1 / n)
@@ -81,6 +82,9 @@ def _matrix(n: int) -> Tensor:
 
 @functools.cache
 def _integers(n: int) -> Tensor:
-    """C in units of 2**-22: far enough from halves that every library's cosine gives the same."""
+    """Return C in units of 2**-22, rounded.
+
+    Its elements are far enough from halves that every library's cosine gives the same.
+    """
     scaled: Tensor = _matrix(n) * 2**MATRIX_BITS
     return scaled.round()

@@ -1,4 +1,4 @@
-"""DeMo: peers send the few fastest-moving parts of their momentum at every step (arXiv 2411.19870).
+"""Run DeMo: peers send the fastest-moving parts of their momentum at each step (2411.19870).
 
 Here with peers m, rate η, weight decay λ, momentum δ of one's own and its decay β::
 
@@ -54,7 +54,9 @@ PIECE_ELEMENTS = 1 << 21  # decoded at a time, in about 100 MiB
 
 
 class DeMo(EveryStepGather, Optimizer):
-    """It is the optimizer, in place of AdamW and the like, for learning rate schedulers too.
+    """Train with DeMo, which is the optimizer itself, in place of AdamW and the like.
+
+    It is one for learning rate schedulers too.
 
     ``params``: groups with an ``lr`` and ``weight_decay`` of their own, as other optimizers take
     them; by default all trainable parameters of the model. All peers take the rates of the first
@@ -64,15 +66,15 @@ class DeMo(EveryStepGather, Optimizer):
 
     A step sends ``message_bytes`` at most: for each coefficient its place (12 bits in tiles of 64 x
     64) and 16, 1 or 32 bits, so 28 * 32 / 4096 = 0.22 bits for each parameter; a bit for each tile;
-    16 bytes for each group. Each peer receives that of all others. At most 16 MiB, of some 600
-    million parameters: ConfigError. What is over 64 KiB, or 512 KiB of all together, takes several
-    rounds of the run. The paper's numbers are the defaults; the momentum (float32, on the
-    parameters' device) is the only memory.
+    16 bytes for each group. Each peer receives what all others send. ConfigError is raised for a
+    message of over 16 MiB, that of some 600 million parameters. What is over 64 KiB, or 512 KiB of
+    all together, takes several rounds of the run. The paper's numbers are the defaults; the
+    momentum (float32, on the parameters' device) is the only memory.
 
     All peers have equal parameters, and a momentum of their own, which begins at zero when they
-    join. Who begins a run with other parameters than the founder's counts from its second step on.
-    A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast. With a
-    GradScaler a peer whose gradients have overflowed gives nothing, keeps its momentum, and still
+    join. A peer that begins a run with other parameters than the founder's counts from its second
+    step on. A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast. With
+    a GradScaler a peer whose gradients have overflowed gives nothing, keeps its momentum, and still
     takes the step of the others; if all have, nothing moves, and the step does not count.
     """
 
@@ -121,7 +123,11 @@ class DeMo(EveryStepGather, Optimizer):
         self._forget()
 
     def _groups_of(self, named: Mapping[str, nn.Parameter]) -> list[int]:
-        """The group of each parameter, in order of name."""
+        """Return the number of each parameter's group, in order of name.
+
+        Raise ConfigError if the groups lack a parameter, hold others than the model's, or are too
+        many.
+        """
         group = {id(p): i for i, g in enumerate(self.param_groups) for p in g["params"]}
         missing = [name for name, p in named.items() if id(p) not in group]
         if missing or len(group) > len(named):
@@ -138,10 +144,13 @@ class DeMo(EveryStepGather, Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """One step of all peers together; a parameter without a gradient has one of zeros.
+        """Take one step of all peers together; return what ``closure`` returned.
 
-        CodecError for gradients with NaN or Inf, before anything has changed; RemoteProtocolError
-        names the peer whose bytes are malformed; other errors as for a session's all-gather.
+        A parameter without a gradient has one of zeros.
+
+        Raise CodecError for gradients with NaN or Inf, before anything has changed;
+        RemoteProtocolError, which names the peer, for malformed bytes; other errors as for a
+        session's all-gather.
         """
         loss = None
         if closure is not None:
@@ -166,8 +175,10 @@ class DeMo(EveryStepGather, Optimizer):
     # ------------------------------------------------------------ what is sent
 
     def _message(self, scale: Scale) -> bytes:
-        """Rates of all groups, then the part of each parameter in order of name. What is in it is
-        taken out of the momentum."""
+        """Return the message of this step, and take what is in it out of the momentum.
+
+        It has the rates of all groups, then the part of each parameter in order of name.
+        """
         rates = [_RATES.pack(g["lr"], g["weight_decay"]) for g in self.param_groups]
         return b"".join(rates + [self._part(i, scale) for i in range(len(self._tensors))])
 
@@ -201,8 +212,10 @@ class DeMo(EveryStepGather, Optimizer):
             )
 
     def _check_gradients(self, scale: Scale) -> bool:
-        """Whether they can be used; CodecError if they cannot, and there is no GradScaler that will
-        do something about it."""
+        """Return whether the gradients can be used.
+
+        Raise CodecError if they cannot, and there is no GradScaler that will do something about it.
+        """
         bad = [
             name
             for name, p in zip(self._names, self._tensors, strict=True)
@@ -220,7 +233,10 @@ class DeMo(EveryStepGather, Optimizer):
     # ------------------------------------------------------------ what has come
 
     def _read(self, name: str, data: bytes) -> tuple[list[tuple[float, float]], list[Chosen]]:
-        """Rates of each group, and coefficients of each parameter."""
+        """Return the rates of each group, and the coefficients of each parameter, from a message.
+
+        Raise RemoteProtocolError, with the peer's ``name``, if it is malformed.
+        """
         try:
             at = len(self.param_groups) * _RATES.size
             if len(data) < at:
@@ -242,7 +258,7 @@ class DeMo(EveryStepGather, Optimizer):
         return rates, chosen
 
     def _signs(self, i: int, parts: Sequence[Chosen]) -> Tensor:
-        """Of parameter i, like it and float32."""
+        """Return the signs of the step of parameter i: float32, in its shape, on its device."""
         p, tiling = self._tensors[i], self._tilings[i]
         tiles = torch.zeros(tiling.count, tiling.height, tiling.width, device=p.device)
         step = max(1, PIECE_ELEMENTS // tiling.elements)
@@ -271,14 +287,17 @@ class DeMo(EveryStepGather, Optimizer):
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The momentum of this peer, and the number of steps of the run."""
+        """Return the momentum of this peer, and the number of steps of the run."""
         return {**Optimizer.state_dict(self), "steps": self.steps}
 
     def load_state_dict(  # type: ignore[override]
         self, state_dict: dict[str, Any]
     ) -> None:
-        """If others have trained for longer, their parameters and steps are taken at the next step,
-        and the momentum is forgotten."""
+        """Load what ``state_dict`` gave; raise ConfigError for anything else.
+
+        If others have trained for longer, their parameters and steps are taken at the next step,
+        and the momentum is forgotten.
+        """
         steps = state_dict.get("steps")
         if type(steps) is not int or steps < 0:
             raise ConfigError("not a state of DeMo", fix="load what DeMo.state_dict() gave")
@@ -302,14 +321,17 @@ def _check_numbers(lr: float, weight_decay: float, decay: float, values: str) ->
 
 
 def _scaled_back(gradient: Tensor, scale: Scale) -> Tensor:
-    """What it is without a GradScaler, as float32."""
+    """Return the gradient as it is without a GradScaler, in float32."""
     gradient = gradient.float()
     return gradient * scale.factor if scale.scaled else gradient
 
 
 def _update(p: Tensor, signs: Tensor, lr: float, weight_decay: float) -> None:
-    """In float32, or float64, and with one rounding for each operation on any device: lr times a
-    sign is exact."""
+    """Take the step of one parameter in place, with the same bits on any device.
+
+    It is made in float32, or float64, with one rounding for each operation: lr times a sign is
+    exact.
+    """
     working = p if p.dtype in (torch.float32, torch.float64) else p.float()
     if weight_decay:
         working.mul_(1 - lr * weight_decay)

@@ -1,4 +1,4 @@
-"""The training process of `atoll demo`: the loop of examples/train_lm.py, told when to end.
+"""Train for `atoll demo`: the loop of examples/train_lm.py, told when to end.
 
 It ends when the run has ``--rounds`` rounds; with ``--last-round-file`` it goes on after that until
 the file holds the number of the last round, because the demo waits for a newcomer. What the
@@ -32,7 +32,7 @@ CONNECT_TIMEOUT_S = 60.0  # its daemon is started at the same time and may have 
 
 
 def main() -> int:
-    """Returns the exit code: 0, or that of the error that ended it."""
+    """Run the training process; return the exit code: 0, or that of the error that ended it."""
     parser = argparse.ArgumentParser(description="One trainer of `atoll demo`.")
     parser.add_argument("--home", type=Path, required=True, help="the daemon's home")
     parser.add_argument("--data", type=Path, help="folder of text (default: Python's own library)")

@@ -1,6 +1,6 @@
-"""DiLoCo for an ordinary training loop: the trainer's side of a run (arXiv 2311.08105).
+"""Run DiLoCo in an ordinary training loop: the trainer's side of a run (arXiv 2311.08105).
 
-The wrapper hooks the inner optimizer's step, so the loop stays as it was. A life of a round here:
+The wrapper hooks the inner optimizer's step, so the loop stays as it was. The life of a round here:
 
 1. ``sync_every`` inner steps move the model's parameters θ_m away from the run's θ.
 2. θ_m is written to the daemon's shared memory as float32 and submitted with its weight.
@@ -40,7 +40,10 @@ __all__ = ["Blocking", "DiLoCo", "segment_steps_of"]
 
 
 def segment_steps_of(replay: Replay | None, validators: int) -> int:
-    """For the specification of a run. ConfigError for validators without what they need."""
+    """Return the steps of a segment for the specification of a run; 0 without validators.
+
+    Raise ConfigError for validators without a replay that has a task.
+    """
     if not validators:
         return 0
     if replay is None or replay.task is None:
@@ -52,7 +55,7 @@ def segment_steps_of(replay: Replay | None, validators: int) -> int:
 
 
 class Blocking(Method):
-    """A method whose trainers wait for each round.
+    """Train with local steps, and wait for each round.
 
     ``round_s``: each peer takes as many local steps as it gets done in so many seconds, by its own
     speed in the last rounds, and ``sync_every`` in the first (``StepsBySpeed``, where ``clock`` is
@@ -60,12 +63,13 @@ class Blocking(Method):
     each has done weighs by its steps or tokens, as ever.
 
     ``replay``: keep what others need to take local steps of a round again (docs/replay.md); then
-    ``note_batch`` says which samples they are of, and ``recorder`` has it. It need not be equal on
-    all. A round that was under way when a state is loaded then begins anew.
+    ``note_batch`` says which samples they are of, and ``recorder`` keeps it. It need not be equal
+    on all. A round that was under way when a state is loaded then begins anew.
 
     ``validators`` (with ``audit=True``): so many peers, drawn anew in each round, take a segment of
-    the local steps of as many others again; who did other steps than it says is banned. It takes a
-    ``replay`` with a ``task``. Steps of a round that went on without a trainer are dropped then.
+    the local steps of as many others again; a peer that did other steps than it says is banned.
+    This needs a ``replay`` with a ``task``. Steps of a round that went on without a trainer are
+    dropped then.
     """
 
     _waits = True
@@ -100,7 +104,10 @@ class Blocking(Method):
         self._begin_work()
 
     def _validator_of(self, replay: Replay | None) -> Validator | None:
-        """In a swarm nobody lies, so nothing is drawn there."""
+        """Return what validates this trainer's rounds, or None.
+
+        In a swarm nobody lies, so nothing is drawn there.
+        """
         session: Any = self.peer
         if not self.spec.validators or replay is None or not isinstance(session, ValidatingSession):
             return None
@@ -115,9 +122,12 @@ class Blocking(Method):
             self._validator.submit(fill, weight)
 
     def note_batch(self, indices: Iterable[int] | np.ndarray | Tensor) -> None:
-        """The samples of the batch whose forward pass comes next: integers from which the loop of
-        another trainer makes the same batch, at most 8,192 for a local step. Once for each batch,
-        also where gradients are accumulated. Nothing happens without ``replay``."""
+        """Note the samples of the batch whose forward pass comes next.
+
+        ``indices``: integers from which the loop of another trainer makes the same batch, at most
+        8,192 for a local step. Call it once for each batch, also where gradients are accumulated.
+        Nothing happens without ``replay``.
+        """
         if self.recorder is not None:
             self.recorder.note(indices)
 
@@ -127,7 +137,7 @@ class Blocking(Method):
             self.recorder.close()
 
     def _begin_work(self) -> None:
-        """From the run's parameters."""
+        """Begin to record a round from the run's parameters, where there is a recorder."""
         if self.recorder is not None:
             self.recorder.begin(self.peer.round, self.global_step)
 
@@ -166,7 +176,10 @@ class Blocking(Method):
         self._begin_work()
 
     def _is_where(self, state: Mapping[str, Any]) -> bool:
-        """A round whose first steps were not kept begins anew."""
+        """Return whether run and model are as saved, and nothing is recorded.
+
+        Where steps are recorded, a round whose first ones were not kept begins anew.
+        """
         if self.recorder is not None:
             self.recorder.forget()
         return super()._is_where(state) and self.recorder is None
@@ -182,7 +195,9 @@ class Blocking(Method):
 
 
 class DiLoCo(Blocking):
-    """Rounds of ``sync_every`` local steps, then Nesterov on the peers' mean pseudo-gradient.
+    """Train with DiLoCo: local steps, then Nesterov on the peers' mean pseudo-gradient.
+
+    A round has ``sync_every`` local steps.
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``,
     ``replay`` and ``validators`` do.

@@ -1,4 +1,4 @@
-"""Eager updates: nobody waits, and each peer's own part of a round counts at once (2502.12996).
+"""Apply eager updates: nobody waits, and a peer's own part counts at once (2502.12996).
 
 At the end of a round a trainer knows its own pseudo-gradient, and the mean of the round before::
 
@@ -25,10 +25,10 @@ __all__ = ["EagerUpdates"]
 
 
 class EagerUpdates:
-    """A trainer's correction; 16 bytes of its host memory for each parameter.
+    """Keep a trainer's correction; it costs 16 bytes of host memory for each parameter.
 
     ``anchor``, float32[elements]: θ_m after its last step, from which it trains. Where a round goes
-    on without a submission, it is not taken back: it stays in the correction alone.
+    on without a submission, that submission is not taken back: it stays in the correction alone.
     """
 
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
@@ -41,7 +41,7 @@ class EagerUpdates:
 
     @property
     def arrays(self) -> dict[str, F32]:
-        """All that it keeps, in place."""
+        """Return all arrays that it keeps, by name; they are not copies."""
         return {
             "anchor": self.anchor,
             "correction": self._correction,
@@ -50,20 +50,20 @@ class EagerUpdates:
         }
 
     def begin(self, theta: F32) -> None:
-        """Anew from the run's parameters, as the model has rounded them."""
+        """Begin anew from the run's parameters, as the model has rounded them."""
         np.copyto(self.anchor, theta)
         for array in (self._correction, self._momentum, self._counted):
             array.fill(0.0)
 
     def missed(self, fragment: int) -> None:
-        """The last round of it went on without us."""
+        """Note that the last round of ``fragment`` went on without this trainer."""
         self._counted[self.part(fragment)] = 0.0
 
     def step(self, fragment: int, local: F32, theta: F32, share: float) -> F32:
-        """D_m of a fragment, to be submitted; then ``anchor`` has its new θ_m.
+        """Return D_m of a fragment, to be submitted, and set ``anchor`` to its new θ_m.
 
         ``local``, ``theta``: float32[elements], of which the fragment counts: the model after its
-        local steps, and the run's parameters now. CodecError for a model that is not finite.
+        local steps, and the run's parameters now. Raise CodecError for a model that is not finite.
         """
         where, spec = self.part(fragment), self._spec
         delta: F32 = self.anchor[where] - local[where]
@@ -87,7 +87,7 @@ class EagerUpdates:
         return delta
 
     def _decode(self, fragment: int, delta: F32) -> None:
-        """What the others make of it."""
+        """Write what the others decode of ``delta`` into ``_counted``."""
         grid = self._manifest.grid
         first, end = self._manifest.chunks_of(fragment, self._spec.fragments)
         start = grid.bounds(first)[0]
@@ -99,7 +99,7 @@ class EagerUpdates:
             self._codec.decode(data, self._counted[lo:hi])
 
     def part(self, fragment: int) -> slice:
-        """Where a fragment lies."""
+        """Return the slice of the vector where a fragment lies."""
         first, end = self._manifest.chunks_of(fragment, self._spec.fragments)
         grid = self._manifest.grid
         return slice(grid.bounds(first)[0], grid.bounds(end - 1)[1])

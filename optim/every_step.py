@@ -1,4 +1,4 @@
-"""Methods whose peers exchange something at every step and hold equal parameters of their own.
+"""Exchange something at every step between peers that hold equal parameters of their own.
 
 The trainers own θ here; their daemons only carry what they exchange (``session.all_reduce`` and
 ``all_gather``, each a round of the run). Theory:
@@ -9,7 +9,7 @@ The trainers own θ here; their daemons only carry what they exchange (``session
   only this donor adds. It is the one with the most steps; of several such the first that is no
   newcomer. Then the step is exchanged again, from its first call on.
 - Where all are newcomers, as at the beginning of a run, they look twice before one of them becomes
-  the donor: somebody with a state may have been in the middle of a step, and their calls differed.
+  the donor: a trainer with a state may have been in the middle of a step, with calls of its own.
 - The first step of a run is made of what the donor gives, and of what those give whose parameters
   were bit for bit the donor's: the gradients of the others are of parameters that are gone.
 
@@ -18,9 +18,9 @@ as long as what it does with the result is the same. Every ``check_every`` steps
 compared, and whoever differs from most is a newcomer again.
 
 No call is taken for another one: vectors of states have an odd length, and half the length of those
-of exchanges says which call of a step it is; what is gathered says what it is for (purposes.py).
-Who has missed rounds on the other side of a network that was cut, and does not know, finds it by
-their numbers.
+of exchanges says which call of a step it is; what is gathered says what it is for (purposes.py). A
+trainer that has missed rounds on the other side of a network that was cut, and does not know it,
+finds it by their numbers.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ T = TypeVar("T")
 
 
 class EveryStep(Trainer):
-    """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
+    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     ``inner``: the optimizers whose state is part of what all have in common. The method, its
-    numbers, ``check_every`` among them, and the model's parameters must be equal on all peers:
-    IncompatibleRunError. What depends on the number of a step must follow ``steps``;
+    numbers, ``check_every`` among them, and the model's parameters must be equal on all peers, else
+    IncompatibleRunError is raised. What depends on the number of a step must follow ``steps``;
     ``follow(scheduler)`` lets learning rates do it.
 
     ``min_trainers``: no step is exchanged among fewer trainers, also after deaths; then all wait,
-    and say for whom. The same on all peers; ``atoll up --min-trainers``, ``atoll min-trainers N``
-    win where they are used.
+    and say for whom. It must be the same on all peers; ``atoll up --min-trainers``,
+    ``atoll min-trainers N`` win where they are used.
 
     ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
     every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
-    False leaves them alone; the same on all peers.
+    False leaves them alone; it must be the same on all peers.
 
     ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
     """
@@ -130,47 +130,54 @@ class EveryStep(Trainer):
 
     @property
     def trainer_bytes(self) -> float:
-        """As ``InnerSteps.trainer_bytes``, from step to step: here a copy to compare digests."""
+        """Return the bytes of host memory that this trainer takes for each parameter, at most.
+
+        As ``InnerSteps.trainer_bytes``, from step to step: here a copy to compare digests.
+        """
         return 4.0
 
     # ------------------------------------------------------------ for the methods
 
     def _shared(self) -> list[F32]:
-        """What the method keeps that is equal on all peers; it is written in place."""
+        """Return what the method keeps that is equal on all peers; it is written in place."""
         return []
 
     @abstractmethod
     def _forget(self) -> None:
-        """What the method keeps for itself (residuals) belongs to parameters that are gone."""
+        """Drop what the method keeps for itself (residuals): its parameters are gone."""
 
     def _own(self) -> dict[str, Any]:
-        """What the method keeps for itself, for a file: arrays and numbers."""
+        """Return what the method keeps for itself, for a file: arrays and numbers."""
         return {}
 
     def _restore(self, own: Mapping[str, Any]) -> None:
-        """The inverse."""
+        """Restore what ``_own`` gave."""
         assert not own
 
     def _is_whole(self) -> bool:
-        """Return whether all that it keeps for itself belongs to the state that is here: it has
-        come back with it, or has nothing yet."""
+        """Return whether all that it keeps for itself belongs to the state that is here.
+
+        It does if it has come back with that state, or has nothing yet.
+        """
         return self._is_back or self.steps == 0
 
     def _exchange(self, given: F32, codec: str = "float32") -> Exchanged:
-        """A step of one sum: that over all trainers but those whose parts were made with parameters
-        that have been replaced meanwhile, as may have happened here too before it returns.
+        """Carry out a step of one sum; return it, and how many trainers are in it, at least 1.
 
-        ``_whole`` says what it raises.
+        It is the sum over all trainers but those whose parts were made with parameters that have
+        been replaced meanwhile, as may have happened here too before it returns. ``_whole`` says
+        what it raises.
         """
         found = self._whole(lambda exchange: exchange.total(given, codec))
         return replace(found, count=max(1, found.count))
 
     def _whole(self, work: Callable[[Exchange], T], counts: bool = True) -> T:
-        """What ``work`` returns once all the calls that it makes have come about without a flag. It
-        is begun again otherwise, perhaps with other parameters and another number of steps.
+        """Return what ``work`` returns once all its calls have come about without a flag.
 
-        ``counts``: this trainer has something to give. StateError if nothing comes about;
-        IncompatibleRunError if this trainer does something else than the others.
+        It is begun again otherwise, perhaps with other parameters and another number of steps.
+
+        ``counts``: whether this trainer has something to give. Raise StateError if nothing comes
+        about, IncompatibleRunError if this trainer does something else than the others.
         """
         self._vector.frozen.check()
         self._schedules.go_to(self.steps)
@@ -235,8 +242,10 @@ class EveryStep(Trainer):
     def _gather(
         self, purpose: int, data: bytes, counts: bool = False
     ) -> tuple[list[tuple[str, int, bytes]], bool]:
-        """Name, flags and data of all that gather for the same, and whether others are there.
-        ConfigError, RemoteProtocolError."""
+        """Return name, flags, data of all that gather for the same, and whether others are there.
+
+        Raise ConfigError for data that are too long, RemoteProtocolError for malformed pieces.
+        """
         check_part(len(data))
         pieces, others, more = Pieces(data), False, True
         while more:
@@ -247,7 +256,11 @@ class EveryStep(Trainer):
         return pieces.whole(), others
 
     def _gather_piece(self, purpose: int, data: bytes, flags: int) -> tuple[list[Part], bool]:
-        """Those that are of this call, and whether others are there."""
+        """Return the parts that are of this call, and whether others are there.
+
+        Raise AgainError if the step has to be exchanged again, _FlaggedError if there is a
+        newcomer.
+        """
         found = self._call(lambda: gather_parts(self.peer, purpose, data, flags))
         self._crowd = len(found)
         mine = purpose, flags & LATER
@@ -266,8 +279,11 @@ class EveryStep(Trainer):
         return alike, bool(others)
 
     def _call(self, make: Callable[[], T]) -> T:
-        """Make a call. Rounds may have gone on without this trainer, on the other side of a network
-        that was cut, and nobody may have told it: their numbers show it."""
+        """Make a call; raise AgainError if rounds have gone on without this trainer.
+
+        They may have, on the other side of a network that was cut, and nobody may have told it:
+        their numbers show it.
+        """
         before = self.peer.round
         found = make()
         if not self._is_new and self.peer.round != before + 1:
@@ -279,7 +295,10 @@ class EveryStep(Trainer):
     # ------------------------------------------------------------ newcomers
 
     def _take_state(self) -> bool:
-        """From a donor; whether it is still what it was here. CollectiveMissedError."""
+        """Take the state of a donor; return whether it is still what it was here.
+
+        Raise CollectiveMissedError if a round goes on without this trainer.
+        """
         was_new, donor = self._is_new, self._choose_donor()
         unchanged = self._take_over(donor, was_new or donor.is_new)
         self._is_new, self._is_back, self._unchecked = False, False, 0
@@ -287,7 +306,10 @@ class EveryStep(Trainer):
         return unchanged
 
     def _take_over(self, donor: Presence, is_behind: bool) -> bool:
-        """The state of a donor; whether it is what it was here. AgainError if it has gone."""
+        """Take over the state of ``donor``; return whether it is what it was here.
+
+        Raise AgainError if the donor has gone.
+        """
         is_donor = donor.name == self.peer.peer_name
         mine = self._snapshot.describe(self.steps)
         given, _ = self._gather(_STATE, mine if is_donor else b"")
@@ -361,26 +383,34 @@ class EveryStep(Trainer):
 
     @property
     def global_step(self) -> int:
-        """Steps of the run, ``steps``: the same for all trainers after each exchange."""
+        """Return ``steps``, those of the run: equal on all trainers after each exchange."""
         return self.steps
 
     def metrics(self) -> dict[str, float]:
-        """For any logger: steps of the run, rounds that went on without this trainer; ``peers``:
-        trainers of its last step; ``rounds_alone``: steps without another one."""
+        """Return numbers for any logger.
+
+        ``steps``: those of the run; ``missed``: rounds that went on without this trainer;
+        ``peers``: trainers of its last step; ``rounds_alone``: steps without another one.
+        """
         peers, alone = self._peers, self._alone
         return {"steps": self.steps, "missed": self._missed, "peers": peers, "rounds_alone": alone}
 
     def state_dict(self) -> dict[str, Any]:
-        """For whoever begins a run anew from files, or comes back to one: save it beside the
-        model's and the inner optimizers' state."""
+        """Return the state for whoever begins a run anew from files, or comes back to one.
+
+        Save it beside the model's and the inner optimizers' state.
+        """
         shared = [torch.from_numpy(array.copy()) for array in self._shared()]
         own = {name: _to_save(value) for name, value in self._own().items()}
         return {"version": STATE_VERSION, "steps": self.steps, "shared": shared, "own": own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Before the first step, and after the states of the model and of the inner optimizers. A
-        run that has gone on has more steps, and its state wins; in one that has not, training goes
-        on with the same bits."""
+        """Load what ``state_dict`` gave; raise ConfigError for anything else.
+
+        Call it before the first step, and after the states of the model and of the inner optimizers
+        were loaded. A run that has gone on has more steps, and its state wins; in one that has not,
+        training goes on with the same bits.
+        """
         sizes = [len(array) for array in state.get("shared", ())]
         own, mine = state.get("own", {}), self._own()
         if (
@@ -405,12 +435,12 @@ def _to_save(value: Any) -> Any:
 
 
 class _FlaggedError(Exception):
-    """There is a newcomer: take a state, then exchange again."""
+    """Signal that there is a newcomer: take a state, then exchange again."""
 
 
 class AgainError(Exception):
-    """Exchange again, with the flag as it is."""
+    """Signal that the step is exchanged again, with the flag as it is."""
 
 
 class _BusyError(AgainError):
-    """The others are in the middle of something that takes many calls, and ends by itself."""
+    """Signal that the others are busy with something of many calls, which ends by itself."""

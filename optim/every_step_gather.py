@@ -1,4 +1,4 @@
-"""Bytes of all trainers at every step, with the newcomers of every_step.py."""
+"""Gather bytes of all trainers at every step, with the newcomers of every_step.py."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ __all__ = ["EveryStepGather"]
 
 
 class EveryStepGather(EveryStep):
-    """``present``: the names of those who took part in the last exchange, newcomers among them, in
-    the order that all see."""
+    """Train with a gather of all trainers' bytes at every step.
+
+    ``present``: the names of those who took part in the last exchange, newcomers among them, in the
+    order that all see.
+    """
 
     present: tuple[str, ...] = ()
 
     def _gather_step(self, data: bytes, counts: bool = True) -> list[tuple[str, bytes]]:
-        """What the trainers gave that had something to give (``counts``), in one order everywhere,
-        but for the parts that were made with parameters that have been replaced meanwhile, as may
-        have happened here too before it returns.
+        """Return name and bytes of the trainers that had something to give (``counts``).
 
-        StateError if no exchange comes about; IncompatibleRunError if another trainer does
-        something else; ConfigError for more than 16 MiB.
+        They are in one order everywhere. Left out are the parts that were made with parameters that
+        have been replaced meanwhile, as may have happened here too before it returns.
+
+        Raise StateError if no exchange comes about, IncompatibleRunError if another trainer does
+        something else, ConfigError for more than 16 MiB.
         """
         given = self._whole(
             lambda exchange: exchange.gather(data if exchange.counts else b""), counts

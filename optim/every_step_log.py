@@ -1,4 +1,4 @@
-"""Methods whose steps are short records: the log of them is what a newcomer needs, or a part of it.
+"""Log steps that are short records: a newcomer needs the log, or a part of it.
 
 Every peer keeps the log of the last steps. A trainer whose parameters are those of a point in it,
 say the published ones that the run began with, or those of some rounds ago, gets the rest of the
@@ -40,7 +40,10 @@ _OFFER = struct.Struct("<?Q")  # whether it is the log that follows, and from wh
 
 
 class EveryStepLog(EveryStepGather):
-    """``log_bytes``: how much of the log is kept."""
+    """Train with steps that are logged, so that newcomers can replay them.
+
+    ``log_bytes``: how much of the log is kept.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class EveryStepLog(EveryStepGather):
         """Take the step number ``steps``: a function of the parameters and the record only."""
 
     def _add(self, record: Record, data: bytes) -> None:
-        """Take this step, and note it: ``data`` are the record's bytes."""
+        """Take this step, and log it: ``data`` are the record's bytes."""
         self._apply(record)
         self._log.add(data)
         self.steps += 1
@@ -76,7 +79,11 @@ class EveryStepLog(EveryStepGather):
             self._log = self._new_log()  # of the parameters that are here, not of what led to them
 
     def _take_over(self, donor: Presence, is_behind: bool) -> bool:
-        """By the log, where all who lack something stand somewhere in it; else as others do."""
+        """Take over the state of ``donor``; return whether it is what it was here.
+
+        It is done by the log, where all who lack something stand somewhere in it; else by the
+        donor's parameters. Raise AgainError if the donor has gone.
+        """
         mine = _PLACE.pack(self.steps, self._log.chain)
         given, _ = self._gather(_PLACES, mine)
         here = {name: self._place(name, data) for name, _, data in given}
@@ -101,7 +108,10 @@ class EveryStepLog(EveryStepGather):
         return False
 
     def _offer(self, places: list[tuple[int, bytes]]) -> bytes:
-        """What the donor gives; the others give nothing."""
+        """Return what the donor gives; the others give nothing.
+
+        It is the log from the earliest of ``places`` on, or no log if one of them is not in it.
+        """
         if not all(self._log.has(*place) for place in places):
             return _OFFER.pack(False, 0)
         begin = min(steps for steps, _ in places)
@@ -134,7 +144,10 @@ class EveryStepLog(EveryStepGather):
         return ScalarLog(self.steps, self._digest(), self._log_bytes)
 
     def _digest(self) -> bytes:
-        """Of all that decides what a step of the log does. It copies the parameters to the host."""
+        """Return the SHA-256 of all that decides what a step of the log does.
+
+        It copies the parameters to the host.
+        """
         flat: F32 = np.empty(self.manifest.elements, np.float32)
         self._vector.write(flat)
         head = json.dumps([self.steps, self.spec.to_wire(), self.manifest.digest().hex()])
@@ -145,7 +158,10 @@ class EveryStepLog(EveryStepGather):
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The log. Save it beside the model: who comes back with both gets what it has missed."""
+        """Return the log, to be saved beside the model.
+
+        Whoever comes back with both gets what it has missed.
+        """
         return {
             "version": STATE_VERSION,
             "steps": self.steps,
@@ -156,7 +172,10 @@ class EveryStepLog(EveryStepGather):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """With the model's parameters loaded already. ConfigError if they are not of this state."""
+        """Load what ``state_dict`` gave, after the model's parameters.
+
+        Raise ConfigError if these are not of this state, or for anything else.
+        """
         if state.get("version") != STATE_VERSION or state.keys() != self.state_dict().keys():
             raise ConfigError(
                 f"not a {type(self).__name__} state of version {STATE_VERSION}",

@@ -1,4 +1,4 @@
-"""What the trainers of a run exchange in one step: sums of vectors, and bytes of each of them."""
+"""Describe what trainers exchange in one step: sums of vectors, and bytes of each of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = [
     "check_part",
 ]
 
-# What a trainer may give to a gather of a step: 256 calls. Of more a step waits for minutes.
+# The most that a trainer may give to a gather of a step: 256 calls. With more, it takes minutes.
 PART_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """The sum of what ``count`` trainers gave, float32[n]; it may be overwritten."""
+    """Hold the sum of what ``count`` trainers gave, float32[n]; it may be overwritten."""
 
     total: F32
     count: int
@@ -32,7 +32,7 @@ class Exchanged:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What one trainer gave. ``counts``: it has a gradient of this step."""
+    """Hold what one trainer gave; ``counts``: whether it has a gradient of this step."""
 
     name: str
     data: bytes
@@ -40,7 +40,9 @@ class Given:
 
 
 class Exchange(Protocol):
-    """Of one step, which may take several calls. All trainers make the same ones in the same order.
+    """Describe the exchange of one step, which may take several calls.
+
+    All trainers make the same calls in the same order.
 
     Any call may end the attempt by an exception; then the whole step is done again. So nothing that
     outlives the step may change before its last call has returned. The first call of a step must
@@ -50,22 +52,29 @@ class Exchange(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Whether this trainer has something to give: a newcomer has not, nor one whose gradient
-        has overflowed. Its vectors are taken as zeros and are not counted."""
+        """Return whether this trainer has something to give.
+
+        A newcomer has not, nor a trainer whose gradient has overflowed. Its vectors are taken as
+        zeros and are not counted.
+        """
 
     def total(self, vector: F32, codec: str = "float32") -> Exchanged:
-        """The sum over all trainers that count, the same bits at all of them. CodecError for NaN
-        or infinity."""
+        """Return the sum over all trainers that count, the same bits at all of them.
+
+        Raise CodecError for NaN or infinity.
+        """
 
     def gather(self, data: bytes) -> list[Given]:
-        """What each trainer gave, in the same order at all of them. ConfigError if it is too
-        long. What is longer than 64 KiB, or 512 KiB of all together, takes several calls: who is
-        not there in all of them has given nothing."""
+        """Return what each trainer gave, in the same order at all of them.
+
+        Raise ConfigError if it is too long. What is longer than 64 KiB, or 512 KiB of all together,
+        takes several calls: who is not there in all of them has given nothing.
+        """
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The ``Exchange`` of one attempt at a step."""
+    """Carry out the ``Exchange`` of one attempt at a step."""
 
     sum_up: Callable[[F32, str, bool, int], Exchanged]
     gather_all: Callable[[bytes, bool], list[Given]]
@@ -81,7 +90,7 @@ class Attempt:
 
 
 def check_part(nbytes: int) -> None:
-    """ConfigError if a trainer may not give so many bytes at a step."""
+    """Raise ConfigError if a trainer may not give so many bytes at a step."""
     if nbytes > PART_BYTES_MAX:
         raise ConfigError(
             f"{nbytes:,} bytes from each trainer at every step; {PART_BYTES_MAX:,} fit",

@@ -1,4 +1,4 @@
-"""How much memory a daemon takes for a run: its state, its results, and its log of rounds."""
+"""Compute the memory that a daemon takes for a run: its state, results and log of rounds."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ SPARES_MAX = 2  # results of dropped rounds that are kept as memory for the next
 
 
 def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """Host memory that the daemon takes at most, without its constant of at most 64 MiB.
+    """Return the host memory in bytes that the daemon takes at most.
 
-    θ and momentum, current and previous (16 bytes per parameter), the submission (4), error
-    feedback (4 where there is any), the encoded updates of the rounds in flight with their spares
-    (1 to 4 each, of a fragment), and the log. Of results that are gathered it is not known how many
-    will take part; as float32 (4 bytes) is used where slots take more, that is what they count as.
-    An audited round holds its encoded contribution, and those of others to its shard.
+    Its constant of at most 64 MiB is not in it. What counts is θ and momentum, current and previous
+    (16 bytes per parameter), the submission (4), error feedback (4 where there is any), the encoded
+    updates of the rounds in flight with their spares (1 to 4 each, of a fragment), and the log. How
+    many trainers a gathered result will have is not known; it counts as float32 (4 bytes), which is
+    used where slots take more. An audited round holds its encoded contribution, and those of others
+    to its shard.
     """
     held = spec.rounds_in_flight * (3 if spec.audit else 1) + SPARES_MAX
     results = held * _result_bytes(spec, manifest)
@@ -47,7 +48,9 @@ def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
 
 
 def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """What the log of rounds takes at most: when it is full, and pinned by somebody who reads it.
+    """Return the bytes that the log of rounds takes at most.
+
+    That is when it is full, and pinned by somebody who reads it.
 
     Entry 1 carries the whole vector as float32, and LOG_ENTRIES_MIN stay whatever their size.
     """
@@ -58,13 +61,13 @@ def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
 
 
 def log_cap_bytes(manifest: Manifest) -> int:
-    """The cap of the log of rounds for this model, where nobody pins it."""
+    """Return the cap in bytes of the log of rounds for this model, where nobody pins it."""
     state = 8 * manifest.elements
     return min(LOG_BYTES_DEFAULT, max(LOG_BYTES_MIN, LOG_STATES * state))
 
 
 def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """At most, whoever takes part."""
+    """Return the bytes of a round's result at most, whoever takes part."""
     codec = get_codec(spec.codec if spec.aggregate not in RULES else "float32")
     return max(
         codec.encoded_bytes(fragment_grid(manifest.grid, *r).total)

@@ -1,4 +1,4 @@
-"""Fragments: the parts of the vector that are reduced in rounds of their own.
+"""Divide the vector into fragments: the parts that are reduced in rounds of their own.
 
 A fragment is a contiguous range of the vector's chunks, so that it has a grid, a layout and a
 reduction like a whole vector. With one fragment every round carries everything.
@@ -15,8 +15,9 @@ FRAGMENTS_MAX = 64  # Streaming DiLoCo (arXiv 2501.18512) uses 2 to 24
 
 
 def chunk_range(fragment: int, fragments: int, chunks: int) -> tuple[int, int]:
-    """The chunks [first, end) of a fragment: never none, and sizes differ by one at most.
+    """Return the chunks [first, end) of a fragment.
 
+    There is always at least one, and the sizes of fragments differ by one at most. Raise
     ConfigError if there are more fragments than chunks, or no such fragment.
     """
     if not 0 <= fragment < fragments <= chunks:
@@ -28,5 +29,5 @@ def chunk_range(fragment: int, fragments: int, chunks: int) -> tuple[int, int]:
 
 
 def fragment_grid(grid: ChunkGrid, first: int, end: int) -> ChunkGrid:
-    """The chunks [first, end) as a vector of their own, whose chunk 0 is ``first``."""
+    """Return the grid of the chunks [first, end) as a vector of their own, from chunk 0 on."""
     return ChunkGrid(grid.bounds(end - 1)[1] - grid.bounds(first)[0], grid.chunk_elements)

@@ -1,8 +1,8 @@
-"""What a model has that is not trained: compared when a trainer attaches, watched while it trains.
+"""Compare what is not trained of a model when a trainer attaches; watch it while it trains.
 
 Only trainable parameters travel. Frozen ones (the base of a LoRA, say) are each trainer's own, and
-what is averaged over different ones is good for none of them. So names, shapes and dtypes of frozen
-parameters are part of what all peers agree on, and a digest of their values; of persistent buffers
+what is averaged over different ones is good for none of them. So peers must agree on the names,
+shapes and dtypes of frozen parameters, and on a digest of their values; of persistent buffers on
 names, shapes and dtypes, since values differ between peers by right. Other buffers are tables and
 caches that are made anew, in sizes that may depend on what a process has seen, so nothing is said
 of them.
@@ -38,7 +38,7 @@ NAMES_SHOWN_MAX = 5
 
 
 class Frozen:
-    """Knows which parameters of ``model`` are trained, and which are not, since it was made."""
+    """Remember which parameters of ``model`` were trained, and which not, when this was made."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -49,8 +49,10 @@ class Frozen:
         self._remember()
 
     def fingerprint(self, frozen: str) -> tuple[FrozenTensor, ...] | None:
-        """Return what peers compare, or None where it is ``frozen="ignore"``. All ranks of a
-        sharded model call it. ConfigError for values that cannot be read."""
+        """Return what peers compare, or None where it is ``frozen="ignore"``.
+
+        All ranks of a sharded model call it. Raise ConfigError for values that cannot be read.
+        """
         if frozen not in FROZEN:
             raise ConfigError(f"frozen is {frozen!r}", fix=f"use one of {', '.join(FROZEN)}")
         if frozen == FROZEN[-1]:
@@ -65,8 +67,9 @@ class Frozen:
         return _bounded(found)
 
     def check(self, stepping: Optimizer | None = None) -> None:
-        """Raise ConfigError if a parameter has been frozen, unfrozen, added, removed or replaced
-        meanwhile: it would not travel, and nobody would notice. Takes microseconds for each module.
+        """Raise ConfigError if a parameter was frozen, unfrozen, added, removed or replaced.
+
+        It would not travel, and nobody would notice. Takes microseconds for each module.
 
         ``stepping``: one of several optimizers. While it steps, parameters of the others may be
         frozen for a moment, as Lightning's ``toggle_optimizer`` does.
@@ -80,7 +83,7 @@ class Frozen:
             self._remember()
 
     def _remember(self) -> None:
-        """Keep what is quickly compared."""
+        """Keep what ``check`` can compare quickly."""
         modules = list(self._model.modules())
         self._flags = [(p, self._trains[name]) for name, p in self._parameters.items()]
         children: list[dict[str, Any]] = [module._modules for module in modules]
@@ -147,7 +150,10 @@ def _digest(name: str, parameter: Tensor) -> str:
 
 
 def _sampled(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield uint8[n], of each plain tensor that it is made of: quantized ones have several."""
+    """Yield uint8[n], the sampled bytes of each plain tensor that ``tensor`` is made of.
+
+    Quantized ones have several.
+    """
     if _is_sharded(tensor):
         tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     if hasattr(tensor, "__tensor_flatten__"):
@@ -166,7 +172,10 @@ def _sampled(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor; to ask by type would load a second's worth of modules."""
+    """Return whether the tensor is a DTensor.
+
+    To ask by type would load a second's worth of modules.
+    """
     return hasattr(tensor, "full_tensor")
 
 

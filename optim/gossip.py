@@ -1,4 +1,4 @@
-"""NoLoCo's arithmetic: who exchanges with whom, the outer step, and when it is stable (2506.10911).
+"""Compute NoLoCo's groups and outer steps, and decide when they are stable (2506.10911).
 
 Each peer has parameters φ_i and a momentum δ_i of its own. θ_i is what becomes of φ_i in the local
 steps, G the peer's group of this outer step, itself among them. Theory::
@@ -11,7 +11,7 @@ The paper's equation 2 has the opposite sign before β, with which its equation 
 authors' code is as above. Summed over a group the last term is zero: it moves no mean, it draws the
 replicas together. With one group of all it is DiLoCo with heavy ball, whatever γ is.
 
-How far the replicas are apart stays bounded in mean square, for many peers, just if::
+How far the replicas are apart stays bounded in mean square, for many peers, if and only if::
 
     0 < γ < 2 (1 - α²) / (1 + α (2 / n - 1))                 n = 2: γ < 2 (1 - α²)
 
@@ -44,11 +44,11 @@ __all__ = [
 
 
 def groups(members: int, size: int, step: int) -> list[tuple[int, ...]]:
-    """A partition of ``range(members)`` into groups of ``size``, each in ascending order.
+    """Return a partition of ``range(members)`` into groups of ``size``, each in ascending order.
 
     It is drawn anew for each ``step``, from nothing but these numbers. What is left over is a
     smaller group, perhaps somebody alone: so nobody ever sends more, or waits for more, than
-    ``size`` says, and who is alone has a step as after the loss of a partner.
+    ``size`` says, and a peer that is alone has a step as after the loss of a partner.
     """
     words = np.empty(members, np.uint32)
     random_words(derive_key(b"atoll-gossip-groups", step), 0, words)
@@ -57,7 +57,10 @@ def groups(members: int, size: int, step: int) -> list[tuple[int, ...]]:
 
 
 def group_of(me: str, names: Sequence[str], size: int, step: int) -> tuple[str, ...]:
-    """The group of ``me`` in the order of ``names``; who is none of these is alone."""
+    """Return the group of ``me`` in the order of ``names``.
+
+    A peer that is none of these is alone.
+    """
     if me not in names:
         return (me,)
     mine = next(g for g in groups(len(names), size, step) if names.index(me) in g)
@@ -65,17 +68,20 @@ def group_of(me: str, names: Sequence[str], size: int, step: int) -> tuple[str, 
 
 
 def gossip_bound(momentum: float, size: int) -> float:
-    """What γ must stay below, for α ``momentum`` and groups of ``size``."""
+    """Return what γ must stay below, for α ``momentum`` and groups of ``size``."""
     return 2 * (1 - momentum**2) / (1 + momentum * (2 / size - 1))
 
 
 def always_stable(momentum: float, gossip: float) -> bool:
-    """However many steps go without a partner."""
+    """Return whether replicas stay together however many steps go without a partner."""
     return gossip < gossip_bound(momentum, 1)
 
 
 def check_stable(momentum: float, gossip: float, size: int) -> None:
-    """ConfigError for a γ with which the replicas would drift apart. Alone it means nothing."""
+    """Raise ConfigError for a γ with which the replicas would drift apart.
+
+    In groups of one it means nothing, and any is allowed.
+    """
     bound = gossip_bound(momentum, size)
     if size > 1 and not 0 < gossip < bound:
         raise ConfigError(
@@ -87,8 +93,11 @@ def check_stable(momentum: float, gossip: float, size: int) -> None:
 
 
 def local_change(manifest: Manifest, phi: F32, theta: F32) -> None:
-    """``theta`` becomes Δ = θ - φ, both float32[elements], φ as the dtypes of the model have
-    rounded it: a trainer that took no step gives exactly zero."""
+    """Turn ``theta`` into Δ = θ - φ in place, both float32[elements].
+
+    φ counts as the dtypes of the model have rounded it: a trainer that took no step gives exactly
+    zero.
+    """
     grid = manifest.grid
     opposite: F32 = np.empty(grid.chunk_elements, np.float32)
     for chunk in range(grid.count):
@@ -99,7 +108,7 @@ def local_change(manifest: Manifest, phi: F32, theta: F32) -> None:
 
 
 class GossipState:
-    """φ and δ of one peer, float32[elements] each, and scratch of that size."""
+    """Hold φ and δ of one peer, float32[elements] each, and scratch of that size."""
 
     def __init__(self, elements: int, *, momentum: float, lr: float, gossip: float) -> None:
         self.phi: F32 = np.zeros(elements, np.float32)
@@ -110,12 +119,12 @@ class GossipState:
     def step(
         self, deltas: Iterable[F32], phis: Iterable[F32] = (), own: Callable[[], F32] | None = None
     ) -> float:
-        """The outer step with Δ and φ of a group, one's own too, in the order of its members.
+        """Take the outer step with Δ and φ of a group, in the order of its members.
 
-        Each array is read before the next is asked for. ``own``: this peer's φ as it is among
-        ``phis``, as a codec has left it: then the differences of a group still sum to zero, and
-        where they agree there is none. Without it there is no group. Returns the standard deviation
-        between replicas, as far as the group shows it; 0 without one.
+        The peer's own are among them. Each array is read before the next is asked for. ``own``:
+        this peer's φ as it is among ``phis``, as a codec has left it: then the differences of a
+        group still sum to zero, and where they agree there is none. Without it there is no group.
+        Return the standard deviation between replicas, as far as the group shows it; 0 without one.
         """
         mean, spread = self.scratch, 0.0
         _mean_of(deltas, mean)
@@ -135,7 +144,10 @@ class GossipState:
 
 
 def _mean_of(parts: Iterable[F32], out: F32) -> int:
-    """Their mean, added in their order; how many they were. ConfigError without any."""
+    """Write the mean of ``parts``, added in their order, to ``out``; return their number.
+
+    Raise ConfigError without any.
+    """
     count = 0
     for part in parts:
         if count:

@@ -1,4 +1,4 @@
-"""Data-parallel training: the mean of all peers' gradients at every step, in full or compressed."""
+"""Train data-parallel on the mean of all peers' gradients at every step, in full or compressed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["GradientAverage"]
 
 
 class GradientAverage(EveryStep):
-    """Before each step of ``inner`` the gradients become the mean over all peers.
+    """Replace gradients by their mean over all peers before each step of ``inner``.
 
     The baseline, and a method for fast networks: bytes and waiting are those of every step. All
     peers hold the same parameters and the same inner state after each step. The first step of a run
@@ -144,7 +144,10 @@ class GradientAverage(EveryStep):
         self.steps += self._mean is not None
 
     def _hide_gradients(self, inner: Optimizer) -> None:
-        """An optimizer leaves parameters alone that have no gradient, and its state of them."""
+        """Remove the gradients that ``inner`` would step with.
+
+        An optimizer leaves parameters alone that have no gradient, and its state of them.
+        """
         mine = _parameters(inner)
         self._hidden = [(p, p.grad) for p in mine if p.grad is not None]
         for p in mine:

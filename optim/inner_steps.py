@@ -1,4 +1,4 @@
-"""Steps of inner optimizers, seen through a hook: so a training loop stays as it was.
+"""Follow steps of inner optimizers through a hook, so that a training loop stays as it was.
 
 A GradScaler that skips a step does not call the hook, nor do accumulation micro-steps, and
 closures and schedulers keep working.
@@ -38,7 +38,10 @@ _FIX = (
 
 
 class InnerSteps(Trainer):
-    """``inner`` may be a sequence, whose last member's step completes a local step."""
+    """Train with steps of inner optimizers, which are seen through a hook.
+
+    ``inner`` may be a sequence, whose last member's step completes a local step.
+    """
 
     def __init__(self, vector: ModelVector, inner: Inner) -> None:
         super().__init__()
@@ -52,18 +55,23 @@ class InnerSteps(Trainer):
     @property
     @abstractmethod
     def global_step(self) -> int:
-        """Local steps that the run has behind it, with those of this trainer since the last round:
-        the same for all trainers at a round's end, and for one that comes later."""
+        """Return the local steps that the run has behind it.
+
+        Those of this trainer since the last round are among them. It is the same for all trainers
+        at a round's end, and for one that comes later.
+        """
 
     @property
     def trainer_bytes(self) -> float:
-        """Of this trainer's host memory for each parameter, at most, beside its model: what the
-        method keeps, and what it makes for a moment. Copies of a parameter or a chunk at a time
-        come on top, and what other trainers give in a gather."""
+        """Return the bytes of host memory that this trainer takes for each parameter, at most.
+
+        They come beside its model: what the method keeps, and what it makes for a moment. Copies of
+        a parameter or a chunk at a time come on top, and what other trainers give in a gather.
+        """
         return 0.0
 
     def _follow(self) -> None:
-        """``global_step`` may have jumped."""
+        """Bring learning rates to ``global_step``, which may have jumped."""
         self._schedules.go_to(max(0, self.global_step - self._in_step))
 
     def close(self) -> None:
@@ -73,8 +81,11 @@ class InnerSteps(Trainer):
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Count steps from now on, unless what is done inside fails: attaching, last of all, so
-        that a script that cannot train has not founded a run."""
+        """Count steps from now on, unless what is done inside fails.
+
+        Inside it the trainer attaches, last of all, so that a script that cannot train has not
+        founded a run.
+        """
         # torch.compile must not trace the hook; torch leaves this function untyped
         hook = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
         self._hook = self._inners[-1].register_step_post_hook(hook)
@@ -89,12 +100,15 @@ class InnerSteps(Trainer):
 
     @abstractmethod
     def _step_done(self) -> None:
-        """A local step is complete; ``_steps`` counts it."""
+        """Act on a local step that is complete; ``_steps`` counts it."""
 
     @contextmanager
     def _showing(self, what: str) -> Iterator[None]:
-        """Other parameters and buffers may be read into the model, then it has its own again.
-        ``what``: the call that people know."""
+        """Save the model's parameters and buffers, and restore them at the end.
+
+        Others may be read into it meanwhile. ``what``: the call that people know. Raise ConfigError
+        for one inside another.
+        """
         if self._shown:
             raise ConfigError(f"{what} inside {self._shown}")
         self._shown = what
@@ -105,8 +119,10 @@ class InnerSteps(Trainer):
             self._shown = ""
 
     def _check_finite(self, so: str, fragment: int = 0) -> None:
-        """CodecError, in all ranks, if parameters of the fragment are not; ``so``: what therefore
-        is not done."""
+        """Raise CodecError, in all ranks, if parameters of the fragment are not finite.
+
+        ``so``: what therefore is not done.
+        """
         bad = self._vector.not_finite(fragment)
         if not every_rank(self.peer, not bad):
             names = ", ".join(bad[:5]) or "rows of another rank"
@@ -117,7 +133,7 @@ class InnerSteps(Trainer):
             )
 
     def _before_step(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Look at what a closure returns: hooks do not see it."""
+        """Watch what a closure returns: hooks do not see it."""
         self._loss = None
         by_name = kwargs.get("closure")
         closure = by_name if by_name is not None else args[1] if len(args) > 1 else None
@@ -159,8 +175,11 @@ class InnerSteps(Trainer):
 
 
 def unwrapped(inner: Inner) -> tuple[Optimizer, ...]:
-    """Return one or several optimizers as a tuple, without the wrappers of accelerate (so of HF
-    Trainer) and Lightning. ConfigError for what is no optimizer of torch."""
+    """Return one or several optimizers as a tuple, without wrappers.
+
+    These are those of accelerate (so of HF Trainer) and Lightning. Raise ConfigError for what is no
+    optimizer of torch.
+    """
     if isinstance(inner, Optimizer) or not isinstance(inner, Iterable):
         inner = (inner,)
     found = tuple(map(_unwrapped, inner))
@@ -197,8 +216,10 @@ def _nothing(*_: Any) -> None:
 
 
 def inners_of(inner: Inner, parameters: Iterable[nn.Parameter]) -> tuple[Optimizer, ...]:
-    """Return one or several as a tuple, ``unwrapped``. ConfigError for optimizers that hold none of
-    ``parameters``, or take no hooks."""
+    """Return one or several optimizers as a tuple, ``unwrapped``.
+
+    Raise ConfigError for optimizers that hold none of ``parameters``, or take no hooks.
+    """
     inners = unwrapped(inner)
     ours = set(map(id, parameters))
     for inner in inners:

@@ -1,4 +1,4 @@
-"""Which parameters make up a fragment: whole blocks of a model, and all the rest as one more.
+"""Choose the parameters of a fragment: whole blocks of a model; all the rest are one more.
 
 A block is what one number in the parameters' names has in common, as ``blocks.7`` in
 ``blocks.7.attention.weight``. Embeddings, head and norms lie in no block: they are the last
@@ -28,10 +28,10 @@ Block: TypeAlias = tuple[str, int]
 def fragmented(
     manifest: Manifest, pattern: Pattern, blocks_per_fragment: int = BLOCKS_PER_FRAGMENT
 ) -> Manifest:
-    """The same parameters in fragments of ``blocks_per_fragment`` blocks, and one of the rest.
+    """Return the parameters in fragments of ``blocks_per_fragment`` blocks, and one of the rest.
 
-    With fewer than two blocks there is one fragment. ConfigError for a pattern that there is not,
-    or too many fragments.
+    With fewer than two blocks there is one fragment. Raise ConfigError for a pattern that there is
+    not, or too many fragments.
     """
     if pattern not in get_args(Pattern):
         raise ConfigError(
@@ -61,7 +61,7 @@ def fragmented(
 def _numbers(
     blocks: list[Block], sizes: dict[Block, int], pattern: Pattern, count: int, most: int
 ) -> dict[Block, int]:
-    """Block -> fragment."""
+    """Return the number of each block's fragment."""
     if pattern == "strided":
         return {block: i % count for i, block in enumerate(blocks)}
     if pattern == "sequential":
@@ -85,7 +85,10 @@ def _placed(
 
 
 def _block_of(name: str) -> Block | None:
-    """``("blocks", 7)`` of ``blocks.7.attention.weight``."""
+    """Return the block of a parameter, or None if it lies in no block.
+
+    It is ``("blocks", 7)`` for ``blocks.7.attention.weight``.
+    """
     parts = name.split(".")
     for i, part in enumerate(parts):
         if part.isdecimal():

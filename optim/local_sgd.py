@@ -1,4 +1,4 @@
-"""Local SGD: peers train alone for some steps, then each goes on from the mean of all.
+"""Run Local SGD: peers train alone for some steps, then each goes on from the mean of all.
 
 With ``QSR`` the number of steps grows as the inner learning rate decays (arXiv 2310.14423).
 """
@@ -25,7 +25,9 @@ __all__ = ["QSR", "LocalSGD"]
 
 @dataclass(frozen=True, kw_only=True)
 class QSR:
-    """The quadratic synchronization rule: ``H = max(base, floor((a / lr)^2))``.
+    """Choose the steps H of a round by ``H = max(base, floor((a / lr)^2))``.
+
+    This is the quadratic synchronization rule (arXiv 2310.14423).
 
     ``a``: about the peak learning rate times the root of ``base``; 0 keeps H at ``base``. During
     ``warmup_steps``, when the rate is small as well, H is that of the ``peak_lr``. ``most`` caps H;
@@ -56,7 +58,7 @@ class QSR:
             raise ConfigError(f"{self}", fix="warmup_steps and total_steps are not negative")
 
     def sync_every(self, step: int, lr: float) -> int:
-        """The steps of the round whose first is number ``step``, from 0, at the rate ``lr``."""
+        """Return the steps of the round whose first is number ``step``, from 0, at rate ``lr``."""
         lr = self.peak_lr if step < self.warmup_steps else lr
         if not self.a:
             grown = 0  # also where the rate is 0
@@ -68,7 +70,7 @@ class QSR:
 
 
 class LocalSGD(Blocking):
-    """Rounds of ``sync_every`` local steps, then the mean of the peers' parameters.
+    """Train in rounds of ``sync_every`` local steps, then take the mean of the peers' parameters.
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
     and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should follow one

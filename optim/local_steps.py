@@ -1,4 +1,4 @@
-"""How many local steps a peer's rounds have, if they are to take some time rather than some steps.
+"""Choose how many local steps a round has that is to take some time, not some steps.
 
 Dynamic local updates (DyLU) of Async Local-SGD (arXiv 2401.09135) give worker w
 ``floor(v_w / max v * H)`` steps, v being speeds in steps per second. That is what each peer comes
@@ -20,19 +20,21 @@ __all__ = ["LocalSteps", "StepsBySpeed"]
 
 # Rounds whose speeds are remembered: an evaluation or a pause in one or two of them is passed over.
 ROUNDS_KEPT = 5
-# Of more steps than that the outer rates that suit ``sync_every`` do not (the best one rises with
-# the number of steps, arXiv 2503.09799), and a clock or a unit may be wrong.
+# With more steps than that, the outer rates that suit ``sync_every`` do not fit (the best one rises
+# with the number of steps, arXiv 2503.09799), and a clock or a unit may be wrong.
 STEPS_FACTOR_MAX = 10
 WORTH = 0.1  # a smaller change is noise
 
 
 class StepsBySpeed:
-    """``floor(round_s / seconds of a step)`` steps, at least one and at most ten times
+    """Choose how many local steps a round has, by this peer's own speed.
+
+    That is ``floor(round_s / seconds of a step)``, at least one and at most ten times
     ``sync_every``, which the first round has; what changes by a tenth or less stays as it was.
 
-    Time is taken of whole rounds, from their begin until the submission is written: on an
+    Time is taken of whole rounds, from their beginning until the submission is written: on an
     accelerator a step is over long after it has been launched. The very first step is left out,
-    because it compiles and allocates. ``clock``: seconds.
+    because it compiles and allocates. ``clock`` returns seconds.
     """
 
     def __init__(self, round_s: float, sync_every: int, clock: Callable[[], float]) -> None:
@@ -48,12 +50,15 @@ class StepsBySpeed:
         self.begin()
 
     def begin(self) -> None:
-        """A round, or anew."""
+        """Begin a round, or begin it anew."""
         self._began_s, self._steps = self._clock(), 0
 
     @property
     def known(self) -> list[float]:
-        """For ``recall``: of a trainer that comes back, which has compiled nothing yet."""
+        """Return what has been measured, for ``recall``: steps of a round, seconds of a step.
+
+        ``recall`` is for a trainer that comes back, which has compiled nothing yet.
+        """
         return [self._sync_every, *self._seconds]
 
     def recall(self, known: Sequence[float]) -> None:
@@ -68,17 +73,20 @@ class StepsBySpeed:
             self.begin()
 
     def end(self) -> None:
-        """The submission has been written."""
+        """End a round: the submission has been written."""
         if self._steps:
             self._seconds.append((self._clock() - self._began_s) / self._steps)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a local step: the median of the last rounds; 0 before the first is over."""
+        """Return the seconds of a local step: the median of the last rounds.
+
+        It is 0 before the first round is over.
+        """
         return median(self._seconds) if self._seconds else 0.0
 
     def next_sync_every(self, step_s: float) -> int:
-        """Of the round that begins, where a step takes ``step_s``."""
+        """Return the steps of the round that begins, where one takes ``step_s`` seconds."""
         if not step_s > 0:
             return self._sync_every
         wanted = min(max(1, math.floor(min(self._round_s / step_s, self._most))), self._most)
@@ -93,8 +101,10 @@ class StepsBySpeed:
 
 
 class LocalSteps:
-    """Of a trainer's round: ``taken`` so far, of ``wanted``. ``round_s``: as ``StepsBySpeed`` says;
-    None: ``sync_every`` in each."""
+    """Count the local steps of a trainer's round: ``taken`` so far, of ``wanted``.
+
+    ``round_s``: as ``StepsBySpeed`` says; None: each round has ``sync_every``.
+    """
 
     def __init__(self, sync_every: int, round_s: float | None, clock: Callable[[], float]) -> None:
         self._sync_every = sync_every
@@ -102,7 +112,10 @@ class LocalSteps:
         self.taken, self.wanted = 0, sync_every
 
     def begin(self, agreed: Callable[[float], float] = lambda step_s: step_s) -> None:
-        """A round. ``agreed``: on the seconds of a step, by ranks that have clocks of their own."""
+        """Begin a round.
+
+        ``agreed`` gives the seconds of a step that ranks with clocks of their own agree on.
+        """
         self.taken, self.wanted = 0, self._sync_every
         if self._by_speed is not None:
             self.wanted = self._by_speed.next_sync_every(agreed(self._by_speed.step_s))
@@ -110,12 +123,15 @@ class LocalSteps:
 
     @property
     def is_steady(self) -> bool:
-        """Whether all peers take as many in a round."""
+        """Return whether all peers take equally many steps in a round."""
         return self._by_speed is None
 
     def step(self, check: Callable[[], None]) -> bool:
-        """Whether it was the last of the round. ``check`` is called after all others: an inner
-        phase may be long, and so a dead daemon is noticed in the middle."""
+        """Count a step; return whether it was the last of the round.
+
+        ``check`` is called after all others: an inner phase may be long, and so a dead daemon is
+        noticed in the middle.
+        """
         self.taken += 1
         is_last = self.taken >= self.wanted
         if not is_last:
@@ -125,22 +141,25 @@ class LocalSteps:
         return is_last
 
     def end(self) -> None:
-        """Its steps are done, on an accelerator too, and nothing has been waited for yet."""
+        """End a round.
+
+        Its steps are done, on an accelerator too, and nothing has been waited for yet.
+        """
         if self._by_speed is not None:
             self._by_speed.end()
 
     @property
     def place(self) -> list[int]:
-        """For ``return_to``."""
+        """Return the steps that are taken and wanted, for ``return_to``."""
         return [self.taken, self.wanted]
 
     def return_to(self, place: Sequence[int]) -> None:
-        """Into the middle of a round."""
+        """Return to a place in the middle of a round."""
         self.taken, self.wanted = map(int, place)
 
     @property
     def known(self) -> list[float]:
-        """For ``recall``: what has been measured, which holds wherever the run is."""
+        """Return what has been measured, for ``recall``; it holds wherever the run is."""
         return [] if self._by_speed is None else self._by_speed.known
 
     def recall(self, known: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""What the parameters of a run are called, how they are shaped, and where each lies in θ.
+"""Describe a run's parameters: their names, their shapes, and where each lies in θ.
 
 A run's state is one flat float32 vector θ: the trainable parameters in order of name, each in C
 order, end to end. The manifest is that list. Peers compare it when a trainer attaches, and it is
@@ -60,8 +60,8 @@ DIMENSIONS_MAX = 16  # tensors of real models have at most 6
 PADDING = "~padding."  # no attribute of a module is called so; it sorts behind letters
 OUTLINE = "~method."
 DIFFERENCES_MAX = 20  # lines that still fit on one screen
-# Of tensors that are not trained: Llama 3.1 405B has 1,138. With names and digests they pack to
-# some 80 KB of a blob (optim/spec.py) of 512 KiB. Of a model with more each is a whole module.
+# Lines for tensors that are not trained: Llama 3.1 405B has 1,138. With names and digests they pack
+# to some 80 KB of a blob (optim/spec.py) of 512 KiB. With more, a line stands for a whole module.
 FROZEN_LINES_MAX = 4096
 FROZEN_OUTLINE_CHARACTERS_MAX = 256  # 16 dimensions of 2**40 elements
 FROZEN_DIGEST = re.compile(r"([0-9a-f]{16})?")
@@ -70,7 +70,7 @@ Named: TypeAlias = "Parameter | FrozenTensor"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One trainable tensor: canonical name, shape and working dtype (one of ``DTYPES``)."""
+    """Describe one trainable tensor: canonical name, shape and working dtype (of ``DTYPES``)."""
 
     name: str
     shape: tuple[int, ...]
@@ -109,8 +109,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class FrozenTensor:
-    """One tensor that is not trained: a frozen parameter, or a buffer, whose values differ between
-    peers by right and so have no digest (""). ``outline``: shape and dtype, for people."""
+    """Describe one tensor that is not trained: a frozen parameter, or a buffer.
+
+    ``outline``: shape and dtype, for people. ``digest``: that of its values; "" for a buffer, whose
+    values differ between peers by right.
+    """
 
     name: str
     outline: str
@@ -133,8 +136,9 @@ class FrozenTensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The parameters of a run, sorted by fragment and name. ``of`` sorts and pads; the wire form
-    must be so.
+    """Hold the parameters of a run, sorted by fragment and name.
+
+    ``of`` sorts and pads; the wire form must be sorted and padded already.
 
     ``frozen``: the tensors of the model that are not trained, by name; None where nobody has
     looked, as in runs of version 0.1.
@@ -145,7 +149,10 @@ class Manifest:
 
     @classmethod
     def of(cls, parameters: Iterable[Parameter]) -> Manifest:
-        """ConfigError for parameters that make no run."""
+        """Sort and pad parameters; return their manifest.
+
+        Raise ConfigError for parameters that make no run.
+        """
         ordered = sorted(parameters, key=_place)
         if not ordered or not ordered[-1].fragment:
             return cls(tuple(ordered))
@@ -183,29 +190,34 @@ class Manifest:
 
     @cached_property
     def elements(self) -> int:
-        """Length of θ."""
+        """Return the length of θ."""
         return sum(p.size for p in self.parameters)
 
     def outline(self, method: str, elements: int = 1) -> Manifest:
-        """The same names, shapes and dtypes without an element, and ``elements`` of the method's
-        own: for runs whose trainers hold the parameters, so that daemons compare models and keep
-        nothing of them."""
+        """Return a manifest of the same names, shapes and dtypes, without the elements.
+
+        ``elements`` of the method's own are added. It is for runs whose trainers hold the
+        parameters, so that daemons compare models and keep nothing of them.
+        """
         empty = [Parameter(p.name, (0, *p.shape), p.dtype) for p in self.parameters]
         return Manifest.of([*empty, Parameter(f"{OUTLINE}{method}", (elements,))])
 
     @property
     def fragments(self) -> int:
-        """How many these parameters have been sorted into; 1: not at all."""
+        """Return how many fragments these parameters have been sorted into; 1: not at all."""
         return self.parameters[-1].fragment + 1 if self.parameters else 1
 
     @cached_property
     def grid(self) -> ChunkGrid:
-        """How θ is cut into chunks."""
+        """Return the grid that cuts θ into chunks."""
         return _grid(self.parameters)
 
     def chunks_of(self, fragment: int, fragments: int) -> tuple[int, int]:
-        """The chunks [first, end) of a fragment of a run: parameters that have not been sorted are
-        cut into equal parts. ConfigError if there is no such fragment."""
+        """Return the chunks [first, end) of a fragment of a run.
+
+        Parameters that have not been sorted are cut into equal parts. Raise ConfigError if there is
+        no such fragment.
+        """
         if self.fragments == 1 or fragments == 1:
             return chunk_range(fragment, fragments, self.grid.count)
         if not 0 <= fragment < fragments == self.fragments:
@@ -219,13 +231,13 @@ class Manifest:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """The first element of each fragment that has a parameter."""
+        """Return the first element of each fragment that has a parameter."""
         firsts = {p.fragment: self.offsets[p.name][0] for p in reversed(self.parameters)}
         return [firsts[fragment] for fragment in sorted(firsts)]
 
     @cached_property
     def offsets(self) -> dict[str, tuple[int, int]]:
-        """Name -> (lo, hi): where the parameter lies in θ."""
+        """Return where each parameter lies in θ: name -> (lo, hi)."""
         offsets, lo = {}, 0
         for p in self.parameters:
             offsets[p.name] = (lo, lo + p.size)
@@ -233,7 +245,7 @@ class Manifest:
         return offsets
 
     def segments(self, lo: int, hi: int) -> Iterator[tuple[int, int, str]]:
-        """The stretches of one dtype that cover ``θ[lo:hi]``, in order: (lo, hi, dtype)."""
+        """Yield the stretches of one dtype that cover ``θ[lo:hi]``, in order: (lo, hi, dtype)."""
         starts, dtypes = self._runs
         for i in range(bisect_right(starts, lo) - 1, len(dtypes)):
             start = max(lo, starts[i])
@@ -243,7 +255,10 @@ class Manifest:
 
     @cached_property
     def _runs(self) -> tuple[list[int], list[str]]:
-        """Neighbours of one dtype merged: the starts (and one end), and the dtype of each."""
+        """Return the starts of all stretches of one dtype (and one end), and the dtype of each.
+
+        Neighbours of one dtype are merged.
+        """
         starts: list[int] = []
         dtypes: list[str] = []
         for p in self.parameters:
@@ -271,7 +286,7 @@ class Manifest:
 
     @classmethod
     def from_wire(cls, text: str) -> Manifest:
-        """Inverse of ``to_wire``; raises RemoteProtocolError on anything else."""
+        """Parse what ``to_wire`` gave; raise RemoteProtocolError for anything else."""
         head, looked, tail = text.partition("\n\n")
         if head.count("\n") >= PARAMETERS_MAX or tail.count("\n") >= FROZEN_LINES_MAX:
             raise RemoteProtocolError(
@@ -287,12 +302,18 @@ class Manifest:
         return manifest
 
     def differences(self, run: Manifest) -> list[str]:
-        """One line for each parameter in which this (your) manifest differs from the run's."""
+        """Return one line for each parameter that differs from the run's.
+
+        The lines call this manifest "yours". Of very many, the last line says how many more there
+        are.
+        """
         return _differences(self.parameters, run.parameters)
 
     def frozen_differences(self, run: Manifest) -> list[str]:
-        """Return likewise one line for each tensor that is not trained; none where this trainer, or
-        the first of the run, has not looked."""
+        """Return one line for each tensor that is not trained and differs from the run's.
+
+        There are none where this trainer, or the first of the run, has not looked.
+        """
         if self.frozen is None or run.frozen is None:
             return []
         return _differences(self.frozen, run.frozen)
@@ -327,7 +348,10 @@ def _place(parameter: Parameter) -> tuple[int, str]:
 
 
 def _grid(parameters: Sequence[Parameter]) -> ChunkGrid:
-    """Of fragments the chunks are as for a vector of their mean size: less is padded."""
+    """Return the grid that cuts these parameters into chunks.
+
+    Of fragments the chunks are as for a vector of their mean size: less is padded.
+    """
     total = sum(p.size for p in parameters)
     fragments = parameters[-1].fragment + 1
     if fragments == 1:
@@ -337,7 +361,7 @@ def _grid(parameters: Sequence[Parameter]) -> ChunkGrid:
 
 
 def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.float32]) -> None:
-    """``out = float32(cast(values))``: what a working parameter of ``dtype`` makes of ``values``.
+    """Round ``values`` as a working parameter of ``dtype`` does: ``out = float32(cast(values))``.
 
     ``values`` must be finite; arrays must not overlap. Rounds to nearest even, bit for bit as
     torch does. A float16 segment costs scratch of half the size of ``values``, the others none.
@@ -357,7 +381,7 @@ def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.fl
 
 
 def rounded_to_working(theta: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:
-    """float32[manifest.elements]: the run's parameters as those of working models are."""
+    """Return the run's parameters as those of working models are: float32[manifest.elements]."""
     rounded = np.empty_like(theta)
     for lo, hi, dtype in manifest.segments(0, manifest.elements):
         round_to_working(theta[lo:hi], dtype, rounded[lo:hi])
@@ -372,7 +396,7 @@ def pseudo_gradient(
     lo: int,
     hi: int,
 ) -> None:
-    """``out = cast(θ) - θ_m`` for elements ``lo:hi``: old minus new, positive is descent.
+    """Compute ``out = cast(θ) - θ_m`` for elements ``lo:hi``: old minus new, positive is descent.
 
     ``theta``, ``submitted`` and ``out`` are the slices ``[lo:hi]`` of θ (outer parameters), of the
     trainer's submission (its working parameters widened to float32) and of the result; ``out``

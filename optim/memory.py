@@ -1,6 +1,6 @@
-"""What each method says of host memory at the start, before it is taken.
+"""Print how much host memory each method takes, at the start and before it is taken.
 
-``trainer_bytes``: of a trainer, for each parameter, as the methods have it.
+``trainer_bytes``: bytes of a trainer for each parameter, as the methods have it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from atoll.optim.trainer import say
 
 __all__ = ["say_of_copies", "say_of_replay", "say_of_replicas", "say_of_rounds", "say_of_steps"]
 
-# Of a parameter, which the ranks of a trainer share: their submission, and θ (ranks.py).
+# For each parameter, shared by the ranks of a trainer: their submission, and θ (ranks.py).
 RANKS_BYTES = 8
-# Of a parameter in a vector of all trainers: what goes in, and what comes out.
+# For each parameter in a vector of all trainers: what goes in, and what comes out.
 EXCHANGED_BYTES = 8
-# Of a parameter in a checkpoint of local steps: itself, and what AdamW keeps of it.
+# For each parameter in a checkpoint of local steps: itself, and what AdamW keeps of it.
 CHECKPOINT_BYTES = 12
 
 
 def say_of_rounds(spec: RunSpec, manifest: Manifest, trainer_bytes: float, peer: object) -> None:
-    """Where daemons step the run's parameters."""
+    """Print the memory of a method where daemons step the run's parameters."""
     daemon, trainer = host_bytes(spec, manifest), memory(trainer_bytes * manifest.elements)
     if isinstance(peer, LeadingRank):
         trainer += f" in each process and {memory(RANKS_BYTES * manifest.elements)} in all"
@@ -31,7 +31,7 @@ def say_of_rounds(spec: RunSpec, manifest: Manifest, trainer_bytes: float, peer:
 
 
 def say_of_steps(elements: int, trainer_bytes: float) -> None:
-    """Where trainers exchange something at every step."""
+    """Print the memory of a method where trainers exchange something at every step."""
     exchanged = memory(EXCHANGED_BYTES * elements)
     _say(
         elements,
@@ -42,13 +42,16 @@ def say_of_steps(elements: int, trainer_bytes: float) -> None:
 
 
 def say_of_replicas(elements: int, daemon_bytes: float, trainer_bytes: float) -> None:
-    """Where each trainer has a replica of its own, and its daemon hands that out."""
+    """Print the memory of a method where each trainer has a replica of its own.
+
+    Its daemon hands that out.
+    """
     daemon, trainer = memory(daemon_bytes), memory(trainer_bytes * elements)
     _say(elements, f"daemon {daemon}, trainer {trainer}, GPU 0.")
 
 
 def say_of_copies(elements: int) -> None:
-    """Where nothing but copies of a whole trainer is ever handed over."""
+    """Print the memory where nothing but copies of a whole trainer is ever handed over."""
     copied = memory(EXCHANGED_BYTES * elements)
     _say(
         elements,
@@ -58,7 +61,7 @@ def say_of_copies(elements: int) -> None:
 
 
 def say_of_replay(manifest: Manifest, checkpoints: int, folder: object) -> None:
-    """Where local steps are kept, so that others can take them again."""
+    """Print the memory of local steps that are kept, so that others can take them again."""
     each = CHECKPOINT_BYTES * manifest.elements
     where = f"in {folder}" if folder is not None else "of this trainer's memory"
     say(

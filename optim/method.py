@@ -1,4 +1,4 @@
-"""What the methods with local steps have in common: hooks, counters, evaluation, saved state.
+"""Hold what methods with local steps share: hooks, counters, evaluation, saved state.
 
 A method is a class of its own in a short file. It says what its peers must agree on (a ``RunSpec``)
 and what happens when a local step is complete (``_step_done``). ``_submit`` and ``_outcome`` are
@@ -33,7 +33,7 @@ STATE_VERSION = 2
 
 
 class Method(InnerSteps):
-    """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
+    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     The method, its numbers and the model's trainable parameters must equal the run's; the first
     trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
@@ -47,15 +47,16 @@ class Method(InnerSteps):
     ``buffers``: of a model that has persistent float buffers (BatchNorm statistics and the like)
     all peers that take part in a round share them after it: float ones become their mean, weighted
     as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
-    had after their last rounds. False leaves them alone; the same on all peers.
+    had after their last rounds. False leaves them alone; it must be the same on all peers.
 
     ``min_trainers``: no round begins with fewer trainers, nor goes on with fewer after a death; the
-    run then waits and says for whom. The same on all peers. ``atoll up --min-trainers`` and ``atoll
-    min-trainers N`` win where they are used.
+    run then waits and says for whom. It must be the same on all peers. ``atoll up --min-trainers``
+    and ``atoll min-trainers N`` win where they are used.
+
     ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
 
-    ``probation`` (of methods that take it): who joins counts after so many rounds in which it has
-    taken part, one of a fragment each; see docs/admission.md. All who count weigh alike then.
+    ``probation`` (of methods that take it): a peer that joins counts after so many rounds in which
+    it has taken part, each of one fragment; see docs/admission.md. All that count weigh alike then.
     """
 
     peer: TrainerSession
@@ -101,10 +102,11 @@ class Method(InnerSteps):
         return self._begun_at + self._steps
 
     def count(self, tokens: int) -> None:
-        """Tokens (or samples) behind the coming step: they become the submission's weight.
+        """Count tokens (or samples) of the coming step: they become the submission's weight.
 
         All peers of a run should count in one unit, or none should: then each step weighs one. In a
-        run with a robust rule, or with probation, all peers weigh alike, whatever they count.
+        run with a robust rule, or with probation, all peers weigh alike, whatever they count. Raise
+        ConfigError for a negative number.
         """
         if tokens < 0:
             raise ConfigError(f"count({tokens}): a number of tokens is not negative")
@@ -112,7 +114,9 @@ class Method(InnerSteps):
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
-        """The run's parameters in the model, for evaluation or saving; then the local ones again.
+        """Put the run's parameters into the model, and the local ones back at the end.
+
+        It is for evaluation or saving.
 
         Evaluate these: a replica in the middle of a round is worse than the run. Costs a second
         copy of the parameters on the device meanwhile.
@@ -127,12 +131,15 @@ class Method(InnerSteps):
             self._take_run()
 
     def metrics(self) -> dict[str, float]:
-        """Totals of this trainer, for any logger. ``peers``: whose submissions were in its last
-        round that was committed; ``rounds_alone``: such rounds with no other's."""
+        """Return totals of this trainer, for any logger.
+
+        ``peers``: how many submissions were in its last round that was committed; ``rounds_alone``:
+        such rounds with no other's.
+        """
         return {**self._totals(), "peers": self._peers, "rounds_alone": self._alone}
 
     def _totals(self) -> dict[str, float]:
-        """What a saved state needs, too."""
+        """Return the totals that ``metrics`` and a saved state need."""
         return {
             "round": self.peer.round,
             "rounds": self._rounds,
@@ -143,8 +150,10 @@ class Method(InnerSteps):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this trainer is, within a round too. Save it beside the model's and the inner
-        optimizers' state. It waits for rounds that are under way.
+        """Return where this trainer is, within a round too.
+
+        Save it beside the model's and the inner optimizers' state. It waits for rounds that are
+        under way.
         """
         for fragment in self._submitted:  # in the order in which they were sent
             if fragment not in self._known:
@@ -163,9 +172,11 @@ class Method(InnerSteps):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """After the model's state and those of the inner optimizers were loaded, which in turn is
-        after this object was made. If the run is where it was, training goes on with the same bits.
-        If it has gone on, its parameters win, and a round that was under way begins anew.
+        """Load what ``state_dict`` gave; raise ConfigError for anything else.
+
+        Make this object first, then load the model's state and those of the inner optimizers, then
+        this one. If the run is where it was, training goes on with the same bits. If it has gone
+        on, its parameters win, and a round that was under way begins anew.
         """
         expected = {"version", "global_step", "clock", "run", "model", "place", *self._totals()}
         expected |= {"counted", "submitted", "known"}
@@ -199,7 +210,7 @@ class Method(InnerSteps):
         self._stand_at(int(state["global_step"]))
 
     def _is_where(self, state: Mapping[str, Any]) -> bool:
-        """Whether run and model are as they were when this was saved."""
+        """Return whether run and model are as they were when this was saved."""
         run_is, model_is = (
             self._run_digest() == state["run"],
             self._vector.digest() == state["model"],
@@ -222,19 +233,19 @@ class Method(InnerSteps):
         return found[-1]
 
     def _place(self) -> dict[str, Any]:
-        """Where the method is within its rounds: numbers, texts, lists, tensors."""
+        """Return where the method is within its rounds: numbers, texts, lists, tensors."""
         return {}
 
     def _recall(self, place: Mapping[str, Any]) -> None:
-        """What of it holds wherever the run is."""
+        """Restore the part of a place that holds wherever the run is."""
 
     def _return_to(self, place: Mapping[str, Any]) -> None:
-        """The inverse, where the run is as it was."""
+        """Restore the place that ``_place`` gave, where the run is as it was."""
 
     # ------------------------------------------------------------ for the methods
 
     def _submit(self, fragment: int = 0) -> None:
-        """Its parameters as they are now; CodecError if a round cannot carry them."""
+        """Submit the parameters as they are now; raise CodecError if a round cannot carry them."""
         self._check_finite("round not submitted", fragment)
         steps, tokens = self._counted.get(fragment, (0, 0))
         weight = float(self._tokens - tokens or self._steps - steps)
@@ -247,15 +258,21 @@ class Method(InnerSteps):
     def _write_whole(
         self, write: Callable[[F32], None], flat: F32, part: slice = slice(None)
     ) -> None:
-        """``write(flat)``; of ranks, with the rows of them all."""
+        """Write to ``flat`` with ``write``; with several ranks, the rows of them all."""
         whole(self.peer, write, flat, part)
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
-        """The parameters of the fragment; or its pseudo-gradient, in runs that submit deltas."""
+        """Write the parameters of the fragment into ``flat``.
+
+        In runs that submit deltas it is the fragment's pseudo-gradient.
+        """
         self._vector.write_fragment(fragment, flat)
 
     def _outcome(self, fragment: int = 0) -> Outcome:
-        """Wait for what became of it. After "missed" the next submission counts for both."""
+        """Wait for what became of a submission, and return it.
+
+        After "missed" the next submission counts for both.
+        """
         outcome = self._known.pop(fragment, None) or self.peer.wait(fragment)
         if outcome.kind == "reload":
             self._is_lost = True
@@ -277,11 +294,11 @@ class Method(InnerSteps):
 
     @property
     def _round_steps(self) -> int:
-        """Of each peer, in the round that was submitted last."""
+        """Return the steps of each peer in the round that was submitted last."""
         return self.spec.sync_every
 
     def _locate(self) -> None:
-        """The run's parameters have been pulled: how many steps are behind them?"""
+        """Find how many steps are behind the run's parameters, which have been pulled."""
         if self._is_lost:
             self._clock.find()
             self._take_buffers()
@@ -295,7 +312,7 @@ class Method(InnerSteps):
             self._buffers.take(self.peer.round)
 
     def _stand_at(self, step: int) -> None:
-        """This is ``global_step`` now."""
+        """Set ``global_step`` to ``step``."""
         self._begun_at = step - self._steps
         self._follow()
 

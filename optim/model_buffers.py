@@ -1,4 +1,7 @@
-"""A model's buffers as one flat float32 vector (buffers.py): those that a state_dict has too."""
+"""Read and write a model's buffers as one flat float32 vector (buffers.py).
+
+They are those that a state_dict has too.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ Place = tuple[nn.Module, str]  # where a buffer is; code may put another tensor 
 
 
 class ModelBuffers:
-    """``outline``: how many and which, as peers compare it; empty for a model without persistent
-    float buffers, of which nothing is exchanged: tables, masks and the like are made alike.
+    """Read and write the persistent buffers of a model as one vector.
+
+    ``outline``: how many and which, as peers compare it; empty for a model without persistent float
+    buffers, of which nothing is exchanged: tables, masks and the like are made alike.
 
     ``elements`` of a vector, of which ``floats`` are float buffers, after the weight.
     """
@@ -46,7 +51,7 @@ class ModelBuffers:
             self.outline = ""
 
     def vector(self, weight: float = 1.0) -> F32:
-        """The buffers as they are now."""
+        """Return the buffers as they are now, and ``weight``, as float32[elements]."""
         flat: F32 = np.empty(self.elements, np.float32)
         flat[0] = weight
         lo = 1
@@ -60,7 +65,10 @@ class ModelBuffers:
         return flat
 
     def read(self, flat: F32) -> None:
-        """Such a vector -> buffers, in place. RemoteProtocolError."""
+        """Read the buffers from such a vector, in place.
+
+        Raise RemoteProtocolError for what is no such vector.
+        """
         whole = torch.from_numpy(join(flat[1 + self.floats :]))
         values = torch.from_numpy(flat[1 : 1 + self.floats].copy())
         for places, source in ((self._floats, values), (self._integers, whole)):
@@ -72,7 +80,7 @@ class ModelBuffers:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Whatever becomes of them meanwhile, their values of now come back afterwards."""
+        """Save the buffers' values, and restore them at the end, whatever becomes of them."""
         places = [*self._floats, *self._integers]
         kept = [_tensor(place).clone() for place in places]
         try:
@@ -83,7 +91,10 @@ class ModelBuffers:
 
 
 def persistent(model: nn.Module) -> dict[str, Place]:
-    """Where the buffers are that a state_dict has too, each once, under the first of its names."""
+    """Return where the buffers are that a state_dict has too, in order of name.
+
+    Each is there once, under the first of its names.
+    """
     found, seen = [], set()
     for path, module in model.named_modules():
         for name, tensor in module._buffers.items():

@@ -1,4 +1,7 @@
-"""A model's trainable parameters as one flat float32 vector, in the order of the run's manifest."""
+"""Read and write a model's trainable parameters as one flat float32 vector.
+
+They are in the order of the run's manifest.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ __all__ = ["ModelVector", "trainable"]
 
 @dataclass(frozen=True)
 class Place:
-    """Of the values of a parameter that are in this process: [lo, hi) of the vector. All of them,
-    or the rows of an FSDP2 shard."""
+    """Describe where the values of a parameter lie in the vector: [lo, hi).
+
+    They are those that are in this process: all of them, or the rows of an FSDP2 shard.
+    """
 
     name: str
     parameter: nn.Parameter
@@ -36,7 +41,7 @@ class Place:
 
     @property
     def values(self) -> Tensor:
-        """In place."""
+        """Return the values that are in this process; they are not a copy."""
         return _local(self.parameter.detach())
 
     @property
@@ -45,15 +50,17 @@ class Place:
         return None if grad is None else _local(grad)
 
     def part(self, flat: F32) -> Tensor:
-        """Where they lie in the vector, in place."""
+        """Return the part of the vector where they lie, in their shape; it is not a copy."""
         return torch.from_numpy(flat[self.lo : self.hi]).view(self.values.shape)
 
 
 class ModelVector:
-    """Reads and writes the parameters of ``model`` in place, so that ties, views and compiled code
-    stay valid. ``arrange`` may put the parameters into another order, with fragments.
+    """Read and write the parameters of ``model`` as a vector, in place.
 
-    Of a model that FSDP2 has sharded it is the rows of this rank that are read and written.
+    So ties, views and compiled code stay valid. ``arrange`` may put the parameters into another
+    order, with fragments.
+
+    Of a model that FSDP2 has sharded it is the rows of this rank that are read and written. Raise
     ConfigError for a model that no manifest can describe. ``buffers`` and what is ``frozen`` are
     apart from them.
     """
@@ -84,34 +91,37 @@ class ModelVector:
 
     @property
     def ranks(self) -> int:
-        """Of how many processes this one has a part of the model; 1: it has all of it."""
+        """Return over how many processes the model is sharded; 1: this one has all of it."""
         return max((place.ranks for place in self._places), default=1)
 
     def write(self, flat: F32) -> None:
-        """Model -> float32[elements]."""
+        """Write the model's parameters to float32[elements]."""
         for place in self._places:
             place.part(flat).copy_(place.values)
 
     def read(self, flat: F32) -> None:
-        """float32[elements], which may be read-only -> model."""
+        """Read the model's parameters from float32[elements], which may be read-only."""
         for place in self._places:
             place.values.copy_(_copied(place, flat))
         self._reshard()
 
     def write_fragment(self, fragment: int, flat: F32) -> None:
-        """One fragment of the model -> its place in float32[elements]."""
+        """Write one fragment of the model to its place in float32[elements]."""
         for place in self._of(fragment):
             place.part(flat).copy_(place.values)
 
     def write_delta(self, base: F32, flat: F32) -> None:
-        """``base`` - model -> float32[elements]: a pseudo-gradient."""
+        """Write a pseudo-gradient, ``base`` minus the model, to float32[elements]."""
         for place in self._places:
             # Ranks of DDP all write the same to shared memory: so nothing else is ever in it.
             values = place.values.to("cpu", torch.float32)
             torch.sub(place.part(base), values, out=place.part(flat))
 
     def mix_fragment(self, fragment: int, flat: F32, local: float) -> None:
-        """``p = local * p + (1 - local) * flat`` of a fragment, in the dtype of each parameter."""
+        """Mix a fragment of ``flat`` into the model, in the dtype of each parameter.
+
+        That is ``p = local * p + (1 - local) * flat``.
+        """
         for place in self._of(fragment):
             if local:
                 values = place.values
@@ -121,7 +131,7 @@ class ModelVector:
         self._reshard()
 
     def write_gradients(self, flat: F32) -> None:
-        """Gradients -> float32[elements]; zero where a parameter has none."""
+        """Write the gradients to float32[elements]; zero where a parameter has none."""
         for place in self._places:
             gradient = place.gradient
             if gradient is None:
@@ -130,8 +140,10 @@ class ModelVector:
                 place.part(flat).copy_(gradient)
 
     def read_gradients(self, flat: F32, only: Iterable[nn.Parameter] | None = None) -> None:
-        """float32[elements] -> gradients, of some parameters if ``only`` is given; in place where
-        there are any."""
+        """Read the gradients from float32[elements], in place where there are any.
+
+        If ``only`` is given, they are those of some parameters.
+        """
         some = None if only is None else set(map(id, only))
         for place in self._places:
             if some is not None and id(place.parameter) not in some:
@@ -143,7 +155,10 @@ class ModelVector:
             gradient.copy_(place.part(flat))
 
     def digest(self) -> str:
-        """Of its values as float32, or of the rows of them that are in this process."""
+        """Return the SHA-256, in hex, of the model's values as float32.
+
+        Of a sharded model it is that of the rows that are in this process.
+        """
         text = hashlib.sha256()
         for place in self._places:
             values = place.values.float().cpu().contiguous()
@@ -151,7 +166,10 @@ class ModelVector:
         return text.hexdigest()
 
     def zero_gradients(self) -> None:
-        """In place: DDP buckets and CUDA graphs keep views of gradients."""
+        """Set all gradients to zero, in place.
+
+        DDP buckets and CUDA graphs keep views of them.
+        """
         for place in self._places:
             gradient = place.gradient
             if gradient is not None:
@@ -159,8 +177,11 @@ class ModelVector:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Whatever is read into the model meanwhile, its values of now come back afterwards. Costs
-        a second copy of the parameters on the device meanwhile."""
+        """Save the model's values, and restore them at the end.
+
+        So others may be read into it meanwhile. Costs a second copy of the parameters on the device
+        meanwhile.
+        """
         kept = [place.values.clone() for place in self._places]
         try:
             yield
@@ -170,7 +191,10 @@ class ModelVector:
             self._reshard()
 
     def not_finite(self, fragment: int | None = None) -> list[str]:
-        """The names of its parameters, or of all, with NaN or Inf in the values that are here."""
+        """Return the names of the fragment's parameters, or of all, with NaN or Inf.
+
+        Only the values that are in this process are looked at.
+        """
         places = self._places if fragment is None else self._of(fragment)
         return [p.name for p in places if not bool(p.values.isfinite().all())]
 
@@ -178,14 +202,17 @@ class ModelVector:
         return (place for place in self._places if place.fragment == fragment)
 
     def _reshard(self) -> None:
-        """Shards have been written. After a forward pass without a backward pass FSDP2 keeps whole
-        copies, of the root at least, and would go on with those."""
+        """Drop the whole copies that FSDP2 keeps, since shards have been written.
+
+        After a forward pass without a backward pass it keeps some, of the root at least, and would
+        go on with those.
+        """
         for module in self._sharded:
             cast(Any, module).reshard()
 
 
 def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
-    """ConfigError for a shard that is no stretch of rows."""
+    """Return where a parameter lies; raise ConfigError for a shard that is no stretch of rows."""
     if not _is_sharded(p):
         return Place(entry.name, p, entry.fragment, lo, lo + entry.size)
     sharded: Any = p
@@ -211,12 +238,15 @@ def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; to ask by type would load a second's worth of modules."""
+    """Return whether the tensor is a DTensor.
+
+    To ask by type would load a second's worth of modules.
+    """
     return hasattr(tensor, "to_local")
 
 
 def _is_fsdp2(module: nn.Module) -> bool:
-    """Likewise not asked by type."""
+    """Return whether FSDP2 has sharded the module; this is not asked by type either."""
     return hasattr(type(module), "set_reshard_after_backward")
 
 
@@ -231,5 +261,8 @@ def _copied(place: Place, flat: F32) -> Tensor:
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Canonical name -> trainable parameter, in order of name; a tied parameter appears once."""
+    """Return the trainable parameters by canonical name, in order of name.
+
+    A tied parameter appears once.
+    """
     return {n: p for n, p in canonical(model.named_parameters()).items() if p.requires_grad}

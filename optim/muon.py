@@ -1,4 +1,4 @@
-"""Muon for the matrices of hidden layers, AdamW for the rest; and the outer momentum for it.
+"""Make Muon for the matrices of hidden layers, AdamW for the rest; choose an outer momentum.
 
 Muon (Jordan et al. 2024) orthogonalizes the momentum of a matrix. Its authors use it for the
 matrices of hidden layers alone, and AdamW for embeddings, the output layer, vectors and all else.
@@ -57,7 +57,7 @@ def muon_and_adamw(
     says which parameters are Muon's. ``hidden(name, parameter)`` decides instead, for any of two
     dimensions. Where all parameters are Muon's there is no AdamW.
 
-    ConfigError if Muon would have none, or this torch has no Muon (it came with 2.9).
+    Raise ConfigError if Muon would have none, or this torch has no Muon (it came with 2.9).
     """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(

@@ -1,5 +1,7 @@
-"""Name parameters and buffers of a model, whatever wraps it, and what a method was given, for the
-specification of a run."""
+"""Name a model's parameters and buffers, whatever wraps it, and write settings as text.
+
+The text is for the specification of a run.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,11 @@ T = TypeVar("T")
 
 
 def canonical(named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """In order of name. DDP's ``module.`` is dropped when all names have it, other wrappers' parts
-    wherever they are, so that a compiled replica under DDP and a bare one have the same names."""
+    """Return all values by their canonical names, in order of name.
+
+    DDP's ``module.`` is dropped when all names have it, other wrappers' parts wherever they are, so
+    that a compiled replica under DDP and a bare one have the same names.
+    """
     paths = [([part for part in name.split(".") if part not in WRAPPERS], v) for name, v in named]
     while paths and all(path[0] == "module" and len(path) > 1 for path, _ in paths):
         paths = [(path[1:], value) for path, value in paths]
@@ -24,8 +29,11 @@ def canonical(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
 
 def settings_text(wire: str, settings: Any) -> str:
-    """Return ``wire(field=value, ...)`` of a dataclass: peers compare it in the specification, so
-    it must not follow the name of the class. Fields with ``repr=False`` are left out."""
+    """Return ``wire(field=value, ...)`` of a dataclass.
+
+    Peers compare it in the specification, so it must not follow the name of the class. Fields with
+    ``repr=False`` are left out.
+    """
     values = (
         (field.name, getattr(settings, field.name)) for field in fields(settings) if field.repr
     )

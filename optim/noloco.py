@@ -1,22 +1,22 @@
-"""NoLoCo: each replica takes its outer steps with a partner, and nobody waits for all (2506.10911).
+"""Run NoLoCo: each replica steps with a partner, and nobody waits for all (2506.10911).
 
 Every replica has parameters φ of its own, and they stay near each other because in each outer step
-a few exchange what they have (gossip.py has the arithmetic). A life of an outer step here:
+a few exchange what they have (gossip.py has the arithmetic). The life of an outer step here:
 
 1. φ is published under the step's number when the step begins. That of the others of the group, and
    their Δ, is asked for at once, so that it travels as soon as they have it: their φ is there long
    before it is needed, and so is Δ of those that are faster.
 2. After ``sync_every`` local steps Δ is published, and what has not come yet is waited for.
-3. The outer step is made with those that came. Who is dead, late or somewhere else is left out, and
-   who is left alone makes a step of its own: δ <- α δ + β Δ.
+3. The outer step is made with those that came. A peer that is dead, late or somewhere else is left
+   out, and one that is left alone makes a step of its own: δ <- α δ + β Δ.
 
 Two peers that see different members may count on different partners. As everybody publishes for
 everybody, each then uses what a third one has published, and nobody waits in vain. Such a step may
 count some replicas more than others, so it moves their mean a little, as an average over some of
 them does; the next is right again.
 
-A newcomer begins with the newest φ of anybody and δ = 0. Whoever finds its partner ahead goes on
-from that one's number; who is far behind begins anew like a newcomer.
+A newcomer begins with the newest φ of anybody and δ = 0. A replica that finds its partner ahead
+goes on from that one's number; one that is far behind begins anew like a newcomer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PUBLISHED = 2 * 3  # vectors in a daemon: of two names two numbers, and one that
 
 
 class NoLoCo(InnerSteps):
-    """Trains ``model`` together with the other peers of the run that ``peer`` belongs to.
+    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
 
     The method, its numbers and the model's trainable parameters must equal the run's; the first
     trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
@@ -66,19 +66,21 @@ class NoLoCo(InnerSteps):
     are drawn together: ConfigError where they would drift apart. Below ``2 (1 - outer_momentum)``
     they do not, however often partners fail. ``group``: how many exchange in an outer step; 1:
     nobody does. Where it does not divide the members, the last group is smaller, perhaps somebody
-    alone. ``codec``: of both Δ and φ. As both sides of an exchange use what it has left of φ, it
-    never moves the mean of the replicas; but it keeps them as far apart as its steps are coarse:
-    int8 by less than 1 % of the weights in a block, bfloat16 by 0.2 % of each. ``partner_wait_s``:
-    a partner that has not come to the end of the same step by then is left out; each trainer's own.
-    ``round_s``, each trainer's own too: local steps by its speed (``StepsBySpeed``), so that
-    partners come at the same time; their Δ count alike, whatever steps are behind them.
+    alone. ``codec`` is that of both Δ and φ. As both sides of an exchange use what it has left of
+    φ, it never moves the mean of the replicas; but it keeps them as far apart as its steps are
+    coarse: int8 by less than 1 % of the weights in a block, bfloat16 by 0.2 % of each.
+    ``partner_wait_s``: a partner that has not come to the end of the same step by then is left out;
+    each trainer's own. ``round_s``, each trainer's own too: local steps by its speed
+    (``StepsBySpeed``), so that partners come at the same time; their Δ count alike, whatever steps
+    are behind them.
 
     ``min_trainers``: there are no rounds here that could wait, so the first outer step does, until
-    so many members have parameters to begin with; later whoever is left goes on, and
+    so many members have parameters to begin with; later those that are left go on, and
     ``rounds_alone`` says how often that was somebody alone.
 
     ``buffers``: of a model that has persistent float buffers, those of a group are averaged with φ,
-    and a newcomer takes over somebody's. False leaves them alone; the same on all peers.
+    and a newcomer takes over somebody's. False leaves them alone; it must be the same on all peers.
+
     ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
 
     Replicas differ, by about the inner learning rate: let that decay. ``consensus()`` is what to
@@ -164,15 +166,16 @@ class NoLoCo(InnerSteps):
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
-        """This replica's φ in the model; then the local parameters again."""
+        """Put this replica's φ into the model, and the local parameters back at the end."""
         with self._showing("outer_parameters()"):
             self._vector.read(self._state.phi)
             yield
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """The mean φ of all replicas in the model, and of their buffers, for evaluation or saving;
-        then the local ones again. Evaluate this one.
+        """Put the mean φ and buffers of all replicas into the model; its own come back at the end.
+
+        It is for evaluation or saving. Evaluate this one.
 
         Members that are more than two outer steps behind, or cannot be reached, are left out. It
         may be called by one trainer alone, at any time; the others go on meanwhile.
@@ -189,9 +192,12 @@ class NoLoCo(InnerSteps):
             yield
 
     def replica_losses(self, loss: Callable[[], float]) -> dict[str, float]:
-        """``loss()`` with φ and buffers of each replica in the model, by name of its peer. Their
-        mean is what the paper reports; where every trainer evaluates its own, in
-        ``outer_parameters()``, the mean over trainers is the same, and cheaper."""
+        """Return ``loss()`` of each replica, by name of its peer.
+
+        Its φ and buffers are in the model then. The mean of the losses is what the paper reports;
+        where every trainer evaluates its own, in ``outer_parameters()``, the mean over trainers is
+        the same, and cheaper.
+        """
         found: dict[str, float] = {}
         with self._showing("replica_losses()"):
             own = self._buffers.own() if self._buffers is not None else None
@@ -203,9 +209,12 @@ class NoLoCo(InnerSteps):
         return found
 
     def metrics(self) -> dict[str, float]:
-        """For any logger. ``replica_std``: the standard deviation between replicas, as the last
-        group has shown it; ``solo``, and ``rounds_alone`` as for other methods: outer steps
-        without a partner; ``peers``: those of the last one."""
+        """Return numbers for any logger.
+
+        ``replica_std``: the standard deviation between replicas, as the last group has shown it;
+        ``solo``, and ``rounds_alone`` as for other methods: outer steps without a partner;
+        ``peers``: how many were in the last one.
+        """
         return {
             "steps": self._steps,
             "outer_step": self._number,
@@ -218,7 +227,10 @@ class NoLoCo(InnerSteps):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """This replica: save it beside the model's and the inner optimizers' state."""
+        """Return the state of this replica.
+
+        Save it beside the model's and the inner optimizers' state.
+        """
         state = self._state
         return {
             "version": STATE_VERSION,
@@ -232,10 +244,13 @@ class NoLoCo(InnerSteps):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """For whoever begins a run anew from files, or comes back, each trainer from its own. Where
-        the model's and the inner optimizers' states were loaded before, after this object was made,
-        it goes on with the same bits; else where that outer step began. In a run that is further
-        this replica soon takes another one's φ."""
+        """Load what ``state_dict`` gave, each trainer its own; raise ConfigError for anything else.
+
+        It is for whoever begins a run anew from files, or comes back. Where the model's and the
+        inner optimizers' states were loaded before, after this object was made, it goes on with the
+        same bits; else where that outer step began. In a run that is further this replica soon
+        takes another one's φ.
+        """
         sizes = [len(state.get(name, ())) for name in ("phi", "momentum")]
         if state.get("version") != STATE_VERSION or sizes != 2 * [self.manifest.elements]:
             raise ConfigError(
@@ -286,8 +301,10 @@ class NoLoCo(InnerSteps):
         self._begin(max(self._number + 1, newest))
 
     def _gather(self) -> tuple[list[str], int]:
-        """Those of the group whose Δ and φ are here, in their order; and how far anybody is who is
-        too far ahead."""
+        """Return those of the group whose Δ and φ are here, in their order, and a number.
+
+        That is the newest outer step of a member that is too far ahead; 0 if none is.
+        """
         began_s, me = time.monotonic(), self.peer.peer_name
         present, newest = [], 0
         for name in self._group:
@@ -310,7 +327,10 @@ class NoLoCo(InnerSteps):
         return present, newest
 
     def _wait_for(self, name: str, until_s: float) -> None:
-        """For Δ and φ of one of the group. It may have begun, or come back, since it was asked."""
+        """Wait for Δ and φ of one of the group.
+
+        It may have begun, or come back, since it was asked.
+        """
         if name in self._deltas:
             try:
                 self._wait(name, until_s)
@@ -326,7 +346,7 @@ class NoLoCo(InnerSteps):
             asked.wait(max(0.0, until_s - time.monotonic()))
 
     def _ask(self, name: str) -> None:
-        """For what belongs to the outer step at hand."""
+        """Ask one of the group for what belongs to the outer step at hand."""
         elements, codec, number = self.manifest.elements, self.spec.codec, self._number
         phi = self.peer.ask_vector(name, PHI, number, elements, codec)
         self._deltas[name] = self.peer.ask_vector(name, DELTA, number, elements, codec)
@@ -335,8 +355,11 @@ class NoLoCo(InnerSteps):
     def _begin(
         self, number: int, *, founding: bool = False, place: Sequence[int] | None = None
     ) -> None:
-        """The local steps of an outer step, from φ; ``founding``: the first ones of the run, with
-        what all others will begin with; ``place``: some have been taken already."""
+        """Begin the local steps of an outer step, from φ.
+
+        ``founding``: they are the first ones of the run, with what all others will begin with;
+        ``place``: some have been taken already.
+        """
         self._number = number
         self._local.begin()
         if place is not None:
@@ -370,7 +393,7 @@ class NoLoCo(InnerSteps):
         self._begin(max(1, number), founding=not number)
 
     def _drop(self) -> None:
-        """What was asked for and is not needed any more."""
+        """Drop what was asked for and is not needed any more."""
         for asked in (self._phis, self._deltas):
             for one in asked.values():
                 one.drop()

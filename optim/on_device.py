@@ -1,4 +1,4 @@
-"""Codecs in torch: values are encoded where they are, and only the bytes are copied to the host.
+"""Encode values in torch where they are, so that only the bytes are copied to the host.
 
 The bytes are those of the numpy forms in ``collectives.codecs``, bit for bit, on the CPU and on
 CUDA devices. So every step is an operation whose result IEEE 754 fixes, rounded by itself:
@@ -31,10 +31,10 @@ _HALVES: Final = {
 }
 _BLOCKS: Final = ("int8", "int4", "fp4_e3m0")
 DEVICE_CODECS: Final = (*_HALVES, *_BLOCKS)
-# Elements of whole chunks that are encoded at a time: enough to keep a device busy, and what is
+# How many elements of whole chunks are encoded at a time: enough to keep a device busy, and what is
 # allocated on it meanwhile, up to 20 bytes for each, is 160 MiB.
 PIECE_ELEMENTS: Final = 1 << 23
-# Others may divide with less than float32's precision (Metal does).
+# Other devices may divide with less than float32's precision (Metal does).
 _DEVICES: Final = ("cpu", "cuda")
 
 
@@ -86,7 +86,7 @@ def _check(values: torch.Tensor, grid: ChunkGrid | None) -> None:
 
 
 def _pieces(values: torch.Tensor, grid: ChunkGrid | None) -> Iterator[torch.Tensor]:
-    """(chunks, elements of each), some whole chunks at a time, then the last one if it is short."""
+    """Yield some whole chunks at a time as (chunks, elements of each), then a short last one."""
     count = values.numel()
     chunk = count if grid is None else grid.chunk_elements
     if not count:
@@ -98,7 +98,7 @@ def _pieces(values: torch.Tensor, grid: ChunkGrid | None) -> Iterator[torch.Tens
 
 
 def _encode_chunks(codec: Codec, chunks: torch.Tensor) -> torch.Tensor:
-    """float32(chunks, n) -> uint8(chunks, encoded_bytes(n)), on the device."""
+    """Encode float32(chunks, n) into uint8(chunks, encoded_bytes(n)), on the device."""
     if codec.name in _HALVES:
         dtype, value_max = _HALVES[codec.name]
         _refuse_unless(chunks.isfinite())
@@ -119,7 +119,7 @@ def _encode_chunks(codec: Codec, chunks: torch.Tensor) -> torch.Tensor:
 
 
 def _fit(scales: FloatScales, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of float32(chunks, blocks, width) the scales and what to divide by: (chunks, blocks) each."""
+    """Return scales and divisors for float32(chunks, blocks, width), (chunks, blocks) each."""
     largest = rows.abs().amax(2)  # NaN if there is one
     _refuse_unless(largest.isfinite())
     raw = largest / largest.new_full((), float(scales.divisor))
@@ -129,7 +129,10 @@ def _fit(scales: FloatScales, rows: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _codes(codec: BlockCodec, scaled: torch.Tensor) -> torch.Tensor:
-    """uint8, a byte for each value; of 4 bits the lower half counts. ``scaled`` is used up."""
+    """Return codes as uint8, a byte for each value; of 4-bit ones the lower half counts.
+
+    ``scaled`` may be overwritten.
+    """
     if not isinstance(codec, LevelCodec):
         return scaled.round_().to(torch.int8).view(torch.uint8)
     levels = codec.levels
@@ -140,7 +143,7 @@ def _codes(codec: BlockCodec, scaled: torch.Tensor) -> torch.Tensor:
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:
-    """(chunks, n) -> (chunks, ceil(n / 2)): the first of two in the low bits."""
+    """Pack 4-bit codes (chunks, n) into (chunks, ceil(n / 2)), the first of two in the low bits."""
     packed = codes[:, ::2] & 15
     packed[:, : codes.shape[1] // 2] |= codes[:, 1::2] << 4
     return packed

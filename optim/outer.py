@@ -1,4 +1,4 @@
-"""The outer optimizer: what every daemon does with the averaged pseudo-gradient of a round.
+"""Apply the outer optimizer to the averaged pseudo-gradient of a round.
 
 Pure arithmetic on flat chunks. Each daemon runs it on the same bytes and must get the same bits,
 so each operation is a separate, rounded ufunc in the arrays' own dtype and in a fixed order:
@@ -25,9 +25,10 @@ Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32
 
 
 class OuterStep:
-    """What a committed round of a run does to a chunk of its state: the same wherever it is done
-    (commits, replays, checkpoints, swarms). One instance per thread, because it has scratch for
-    ``chunk_elements``.
+    """Apply a committed round of a run to one chunk of its state.
+
+    The result is the same wherever this is done (commits, replays, checkpoints, swarms). One
+    instance per thread, because it has scratch for ``chunk_elements``.
     """
 
     def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
@@ -48,8 +49,10 @@ class OuterStep:
         round_number: int,
         contributors: int,
     ) -> None:
-        """``encoded`` in ``codec`` is the chunk's pseudo-gradient of that round, the mean of those
-        of its ``contributors``; both pairs may be the same memory.
+        """Apply a round's pseudo-gradient to a chunk: read ``source`` and write ``target``.
+
+        ``encoded`` in ``codec`` is the chunk's pseudo-gradient of that round, the mean of those of
+        its ``contributors``; both pairs may be the same memory.
 
         CodecError for malformed bytes; then nothing is written.
         """
@@ -83,8 +86,11 @@ class OuterStep:
         )
 
     def _place(self, round_number: int) -> int:
-        """Of a round among the ``outer_delay`` that make up a step. By its number alone, so that
-        joiners and replays agree; round 1 is INIT, and fragments take turns from 2 on."""
+        """Return a round's place, from 0, among the ``outer_delay`` that make up a step.
+
+        It depends on the round's number alone, so that joiners and replays agree; round 1 is INIT,
+        and fragments take turns from 2 on.
+        """
         return (round_number - 2) // self._fragments % self._delay
 
 
@@ -101,7 +107,9 @@ def outer_step(
     out_momentum: Floats,
     scratch: Floats,
 ) -> None:
-    """One step against the pseudo-gradient ``delta`` (old minus new), written to ``out_*``::
+    """Take one outer step against the pseudo-gradient ``delta`` (old minus new).
+
+    The new parameters and momentum are written to ``out_*``::
 
         nesterov    b' = mu b + delta    theta' = theta - lr (delta + mu b')   DiLoCo, 2311.08105
         heavy_ball  b' = mu b + delta    theta' = theta - lr b'                SlowMo, CO2, NoLoCo
@@ -151,7 +159,9 @@ def delayed_step(
     out_momentum: Floats,
     scratch: Floats,
 ) -> None:
-    """Delayed Nesterov (Async Local-SGD, 2401.09135, with c = 0): N = ``delay`` pseudo-gradients,
+    """Apply one of the pseudo-gradients that make up a step of delayed Nesterov.
+
+    In delayed Nesterov (Async Local-SGD, 2401.09135, with c = 0) N = ``delay`` pseudo-gradients,
     each applied when it arrives, make up one step of "nesterov" on their mean. ``place`` 0 is the
     first of them, N - 1 the last::
 

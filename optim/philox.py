@@ -1,4 +1,4 @@
-"""Random signs from Philox4x32-10, in torch: the same bits on every device.
+"""Draw random signs from Philox4x32-10, in torch: the same bits on every device.
 
 Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): ten rounds
 turn a counter of 128 bits and a key of 64 into 128 random bits. Sign j of a stream is bit j mod 128
@@ -25,8 +25,11 @@ BLOCK = 128  # signs
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Signs that are a function of ``step`` (64 bits), ``sample`` and ``number`` of a peer (16 bits
-    each), which are the upper words of the counter, and of a seed, which is the key."""
+    """Name a stream of random signs by what it is for.
+
+    The signs are a function of ``step`` (64 bits), ``sample`` and ``number`` of a peer (16 bits
+    each), which are the upper words of the counter, and of a seed, which is the key.
+    """
 
     step: int
     sample: int
@@ -38,7 +41,10 @@ class Stream:
 
 
 def philox(counters: Tensor, seed: int) -> Tensor:
-    """Of int64[4, n], words below 2**32, as many such words."""
+    """Return the random words for these counters under the key ``seed``.
+
+    Counters and result are int64[4, n], each column four words below 2**32.
+    """
     even, odd = counters[0::2], counters[1::2]
     whole = torch.tensor(MULTIPLIERS, device=counters.device)[:, None]
     upper, lower = whole >> 16, whole & 0xFFFF  # by halves: 64 bits would be one too many
@@ -58,8 +64,10 @@ def philox(counters: Tensor, seed: int) -> Tensor:
 def sign_bits(
     seed: int, streams: Sequence[Stream], lo: int, hi: int, device: torch.device
 ) -> Tensor:
-    """Of signs lo to hi - 1 of each stream: int32[streams, hi - lo], of which only the highest bit
-    may be set."""
+    """Return signs lo to hi - 1 of each stream, as int32[streams, hi - lo].
+
+    Only the highest bit of each value may be set.
+    """
     first, last = lo // BLOCK, -(-hi // BLOCK)
     index = torch.arange(first, last, device=device).repeat(len(streams), 1)
     upper = torch.tensor([stream.words for stream in streams], device=device)
@@ -72,6 +80,6 @@ def sign_bits(
 
 
 def signed(value: float, bits: Tensor) -> Tensor:
-    """``value`` with these signs, float32: where the bit is set, minus the value."""
+    """Return ``value`` with these signs, float32: negated where the bit is set."""
     (raw,) = struct.unpack("<i", struct.pack("<f", value))
     return torch.bitwise_xor(bits, raw).view(torch.float32)

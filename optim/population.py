@@ -1,5 +1,6 @@
-"""Population based training: members of a run train by themselves, and the worst now and then go on
-from what the best have (PBT, arXiv 1711.09846).
+"""Train the members of a population by themselves, and let the worst at times copy the best.
+
+This is population based training (PBT, arXiv 1711.09846)::
 
     learning_rates = Population(model, inner, session, score, 500, {"lr": (1e-5, 1e-1)})
 
@@ -42,13 +43,14 @@ __all__ = ["Population"]
 
 STATE_VERSION = 2
 TURN_MAX = 2**53  # as JSON has it
-VALUE_MAX = 1e30  # of a weight that is handed over: a sum of float32 with zeros must be finite
-SCORE, STATE = b"pq"  # what gathers are for
+VALUE_MAX = 1e30  # for a weight that is handed over: a float32 sum with zeros must be finite
+SCORE, STATE = b"pq"  # purposes of gathers
 
 
 class Population(InnerSteps):
-    """One member. ``score()`` is called every ``interval`` steps of ``inner``: lower is better, and
-    NaN is worst.
+    """Train one member of a population.
+
+    ``score()`` is called every ``interval`` steps of ``inner``: lower is better, and NaN is worst.
 
     ``bounds``: name of each hyper-parameter -> its least and largest value. A name is that of an
     entry of ``inner``'s groups ("lr", "weight_decay", ...: each group keeps a value of its own), or
@@ -64,8 +66,8 @@ class Population(InnerSteps):
     Costs a few hundred bytes of each member per turn. Each member that is copied costs all of them
     an all-reduce of its whole state in float32 (12 bytes for each parameter with Adam), in which
     the others add zeros; that is one member at most in a turn of up to nine. It takes them 24 bytes
-    of host memory for each parameter. Members wait for each
-    other at a turn, up to half a minute.
+    of host memory for each parameter. Members wait for each other at a turn, up to half a
+    minute.
     """
 
     peer: OperationsSession
@@ -120,31 +122,37 @@ class Population(InnerSteps):
 
     @property
     def steps(self) -> int:
-        """Of this member, with those that it had when its state was saved."""
+        """Return the steps of this member, with those that it had when its state was saved."""
         return self._steps
 
     @property
     def global_step(self) -> int:
-        """``steps``: members train by themselves."""
+        """Return the same as ``steps``, because members train by themselves."""
         return self._steps
 
     @property
     def trainer_bytes(self) -> float:
-        """Of this trainer's host memory for each parameter, beside its model: in a turn in which
-        somebody is copied the state as inner optimizers keep it by now, and a sum of as much."""
+        """Return the bytes of host memory that it takes for each parameter, beside its model.
+
+        It takes them in a turn in which somebody is copied: for the state as inner optimizers keep
+        it by now, and a sum of as much.
+        """
         elements = self._snapshot.elements(self._snapshot.describe(self.steps))
         return 8.0 * elements / self._vector.manifest.elements
 
     def hyperparameters(self) -> dict[str, list[float]]:
-        """Name -> its value in each group that has it, or the one in ``values``."""
+        """Return name -> its value in each group that has it, or the one in ``values``."""
         return {
             name: [float(place[name]) for place in self._places(name)]
             for name in sorted(self._bounds)
         }
 
     def metrics(self) -> dict[str, float]:
-        """For any logger: ``copied`` counts how often this member has taken over another's;
-        ``peers``: members of its last turn; ``rounds_alone``: turns without another one."""
+        """Return figures for any logger.
+
+        ``copied`` counts how often this member has taken over another's state; ``peers``: members
+        of its last turn; ``rounds_alone``: turns without another one.
+        """
         return {
             "steps": self.steps,
             "turn": self.turn,
@@ -156,7 +164,10 @@ class Population(InnerSteps):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters and hyper-parameters. Save it beside the model's and the inner optimizer's."""
+        """Return counters and hyper-parameters.
+
+        Save them beside the states of the model and the inner optimizer.
+        """
         return {
             "version": STATE_VERSION,
             "steps": self.steps,
@@ -208,7 +219,10 @@ class Population(InnerSteps):
                 self._explore(donor, said[donor][2])
 
     def _hand_over(self, donor: str, is_receiver: bool) -> bool:
-        """One member's weights and inner state to those that copy it; whether they were there."""
+        """Hand the donor's weights and inner state to the members that copy it.
+
+        Return whether they were there.
+        """
         is_donor = donor == self.peer.peer_name
         described, flat = self._described() if is_donor else (b"", np.empty(0, np.float32))
         description = dict(gather_for(STATE, self.peer, described)).get(donor)
@@ -248,7 +262,7 @@ class Population(InnerSteps):
         )
 
     def _read(self, name: str, data: bytes) -> tuple[int, Member, dict[str, list[float]]]:
-        """Turn, score and hyper-parameters of a member. RemoteProtocolError."""
+        """Return a member's turn, score and hyper-parameters; RemoteProtocolError if unusable."""
         try:
             turn, score, is_fresh, numbers, model = json.loads(data)
             if type(turn) is not int or not 0 <= turn <= TURN_MAX or type(is_fresh) is not bool:
@@ -303,7 +317,7 @@ class Population(InnerSteps):
 
 
 def _number(value: object) -> float:
-    """ValueError unless it is a finite one."""
+    """Return ``value`` as a float; ValueError unless it is a finite number."""
     if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
         raise ValueError(f"no number: {value!r:.40}")
     return float(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What trainers say of themselves before one of them becomes the donor of its state."""
+"""Hold what trainers say of themselves before one of them becomes the donor of its state."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Presence"]
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a trainer says of itself before a donor is chosen."""
+    """Hold what a trainer says of itself before a donor is chosen."""
 
     name: str
     is_new: bool
     steps: int
     spec: RunSpec
-    digest: str  # of its manifest
+    digest: str  # the digest of its manifest
 
     def to_wire(self) -> bytes:
         return json.dumps([self.is_new, self.steps, self.spec.to_wire(), self.digest]).encode()
 
     @classmethod
     def from_wire(cls, name: str, data: bytes) -> Presence:
-        """RemoteProtocolError."""
+        """Read what the trainer ``name`` says; RemoteProtocolError if it cannot be read."""
         try:
             is_new, steps, spec, digest = json.loads(data)
             if [type(is_new), type(steps), type(digest)] != [bool, int, str] or steps < 0:

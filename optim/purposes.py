@@ -1,8 +1,8 @@
-"""Gathers that are for different things, and are not taken for each other; long ones in pieces.
+"""Keep gathers for different purposes apart, and gather long data in pieces.
 
-Gathers have no shape that daemons could compare, so each says with its first byte what it is for:
-who missed a round may gather scores while the others already hand over state. It says of whom it
-is too, and for which round.
+Gathers have no shape that daemons could compare, so each says with its first byte what it is for: a
+trainer that missed a round may gather scores while the others already hand over state. It also says
+what kind of trainer it is from, and for which round it is.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 
 __all__ = ["COUNTS", "LATER", "MORE", "NEW", "Part", "Pieces", "gather_for", "gather_parts"]
 
-NEW, COUNTS = 1, 2  # of a newcomer; of a trainer that has something to give
-MORE, LATER = 4, 8  # of several pieces: not the last one, not the first
+NEW, COUNTS = 1, 2  # flags: from a newcomer; from a trainer that has something to give
+MORE, LATER = 4, 8  # flags of one of several pieces: it is not the last; it is not the first
 GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too
-# Purpose, flags, the round that it is for (modulo 2**32).
+# The purpose, the flags and the round that it is for (modulo 2**32).
 HEAD: Final = struct.Struct("<BBI")
-# Of all objects of a call: a thousand trainers may come at once, and give a head each.
+# The bytes to leave free in a call: a thousand trainers may come at once, and give a head each.
 COMING_BYTES = 1024 * (HEAD.size + LENGTH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one trainer gave to one call. ``is_of_round``: to that which this trainer has made, as
-    far as both know."""
+    """Hold what one trainer gave to one call.
+
+    ``is_of_round``: it is for the same round as this trainer's own, as far as both know.
+    """
 
     name: str
     purpose: int
@@ -42,7 +44,7 @@ class Part:
 
 
 def gather_parts(peer: OperationsSession, purpose: int, data: bytes, flags: int = 0) -> list[Part]:
-    """What all gave, whatever it is for. RemoteProtocolError for what has no head."""
+    """Return what all gave, for any purpose; RemoteProtocolError for what has no head."""
     number, parts = (peer.round + 1) % 2**32, []
     for name, text in peer.all_gather(HEAD.pack(purpose, flags, number) + data):
         if len(text) < HEAD.size or text[1] & ~(NEW | COUNTS | MORE | LATER):
@@ -56,8 +58,11 @@ def gather_parts(peer: OperationsSession, purpose: int, data: bytes, flags: int 
 
 
 def gather_for(purpose: int, peer: OperationsSession, data: bytes) -> list[tuple[str, bytes]]:
-    """What those gave who gather for this purpose. CollectiveMissedError if most do for another
-    one, as with calls of different kinds; of several such that of the first counts."""
+    """Return the names and data of the trainers that gather for this purpose.
+
+    CollectiveMissedError if most gather for another one, as with calls of different kinds; of
+    several that are equally frequent the first counts.
+    """
     parts = gather_parts(peer, purpose, data)
     counts = Counter(part.purpose for part in parts)
     if max(counts, key=lambda p: counts[p]) != purpose:  # the first of several
@@ -66,22 +71,30 @@ def gather_for(purpose: int, peer: OperationsSession, data: bytes) -> list[tuple
 
 
 class Pieces:
-    """What is gathered in as many calls as the longest needs: of those who were there in all.
-    ``data`` is this trainer's."""
+    """Gather data in as many calls as the longest needs, from those who are there in all of them.
+
+    ``data`` is this trainer's.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._data, self._given = data, 0
         self._whole: dict[str, tuple[int, list[bytes]]] | None = None
 
     def next(self, trainers: int) -> tuple[int, bytes]:
-        """Flags and data of this trainer's next piece; so many took part in the last call."""
+        """Return flags and data of this trainer's next piece.
+
+        ``trainers``: how many took part in the last call.
+        """
         begin, end = self._given, self._given + _room(trainers)
         self._given = end
         flags = MORE * (end < len(self._data)) | LATER * (self._whole is not None)
         return flags, self._data[begin:end]
 
     def add(self, parts: Sequence[Part]) -> bool:
-        """The pieces of one call; whether there is another one. RemoteProtocolError."""
+        """Add the pieces of one call; return whether there is another one.
+
+        RemoteProtocolError for pieces that have no end.
+        """
         before, self._whole, more = self._whole, {}, False
         for part in parts:
             if before is not None and part.name not in before:
@@ -98,11 +111,11 @@ class Pieces:
         return more
 
     def whole(self) -> list[tuple[str, int, bytes]]:
-        """Name, flags and data of each, in the same order everywhere."""
+        """Return name, flags and data of each trainer, in the same order everywhere."""
         return [(n, flags, b"".join(data)) for n, (flags, data) in (self._whole or {}).items()]
 
 
 def _room(trainers: int) -> int:
-    """How many bytes of each of so many trainers fit into one call, without heads."""
+    """Return how many bytes of each of so many trainers fit into one call, without heads."""
     of_all = (BLOB_BYTES_MAX - COMING_BYTES) // trainers - LENGTH_BYTES
     return min(GATHERED_BYTES_MAX, of_all) - HEAD.size

@@ -1,4 +1,4 @@
-"""Several processes of one machine as one trainer: DDP, or FSDP2, whose ranks share a daemon.
+"""Make several processes of one machine one trainer: the ranks of DDP or FSDP2 share a daemon.
 
     outer = DiLoCo(model, inner, 500, peer=atoll.attach())
 
@@ -42,8 +42,10 @@ def attach(
     group: dist.ProcessGroup | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Session | RankSession:
-    """Return what a method takes as ``peer``: a session with the daemon of ``home``; in each of
-    several processes that are one trainer, such as those of torchrun, a RankSession.
+    """Return what a method takes as ``peer``: a session with the daemon of ``home``.
+
+    In each of several processes that are one trainer, such as those of torchrun, it is a
+    RankSession.
 
     All of them call it. ``group``: those of this machine; by default all that there are. Where
     there is no process group yet, torchrun's is made, for tensors of the CPU and of CUDA if there
@@ -86,8 +88,10 @@ def attach(
 
 
 class RankSession:
-    """``session`` is rank 0's, and None on the others; ``group``: the ranks of this machine, which
-    must be able to exchange tensors of the CPU (gloo). It takes the place of a session.
+    """Take the place of a session in each of several processes that are one trainer.
+
+    ``session`` is rank 0's, and None on the others; ``group``: the ranks of this machine, which
+    must be able to exchange tensors of the CPU (gloo).
 
     A submission weighs what those of all ranks weigh together. Costs 8 bytes of host memory for
     each parameter; what a method takes of it besides, each rank takes. ConfigError where rank 0 has
@@ -199,12 +203,12 @@ class RankSession:
         self._meet()  # nobody overwrites what another one is reading
 
     def check(self) -> None:
-        """Of rank 0 alone: the others notice at the next exchange."""
+        """Raise on rank 0 if its daemon is gone; the other ranks notice at the next exchange."""
         if self._session is not None:
             self._session.check()
 
     def observe(self, **figures: Any) -> None:
-        """Of rank 0 alone."""
+        """Remember figures of a local step, on rank 0 alone."""
         if self._session is not None:
             self._session.observe(**figures)
 
@@ -217,8 +221,11 @@ class RankSession:
     def _lead(
         self, ask: Callable[[TrainerSession], list[float] | None], answers: int = 0
     ) -> list[float]:
-        """What rank 0 hears, and where its session is; its error is raised on all ranks, by the
-        others as SessionError."""
+        """Ask the session on rank 0, and return its ``answers`` numbers on all ranks.
+
+        All ranks also learn where that session is (round, epoch, operations). An error of rank 0 is
+        raised on all ranks, by the others as SessionError.
+        """
         said = torch.zeros(4 + answers, dtype=torch.float64)
         failed: AtollError | None = None
         if self._session is not None:
@@ -240,8 +247,11 @@ class RankSession:
         dist.barrier(group=self._group)
 
     def _share(self, elements: int) -> F32:
-        """Memory of rank 0 that all ranks map, float32[elements], zero at first. ConfigError, on
-        the others SessionError, if there is none; ConfigError on all if one cannot map it."""
+        """Return memory of rank 0 that all ranks map, float32[elements], zero at first.
+
+        ConfigError, on the others SessionError, if there is none; ConfigError on all if one cannot
+        map it.
+        """
         place = torch.zeros(3, dtype=torch.int64)
         region: Region | None = None
         failed: Exception | None = None
@@ -268,7 +278,7 @@ class RankSession:
 
 
 def _mapped(place: list[int], elements: int) -> F32 | None:
-    """Memory of another process (its id, descriptor, inode); None if it cannot be had."""
+    """Map memory of another process (its id, descriptor, inode); None if it cannot be had."""
     pid, fd, inode = place
     path = f"/proc/{pid}/fd/{fd}"
     try:
@@ -286,7 +296,7 @@ def _mapped(place: list[int], elements: int) -> F32 | None:
 
 
 def _check_group(group: dist.ProcessGroup | None) -> None:
-    """ConfigError if it cannot exchange tensors of the CPU."""
+    """Raise ConfigError if the group cannot exchange tensors of the CPU."""
     if not dist.is_initialized():
         raise ConfigError(
             "there is no process group",
@@ -302,7 +312,7 @@ def _check_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _has_host(group: dist.ProcessGroup | None) -> bool:
-    """Return whether it exchanges tensors of the CPU."""
+    """Return whether the group exchanges tensors of the CPU."""
     backends = dist.get_backend_config(group).split(",")
     return any(pair.startswith("cpu:") for pair in backends)
 

@@ -1,4 +1,4 @@
-"""The outer learning rate by the number of peers that are in the mean of a round.
+"""Choose the outer learning rate by the number of peers that are in the mean of a round.
 
 Scaling laws for DiLoCo (arXiv 2503.09799) found the best rates for 1, 2, 4 and 8 peers, whatever
 the size of the model, at about 30 local steps per round. Between them this interpolates linearly in
@@ -26,7 +26,7 @@ DIGITS = 6
 
 @cache
 def outer_rate(peers: int) -> float:
-    """For a mean of so many, 1 or more."""
+    """Return the best outer learning rate for a mean of so many peers, 1 or more."""
     last = max(BEST)
     if peers >= last:
         return BEST[last]
@@ -38,7 +38,10 @@ def outer_rate(peers: int) -> float:
 
 
 def factor_of(rate: OuterRate) -> tuple[float, bool]:
-    """What a RunSpec says of it: a number, and whether that is a factor of ``outer_rate``."""
+    """Return what a RunSpec says of a rate: a number, and whether it scales ``outer_rate``.
+
+    ConfigError for a text other than "by_peers".
+    """
     if isinstance(rate, str) and rate != "by_peers":
         raise ConfigError(f"outer_lr is {rate!r}", fix='give it a number, or "by_peers"')
     return (1.0, True) if isinstance(rate, str) else (rate, False)

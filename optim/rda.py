@@ -1,4 +1,4 @@
-"""RDA: an average whose length is not that of a mean (Decoupled DiLoCo, arXiv 2604.21428).
+"""Average by RDA, which keeps the mean length of its parts (Decoupled DiLoCo, arXiv 2604.21428).
 
 Pseudo-gradients of different peers are nearly orthogonal, so the norm of their mean falls with the
 root of their number, and steps change when peers come and go. For each tensor, with weights w::
@@ -28,15 +28,15 @@ from atoll.optim.sessions import OperationsSession
 
 __all__ = ["rda", "rda_all_reduce"]
 
-# Of the sum of weights: a sum of unit vectors that is shorter has no direction. Of a thousand
-# orthogonal ones it has 0.03; what float32 leaves of two opposite ones is 1e-7.
+# Part of the sum of weights: a sum of unit vectors that is shorter has no direction. That of a
+# thousand orthogonal ones has 0.03; what float32 leaves of two opposite ones is 1e-7.
 CANCELLED = 1e-3
-NORM_MIN = 1e-30  # of a tensor that has a direction; float32 ends at 1e-45
+NORM_MIN = 1e-30  # the least norm of a tensor that has a direction; float32 ends at 1e-45
 TRIES_MAX = 10  # peers go now and then; one that sees so many go in a row has another trouble
 
 
 def rda(parts: Sequence[F32], weights: Sequence[float]) -> F32:
-    """Of one tensor, whose parts of all peers are here; added in their order.
+    """Return the RDA of one tensor, whose parts of all peers are here; added in their order.
 
     ConfigError for weights that are negative, not finite or all zero.
     """
@@ -64,8 +64,9 @@ def rda_all_reduce(
     plain: tuple[str, ...] = (),
     codec: str = "float32",
 ) -> dict[str, F32]:
-    """Of the tensors of all trainers, which have the same names and shapes: new arrays, the same
-    bits at all of them.
+    """Return the RDA of the tensors of all trainers, which have the same names and shapes.
+
+    The arrays are new, and have the same bits at all trainers.
 
     ``plain``: the beginnings of names of embeddings. ``codec``: of the vector; lengths travel as
     float32. Two all-reduces, three where directions cancel, over one set of trainers: if somebody
@@ -118,15 +119,17 @@ def _summed(
 
 
 def _direction(values: F32, weight: float, norm: float) -> F32:
-    """``w v / |v|`` times the root of the number of elements, so that tensors of all sizes may
-    share the blocks of a codec; zeros where there is no direction."""
+    """Return ``w v / |v|`` times the root of the number of elements.
+
+    So tensors of all sizes may share the blocks of a codec. Zeros where there is no direction.
+    """
     factor = weight * math.sqrt(values.size) / norm if norm >= NORM_MIN else 0.0
     direction: F32 = (values * np.float64(factor)).astype(np.float32)
     return direction
 
 
 def _scaled(directions: F32, lengths: float, total: float) -> F32 | None:
-    """None where directions cancel."""
+    """Return ``directions`` brought to the mean length; None where they cancel."""
     norm = _norm(directions)
     if norm <= CANCELLED * math.sqrt(directions.size) * total:
         return None
@@ -135,7 +138,7 @@ def _scaled(directions: F32, lengths: float, total: float) -> F32 | None:
 
 
 def _norm(values: F32) -> float:
-    """In float64, added in an order that does not depend on the processor."""
+    """Return the norm, in float64, added in an order that does not depend on the processor."""
     squares: NDArray[np.float64] = np.ravel(values).astype(np.float64)
     np.square(squares, out=squares)
     return math.sqrt(float(fold(squares[None, :])[0])) if squares.size else 0.0

@@ -1,5 +1,6 @@
-"""Parameters of the other replicas, in a run whose trainers keep their own: to begin with those of
-one, and to evaluate or export what all have become together.
+"""Fetch the parameters of the other replicas, in a run whose trainers keep their own.
+
+They serve to begin with those of one, and to evaluate or export what all have become together.
 """
 
 from __future__ import annotations
@@ -20,29 +21,36 @@ from atoll.optim.trainer import say
 __all__ = ["FOUNDER_BYTES", "PHI", "Replicas"]
 
 PHI = "phi"  # as which every trainer publishes its own, under the number of its outer step
-FOUNDER_BYTES = 32  # of the name that the run's state consists of
+FOUNDER_BYTES = 32  # the longest name of a founder, of which the run's state consists
 LOOK_AGAIN_S = 0.25  # while nobody has parameters yet
 PROGRESS_S = 10.0  # a wait longer than this says for whom
 CURRENT_STEPS = 2  # a replica that is further behind is no part of what the run has become
 
 
 class Replicas:
-    """Seen from one trainer, whose vectors are float32[elements]."""
+    """Find and fetch the parameters of replicas, seen from one trainer.
+
+    Its vectors are float32[elements].
+    """
 
     def __init__(self, peer: GossipSession, spec: RunSpec, elements: int) -> None:
         self._peer, self._elements = peer, elements
         self._codec, self._deadline_s = spec.codec, spec.round_deadline_s
 
     def write_founder(self, flat: F32) -> None:
-        """The state of a run that begins here: with whose parameters all replicas begin."""
+        """Write the state of a run that begins here: the name of the peer that founded it.
+
+        All replicas begin with the parameters of that peer.
+        """
         name = self._peer.peer_name.encode()[:FOUNDER_BYTES]
         flat.fill(0.0)
         flat[: len(name)] = list(name)
 
     def first(self, into: F32) -> int:
-        """The newest parameters that anybody has, and the outer step that begins with them. Nobody
-        has any at the beginning of a run: then whose trainer has founded it begins with its own (0
-        is returned, and nothing written), and everybody else waits for them.
+        """Take over the newest parameters that anybody has; return the outer step begun with them.
+
+        Nobody has any at the beginning of a run: then the peer that founded it begins with its own
+        (0 is returned, and nothing written), and everybody else waits for them.
 
         RoundTimeoutError if they do not come within the run's round deadline.
         """
@@ -73,8 +81,10 @@ class Replicas:
             time.sleep(LOOK_AGAIN_S)
 
     def wait_for_others(self) -> None:
-        """Return when as many members have parameters as the run needs trainers. RoundTimeoutError
-        as in ``first``."""
+        """Wait until as many members have parameters as the run needs trainers.
+
+        RoundTimeoutError as in ``first``.
+        """
         began_s = said_s = time.monotonic()
         while (needed := self._peer.members().min_trainers) > 1:
             here = [name for name, number in self._newest()[0].items() if number]
@@ -99,7 +109,7 @@ class Replicas:
         return bytes(letters).decode(errors="replace")
 
     def _newest(self) -> tuple[dict[str, int], list[str]]:
-        """The number of each member's newest parameters, 0 for none; and who did not say."""
+        """Return the number of each member's newest parameters, 0 for none; and who is silent."""
         newest: dict[str, int] = {}
         silent = []
         for name in self._peer.members().names:
@@ -110,7 +120,7 @@ class Replicas:
         return newest, silent
 
     def _take_newest(self, newest: dict[str, int], into: F32) -> int:
-        """Their number; 0 if there are none to be had."""
+        """Take over the newest parameters; return their number, 0 if there are none to be had."""
         me = self._peer.peer_name  # a trainer that comes back begins with its own, if it can
         order = sorted(((n, name == me, name) for name, n in newest.items() if n), reverse=True)
         for number, _, name in order:
@@ -124,16 +134,21 @@ class Replicas:
         return 0
 
     def newest_of(self, name: str) -> int:
-        """0 for a member that has none, or does not say."""
+        """Return the number of a member's newest parameters.
+
+        0 for a member that has none, or does not say.
+        """
         try:
             return self._peer.newest(name, PHI)
         except OF_PARTNERS:
             return 0
 
     def each(self, number: int, own: F32) -> Iterator[tuple[str, F32]]:
-        """Name and φ of every member that is about as far as outer step ``number``, in the order of
-        members; each is valid until the next. Who is further behind, or cannot be reached, is left
-        out, and a line says so."""
+        """Yield name and φ of every member that is about as far as outer step ``number``.
+
+        They come in the order of members; each is valid until the next. A member that is further
+        behind, or cannot be reached, is left out, and a line says so.
+        """
         me = self._peer.peer_name
         names = self._peer.members().names
         for name in names if me in names else (*names, me):

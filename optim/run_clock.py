@@ -1,4 +1,4 @@
-"""How many local steps a run has behind it: the same number for all of its trainers.
+"""Count the local steps that a run has behind it: the same number for all of its trainers.
 
 Where each round has as many steps, it follows from the number of the round. Two things are not to
 be seen in that: which of the rounds were collectives of the trainers' own, and how many steps a
@@ -30,9 +30,12 @@ FIRST = 1  # the round that gives a run its parameters, without a step
 
 
 class RunClock:
-    """``number``: of the last round that is counted; ``rounds``: of them those with steps;
-    ``steps``: of them all, as one peer takes them. ``varies``: rounds may have other lengths than
-    ``sync_every``."""
+    """Count the rounds and local steps that a run has behind it.
+
+    ``number``: the last round that is counted; ``rounds``: how many up to it had steps; ``steps``:
+    those of them all, as one peer takes them. ``varies``: rounds may have other lengths than
+    ``sync_every``.
+    """
 
     def __init__(self, peer: TrainerSession, spec: RunSpec, *, varies: bool = False) -> None:
         self._peer, self._spec, self._varies = peer, spec, varies
@@ -42,7 +45,7 @@ class RunClock:
         self.is_estimate = False  # nobody could tell
 
     def find(self) -> None:
-        """Where the run is, whose parameters have just been pulled."""
+        """Find out where the run is, whose parameters have just been pulled."""
         self.number, self._operations = self._peer.round, self._peer.operations
         found = None
         if self.number > FIRST:
@@ -58,7 +61,10 @@ class RunClock:
         self._publish()
 
     def passed(self, number: int, steps_each: int = 0) -> None:
-        """The run has come to this round; its own rounds since then had so many steps each."""
+        """Count the rounds up to ``number``, to which the run has come.
+
+        Its own rounds since the last count had ``steps_each`` steps each.
+        """
         if number <= self.number:
             return
         operations = self._peer.operations
@@ -70,11 +76,14 @@ class RunClock:
 
     @property
     def counted(self) -> list[int]:
-        """For ``correct``."""
+        """Return number, rounds and steps, for ``correct``."""
         return [self.number, self.rounds, self.steps]
 
     def correct(self, number: int, rounds: int, steps: int) -> None:
-        """What was counted up to a round, by the saved state of a trainer; for want of better."""
+        """Take over what the saved state of a trainer had counted up to a round.
+
+        This happens only where nobody could tell, for want of better.
+        """
         if self.is_estimate and FIRST <= number <= self.number:
             later = self.number - number
             self.rounds, self.steps, self.is_estimate = rounds, steps, False
@@ -82,7 +91,7 @@ class RunClock:
             self._publish()
 
     def _count(self, rounds: int, steps_each: int = 0) -> None:
-        """More rounds, or fewer."""
+        """Add rounds and their steps to the count; a negative number takes some away."""
         spec = self._spec
         self.rounds = max(0, self.rounds + rounds)
         if self._varies:
@@ -98,7 +107,7 @@ class RunClock:
 
 
 def _parse(values: F32) -> tuple[int, int] | None:
-    """Rounds and steps; None for what no trainer publishes."""
+    """Return rounds and steps; None for values that no trainer publishes."""
     parts = values.tolist()
     if not all(math.isfinite(v) and v == int(v) and 0 <= v < PART for v in parts):
         return None

@@ -1,4 +1,4 @@
-"""The bytes that ZerothOrder's steps consist of, and the log of them that a joiner replays.
+"""Encode ZerothOrder's steps as bytes, and keep the log of them that a joiner replays.
 
 One byte is a projected gradient: its sign, and 7 bits of the logarithm of its magnitude, in steps
 of an eighth from ``exp(-63 / 8)`` to ``exp(63 / 8)``, that is 0.0004 to 2,600::
@@ -37,7 +37,10 @@ _ZERO, _MIDDLE, _PER_UNIT = 0, 64, 8
 
 
 def _scalars() -> F32:
-    """By Decimal, whose exp is rounded correctly: a library's may differ in the last bit."""
+    """Return the value of each byte, float32[256].
+
+    By Decimal, whose exp is rounded correctly: a library's may differ in the last bit.
+    """
     steps = (Decimal(code - _MIDDLE) / _PER_UNIT for code in range(1, 128))
     magnitudes = np.array([0.0, *(float(step.exp()) for step in steps)], np.float32)
     return np.concatenate([magnitudes, -magnitudes])
@@ -48,7 +51,7 @@ SCALARS.setflags(write=False)
 
 
 def to_byte(value: float) -> int:
-    """The nearest, in the logarithm. Larger values are cut off, smaller ones are zero."""
+    """Return the nearest byte, in the logarithm; larger values are cut off, smaller are zero."""
     if value == 0:
         return _ZERO
     code = round(_PER_UNIT * math.log(abs(value))) + _MIDDLE
@@ -57,7 +60,7 @@ def to_byte(value: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What the peer with this number has found in a step: a byte for each of its samples."""
+    """Hold what the peer with this number has found in a step: a byte for each sample."""
 
     number: int
     codes: bytes
@@ -65,14 +68,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One step."""
+    """Hold the learning rate and the parts of one step."""
 
     lr: float
     parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, lr: float, parts: Iterable[Part]) -> Record:
-        """In whatever order they have arrived. RemoteProtocolError for what cannot be a step."""
+        """Make a record of unordered parts; RemoteProtocolError for what cannot be a step."""
         record = cls(lr, tuple(sorted(parts, key=lambda part: part.number)))
         record._check()
         return record
@@ -83,7 +86,10 @@ class Record:
 
     @classmethod
     def split(cls, data: bytes) -> list[tuple[Record, bytes]]:
-        """Records one after the other, each with its own bytes. RemoteProtocolError."""
+        """Return records that lie one after the other, each with its own bytes.
+
+        RemoteProtocolError for what is cut off, or cannot be a step.
+        """
         found, at = [], 0
         try:
             while at < len(data):
@@ -118,8 +124,10 @@ class Record:
 
 
 class ScalarLog:
-    """The records of the last steps, up to ``bytes_max``; then the older half is dropped. Whoever
-    stands before ``begin`` must take the parameters instead."""
+    """Keep the records of the last steps, up to ``bytes_max``; then drop the older half.
+
+    A trainer that stands before ``begin`` must take the parameters instead.
+    """
 
     def __init__(self, steps: int, chain: bytes, bytes_max: int) -> None:
         if bytes_max < 0:
@@ -148,12 +156,12 @@ class ScalarLog:
             self._drop(-(-len(self._records) // 2))
 
     def has(self, steps: int, chain: bytes) -> bool:
-        """Whether who is there can come here by what is in the log."""
+        """Return whether a trainer at this step and chain can come here by what is in the log."""
         at = steps - self.begin
         return 0 <= at < len(self._chains) and self._chains[at] == chain
 
     def since(self, steps: int) -> bytes:
-        """All records after so many steps, one after the other."""
+        """Return all records after so many steps, one after the other."""
         return b"".join(self._records[steps - self.begin :])
 
     def _drop(self, count: int) -> None:

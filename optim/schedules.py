@@ -1,4 +1,4 @@
-"""Learning rate schedulers that follow the run: a late joiner's is where those of the others are.
+"""Let learning rate schedulers follow the run: a late joiner's is where those of the others are.
 
 A scheduler of torch knows one way only, a step ahead, and some multiply what they find. So to
 follow means to take the same steps again, and then rates are those of the others bit for bit. To
@@ -24,20 +24,22 @@ KEEP_EVERY = 1000  # steps: to take so many again costs some 10 ms
 
 
 class Schedules:
-    """The schedulers of one trainer."""
+    """Let the schedulers of one trainer follow the run."""
 
     def __init__(self) -> None:
         self._followed: list[_Followed] = []
 
     def add(self, scheduler: LRScheduler, step: int) -> None:
-        """Follow it, first to this step. ConfigError for one that depends on more than that, and
-        for one that is further already."""
+        """Follow a scheduler, first to this step.
+
+        ConfigError for one that depends on more than the step, and for one that is further already.
+        """
         followed = _Followed(scheduler)
         followed.go_to(step)
         self._followed.append(followed)
 
     def go_to(self, step: int) -> None:
-        """Each is to give the learning rates of this step, counted from 0."""
+        """Bring each scheduler to the learning rates of this step, counted from 0."""
         for followed in self._followed:
             followed.go_to(step)
 
@@ -93,7 +95,10 @@ class _Followed:
 
 
 def _epoch(scheduler: LRScheduler) -> int:
-    """How many steps it has taken. A ChainedScheduler does not say; all in it take each one."""
+    """Return how many steps a scheduler has taken.
+
+    A ChainedScheduler does not say; all in it take each one.
+    """
     while not hasattr(scheduler, "last_epoch"):
         scheduler = scheduler._schedulers[0]  # type: ignore[attr-defined]
     return scheduler.last_epoch

@@ -1,4 +1,4 @@
-"""Truncation selection: who takes over whose weights, and what then becomes of its numbers.
+"""Select by truncation: who takes over whose weights, and what then becomes of its numbers.
 
 Every member computes the same from what all of them have said, so nobody has to tell.
 """
@@ -21,8 +21,11 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """``score``: lower is better, NaN worse than anything. ``is_fresh``: it has just begun, and
-    wants to begin with what a good member has."""
+    """Describe a member for the selection.
+
+    ``score``: lower is better, NaN worse than anything. ``is_fresh``: it has just begun, and wants
+    to begin with what a good member has.
+    """
 
     name: str
     score: float
@@ -30,12 +33,12 @@ class Member:
 
 
 def exploited(members: Sequence[Member], seed: int, turn: int) -> dict[str, str]:
-    """Who copies whom: name -> name of a better member.
+    """Return who copies whom: name -> name of a better member.
 
-    Of the worst fifth each copies one of the best fifth, chosen at random. A fifth is one member at
-    least, where there are two or more. A member copies only who is strictly better, so equals leave
-    each other alone; they rank in the order given. Who is fresh copies in any case, as long as
-    somebody is not, and is not copied.
+    Each of the worst fifth copies one of the best fifth, chosen at random. A fifth is one member at
+    least, where there are two or more. A member copies only one that is strictly better, so equals
+    leave each other alone; they rank in the order given. A fresh member copies in any case, as long
+    as somebody is not fresh, and is not copied.
     """
     ranked = sorted((m for m in members if not m.is_fresh), key=_rank)
     count = max(1, len(ranked) // ONE_OF)
@@ -51,8 +54,10 @@ def exploited(members: Sequence[Member], seed: int, turn: int) -> dict[str, str]
 
 
 def explored(value: float, bounds: Bounds, seed: int, turn: int, *what: str) -> float:
-    """0.8 or 1.2 times the value, at random, within the bounds; ``what`` names member and number.
-    A value of zero stays what it is."""
+    """Return 0.8 or 1.2 times the value, at random, within the bounds.
+
+    ``what`` names member and number. A value of zero stays what it is.
+    """
     word = derive_key(b"explore", seed, turn, *(name.encode() for name in what))
     low, high = bounds
     return min(max(value * FACTORS[word & 1], low), high)

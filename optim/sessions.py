@@ -1,4 +1,4 @@
-"""What an optimizer needs of its connection to a run: a daemon's session, or one of a swarm."""
+"""Describe the session that an optimizer needs with a run: a daemon's, or one of a swarm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Attachable(Protocol):
-    """What all of them are."""
+    """Describe what all sessions can do."""
 
     def observe(self, **figures: Any) -> None: ...
 
@@ -39,7 +39,7 @@ class Attachable(Protocol):
 
 
 class TrainerSession(Attachable, Protocol):
-    """``atoll.peer.session.Session`` says what each of these does."""
+    """Describe a trainer's session; ``atoll.peer.session.Session`` says what each call does."""
 
     round: int
     epoch: int
@@ -61,7 +61,7 @@ class TrainerSession(Attachable, Protocol):
 
 
 class OperationsSession(Attachable, Protocol):
-    """Of a method whose trainers hold the parameters themselves."""
+    """Describe the session of a method whose trainers hold the parameters themselves."""
 
     round: int
 
@@ -74,7 +74,7 @@ class OperationsSession(Attachable, Protocol):
 
 
 class VectorAsked(Protocol):
-    """``atoll.peer.session.AskedVector``."""
+    """Describe a vector that was asked for; see ``atoll.peer.session.AskedVector``."""
 
     def wait(self, timeout_s: float, /) -> None: ...
 
@@ -86,7 +86,7 @@ class VectorAsked(Protocol):
 
 
 class GossipSession(Attachable, Protocol):
-    """Of a method whose trainers hand vectors to each other, one to one."""
+    """Describe the session of a method whose trainers hand vectors to each other, one to one."""
 
     @property
     def peer_name(self) -> str: ...
@@ -108,7 +108,7 @@ class GossipSession(Attachable, Protocol):
 
 @runtime_checkable
 class ValidatingSession(Protocol):
-    """Of a method whose trainers take local steps of each other again."""
+    """Describe the session of a method whose trainers take local steps of each other again."""
 
     def submit(
         self, fill: Callable[[F32], None], weight: float, fragment: int = 0, steps: bytes = b"", /
@@ -133,23 +133,25 @@ class ValidatingSession(Protocol):
 
 @runtime_checkable
 class LeadingRank(Protocol):
-    """Several processes that are one trainer, ``ranks`` of them; one has a session."""
+    """Describe several processes that are one trainer, ``ranks`` of them; one has a session."""
 
     ranks: int
 
     def lead(self, ask: Callable[[GossipSession], F32], elements: int, /) -> F32:
-        """What it hears, float32[elements], in all of them."""
+        """Ask the session of the one that has it; return float32[elements] in all of them."""
         ...
 
     def all_true(self, mine: bool, /) -> bool:
-        """Whether it is so in each of them."""
+        """Return whether ``mine`` is true in each of them."""
         ...
 
     def total(self, mine: float, /) -> float:
-        """The sum of what each of them has."""
+        """Return the sum of what each of them has."""
         ...
 
     def whole(self, write: Callable[[F32], None], flat: F32, part: slice, /) -> None:
-        """What all of them ``write``, each its rows of float32[elements], in that part of ``flat``
-        in each of them."""
+        """Fill that part of ``flat`` in each of them with what all of them ``write``.
+
+        Each writes its rows of float32[elements].
+        """
         ...

@@ -1,10 +1,10 @@
-"""The buffers of a model become those of all participants of a round: their mean, their maximum.
+"""Replace a model's buffers by those of all participants of a round: their mean, their maximum.
 
-They are no state of the run that daemons keep. Each participant publishes its own under the number
-of the round, and asks the others for theirs. Who waits for rounds anyway waits for these too, a few
-seconds at most; who does not, looks at the next round, and keeps what has happened to its own
-meanwhile. Where those of a peer do not come they are left out: then buffers differ a little until
-the next round. A newcomer begins with those of any member.
+Buffers are no state of the run that daemons keep. Each participant publishes its own under the
+number of the round, and asks the others for theirs. A trainer that waits for rounds anyway waits
+for these too, a few seconds at most; one that does not, looks at the next round, and keeps what has
+happened to its own meanwhile. Where those of a peer do not come they are left out: then buffers
+differ a little until the next round. A newcomer begins with those of any member.
 
 In an asynchronous run a round has a peer or two. There whoever has had one takes the newest that
 each member has published: what it has trained since is not in them yet, as in a pseudo-gradient.
@@ -29,16 +29,19 @@ __all__ = ["SharedBuffers"]
 
 NAME = "buffers"
 CODEC = "float32"
-WAIT_S = 5.0  # for those of all others together: they are a few round trips away
-# In an asynchronous run: rounds for each member until those of one that has published none since
-# are left out. Its trainer has ended, or is so much slower than the others.
+WAIT_S = 5.0  # for the buffers of all others together: they are a few round trips away
+# Rounds for each member of an asynchronous run until the buffers of one that has published none
+# since are left out. Its trainer has ended, or is so much slower than the others.
 STALE_ROUNDS = 8
-NEWEST = 0  # of no round: whatever there is
+NEWEST = 0  # instead of a round's number: whatever there is
 
 
 class SharedBuffers:
-    """Of one trainer. ``waits``: its rounds end for all at about the same time, or what it needs is
-    there when they end; ``of_all``: of those who are in no round of its own as well."""
+    """Share the buffers of one trainer with the others.
+
+    ``waits``: its rounds end for all at about the same time, or what it needs is there when they
+    end; ``of_all``: it takes those of members that are in no round of its own as well.
+    """
 
     def __init__(
         self, peer: object, buffers: ModelBuffers, *, waits: bool, of_all: bool = False
@@ -51,22 +54,25 @@ class SharedBuffers:
         self._said = False
 
     def take(self, number: int) -> None:
-        """Those of any member, at the beginning."""
+        """Take over the buffers of any member, at the beginning."""
         self._then, self._others = None, []
         found = self._companions.any(number, self._buffers.elements)
         if found is not None:
             self._read(found[1])
 
     def round_over(self, number: int, peers: Sequence[str], weight: float) -> None:
-        """A round has been committed whose participants were these ``peers``, in the order of
-        their ids, this one among them with this weight; of ranks, each with its part of it."""
+        """Publish and average the buffers after a round that has been committed.
+
+        ``peers``: its participants in the order of their ids, this one among them with this weight;
+        of ranks, each gives its part of the weight.
+        """
         if self._then is not None:
             self._finish(0.0)
         self.publish(number, weight)
         self.average(number, peers)
 
     def publish(self, number: int, weight: float = 1.0) -> None:
-        """As they are now, for whoever needs them."""
+        """Publish the buffers as they are now, for whoever needs them."""
         self._then = self._buffers.vector(self._companions.total(weight))
         then = self._then
 
@@ -80,7 +86,7 @@ class SharedBuffers:
         self._companions.lead(publish, 0)
 
     def average(self, number: int, peers: Sequence[str]) -> None:
-        """What was published under this number, with that of these peers."""
+        """Average what was published under this number with the buffers of these peers."""
 
         def ask(session: GossipSession) -> F32:
             self._ask(session, number, peers)
@@ -91,12 +97,14 @@ class SharedBuffers:
             self._finish(WAIT_S)
 
     def own(self) -> F32:
-        """For ``show``."""
+        """Return the buffers of this trainer, for ``show``."""
         return self._buffers.vector()
 
     def show(self, names: Sequence[str], own: F32) -> None:
-        """In the model: the mean of what these have published last, of this trainer ``own``; that
-        alone if there is nothing of them."""
+        """Put into the model the mean of the buffers that these have published last.
+
+        ``own`` are those of this trainer; they alone if there is nothing of the others.
+        """
 
         def look(session: GossipSession) -> F32:
             self._ask(session, NEWEST, names)
@@ -122,7 +130,7 @@ class SharedBuffers:
                 self._say(f"the buffers of {name} were left out: {error.what}")
 
     def _finish(self, wait_s: float) -> None:
-        """With those that are here after so long."""
+        """Finish the average with the buffers that are here after so many seconds."""
         then, self._then = self._then, None
         assert then is not None
         mean = self._companions.lead(lambda _: self._mean(then, wait_s), then.size)

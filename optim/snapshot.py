@@ -1,7 +1,7 @@
-"""Parameters, inner optimizers and a method's own arrays as one float32 vector, for a newcomer.
+"""Pack parameters, inner optimizers and a method's arrays into one float32 vector for a newcomer.
 
-Whoever has the state knows its shape, so a description travels ahead of the vector: which tensors
-and numbers each inner optimizer keeps for which parameter.
+A trainer that has the state knows its shape, so a description travels ahead of the vector: which
+tensors and numbers each inner optimizer keeps for which parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Snapshot"]
 
 PACKED_BYTES_MAX = 60_000  # it travels as an object of `all_gather`, which takes 64 KiB
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # Adam's state of 65,536 parameters takes 7 MiB
-ENTRIES_MAX = 16  # of one parameter; Adam keeps three, Shampoo has four
+ENTRIES_MAX = 16  # for one parameter; Adam keeps three, Shampoo has four
 FACTOR_MAX = 4  # elements of a tensor of state for each of its parameter; usual is 1
 DIMENSIONS_MAX = 16  # tensors of real models have at most 6
 STEPS_MAX = 2**53
@@ -35,7 +35,9 @@ DTYPES |= {"float64": torch.float64, "int64": torch.int64, "int32": torch.int32}
 
 
 class Snapshot:
-    """``shared``: arrays of the method that are equal on all peers; they are written in place.
+    """Write and read the state that a newcomer takes over.
+
+    ``shared``: arrays of the method that are equal on all peers; they are written in place.
     ``buffers``: the model's go along (buffers.py), as far as they are saved with it.
 
     Tensors are handed over as float32, so of a float64 the first 24 bits.
@@ -57,7 +59,10 @@ class Snapshot:
         self._inner = tuple(inner)
 
     def describe(self, steps: int) -> bytes:
-        """For ``elements`` and ``read``: the shape of the state as it is now."""
+        """Return the shape of the state as it is now, for ``elements`` and ``read``.
+
+        ConfigError for a state that cannot be described, or takes too many bytes to describe.
+        """
         kept = [[_entry(p, *item) for item in _kept(state, p)] for state, p in self._each()]
         text = json.dumps([steps, kept], separators=(",", ":")).encode()
         packed = zlib.compress(text)
@@ -70,7 +75,7 @@ class Snapshot:
         return packed
 
     def elements(self, description: bytes) -> int:
-        """How long the vector is. RemoteProtocolError for what no peer would send."""
+        """Return how long the vector is; RemoteProtocolError for what no peer would send."""
         _, kept = self._parsed(description)
         tensors = sum(entry.size for entries in kept for entry in entries)
         buffers = self._buffers.elements if self._buffers is not None else 0
@@ -79,7 +84,7 @@ class Snapshot:
         )
 
     def write(self, flat: F32) -> None:
-        """The state as ``describe`` has described it."""
+        """Write the state as ``describe`` has described it."""
         lo = self._vector.manifest.elements
         self._vector.write(flat[:lo])
         for array in self._shared:
@@ -95,7 +100,7 @@ class Snapshot:
             flat[lo:] = self._buffers.vector()
 
     def read(self, description: bytes, flat: F32) -> int:
-        """Take a state; how many steps of the run it comes from."""
+        """Take over a state; return how many steps of the run it comes from."""
         steps, kept = self._parsed(description)
         lo = self._vector.manifest.elements
         self._vector.read(flat[:lo])
@@ -118,7 +123,10 @@ class Snapshot:
         return steps
 
     def equal_but_for_buffers(self, one: F32, other: F32) -> bool:
-        """Two states of one description; every trainer has buffers of its own."""
+        """Return whether two states of one description are equal, buffers aside.
+
+        Every trainer has buffers of its own.
+        """
         end = one.size - (self._buffers.elements if self._buffers is not None else 0)
         return np.array_equal(one[:end], other[:end])
 
@@ -126,7 +134,7 @@ class Snapshot:
         return ((o.state, p) for o, p in zip(self._owners, self._parameters, strict=True))
 
     def _scalars(self) -> Iterator[bool]:
-        """Of each parameter: whether its optimizer keeps scalars with it, or on the host."""
+        """Return for each parameter whether its optimizer keeps scalars with it, or on the host."""
         groups = (group for o in self._inner for group in o.param_groups)
         return (bool(g.get("fused") or g.get("capturable")) for g in groups for _ in g["params"])
 
@@ -153,7 +161,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor of an optimizer's state, or a number: then there is no ``dtype``."""
+    """Describe a tensor of an optimizer's state, or a number: then there is no ``dtype``."""
 
     name: str
     dtype: str
@@ -171,7 +179,7 @@ class _Entry:
         number: float,
         on_host: bool,
     ) -> _Entry:
-        """What ``_entry`` made. ValueError or TypeError for anything else."""
+        """Read what ``_entry`` made; ValueError or TypeError for anything else."""
         shape = tuple(p.shape if shape is None else shape)
         if type(name) is not str or (dtype and dtype not in DTYPES):
             raise ValueError(f"no entry of a state: {name!r:.40} {dtype!r:.40}")
@@ -186,11 +194,11 @@ class _Entry:
 
     @property
     def size(self) -> int:
-        """Elements of the vector."""
+        """Return how many elements of the vector it takes."""
         return math.prod(self.shape) if self.dtype else 0
 
     def value(self, part: F32, device: torch.device | str, before: object) -> Any:
-        """In the tensor that was there, if there was one like it."""
+        """Return its value, in the tensor that was there if there was one like it."""
         if not self.dtype:
             return self.number
         tensor = before
@@ -200,12 +208,14 @@ class _Entry:
 
 
 def _kept(state: dict[Any, Any], p: nn.Parameter) -> Iterator[tuple[str, object]]:
-    """SGD without momentum keeps a None."""
+    """Return what is kept for a parameter; SGD without momentum keeps a None, which is left out."""
     return ((name, value) for name, value in state.get(p, {}).items() if value is not None)
 
 
 def _entry(p: nn.Parameter, name: str, value: object) -> list[object]:
-    """``_Entry.of`` reads it. ConfigError for what is neither tensor nor number.
+    """Return a value of a state as ``_Entry.of`` reads it.
+
+    ConfigError for what is neither tensor nor number.
 
     A shape like the parameter's is left out: then all lines are alike, and pack well. Scalars of
     parameters on the host lie there as well, but need not where others hold the parameter.

@@ -1,4 +1,4 @@
-"""SparseLoCo: one element of 64 in two bits, with error feedback (arXiv 2508.15706)."""
+"""Train by SparseLoCo: one element of 64 in two bits, with error feedback (arXiv 2508.15706)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ __all__ = ["SparseLoCo"]
 
 
 class SparseLoCo(Blocking):
-    """Rounds of ``sync_every`` local steps; then each peer r sends little of its pseudo-gradient,
-    and keeps what it has left out::
+    """Train in rounds that send little of each pseudo-gradient, and keep the rest for later.
+
+    After ``sync_every`` local steps each peer r sends little of its pseudo-gradient, and keeps what
+    it has left out::
 
         a = decay e_r + (θ - θ_r)    q_r = codec(a)    e_r = a - q_r    θ = θ - outer_lr AGG(q)
 
     ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    and ``replay`` do. There is no outer momentum:
-    error feedback takes its place. ``aggregate``: "senders" averages each element over the peers
-    that sent it, as the authors' code does; "all" over all peers, as the paper says. Peers seldom
-    send the same elements, so with R peers a step of "all" is up to R times smaller, and
-    ``outer_lr`` 1 belongs to "senders". The authors' code applies its rate twice, in e and in the
-    step: its 0.8 is 0.64 here.
+    and ``replay`` do. There is no outer momentum: error feedback takes its place. ``aggregate``:
+    "senders" averages each element over the peers that sent it, as the authors' code does; "all"
+    over all peers, as the paper says. Peers seldom send the same elements, so with R peers a step
+    of "all" is up to R times smaller, and ``outer_lr`` 1 belongs to "senders". The authors' code
+    applies its rate twice, in e and in the step: its 0.8 is 0.64 here.
 
     "topk" keeps the 64 largest of 4096 *consecutive* elements of all parameters end to end, in the
     order of their names, not of tiles of 64 x 64; its four values are of one chunk (262,144

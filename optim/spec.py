@@ -1,4 +1,4 @@
-"""What all peers of a run must agree on, and the one blob that carries it with the manifest.
+"""Hold what all peers of a run must agree on, and the blob that carries it with the manifest.
 
 The blob goes into the run's first log entry and is handed to every joiner and trainer as it is.
 It is zlib over UTF-8 text: the specification as one line of JSON, then the manifest's lines.
@@ -58,15 +58,15 @@ __all__ = [
     "shard_chunks_max",
 ]
 
-# COLLECTIVES: of a run that its trainers use for collectives alone; nothing is ever stepped.
+# The method of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
-# Daemons step the parameters of these, and only carry what trainers exchange of those.
+# Methods whose parameters daemons step, and those for which they only carry what trainers exchange.
 STEPPED = ("diloco", "local_sgd", "streaming_diloco", "co2", "sparse_loco", "async_diloco")
 CARRIED = ("gradient_average", "demo", "zeroth_order", "population", "noloco", COLLECTIVES)
 METHODS = STEPPED + CARRIED
-# Rounds of these are of whoever has submitted: nobody waits for those who are still computing.
+# Methods whose rounds are of whoever has submitted: nobody waits for those still computing.
 ASYNCHRONOUS = ("async_diloco",)
-# Of these a round's local steps can be taken again by others (optim/replay/).
+# Methods of which a round's local steps can be taken again by others (optim/replay/).
 REPLAYED = ("diloco", "local_sgd")
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
@@ -74,7 +74,7 @@ OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
 MEAN = "mean"
 AGGREGATES = (MEAN, *RULES)
 SUBMITS = ("parameters", "deltas")
-# What a trainer does where frozen parameters are other ones than the run's; the last: not look.
+# What a trainer does where its frozen parameters differ from the run's; the last does not look.
 FROZEN = ("refuse", "warn", "ignore")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
@@ -86,22 +86,25 @@ ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
 MIN_TRAINERS_MAX = 1024  # a view has no more members
 PROBATION_MAX = 1000  # a week of rounds of ten minutes: nobody computes longer for nothing
-VALIDATORS_MAX = 32  # of a round; half of the most that an audited round has
+VALIDATORS_MAX = 32  # for a round; half of the most that an audited round has
 SPEC_BYTES_MAX = 4096  # the JSON line; today's has about 190
 # What participants say of each chunk has to fit a message: 5.6 billion parameters in a fragment.
 AUDITED_CHUNKS_MAX = 21_500
 SAID_BYTES_MAX = 36 * AUDITED_CHUNKS_MAX  # eight projections and a distance of each
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
-LENGTH_BYTES = 4  # of each object of an all-gather, where they travel together as a blob
-# Without error feedback what a codec loses is lost, and always of a mean that is encoded again:
-# relative squared error, of Gaussian values. Of 4-bit codecs it is 1 to 4 %.
+LENGTH_BYTES = 4  # before each object of an all-gather, where they travel together as a blob
+# The largest relative squared error of a codec, for Gaussian values, where what it loses is lost:
+# without error feedback, and always where a mean is encoded again. 4-bit codecs have 1 to 4 %.
 CODEC_ERROR_MAX = 0.1
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """The method of a run and its numbers. ConfigError names the field that is out of range."""
+    """Describe the method of a run and its numbers.
+
+    ConfigError names the field that is out of range.
+    """
 
     method: str = "diloco"
     sync_every: int
@@ -123,11 +126,11 @@ class RunSpec:
     audit: bool = False  # whether what owners of shards make of the parts is verified, and by all
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
     check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
-    buffers: str = ""  # of the model, which trainers share beside rounds (optim/shared_buffers.py)
+    buffers: str = ""  # those of the model that trainers share beside rounds (shared_buffers.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
     group: int = 1  # ... and of how many
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
-    validators: int = 0  # of each audited round: peers that take local steps of others again ...
+    validators: int = 0  # peers in each audited round that take local steps of others again ...
     segment_steps: int = 0  # ... so many of them
     # Trainers that have to be there for a round to begin. The run's first value: its members may
     # agree on another one (peer/group/views.py, Rules).
@@ -217,7 +220,7 @@ class RunSpec:
             raise ConfigError(what, fix="use int8, or int4 where bytes count for more")
 
     def _check_audit(self) -> None:
-        """ConfigError where a result cannot be verified."""
+        """Raise ConfigError where a result cannot be verified."""
         averages = self.method in STEPPED and not self.is_asynchronous
         wanted = "False: only averages and robust rules of all peers can be audited"
         self._check(averages and self.aggregate not in RULES, "audit", wanted)
@@ -238,8 +241,11 @@ class RunSpec:
             raise ConfigError(f"{name} is {value}", fix=f"{name} must be {wanted}")
 
     def result_codec(self, weights: Sequence[float]) -> Decoder:
-        """How the result of a round is encoded; ``weights`` are those of its participants, in the
-        order of peer ids. Parts are encoded with the ``part_codec`` of it."""
+        """Return the codec in which the result of a round is encoded.
+
+        ``weights`` are those of its participants, in the order of peer ids. Parts are encoded with
+        the ``part_codec`` of it.
+        """
         codec = get_codec(self.codec)
         if self.aggregate not in RULES:
             return codec
@@ -247,8 +253,10 @@ class RunSpec:
 
     @property
     def rule(self) -> RobustRule | None:
-        """What takes the place of the mean; None where parts are averaged, or gathered. ConfigError
-        if it is neither of these."""
+        """Return what takes the place of the mean; None where parts are averaged, or gathered.
+
+        ConfigError if it is neither of these.
+        """
         if self.aggregate in AGGREGATES:
             return None
         try:
@@ -259,29 +267,37 @@ class RunSpec:
 
     @property
     def least_peers(self) -> int:
-        """How many have to count in a round: what its robust rule needs."""
+        """Return how many have to count in a round: what its robust rule needs."""
         return self.rule.least if self.rule is not None else 1
 
     @property
     def is_averaged(self) -> bool:
-        """Whether a round is of all peers, and daemons make their new parameters of it."""
+        """Return whether a round is of all peers, and daemons make new parameters of it."""
         return self.method in STEPPED and not self.is_asynchronous
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a round is of those who have submitted, whoever else is still computing. What
-        they submit holds against any parameters of the run, so none of it comes too late."""
+        """Return whether a round is of those who have submitted, while others still compute.
+
+        What they submit holds against any parameters of the run, so none of it comes too late.
+        """
         return self.method in ASYNCHRONOUS
 
     @property
     def needs_butterfly(self) -> bool:
-        """Whether every part has to come to a chunk's owner as it was encoded: it gets a slot, a
-        rule compares it, or what it has left out is kept. Else some are added up on their way."""
+        """Return whether every part has to come to a chunk's owner as it was encoded.
+
+        It has to where it gets a slot, a rule compares it, or what it has left out is kept.
+        Otherwise some are added up on their way.
+        """
         return self.aggregate != MEAN or self.error_feedback > 0 or self.audit
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether nothing of a broken attempt is kept: nobody is believed to have made it well."""
+        """Return whether nothing of a broken attempt is kept.
+
+        Then nobody is believed to have made it well.
+        """
         return self.audit or (self.rule is not None and not self.rule.is_mean)
 
     def to_wire(self) -> dict[str, str | int | float]:
@@ -289,10 +305,10 @@ class RunSpec:
 
     @classmethod
     def from_wire(cls, values: object) -> RunSpec:
-        """Inverse of ``to_wire``. Raises RemoteProtocolError.
+        """Read what ``to_wire`` gave; RemoteProtocolError for anything else.
 
-        A field that this version does not know is refused, not ignored: a peer that did not act
-        on it would train something else than the others.
+        A field that this version does not know is refused, not ignored: a peer that did not act on
+        it would train something else than the others.
         """
         known = {field.name for field in fields(cls)}
         if not isinstance(values, dict) or not values.keys() <= known:
@@ -306,7 +322,7 @@ class RunSpec:
             raise RemoteProtocolError(f"malformed run specification: {error}") from error
 
     def differences(self, run: RunSpec) -> list[str]:
-        """One line for each field in which this (your) specification differs from the run's."""
+        """Return a line for each field in which this (your) specification and the run's differ."""
         mine, theirs = self.to_wire(), run.to_wire()
         return [f"{k}: yours {mine[k]}, run {theirs[k]}" for k in mine if mine[k] != theirs[k]]
 
@@ -316,7 +332,7 @@ def _names(values: object) -> list[str]:
 
 
 def blob(spec: RunSpec, manifest: Manifest) -> bytes:
-    """Specification and manifest for the wire.
+    """Pack specification and manifest for the wire.
 
     ConfigError if the model has too many names, fewer chunks than the run has fragments, or more
     than can be audited.
@@ -332,7 +348,10 @@ def blob(spec: RunSpec, manifest: Manifest) -> bytes:
 
 
 def parse_blob(packed: bytes) -> tuple[RunSpec, Manifest]:
-    """Inverse of ``blob``, for bytes from anyone: bounded memory, RemoteProtocolError only."""
+    """Unpack what ``blob`` gave, for bytes from anyone.
+
+    Its memory is bounded, and it raises RemoteProtocolError only.
+    """
     if len(packed) > BLOB_BYTES_MAX:
         raise RemoteProtocolError(f"run blob of {len(packed)} bytes; limit {BLOB_BYTES_MAX}")
     unpacker = zlib.decompressobj()
@@ -364,20 +383,23 @@ def _check_chunks(spec: RunSpec, manifest: Manifest) -> None:
 
 
 def shard_chunks_max(rule: RobustRule | None, count: int) -> int:
-    """How many chunks one peer can own in an audited round in which so many count: of each it says
-    a digest, and n (n + 1) / 2 inner products where the rule needs them, beside its matrix."""
+    """Return how many chunks one peer can own in an audited round in which so many count.
+
+    Of each chunk it says a digest, and n (n + 1) / 2 inner products where the rule needs them,
+    beside its matrix.
+    """
     if rule is None or not rule.needs_gram:
         return AUDITED_CHUNKS_MAX
     return (SAID_BYTES_MAX - 4 * count**2) // (32 + 4 * count * (count + 1))
 
 
 def fragment_ranges(spec: RunSpec, manifest: Manifest) -> list[tuple[int, int]]:
-    """The chunks [first, end) of each fragment. ConfigError if there are not so many fragments."""
+    """Return the chunks [first, end) of each fragment; ConfigError if there are not so many."""
     return [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
 
 
 def rule_key(lineage: bytes, round_number: int) -> int:
-    """Of what a robust rule draws at random in a round: the same for all its peers."""
+    """Return the key of what a robust rule draws in a round: the same for all its peers."""
     return derive_key(b"atoll robust rule", lineage, round_number)
 
 
@@ -409,7 +431,7 @@ def check_same(
 
 
 def check_collectives(spec: RunSpec) -> None:
-    """ConfigError for a run in which sessions have no collectives of their own."""
+    """Raise ConfigError for a run in which sessions have no collectives of their own."""
     if spec.fragments > 1 or spec.rounds_in_flight > 1:
         raise ConfigError(
             f"this run has {spec.fragments} fragments, of which"

@@ -1,4 +1,4 @@
-"""The buffers of a model where trainers exchange something at every step anyway."""
+"""Share the buffers of a model where trainers exchange something at every step anyway."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ INTEGERS_MAX = 4096  # 32 KiB of what a trainer gathers at a step; BatchNorm has
 
 
 class StepBuffers:
-    """Now and then they become the mean of all trainers' float ones, and the maximum of integers;
-    of more than INTEGERS_MAX integers each trainer keeps its own."""
+    """Bring the buffers of all trainers together now and then.
+
+    Float ones become the mean of all trainers', integers their maximum; of more than INTEGERS_MAX
+    integers each trainer keeps its own.
+    """
 
     def __init__(self, buffers: ModelBuffers) -> None:
         self._buffers = buffers
@@ -27,14 +30,17 @@ class StepBuffers:
         self._shares_integers = 0 < count <= INTEGERS_MAX
 
     def integers(self) -> bytes:
-        """To be gathered."""
+        """Return the integers as bytes to be gathered; none if they are not shared."""
         if not self._shares_integers:
             return b""
         return join(self._buffers.vector()[self._whole_at :]).astype("<i8").tobytes()
 
     def share(self, total: Callable[[F32, bool], Exchanged], gathered: Sequence[bytes]) -> None:
-        """``total``: a sum over all trainers, of those whose flag is true. ``gathered``: what
-        ``integers`` has given at each of them; what has another length is of a newcomer."""
+        """Replace the buffers by the mean of all trainers' float ones, and the maximum of integers.
+
+        ``total``: a sum over all trainers, of those whose flag is true. ``gathered``: what
+        ``integers`` has given at each of them; what has another length is of a newcomer.
+        """
         mine = self._buffers.vector()
         floats = mine[1 : self._whole_at]
         is_finite = bool(np.isfinite(floats).all())

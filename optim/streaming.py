@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: fragments of the model take turns, and nobody waits (arXiv 2501.18512).
+"""Train by Streaming DiLoCo: fragments take turns, and nobody waits (arXiv 2501.18512).
 
 Of P fragments, p is sent at the steps t with ``t mod H = floor((p + 1) H / P) mod H``; its round
 travels while training goes on, and ``delay`` steps later its result is merged into the model::
@@ -42,11 +42,11 @@ from atoll.peer.session import Outcome
 __all__ = ["StreamingDiLoCo"]
 
 DELAY_MAX = 10  # steps: up to there the paper finds less than 0.2 % of loss
-WAIT_SHARE_MAX = 0.01  # of the time between two merges; a delay that is found may be a step longer
+WAIT_SHARE_MAX = 0.01  # of the time between merges; a delay that is found may be a step longer
 
 
 class StreamingDiLoCo(Method):
-    """Rounds of fragments under way while training goes on.
+    """Train while rounds of fragments of the model are under way.
 
     ``Method`` says what the arguments and calls of all methods mean.
 
@@ -120,19 +120,22 @@ class StreamingDiLoCo(Method):
         self._local, self._delay, self._finds_delay = local, delay or 0, delay is None
         self._sent_at = [(p + 1) * sync_every // count for p in range(count)]
         self._merge_at: dict[int, int] = {}  # fragment -> at which of our steps
-        self._under_way: set[int] = set()  # of eager updates, which are not merged apart
+        self._under_way: set[int] = set()  # fragments of eager updates, which are not merged apart
         self._merged_s = time.monotonic()
         self._turn = 0  # steps since what was sent first was sent
         self._eager = EagerUpdates(spec, vector.manifest) if eager else None
         self._local_vector: F32 = np.zeros(vector.manifest.elements if eager else 0, np.float32)
         self._run_vector: F32 = np.zeros_like(self._local_vector)
-        self._share = 0.0  # in the mean of a round
+        self._share = 0.0  # this trainer's, in the mean of a round
         super().__init__(vector, inner, peer, spec, buffers, frozen)
         self._begin()
 
     @property
     def trainer_bytes(self) -> float:
-        """Of eager updates: four vectors, the model's and the run's; and four of a fragment."""
+        """Return the bytes of host memory for each parameter; 0 without eager updates.
+
+        They take four vectors, the model's and the run's; and four of a fragment.
+        """
         return 24.0 + 16.0 / self.spec.fragments if self._eager is not None else 0.0
 
     def _step_done(self) -> None:
@@ -189,7 +192,10 @@ class StreamingDiLoCo(Method):
             flat[self._eager.part(fragment)] = self._delta
 
     def _merge(self, fragment: int) -> bool:
-        """Whether the trainer goes on where it was; else it has begun anew."""
+        """Merge the result of a fragment's round.
+
+        Return whether the trainer goes on where it was; else it has begun anew.
+        """
         del self._merge_at[fragment]
         outcome = self._outcome(fragment)
         if outcome.kind == "reload":
@@ -217,7 +223,10 @@ class StreamingDiLoCo(Method):
         self._begin()
 
     def _begin(self) -> None:
-        """From the run's parameters, right after what was sent before what the run wants next."""
+        """Begin from the run's parameters.
+
+        The turn is right after the fragment before the one that the run wants next.
+        """
         self._merge_at.clear()
         self._under_way.clear()
         if self._eager is not None:
@@ -230,8 +239,10 @@ class StreamingDiLoCo(Method):
         self._stand_after(self._clock.steps)
 
     def _stand_after(self, step: int) -> None:
-        """The run is at its next step that has this turn: rounds that are under way are not counted
-        yet."""
+        """Stand at the run's next step, from this one on, that has this turn.
+
+        Rounds that are under way are not counted yet.
+        """
         step = max(step, self._clock.steps)
         self._stand_at(step + (self._turn - step) % self.spec.sync_every)
 

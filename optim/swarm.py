@@ -1,4 +1,4 @@
-"""Many workers of a run in one process, without daemons and without a network.
+"""Run many workers of a run in one process, without daemons and without a network.
 
     swarm = Swarm(8)
     losses = swarm.run(train)     # train(session) is the loop that would run on one machine
@@ -44,7 +44,9 @@ T = TypeVar("T")
 
 
 class Swarm:
-    """``workers`` of one run; ``sessions`` are theirs, in the order in which their parts are added.
+    """Run the workers of one run in one process.
+
+    ``sessions`` are those of the ``workers``, in the order in which their parts are added.
     ``speeds``: of each, in local steps per second; one, if nothing is said.
 
     ``encoded_bytes``: what all of them together would have sent so far, encoded, without headers:
@@ -64,13 +66,15 @@ class Swarm:
         self.vectors = SwarmVectors([f"worker-{number}" for number in range(workers)])
         self.sessions = [SwarmSession(self, n, speed) for n, speed in enumerate(speeds)]
         self.encoded_bytes = 0
-        self.round = 0  # of the run
+        self.round = 0  # the run's
         self.turns = Turns(workers, self._meet)
         self._state: SwarmState | None = None
 
     def run(self, train: Callable[[SwarmSession], T]) -> list[T]:
-        """What ``train`` returns, of each worker. The first exception in any of them ends all, and
-        is raised here."""
+        """Return what ``train`` returns, for each worker.
+
+        The first exception in any of them ends all, and is raised here.
+        """
         self.vectors.begin()
         return self.turns.run([partial(self._train, train, session) for session in self.sessions])
 
@@ -82,7 +86,10 @@ class Swarm:
 
     @property
     def state(self) -> SwarmState:
-        """The run's, after its last round. SessionError before the first worker has attached."""
+        """Return the run's state after its last round.
+
+        SessionError before the first worker has attached.
+        """
         if self._state is None:
             raise SessionError("no worker has attached yet", fix="call run() first")
         return self._state
@@ -109,17 +116,23 @@ class Swarm:
     def new_state(
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]
     ) -> SwarmState:
-        """The run's, when the first worker attaches. A test bench has one whose workers lie."""
+        """Return the run's state, made when the first worker attaches.
+
+        A test bench has one whose workers lie.
+        """
         return SwarmState(spec, manifest, initial)
 
     def check_collectives(self) -> None:
-        """ConfigError if the run has none."""
+        """Raise ConfigError if the run has no collectives."""
         if self._state is not None:
             check_collectives(self._state.spec)
 
     def _meet(self) -> None:
-        """Of all that wait. Those whose loops have ended are no part of it any more. Who looks for
-        vectors comes first; the others go on waiting, because those may yet join them."""
+        """Answer the calls of workers that wait.
+
+        Those whose loops have ended are no part of it any more. Those that look for vectors come
+        first; the others go on waiting, because those may yet join them.
+        """
         waiting = [s for s in self.sessions if s.call is not None]
         looking = [s for s in waiting if isinstance(s.call, Look)]
         meeting = looking or self._arrived(waiting)
@@ -132,8 +145,11 @@ class Swarm:
                 session.call, session.answer, session.present = None, given, names
 
     def _arrived(self, waiting: list[SwarmSession]) -> list[SwarmSession]:
-        """Whose round is next. Who has been answered comes again at a later time than this, so
-        nobody else can come before those who wait."""
+        """Return the workers whose round is next.
+
+        One that has been answered comes again at a later time than this, so nobody else can come
+        before those that wait.
+        """
         if self._state is None or not self._state.spec.is_asynchronous:
             return waiting
         first_s = min(session.clock() for session in waiting)
@@ -141,7 +157,7 @@ class Swarm:
 
 
 class SwarmSession(SwarmGossip):
-    """What ``atoll.peer.session.Session`` offers to training loops; it says what each does."""
+    """Offer training loops what ``atoll.peer.session.Session`` does, which explains each call."""
 
     run = "swarm"
     epoch = 0  # nothing is ever undone
@@ -208,8 +224,11 @@ class SwarmSession(SwarmGossip):
         return self.round
 
     def clock(self) -> float:
-        """Seconds that this worker has trained, at its speed: each ``check()`` and ``submit()`` is
-        the end of a local step, as it is in the methods that wait for rounds."""
+        """Return the seconds that this worker has trained, at its speed.
+
+        Each ``check()`` and ``submit()`` is the end of a local step, as it is in the methods that
+        wait for rounds.
+        """
         return self._local_steps / self.speed
 
     def barrier(self) -> tuple[str, ...]:
@@ -228,19 +247,19 @@ class SwarmSession(SwarmGossip):
         return Reduced(vector.read(reduced), self.present, self.round)
 
     def check(self) -> None:
-        """There is no daemon that could die."""
+        """Count a local step; there is no daemon that could die."""
         self._local_steps += 1
 
     def report(self, **metrics: float) -> None:
         self.reported = {name: float(value) for name, value in metrics.items()}
 
     def observe(self, **figures: Any) -> None:
-        """The last of them are kept."""
+        """Keep the last of these figures."""
         plain = {n: v.detach() if hasattr(v, "detach") else v for n, v in figures.items()}
         self.reported |= {name: float(value) for name, value in plain.items()}
 
     def close(self) -> None:
-        """Its part of the next rounds is over when its loop has ended."""
+        """Do nothing: its part of the next rounds is over when its loop has ended."""
 
     def _operate(self, call: Gather | Reduce) -> Any:
         self._swarm.check_collectives()

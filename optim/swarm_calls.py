@@ -1,4 +1,4 @@
-"""What the workers of a swarm wait for together, and the arithmetic of it: that of daemons."""
+"""Answer what the workers of a swarm wait for together, with the arithmetic of daemons."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ __all__ = ["Call", "Gather", "Reduce", "Step", "answer"]
 
 
 class Call(ABC):
-    """What one worker waits for. ``alike``: what must be equal in the calls of all."""
+    """Describe what one worker waits for.
+
+    ``alike``: what must be equal in the calls of all.
+    """
 
     alike: str
 
     @abstractmethod
     def answers(self, calls: Sequence[Any]) -> tuple[list[Any], int]:
-        """Of ``calls``, this one among them, which are alike: what each worker gets, and how many
-        bytes all of them together would have sent, without headers."""
+        """Answer ``calls``, this one among them, which are alike.
+
+        Return what each worker gets, and how many bytes all of them together would have sent,
+        without headers.
+        """
 
 
 @dataclass
 class Step(Call):
-    """A round of the optimizer, on ``state``, which ``replicas`` peers hold."""
+    """Carry out a round of the optimizer, on ``state``, which ``replicas`` peers hold."""
 
     state: SwarmState
     submitted: Submitted
@@ -45,7 +51,10 @@ class Step(Call):
         return f"a round of fragment {self.fragment}"
 
     def answers(self, calls: Sequence[Step]) -> tuple[list[tuple[float, list[int]]], int]:
-        """Each worker's share in the mean, and the workers whose parts are in it."""
+        """Return each worker's share in the mean, and the workers whose parts are in it.
+
+        The bytes that were sent come with them, as ``Call.answers`` says.
+        """
         weights = [call.submitted.weight for call in calls]
         part, result = self.state.commit([call.submitted for call in calls], self.fragment)
         sent_bytes = _butterfly_bytes(calls, part, result)
@@ -57,7 +66,7 @@ class Step(Call):
 
 @dataclass
 class Gather(Call):
-    """Bytes of all workers; or a barrier, where they are empty."""
+    """Gather the bytes of all workers; it is a barrier where they are empty."""
 
     data: bytes
     alike: str
@@ -76,7 +85,7 @@ class Gather(Call):
 
 @dataclass
 class Reduce(Call):
-    """A fold of vectors, as daemons do it for ``session.all_reduce``."""
+    """Fold vectors, as daemons do it for ``session.all_reduce``."""
 
     flat: F32
     op: str
@@ -103,7 +112,7 @@ class Reduce(Call):
 
 
 def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
-    """``Call.answers``, once all are seen to be alike. CollectiveMismatchError."""
+    """Return ``Call.answers``, once all are seen to be alike; else CollectiveMismatchError."""
     kinds = sorted({call.alike for call in calls})
     if len(kinds) > 1:
         raise CollectiveMismatchError(
@@ -114,6 +123,9 @@ def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
 
 
 def _butterfly_bytes(calls: Sequence[Call], part_bytes: int, result_bytes: int) -> int:
-    """Each part but one's own goes to its owner, each result to all others. Per peer that makes
-    ``(n-1)/n * (part_bytes + result_bytes)``; a gathered result has n parts in it."""
+    """Return the bytes that all peers together send in a butterfly.
+
+    Each part but one's own goes to its owner, each result to all others. Per peer that makes
+    ``(n-1)/n * (part_bytes + result_bytes)``; a gathered result has n parts in it.
+    """
     return (len(calls) - 1) * (part_bytes + result_bytes)

@@ -1,4 +1,4 @@
-"""The state of a run in one process, as each daemon holds it, and the step of a round on it."""
+"""Hold the state of a run in one process, as each daemon holds it, and step it by rounds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Source = Callable[[int, F32], None]
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A worker's parameters, whole, and their weight in the mean."""
+    """Hold a worker's parameters, whole, and their weight in the mean."""
 
     worker: int
     values: F32
@@ -35,8 +35,10 @@ class Submitted:
 
 
 class SwarmState:
-    """The parameters and momentum of a run, float32[elements] each. ``initial`` writes the first
-    parameters."""
+    """Hold the parameters and momentum of a run, float32[elements] each.
+
+    ``initial`` writes the first parameters.
+    """
 
     def __init__(self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None]) -> None:
         self.spec, self.manifest = spec, manifest
@@ -50,8 +52,10 @@ class SwarmState:
         initial(self.theta)
 
     def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
-        """A round of what was submitted, of which the fragment's part counts; how many bytes one
-        peer's encoded part of it has, and how many its result."""
+        """Carry out a round of what was submitted, of which the fragment's part counts.
+
+        Return how many bytes one peer's encoded part of it has, and how many its result.
+        """
         self.round += 1
         first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
         grid = fragment_grid(self.grid, first, end)
@@ -78,8 +82,11 @@ class SwarmState:
     def _reduced(
         self, submitted: Sequence[Submitted], grid: ChunkGrid, sources: Sequence[Source]
     ) -> tuple[RoundResult, list[float]]:
-        """With the weights that count: with a robust rule, as among peers, nobody whose part cannot
-        be used. ConfigError if too few are left."""
+        """Return the result of a round, and the weights that count.
+
+        With a robust rule, as among peers, nobody counts whose part cannot be used. ConfigError if
+        too few are left.
+        """
         weights = [one.weight for one in submitted]
         key = rule_key(b"swarm", self.round)
         while True:
@@ -92,7 +99,7 @@ class SwarmState:
                 self.excluded.append((self.round, submitted[error.participant].worker, error.why))
 
     def _source(self, one: Submitted, grid: ChunkGrid, fragment: int) -> Source:
-        """As a daemon computes its part (peer/rounds/residual.py)."""
+        """Return a worker's part, as a daemon computes it (peer/rounds/residual.py)."""
         delta = delta_source(self.spec, self.manifest, self.theta, one.values, fragment)
         if not self.spec.error_feedback:
             return delta

@@ -1,7 +1,8 @@
-"""Vectors that workers of a swarm hand to each other, with the arithmetic of daemons.
+"""Hand vectors of workers of a swarm to each other, with the arithmetic of daemons.
 
-Who waits for a vector waits in the meetings of all, and stays there while others still get further.
-When nobody does, it is told that the vector comes too late: so time goes by in a swarm.
+A worker that waits for a vector waits in the meetings of all, and stays there while others still
+get further. When nobody does, it is told that the vector comes too late: so time goes by in a
+swarm.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ Who = tuple[str, str]  # a worker, and a name
 
 
 class SwarmVectors:
-    """What all of them have published, as codecs have left it. ``names``: of all workers;
-    ``working``: those whose loops have not ended."""
+    """Keep what all workers have published, as codecs have left it.
+
+    ``names``: of all workers; ``working``: those whose loops have not ended.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -39,11 +42,11 @@ class SwarmVectors:
         self._encoded_bytes: dict[Who, int] = {}
 
     def ended(self, name: str) -> None:
-        """The loop of this worker."""
+        """Note that the loop of this worker has ended."""
         self.working.discard(name)
 
     def publish(self, who: Who, number: int, values: F32, codec_name: str) -> None:
-        """Float32[n], which then is what others get. CodecError."""
+        """Publish float32[n], which then is what others get; CodecError if it is not encodable."""
         codec, grid = get_codec(codec_name), grid_for(values.size)
         nbytes = 0
         for chunk in range(grid.count):
@@ -64,13 +67,16 @@ class SwarmVectors:
         return self._kept.get(who, {}).get(number)
 
     def encoded_bytes(self, who: Who) -> int:
-        """Of each vector."""
+        """Return how many bytes each vector of this worker and name has, encoded."""
         return self._encoded_bytes.get(who, 0)
 
 
 class Seen(NamedTuple):
-    """here, with ``values`` unless only the newest number was asked for; late: it has not come;
-    gone: it cannot come any more."""
+    """Hold what a look at a vector has found: its state, the newest number and perhaps its values.
+
+    ``state``: here, with ``values`` unless only the newest number was asked for; late: it has not
+    come; gone: it cannot come any more.
+    """
 
     state: str
     newest: int
@@ -79,8 +85,11 @@ class Seen(NamedTuple):
 
 @dataclass
 class Look(Call):
-    """At what a worker has published. ``number`` 0: only which is the newest. ``is_new``: who looks
-    has none of this name, so this is what it begins with, which is no traffic of the training."""
+    """Look at what a worker has published.
+
+    ``number`` 0: only which is the newest. ``is_new``: the worker that looks has none of this name,
+    so this is what it begins with, which is no traffic of the training.
+    """
 
     vectors: SwarmVectors
     who: Who
@@ -89,7 +98,10 @@ class Look(Call):
     alike = "for vectors"
 
     def answers(self, calls: Sequence[Look]) -> tuple[list[Seen | None], int]:
-        """None: it may still come. As long as it does for one of them."""
+        """Return what each call sees, or None while it may still come; and the bytes sent.
+
+        When it may still come for all of them, all are told that it comes too late.
+        """
         seen = [call.seen() for call in calls]
         if not any(seen):
             late = [Seen("late", call.vectors.newest(call.who)) for call in calls]
@@ -107,13 +119,13 @@ class Look(Call):
 
 
 class SwarmGossip(ABC):
-    """The part of a swarm's session that ``atoll.peer.session_gossip`` is of a daemon's."""
+    """Offer the part of a session that ``atoll.peer.session_gossip`` has for a daemon's."""
 
     peer_name: str
     vectors: SwarmVectors
 
     def members(self) -> Members:
-        """All workers: those whose loops have ended too, like peers whose trainers have."""
+        """Return all workers: those whose loops have ended too, like peers whose trainers have."""
         return Members(1, self.vectors.names)
 
     def publish(self, name: str, number: int, values: F32, codec: str = "float32") -> None:
@@ -137,11 +149,11 @@ class SwarmGossip(ABC):
 
     @abstractmethod
     def _meet(self, call: Call) -> Any:
-        """The call's answer, in a meeting of all workers that have not ended."""
+        """Return the call's answer, in a meeting of all workers that have not ended."""
 
 
 class SwarmAsked:
-    """``atoll.peer.session.AskedVector`` says what each of these does."""
+    """Wait for a vector; ``atoll.peer.session.AskedVector`` says what each call does."""
 
     def __init__(self, session: SwarmGossip, peer: str, name: str, number: int) -> None:
         self._session, self._place = session, (peer, name, number)

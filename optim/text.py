@@ -1,6 +1,6 @@
-"""Real text to train on: a folder of UTF-8 files as two byte arrays, the same on every peer.
+"""Read text to train on: a folder of UTF-8 files as two byte arrays, the same on every peer.
 
-By default the Python standard library's own source, which every machine that runs this has.
+By default it is the Python standard library's own source, which every machine that runs this has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_LIBRARY = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """Bytes of the training files and of the held-out files, end to end (uint8)."""
+    """Hold the bytes of training files and of held-out files, each end to end (uint8)."""
 
     train: NDArray[np.uint8]
     heldout: NDArray[np.uint8]
@@ -70,7 +70,7 @@ def load_text(folder: Path | None = None, log: Callable[[str], None] = print) ->
 
 
 def _names(root: Path, suffix: str, skipped: Set[str]) -> list[str]:
-    """Paths of visible regular files below ``root``, with ``/`` between parts, in sorted order."""
+    """Return sorted paths of visible regular files below ``root``, with ``/`` between parts."""
     found = []
     for parent, folders, files in os.walk(root):
         folders[:] = [f for f in folders if f not in skipped and not f.startswith(".")]
@@ -83,7 +83,7 @@ def _names(root: Path, suffix: str, skipped: Set[str]) -> list[str]:
 
 
 def _read(path: Path, limit: int, log: Callable[[str], None]) -> bytes:
-    """At most ``limit`` bytes of a text file, or nothing (and a line) if it is not text."""
+    """Return at most ``limit`` bytes of a text file, or nothing (and log why) if it is no text."""
     try:
         with path.open("rb") as file:
             data = file.read(limit)

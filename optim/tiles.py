@@ -1,4 +1,4 @@
-"""Tensors as tiles, and the few coefficients of each tile that are sent, as bytes.
+"""Cut tensors into tiles, and pack the few coefficients of each tile that are sent as bytes.
 
 A tensor of two dimensions is cut into tiles of h x w, where h and w are the largest divisors of its
 dimensions up to ``tile`` (64); one of more dimensions is a matrix of its first dimension and the
@@ -45,8 +45,11 @@ VALUES = {"bfloat16": 16, "float32": 32, "sign": 1}  # how coefficients travel: 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a tensor is a matrix of ``rows`` x ``columns``, in tiles of ``height`` x ``width``, of
-    which ``topk`` coefficients each are sent."""
+    """Describe how a tensor is a matrix that is cut into tiles.
+
+    The matrix has ``rows`` x ``columns``, its tiles ``height`` x ``width``, of which ``topk``
+    coefficients each are sent.
+    """
 
     rows: int
     columns: int
@@ -56,7 +59,10 @@ class Tiling:
 
     @classmethod
     def of(cls, shape: Sequence[int], tile: int, topk: int) -> Tiling:
-        """ConfigError for a tile that is not 1 to 64, or less than one coefficient."""
+        """Return the tiling of a tensor of this shape.
+
+        ConfigError for a tile that is not 1 to 64, or less than one coefficient.
+        """
         if not 0 < tile <= TILE_MAX:
             raise ConfigError(f"tile is {tile}", fix=f"a tile has 1 to {TILE_MAX} rows and columns")
         if topk < 1:
@@ -68,12 +74,12 @@ class Tiling:
 
     @property
     def elements(self) -> int:
-        """Of one tile."""
+        """Return the number of elements of one tile."""
         return self.height * self.width
 
     @property
     def count(self) -> int:
-        """Of tiles."""
+        """Return the number of tiles."""
         return self.rows * self.columns // self.elements
 
     @property
@@ -83,24 +89,30 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Coefficients of a tensor that are not zero: places in its tiles end to end, ascending
-    int64[n], and values, float32[n]."""
+    """Hold the coefficients of a tensor that are not zero.
+
+    They are places in its tiles end to end, ascending int64[n], and values, float32[n].
+    """
 
     places: I64
     values: F32
 
 
 def part_bytes(tiling: Tiling, values: str, present: int | None = None) -> int:
-    """The bytes of a tensor's part; at most so many, where not all tiles are present."""
+    """Return the bytes of a tensor's part.
+
+    ``present``: the number of tiles that are present; by default all, so that no part has more
+    bytes.
+    """
     kept = (tiling.count if present is None else present) * tiling.topk
     bits = (tiling.count, kept * tiling.place_bits, kept * VALUES[values])
     return sum(-(-n // 8) for n in bits)
 
 
 def pack_part(tiling: Tiling, places: I64, coefficients: F32, values: str) -> bytes:
-    """Of int64[T, k], ascending in each tile, and float32[T, k].
+    """Pack a part of a message, from places int64[T, k] and coefficients float32[T, k].
 
-    As bfloat16 the lower half of each coefficient must be zero already.
+    Places ascend in each tile. As bfloat16 the lower half of each coefficient must be zero already.
     """
     present = (coefficients != 0).any(1)
     places, coefficients = places[present], coefficients[present]
@@ -117,7 +129,10 @@ def pack_part(tiling: Tiling, places: I64, coefficients: F32, values: str) -> by
 
 
 def unpack_part(tiling: Tiling, data: bytes, begin: int, values: str) -> tuple[Chosen, int]:
-    """The part that begins there, and where it ends. CodecError for anything that is none."""
+    """Unpack the part that begins at ``begin``; return it and where it ends.
+
+    CodecError for anything that is none.
+    """
     head = part_bytes(tiling, values, 0)
     tiles = np.flatnonzero(_unpack(data, begin, 1, tiling.count))
     end = begin + part_bytes(tiling, values, tiles.size)
@@ -137,12 +152,15 @@ def unpack_part(tiling: Tiling, data: bytes, begin: int, values: str) -> tuple[C
 
 
 def _divisor(n: int, most: int) -> int:
-    """The largest one up to ``most``; 1 for nothing."""
+    """Return the largest divisor of ``n`` up to ``most``; 1 for an ``n`` of 0."""
     return next(d for d in range(min(n, most), 0, -1) if n % d == 0) if n else 1
 
 
 def _zeros_last(places: I64, coefficients: F32) -> tuple[I64, F32]:
-    """In each tile, which has one that is not zero; zeros take over the place before them."""
+    """Put zeros last in each tile; they take over the place before them.
+
+    Each tile must have a coefficient that is not zero.
+    """
     zero = coefficients == 0
     order = np.argsort(zero, axis=1, kind="stable")
     places = np.take_along_axis(places, order, 1)
@@ -158,7 +176,10 @@ def _pack(codes: NDArray[np.uint16], bits: int) -> U8:
 
 
 def _unpack(data: bytes, begin: int, bits: int, count: int) -> I64:
-    """int64[count]. CodecError if the bytes are not there, or what is left of the last has ones."""
+    """Return int64[count], from ``bits`` bits each.
+
+    CodecError if the bytes are not there, or what is left of the last has ones.
+    """
     size = -(-count * bits // 8)
     piece = np.frombuffer(data, np.uint8)[begin : begin + size]
     if piece.size < size:

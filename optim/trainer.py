@@ -1,4 +1,4 @@
-"""What every method has: a beginning and an end, and learning rates that follow the run."""
+"""Give every method a beginning and an end, and learning rates that follow the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def speak(speaks: bool) -> None:
 
 
 class Trainer(ABC):
-    """Use it as a context manager or call ``close()``; either closes ``peer`` too.
+    """Begin and end the training of a model with a method.
+
+    Use it as a context manager or call ``close()``; either closes ``peer`` too.
 
     ``frozen`` (of every method): parameters that are not trained must be the same on all peers,
     and the persistent buffers must be alike: IncompatibleRunError names the tensors that differ.
@@ -54,11 +56,13 @@ class Trainer(ABC):
     @property
     @abstractmethod
     def global_step(self) -> int:
-        """Steps that the run has behind it, as seen by this trainer."""
+        """Return the steps that the run has behind it, as seen by this trainer."""
 
     def follow(self, scheduler: LRScheduler) -> None:
-        """Keep the learning rates of ``scheduler`` those of ``global_step``: now, whenever the run
-        has gone on without this trainer, and when it takes the run's state anew.
+        """Keep the learning rates of ``scheduler`` those of ``global_step``.
+
+        It does so now, whenever the run has gone on without this trainer, and when it takes the
+        run's state anew.
 
         As usual call ``scheduler.step()`` once after each step of the (last) inner optimizer. Give
         it as it was made: its state need not be saved. ConfigError for one that needs a metric.
@@ -66,24 +70,26 @@ class Trainer(ABC):
         self._schedules.add(scheduler, self.global_step)
 
     def report(self, **figures: float | Tensor) -> None:
-        """Tell this peer's daemon how training goes: ``report(loss=loss)`` after a step, as often
-        as you like. The mean of what was reported since the last round (of replicas: outer step)
-        travels to the daemon with the next, and no further: ``atoll status`` shows it, and the
-        line of each round in the daemon's log has the ``loss``. Costs nothing worth mentioning: a
-        tensor is read when it travels. Where the optimizer is given a closure that returns a loss,
-        that is reported without a call. Of ranks the first one's counts.
+        """Tell this peer's daemon how training goes.
+
+        Call ``report(loss=loss)`` after a step, as often as you like. The mean of what was reported
+        since the last round (of replicas: outer step) travels to the daemon with the next, and no
+        further: ``atoll status`` shows it, and the line of each round in the daemon's log has the
+        ``loss``. Costs nothing worth mentioning: a tensor is read when it travels. Where the
+        optimizer is given a closure that returns a loss, that is reported without a call. Of ranks
+        the first one's counts.
         """
         self.peer.observe(**figures)
 
     def _attach(
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], frozen: str
     ) -> None:
-        """Attach ``peer``, after whatever can be checked here. What is not trained goes along."""
+        """Attach ``peer`` after what can be checked here; what is not trained goes along."""
         fingerprint = self._vector.frozen.fingerprint(frozen)
         self.peer.attach(spec, replace(manifest, frozen=fingerprint), initial, frozen)
 
     def close(self) -> None:
-        """Unhook inner optimizers and close the session. The model keeps its parameters."""
+        """Unhook inner optimizers and close the session; the model keeps its parameters."""
         self.peer.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Workers that take turns: threads of which one runs at a time, in an order that never varies.
+"""Let workers take turns: threads of which one runs at a time, in an order that never varies.
 
 A worker goes on until it waits for the others. Then the next one has its turn; when all have come
 to wait, or have ended, the last of them lets ``meet`` do what they wait for, and the first goes on.
@@ -23,7 +23,10 @@ T = TypeVar("T")
 
 
 class Turns:
-    """``meet`` is called in the thread of the last worker to come."""
+    """Run workers in threads that take turns.
+
+    ``meet`` is called in the thread of the last worker to come.
+    """
 
     def __init__(self, workers: int, meet: Callable[[], None]) -> None:
         self._meet = meet
@@ -36,7 +39,10 @@ class Turns:
         self._device: int | None = None  # which accelerator the caller has chosen, if any
 
     def run(self, works: Sequence[Callable[[], T]]) -> list[T]:
-        """The result of each. If one raises, the others end where they wait, and it is raised."""
+        """Run each of ``works``, and return the result of each.
+
+        If one raises, the others end where they wait, and it is raised.
+        """
         before = _random_state()
         self._device = torch.cuda.current_device() if _uses_cuda() else None
         self._random = [before] * len(self._workers)
@@ -64,7 +70,7 @@ class Turns:
         return cast(list[T], results)
 
     def wait(self, worker: int) -> None:
-        """Called by a worker in its turn; returns after the meeting."""
+        """Wait, as a worker in its turn, until the meeting is over."""
         self._waiting.add(worker)
         self._random[worker] = _random_state()
         self._pass_on(worker)
@@ -91,7 +97,7 @@ class Turns:
         _set_random_state(self._random[worker])
 
     def _pass_on(self, worker: int) -> None:
-        """To the next one after ``worker`` that can go on."""
+        """Pass the turn to the next worker after ``worker`` that can go on."""
         if self._failed is None and len(self._waiting) + len(self._ended) == len(self._workers):
             self._hold_meeting()
             worker = -1
@@ -111,7 +117,7 @@ class Turns:
 
 
 class _Over(BaseException):
-    """Ends a worker when another one has failed. No `except Exception` of a user stops it."""
+    """End a worker when another one has failed; no `except Exception` of a user stops it."""
 
 
 def _random_state() -> tuple[Any, ...]:

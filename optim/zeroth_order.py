@@ -1,4 +1,4 @@
-"""Fine-tuning without gradients, with one byte for each sample (Just One Byte, arXiv 2306.10015).
+"""Fine-tune without gradients, with one byte for each sample (Just One Byte, arXiv 2306.10015).
 
 SPSA: of each sample a peer evaluates the loss at two points, and shares the projected gradient::
 
@@ -44,7 +44,7 @@ _STEP = struct.Struct("<Hf")  # number, learning rate; then a byte for each samp
 
 
 class ZerothOrder(EveryStepLog):
-    """Steps of ``samples`` evaluations of two points each, on every peer.
+    """Fine-tune in steps of ``samples`` evaluations of two points each, on every peer.
 
     ``lr``: the same on all peers, and may be set at any time (those of the first peer are used);
     the reference fine-tunes with 0.1. The noise of a step grows with the number of parameters and
@@ -93,14 +93,16 @@ class ZerothOrder(EveryStepLog):
         self._tensors = list(
             zip(self._vector.parameters, self.manifest.offsets.values(), strict=True)
         )
-        # Its place among those of the last exchange, if it was there: no two have the same one.
+        # This peer's place in the last exchange, if it was there: no two have the same one.
         self._number, self._has_number = 0, False
         self._said_rates = False
 
     @torch.no_grad()
     def step(self, loss_fn: Callable[[], float | Tensor]) -> float:
-        """The mean loss of this peer's evaluations. ``loss_fn`` is called twice for each sample,
-        and must be the same function both times: one batch, no dropout.
+        """Take a step and return the mean loss of this peer's evaluations.
+
+        ``loss_fn`` is called twice for each sample, and must be the same function both times: one
+        batch, no dropout.
 
         CodecError for a loss of NaN or Inf, before anything has changed; RemoteProtocolError names
         the peer whose bytes are malformed; other errors as for a session's all-gather.
@@ -123,7 +125,10 @@ class ZerothOrder(EveryStepLog):
     # ------------------------------------------------------------ evaluating
 
     def _evaluate(self, loss_fn: Callable[[], float | Tensor]) -> tuple[bytes, float]:
-        """A byte for each sample, and the mean loss. The parameters are what they were."""
+        """Return a byte for each sample, and the mean loss.
+
+        The parameters are what they were.
+        """
         kept = [p.detach().clone() for p, _ in self._tensors]
         codes, losses = [], []
         try:
@@ -149,7 +154,7 @@ class ZerothOrder(EveryStepLog):
     # ------------------------------------------------------------ stepping
 
     def _read(self, name: str, data: bytes) -> tuple[Part, float]:
-        """What a trainer gave, and its learning rate."""
+        """Return what a trainer gave, and its learning rate; RemoteProtocolError if malformed."""
         if not _STEP.size <= len(data) <= _STEP.size + SAMPLES_MAX:
             raise RemoteProtocolError(
                 f"what {name} sent at step {self.steps} has {len(data)} bytes"
@@ -166,7 +171,10 @@ class ZerothOrder(EveryStepLog):
 
     @torch.no_grad()
     def _apply(self, record: Record) -> None:
-        """All operations are rounded by themselves, so they have one result on any device."""
+        """Apply a step to the parameters.
+
+        All operations are rounded by themselves, so they have one result on any device.
+        """
         scalars = [
             (Stream(self.steps, sample, part.number), float(SCALARS[code]))
             for part in record.parts
@@ -181,8 +189,10 @@ class ZerothOrder(EveryStepLog):
     def _for_each(
         self, make: Callable[[int, int, torch.device], Tensor]
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each parameter with its part of a vector that is made in pieces of many small parameters,
-        or of parts of large ones; float32, of its shape."""
+        """Yield each parameter with its part of a vector, float32 of its shape.
+
+        The vector is made in pieces of many small parameters, or of parts of large ones.
+        """
         at, piece, end = 0, torch.empty(0), 0
         for p, (lo, hi) in self._tensors:
             parts = [piece[lo - at : hi - at].to(p.device)]
@@ -195,7 +205,10 @@ class ZerothOrder(EveryStepLog):
     def _sum(
         self, scalars: Sequence[tuple[Stream, float]], lo: int, hi: int, device: torch.device
     ) -> Tensor:
-        """Of elements lo to hi - 1: all z, each times its value, added one after the other."""
+        """Return the sum of all z, each times its value, for elements lo to hi - 1.
+
+        They are added one after the other.
+        """
         total = torch.zeros(hi - lo, device=device)
         together = max(1, PIECE_ELEMENTS // (hi - lo))
         for first in range(0, len(scalars), together):

@@ -1,4 +1,4 @@
-"""glibc's allocator, told to keep its pools few and to give back what is large.
+"""Tell glibc's allocator to keep few pools and to give back large blocks.
 
 Every new thread may get an arena of its own, up to eight for each core, and memory that is free in
 one is not given to another: a daemon whose threads come and go with its rounds would grow for days.
@@ -28,7 +28,10 @@ KEPT_BYTES = 2 << 20
 
 
 def cap_arenas() -> str:
-    """Before the first thread starts; what came of it, for the log."""
+    """Limit glibc's memory arenas; return what came of it, for the log.
+
+    Call it before the first thread starts.
+    """
     if _is_set("MALLOC_ARENA_MAX", "arena_max"):
         return "memory arenas as the environment says"
     libc = _glibc()
@@ -40,7 +43,10 @@ def cap_arenas() -> str:
 
 
 def give_back_large() -> str:
-    """What is freed goes back to the kernel at once, if it is large; what came of it."""
+    """Make glibc return large blocks to the kernel as soon as they are freed.
+
+    Returns what came of it, for the log.
+    """
     if _is_set("MALLOC_MMAP_THRESHOLD_", "mmap_threshold"):
         return "large blocks as the environment says"
     if not _glibc():
@@ -55,7 +61,7 @@ def _is_set(variable: str, tunable: str) -> bool:
 
 
 def _glibc() -> str:
-    """Its version; "" for another library: macOS, musl."""
+    """Return glibc's name and version; "" for another library: macOS, musl."""
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The command line: ``atoll up``, ``join``, ``status``, ``checkpoint``, ``demo`` and a few more.
+"""Run the command line: ``atoll up``, ``join``, ``status``, ``checkpoint``, ``demo`` and more.
 
 Exit codes: 0 done; 1 the demo's checks failed, or a defect; 2 usage, file or folder; 10 to 16
 connection, admission, daemon; 20 to 26 protocol, specification, round, state; 130 second Ctrl+C.
@@ -43,7 +43,7 @@ CLEAR = "\x1b[H\x1b[2J"  # a terminal's page, for what is shown again every seco
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Parse the command line, run the command and return its exit code."""
     if arguments is None:
         hide_invites()
     parsed = _parser().parse_args(arguments)
@@ -118,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints and exits."""
+    """Print the versions of atoll and its protocol, and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         print(f"atoll {VERSION}, protocol {PROTOCOL_MAX}")
@@ -153,7 +153,10 @@ def _leave(parsed: argparse.Namespace) -> int:
 
 
 def _wait_until_gone(home: Path) -> None:
-    """The daemon goes when the others have agreed, after four seconds at the latest."""
+    """Wait until the daemon of ``home`` has ended. Raise ConfigError if it has not after 10 s.
+
+    It goes when the others have agreed, after four seconds at the latest.
+    """
     from atoll.collectives.errors import HomeInUseError
 
     deadline_s = time.monotonic() + 10
@@ -184,7 +187,10 @@ def _hand_over(parsed: argparse.Namespace) -> int:
 
 
 def _min_trainers(parsed: argparse.Namespace) -> int:
-    """Ask for it, and wait until a view of the run says so."""
+    """Ask for a new ``min_trainers``, and wait until a view of the run has it.
+
+    Raises NoQuorumError if the members have not agreed within AGREED_S.
+    """
     from atoll.peer.session import ask
 
     ask(parsed.home, "min_trainers", count=parsed.count)
@@ -212,7 +218,10 @@ def _secret(parsed: argparse.Namespace) -> int:
 
 
 def _example(parsed: argparse.Namespace) -> int:
-    """The bytes of the file, so that `atoll example lm > train.py` is a copy of it."""
+    """Print the bytes of an example, so that `atoll example lm > train.py` is a copy of it.
+
+    Without a name, lists the examples. Raises ConfigError for an unknown name.
+    """
     folder = resources.files("atoll.examples")
     files = {
         file.name.removeprefix("train_").removesuffix(".py").replace("_", "-"): file.read_bytes()

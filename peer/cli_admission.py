@@ -1,4 +1,4 @@
-"""With what a daemon comes into its run: the secret, and in a run with an authority its pass."""
+"""Find what lets a daemon into its run: the secret, and in a run with an authority its pass."""
 
 from __future__ import annotations
 
@@ -66,8 +66,11 @@ def given_invite(parsed: argparse.Namespace) -> Invite:
 
 
 def read_invite(given: str) -> Invite:
-    """Return an invite that is given as itself, as the name of a file that holds it, or as "-" for
-    standard input. ConfigError never shows what may be a secret."""
+    """Return the invite that is given as itself, in a file or on standard input.
+
+    ``given`` is the invite, the name of a file that holds it, or "-" for standard input. Raises
+    ConfigError, which never shows what may be a secret.
+    """
     shown = repr(given.partition("#")[0][:80])
     if given.startswith(_SCHEME):
         return Invite.parse(given)
@@ -99,7 +102,10 @@ def _invite_line() -> str:
 
 
 class Entry(NamedTuple):
-    """``authority`` and ``credential`` are empty in a run that has none."""
+    """Hold what lets a peer into a run: secret, authority and credential.
+
+    ``authority`` and ``credential`` are empty in a run that has none.
+    """
 
     secret: bytes
     authority: bytes = b""
@@ -120,7 +126,10 @@ def add_address_option(verb: Any) -> None:
 
 
 def _count(text: str) -> int:
-    """ValueError, of which argparse makes a usage error, for anything but 0, 1, 2, ..."""
+    """Parse a whole number, 0 or more, of at most COUNT_DIGITS_MAX digits.
+
+    Raises ValueError, of which argparse makes a usage error, for anything else.
+    """
     if not text.isascii() or not text.isdigit() or len(text) > COUNT_DIGITS_MAX:
         raise ValueError(text)
     return int(text)
@@ -142,7 +151,10 @@ def add_admission_options(up: Any) -> None:
 def entry_of_up(
     parsed: argparse.Namespace, run: str, home: Home, record: RunRecord | None
 ) -> Entry:
-    """What is asked for; where nothing is, what the home remembers. AdmissionError, ConfigError."""
+    """Return what lets ``atoll up`` in: what is asked for, else what the home remembers.
+
+    Raises AdmissionError or ConfigError.
+    """
     if parsed.authority is None and parsed.invite is None:
         secret = _secret(parsed.secret_file, record)
         return Entry(secret, record.authority, record.credential) if record else Entry(secret)
@@ -172,7 +184,11 @@ def entry_of_up(
 
 
 def entry_of_join(invite: Invite, home: Home, record: RunRecord | None) -> Entry:
-    """ConfigError if the home is another run's; PassForgedError if the grant is no good."""
+    """Return what lets a peer into the run of an invite.
+
+    Raises ConfigError if the home is another run's; PassForgedError if the grant is no good;
+    PassRunError if it is for another run than the invite.
+    """
     if record is not None and (record.run, record.secret) != (invite.run, invite.secret):
         what = "another run" if record.run != invite.run else "an older run of the same name"
         raise ConfigError(

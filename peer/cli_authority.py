@@ -1,4 +1,4 @@
-"""What an authority does, ``atoll authority``; and beside a daemon, ``atoll id`` and ``revoke``."""
+"""Carry out ``atoll authority``, and beside a daemon ``atoll id`` and ``atoll revoke``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPIRES_DEFAULT = "7d"  # of a token: long enough to send it around, too short t
 
 
 def add_authority_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
-    """Those that are for a daemon's home are returned."""
+    """Add the authority's commands to ``atoll``; return those that need a daemon's home."""
     authority = verbs.add_parser(
         "authority", help="decide who may join a run, with a key of its own"
     )
@@ -110,7 +110,7 @@ def _tell(parsed: argparse.Namespace) -> int:
 
 
 def _id(parsed: argparse.Namespace) -> int:
-    """Makes the home and the identity if there is none yet."""
+    """Print this peer's id; make the home and the identity if there is none yet."""
     from atoll.peer.session import ask
 
     try:

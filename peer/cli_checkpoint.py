@@ -1,4 +1,7 @@
-"""``atoll checkpoint inspect``, ``verify`` and ``export``, and the options of daemons for them."""
+"""Carry out ``atoll checkpoint inspect``, ``verify`` and ``export``.
+
+The options of daemons for checkpoints are here too.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _PATH_HELP = "a checkpoint, or a folder of them: then the latest that is whole"
 
 
 def add_checkpoint_options(daemon: argparse.ArgumentParser) -> None:
-    """``--checkpoint DIR --every N`` of a command that starts a daemon."""
+    """Add ``--checkpoint DIR --every N`` to a command that starts a daemon."""
     daemon.add_argument("--checkpoint", metavar="DIR", help="write checkpoints into this folder")
     daemon.add_argument(
         "--every",
@@ -85,7 +88,7 @@ def _inspect(parsed: argparse.Namespace) -> int:
 
 
 def _say_passed_over(passed_over: tuple[str, ...]) -> None:
-    """Later ones of the folder that are not whole: the next one must not hide them."""
+    """Print the later checkpoints that are not whole: the next one must not hide them."""
     for what in passed_over:
         print(f"passed over: {what}")
 
@@ -188,7 +191,10 @@ def export_parameters(checkpoint: Checkpoint, out: Path) -> None:
 
 
 class _Places:
-    """Where the parameters of a stretch of θ lie in an export whose header has so many bytes."""
+    """Find where the parameters of a stretch of θ lie in an export.
+
+    ``header_bytes`` is the length of the export's header.
+    """
 
     def __init__(self, manifest: Manifest, header_bytes: int) -> None:
         from atoll.peer.checkpoints.tensorfile import DTYPE_BYTES, export_order
@@ -203,7 +209,10 @@ class _Places:
         self._ends = [end for _, end in self._bounds]
 
     def within(self, lo: int, hi: int) -> Iterator[tuple[int, int, str, int]]:
-        """Elements (start, end) of θ, their dtype, and their first byte in the export."""
+        """Yield (start, end, dtype, first byte in the export) of each parameter in θ[lo:hi].
+
+        ``start`` and ``end`` are elements of θ, within the stretch.
+        """
         for i in range(bisect_right(self._ends, lo), len(self._ends)):
             first, last = self._bounds[i]
             if first >= hi:

@@ -1,4 +1,4 @@
-"""The commands that start a daemon: ``atoll up``, ``join`` and ``follow``."""
+"""Carry out the commands that start a daemon: ``atoll up``, ``join`` and ``follow``."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ INTERRUPTED = 130
 
 
 def trainer_count(text: str) -> int:
-    """Return 1 to as many as a run can have. Raise ValueError, of which argparse makes a usage
-    error, for anything else."""
+    """Parse a number of trainers, from 1 to as many as a run can have.
+
+    Raises ValueError, of which argparse makes a usage error, for anything else.
+    """
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:8]) <= MEMBERS_MAX:
         raise ValueError(text)
     return int(text)
@@ -169,7 +171,10 @@ def _up(parsed: argparse.Namespace) -> int:
 
 
 def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
-    """Their addresses; ConfigError for options that contradict each other."""
+    """Return the addresses of all founders, or none where nobody founds together.
+
+    Raises ConfigError for options that contradict each other.
+    """
     if parsed.resume and (parsed.expect is not None or parsed.peers):
         fix = "resume on one machine, and let the others `atoll join` it"
         raise ConfigError("--resume goes on from a checkpoint, --expect begins anew", fix=fix)
@@ -198,7 +203,10 @@ def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _refuse_to_overlook(parsed: argparse.Namespace, run: str) -> None:
-    """Founding a run of which there are checkpoints is hardly ever meant."""
+    """Raise ConfigError where a run would begin anew of which there are checkpoints.
+
+    That is hardly ever meant; ``--force-new-lineage`` says that it is.
+    """
     from atoll.peer.checkpoints.checkpoint import candidates
 
     folder = parsed.checkpoint
@@ -222,7 +230,7 @@ def _load(path: str, run: str, secret: bytes | None, log: _Log) -> Loaded:
 
 
 def _last_checkpoint(folder: str | None, run: str, secret: bytes, log: _Log) -> Loaded | None:
-    """Of this run, if this home keeps any."""
+    """Load the last checkpoint of this run, or return None if ``folder`` has none to go on from."""
     if folder is None or not Path(folder).is_dir():
         return None
     try:
@@ -259,8 +267,12 @@ def _start(
     rejoins: bool = False,
     **how: Any,
 ) -> int:
-    """``how``: the fields of DaemonOptions that say how it comes into the run. The home remembers
-    the run as soon as there is a view of it, and nothing of a start that failed before."""
+    """Run a daemon until it has left, and return the exit code.
+
+    ``how``: the fields of DaemonOptions that say how it comes into the run. The home remembers the
+    run as soon as there is a view of it, and nothing of a start that failed before. Raises
+    ConfigError for options that contradict each other.
+    """
     from atoll.peer.options import DaemonOptions  # here, so that `atoll status` starts fast
 
     if rejoins and not contacts:
@@ -299,7 +311,7 @@ def _start(
 
 
 def _rules(parsed: argparse.Namespace, resume: Loaded | None) -> Rules:
-    """What is asked for; where nothing is, what the run had."""
+    """Return the run's rules: what is asked for, else the resumed run's or the default."""
     rules = resume.rules if resume is not None else DEFAULT_RULES
     names = ("policy", "on_lost", "on_fork", "min_trainers")
     asked = {name: getattr(parsed, name, None) for name in names}
@@ -411,7 +423,10 @@ def _listen_address(text: str | None) -> tuple[str, int]:
 
 
 def _advertised_host(listen_host: str, contacts: tuple[str, ...], log: _Log) -> str:
-    """The host part of our address: where we listen, or the interface that leads to the run."""
+    """Return the host part of our address, for others to reach.
+
+    It is where we listen, or the interface that leads to the run; 127.0.0.1 without a route.
+    """
     if listen_host not in ("0.0.0.0", "::", ""):
         return format_address(listen_host, 0).removesuffix(":0")
     target = parse_address(contacts[0])[0] if contacts else "192.0.2.1"  # RFC 5737: nowhere
@@ -427,8 +442,10 @@ def _advertised_host(listen_host: str, contacts: tuple[str, ...], log: _Log) -> 
 
 
 class _Log:
-    """Prints a daemon's lines. The first one says how it came into its run: what there is to say
-    before that waits for it."""
+    """Print a daemon's lines, first of all how it came into its run.
+
+    What there is to say before that line waits for it.
+    """
 
     def __init__(self) -> None:
         self._held: list[str] | None = []
@@ -451,8 +468,11 @@ class _Log:
 
 
 def _print(line: str) -> None:
-    """Print a line, if there is anybody to read it. If the reader is gone, or the disk is full,
-    training goes on, and `atoll status` still has the last events."""
+    """Print a line, if there is anybody to read it.
+
+    If the reader is gone, or the disk is full, training goes on, and `atoll status` still has the
+    last events.
+    """
     try:
         print(line, flush=True)
     except OSError:

@@ -1,4 +1,4 @@
-"""``atoll lab``: hosts on this machine with a wide-area network between them."""
+"""Carry out ``atoll lab``: hosts on this machine with a wide-area network between them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def add_lab_verb(verbs: Any) -> None:
 
 
 def host_rate(text: str) -> tuple[int, tuple[float, float]]:
-    """``3=20`` or ``3=20/100``: (host, (up, down)) in Mbit/s. argparse reports a ValueError."""
+    """Parse ``3=20`` or ``3=20/100`` to (host, (up, down)) in Mbit/s.
+
+    Raises ValueError, which argparse reports.
+    """
     host, _, rates = text.partition("=")
     up, slash, down = rates.partition("/")
     return int(host), (float(up), float(down if slash else up))

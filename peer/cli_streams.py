@@ -1,4 +1,4 @@
-"""What `atoll up`, `join` and `follow` can be told about data streams."""
+"""Add the options about data streams to `atoll up`, `join` and `follow`, and read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def add_stream_options(verb: argparse.ArgumentParser) -> None:
 
 
 def stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The fields of DaemonOptions that these set. ConfigError."""
+    """Return the fields of DaemonOptions that these options set.
+
+    Raises ConfigError for a congestion control that a socket may not have.
+    """
     return {
         "plain_streams": parsed.plain_streams,
         "congestion": check(parsed.congestion),

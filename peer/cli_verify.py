@@ -1,4 +1,4 @@
-"""``atoll verify FILE``: check evidence against a peer, without the network."""
+"""Carry out ``atoll verify FILE``: check evidence against a peer, without the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_verify_verb(verbs: Any) -> None:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    """EvidenceError if it proves nothing."""
+    """Print what the evidence in a file proves. Raise EvidenceError if it proves nothing."""
     from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, parse_evidence
     from atoll.peer.audit.verifying import verify_evidence
     from atoll.peer.group.views import short

@@ -1,4 +1,4 @@
-"""What people and trainers ask of their daemon over the local socket, beside training itself."""
+"""Answer what people and trainers ask of a daemon over the local socket, beside training."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class Commands:
         return {"text": str(snapshot(self._daemon)["waiting"]), "code": code}
 
     def _hears_quorum(self) -> bool:
-        """A candidate that finds no quorum is in the same position as such a coordinator."""
+        """Return whether this peer hears a quorum of its view; True if it is in none.
+
+        A candidate that finds no quorum is in the same position as a coordinator that hears none.
+        """
         node = self._daemon.node
         if node.coordinator is not None:
             return node.coordinator.hears_quorum(node.now_s)
@@ -62,7 +65,10 @@ class Commands:
         return invite_of(self._daemon)
 
     async def _revoke(self, client: bytes, arguments: dict[str, Any]) -> str:
-        """The authority has made a list of those who are out: all members are to know it."""
+        """Take the authority's list of those who are out, so that all members know it.
+
+        Raises ConfigError if no list is given.
+        """
         signed = arguments.get("signed")
         if not isinstance(signed, bytes):
             raise ConfigError("no revocation list was given")
@@ -82,7 +88,11 @@ class Commands:
         self._daemon.feed(TrainersAsked(count))
 
     async def _hand_over(self, client: bytes, arguments: dict[str, Any]) -> str:
-        """Let another member coordinate; at the next boundary between two rounds."""
+        """Let another member coordinate, from the next boundary between two rounds on.
+
+        Returns its short id, or says that it is the first member that can. Raises ConfigError if
+        this peer does not coordinate, or if no single member is called so.
+        """
         node = self._daemon.node
         wanted = str(arguments.get("peer", ""))
         if node.view is None or node.coordinator is None:

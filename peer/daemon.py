@@ -1,4 +1,4 @@
-"""The peer daemon: one event loop that connects the membership machine to the world.
+"""Run the peer daemon: one event loop that connects the membership machine to the world.
 
 Sockets, timers and threads become events for the machine; its effects become messages, dials and
 orders to the round runner. Decisions live elsewhere (peer/group/), this file only wires.
@@ -64,7 +64,10 @@ WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
 
 class Daemon:
-    """``await run()`` lives until the peer has left; returns nothing or raises AtollError."""
+    """Run one peer: ``await run()`` lives until the peer has left.
+
+    It returns nothing or raises AtollError.
+    """
 
     def __init__(self, home: Home, options: DaemonOptions, say: Callable[[str], None]) -> None:
         self.home = home
@@ -204,7 +207,10 @@ class Daemon:
         self.node.me = Member(me.peer, me.inc, me.role, self.address)
 
     async def _lives(self, inquiry: Inquiry) -> bool:
-        """Whether the run that is to be resumed lives; also if this peer is to end meanwhile."""
+        """Return whether the run to be resumed lives.
+
+        True also if this peer is to end meanwhile.
+        """
         view = await unless_ended(inquiry.ask(), self._end)
         if self._end.done():
             return True
@@ -212,7 +218,7 @@ class Daemon:
         return view is not None
 
     def _hear_of_links(self) -> None:
-        """Of those that were made while it was asked whether the run lives."""
+        """Take up the links that were made while it was asked whether the run lives."""
         inquiry, self.inquiry = self.inquiry, None
         if inquiry is not None:
             for peer in self.host.link_peers():
@@ -284,7 +290,7 @@ class Daemon:
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
-        """The state is another one now."""
+        """Act on a state that has changed: tell the checkpointer; an archive saves addresses."""
         self._rounds += 1
         state, view = self.runner.state, self.node.known_view
         if state is None:
@@ -297,8 +303,10 @@ class Daemon:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
 
     def _round_bytes(self, peers: int) -> int:
-        """Return what this peer sends in a round with so many peers: as the run's terms have it, or
-        what the rounds so far have sent in the mean."""
+        """Return how many bytes this peer sends in a round with so many peers.
+
+        That is as the run's terms have it, or what the rounds so far have sent in the mean.
+        """
         sent_bytes = self.host.counts.sent[bytecounts.ROUNDS]
         return round_bytes(self.runner.state, peers) or sent_bytes // max(1, self._rounds)
 
@@ -364,7 +372,7 @@ class Daemon:
         self._spawn(self._save_known(view))
 
     async def _save_known(self, view: View) -> None:
-        """Whom to ask after a restart. Our own address stands for "this run exists"."""
+        """Save whom to ask after a restart. Our own address stands for "this run exists"."""
         others = [m.address for m in view.members if m.peer != self.home.peer_id and m.address]
         await self._save_record((*others, self.address))
 
@@ -396,7 +404,10 @@ class Daemon:
         self.feed(ev.Incarnated(self._inc))
 
     async def _on_left(self) -> None:
-        """A run that ended with us may be founded again; any other is rejoined."""
+        """End the daemon, and forget the addresses of a run that ended with this peer.
+
+        Such a run may be founded again; any other is rejoined.
+        """
         view = self.node.view
         if view is not None and len(view.members) == 1:
             await self._save_record(())
@@ -412,14 +423,14 @@ class Daemon:
     # ------------------------------------------------------------ links
 
     def contacts(self) -> tuple[str, ...]:
-        """Addresses of the run outside a view."""
+        """Return the addresses of the run to try outside a view, our own left out."""
         known = self._known or self.options.contacts
         if self._seeks():
             known = (*known, *self.options.contacts)
         return tuple(address for address in dict.fromkeys(known) if address != self.address)
 
     def _seeks(self) -> bool:
-        """Whether there may be others of the run that no view names."""
+        """Return whether there may be others of the run that no view names."""
         return self.node.genesis.waiting or self.options.resume is not None
 
     def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
@@ -438,7 +449,7 @@ class Daemon:
             self._on_defect(self._loop, {"message": "a task failed", "exception": error})
 
     def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error that nobody handles ends the daemon loudly: half a daemon would only hang."""
+        """End the daemon loudly by an error that nobody handles: half a daemon would only hang."""
         error = context.get("exception") or RuntimeError(context["message"])
         if not self._end.done():
             self._end.set_exception(error)

@@ -1,4 +1,4 @@
-"""Commands to a daemon and its answers, as a client sees them: the command line and sessions."""
+"""Send commands to a daemon and take its answers, for the command line and for sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROGRESS_S = 10.0  # a wait longer than this says who is missing
 
 
 class Dealer:
-    """Numbered commands and answers; what was not asked for is kept as events."""
+    """Send numbered commands and take their answers; keep what was not asked for as events."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Path) -> None:
         self.home = home
@@ -58,7 +58,7 @@ class Dealer:
         lifeline: socket.socket | None = None,
         patience_s: float = COMMAND_TIMEOUT_S,
     ) -> Any:
-        """The daemon's answer. NoDaemonError after ``patience_s``.
+        """Return the daemon's answer to a command. Raise NoDaemonError after ``patience_s``.
 
         Who has a lifeline to it can be patient: a daemon that was stopped (a suspended laptop, a
         debugger) goes on where it was, and one that has ended is noticed at once.
@@ -82,7 +82,7 @@ class Dealer:
         )
 
     def receive(self, timeout_s: float, lifeline: socket.socket | None = None) -> None:
-        """Take what arrives within the time. DaemonLostError when the lifeline ends."""
+        """Take what arrives within the time. Raise DaemonLostError when the lifeline ends."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         if lifeline is not None:
@@ -103,7 +103,7 @@ class Dealer:
 
 
 def answers(lifeline: Path) -> bool:
-    """Whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
+    """Return whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         try:
             caller.connect(os.fspath(lifeline))
@@ -113,7 +113,10 @@ def answers(lifeline: Path) -> bool:
 
 
 def has_ended(lifeline: socket.socket) -> bool:
-    """The lifeline is readable when a descriptor has come, and at its end."""
+    """Return whether the lifeline has ended.
+
+    It is readable when a descriptor has come, and at its end.
+    """
     readable, _, _ = select.select([lifeline], [], [], 0)
     return bool(readable) and not lifeline.recv(1, socket.MSG_PEEK)
 

@@ -1,4 +1,4 @@
-"""Descriptors are what a flood of connections exhausts first: some are kept for the daemon itself.
+"""Keep some descriptors for the daemon itself: a flood of connections exhausts them first.
 
 Without one, a daemon can neither dial a member, nor store an incarnation, nor answer `atoll leave`.
 """
@@ -19,7 +19,10 @@ KEPT_FOR_LOCAL = 8
 
 
 def raise_limit() -> str:
-    """Let this process open as many descriptors as it may; what came of it, for the log."""
+    """Let this process open as many descriptors as it may.
+
+    Returns what came of it, for the log.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return f"up to {soft:,} descriptors"
@@ -31,7 +34,7 @@ def raise_limit() -> str:
 
 
 def is_scarce(accepted: socket.socket) -> bool:
-    """Whether this new connection must be turned away.
+    """Return whether this new connection must be turned away.
 
     A new descriptor has the lowest free number, so its number says how many are in use.
     """
@@ -41,6 +44,6 @@ def is_scarce(accepted: socket.socket) -> bool:
 
 
 def is_last(opened: socket.socket) -> bool:
-    """Whether this new socket must not be used to dial."""
+    """Return whether this new socket must not be used to dial."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and opened.fileno() >= soft - KEPT_FOR_LOCAL

@@ -1,4 +1,4 @@
-"""A peer's home folder: who it is, which life this is, which run it belongs to.
+"""Keep a peer's home folder: who it is, which life this is, which run it belongs to.
 
 ::
 
@@ -60,7 +60,7 @@ _INCARNATION_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a daemon must remember to get back into its run. ``repr`` hides the secret."""
+    """Hold what a daemon must remember to get back into its run. ``repr`` hides the secret."""
 
     run: str
     secret: bytes = field(repr=False)
@@ -70,7 +70,7 @@ class RunRecord:
 
 
 class Home:
-    """An opened and locked home folder. Use :meth:`open`; close it last of all."""
+    """Hold a home folder open and locked. Use :meth:`open`; close it last of all."""
 
     def __init__(self, path: Path, lock_fd: int, key: Ed25519PrivateKey) -> None:
         self.path = path
@@ -113,11 +113,11 @@ class Home:
         self.close()
 
     def sign(self, data: bytes) -> bytes:
-        """Ed25519 signature, 64 bytes."""
+        """Return the Ed25519 signature of ``data``, 64 bytes."""
         return self.private_key.sign(data)
 
     def next_incarnation(self, now_ns: int) -> int:
-        """A number above every earlier one, on disk before it is returned.
+        """Return a number above every earlier one, on disk before it is returned.
 
         ``max(stored + 1, now_ns)``: the clock keeps a restored backup ahead of its former lives,
         the stored number keeps a clock that went backwards from repeating one.
@@ -140,7 +140,10 @@ class Home:
         return incarnation
 
     def load_run(self) -> RunRecord | None:
-        """The run this home belongs to, or None before the first ``up`` or ``join``."""
+        """Return the run this home belongs to, or None before the first ``up`` or ``join``.
+
+        Raises ConfigError if what is there is not a run record, or others can read it.
+        """
         path = self.path / "run.json"
         try:
             _refuse_wide_mode(path)
@@ -170,14 +173,14 @@ class Home:
         write_atomic(self.path / "run.json", json.dumps(document, indent=1).encode())
 
     def socket_path(self, name: str) -> Path:
-        """Where the unix socket ``name`` of this home lives; its folder is made, private."""
+        """Return where the unix socket ``name`` of this home lives; make its folder, private."""
         path = socket_path(self.path, name)
         _private_folder(path.parent)
         return path
 
 
 def default_home(explicit: str | Path | None = None) -> Path:
-    """``explicit``, else ATOLL_HOME, else ``atoll`` in the user's state folder (XDG)."""
+    """Return ``explicit``, else ATOLL_HOME, else ``atoll`` in the user's state folder (XDG)."""
     if explicit:
         return Path(explicit).expanduser().absolute()
     if chosen := os.environ.get("ATOLL_HOME"):
@@ -189,7 +192,7 @@ def default_home(explicit: str | Path | None = None) -> Path:
 
 
 def socket_path(home: Path, name: str) -> Path:
-    """Path of the unix socket ``name`` for ``home``. Makes nothing: a client calls this too.
+    """Return the path of the unix socket ``name`` for ``home``. Make nothing: clients call it too.
 
     A home whose path is too long for a socket address gets a folder in SOCKETS_BASE, named by the
     home's hash.
@@ -246,7 +249,10 @@ def _check_private(path: Path) -> None:
 
 
 def _lock(home: Path) -> int:
-    """A descriptor that holds the flock on ``home``; closing it, or dying, releases the lock."""
+    """Return a descriptor that holds the flock on ``home``; closing it, or dying, releases it.
+
+    Raises HomeInUseError if another process holds it.
+    """
     path = home / "lock"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -264,7 +270,10 @@ def _lock(home: Path) -> int:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """The key in a file. FileNotFoundError; ConfigError if others can read it, or it is none."""
+    """Return the private key in a file.
+
+    Raises FileNotFoundError; ConfigError if others can read the file, or it is no key.
+    """
     _refuse_wide_mode(path)
     with path.open("rb") as file:
         seed = file.read(PEER_ID_BYTES + 1)

@@ -1,4 +1,4 @@
-"""The daemon's event log: printed, published, kept for `atoll status`.
+"""Keep the daemon's event log: printed, published, kept for `atoll status`.
 
 Most lines are of interest for minutes. That the run went on without a quorum, met another history,
 or went back behind what it had committed, is of interest for as long as anybody uses what came of
@@ -52,7 +52,10 @@ ERROR_KINDS = frozenset(
 
 
 class Journal:
-    """``publish`` takes every event once trainers and commands are listened to."""
+    """Keep, print and publish the daemon's events.
+
+    ``publish`` takes every event once trainers and commands are listened to.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -66,16 +69,16 @@ class Journal:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The last ones."""
+        """Return the last EVENTS_SHOWN events, the oldest first."""
         return list(self._events)[-EVENTS_SHOWN:]
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What the flags of views said, and what became of other histories; the oldest first."""
+        """Return what view flags said and what became of other histories; the oldest first."""
         return sorted((e for kept in self._history.values() for e in kept), key=_when)
 
     def note(self, kind: str, text: str, **fields: object) -> None:
-        """One line of the log, with ``fields`` for those who read it by program."""
+        """Write one line of the log, with ``fields`` for those who read it by program."""
         text = plain(text)  # some of it may be another's words
         event = {"unix_s": time.time(), "kind": kind, "text": text, **fields}
         if kind != ROUND:
@@ -91,11 +94,11 @@ class Journal:
             self.publish(event)
 
     def failed(self, text: str) -> None:
-        """What `atoll status` shows as the last error."""
+        """Set what `atoll status` shows as the last error."""
         self.last_error, self.last_error_unix_s = text, time.time()
 
     def installed(self, view: View) -> None:
-        """A view is in force. A joiner hears of its flags in no other way."""
+        """Remember the flags of a view in force: a joiner hears of them in no other way."""
         self._view = view.describe()
         if view.rollback:
             self._remember("rollback", f"rounds after {view.base_round} are lost")
@@ -110,10 +113,11 @@ class Journal:
 
 
 class RoundLines:
-    """Say of each round that was committed here who was in it, how long it took since the one
-    before, what this daemon has sent for rounds meanwhile, and the loss that its trainer has
-    reported. Rounds that are collectives of the trainers' own are summed up, a second of them in
-    one line.
+    """Write a line for each round that was committed here.
+
+    It says who was in it, how long it took since the one before, what this daemon has sent for
+    rounds meanwhile, and the loss that its trainer has reported. Rounds that are collectives of the
+    trainers' own are summed up, a second of them in one line.
 
     ``sent_bytes``: for rounds so far; ``loss``: the trainer's last, if it reports any.
     """
@@ -132,7 +136,10 @@ class RoundLines:
         self._timer: asyncio.TimerHandle | None = None
 
     def committed(self, begin: Begin, exchange_s: float, *, takes_part: bool) -> None:
-        """A round is over. ``exchange_s``: since its first BEGIN; ``takes_part``: this peer."""
+        """Write the line of a round that is over, or count a collective for the next summary.
+
+        ``exchange_s``: seconds since its first BEGIN; ``takes_part``: whether this peer does.
+        """
         if begin.operation is None:
             self.sum_up()
             what = f"round {begin.round}" + ("  first parameters" if begin.kind == INIT else "")

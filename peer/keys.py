@@ -1,4 +1,4 @@
-"""The identity key as the membership machine uses it: signs as this peer, verifies as anybody."""
+"""Sign with the identity key as this peer, and verify as anybody, for the membership machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["HomeSigner"]
 
 
 class HomeSigner:
-    """signing.Signer with Ed25519: 0.03 ms to sign, 0.1 ms to verify."""
+    """Implement signing.Signer with Ed25519: 0.03 ms to sign, 0.1 ms to verify."""
 
     def __init__(self, home: Home) -> None:
         self._home = home

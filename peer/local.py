@@ -1,4 +1,4 @@
-"""The daemon's local door: commands over zmq, memory and liveness over a unix socket.
+"""Serve the daemon's local door: commands over zmq, memory and liveness over a unix socket.
 
 Each client has a zmq DEALER (commands and answers, small msgpack) and a *lifeline*, a unix stream
 connection with the same random id. The lifeline carries descriptors of shared memory, and its end
@@ -45,7 +45,10 @@ Handler = Callable[[bytes, dict[str, Any]], Awaitable[Any]]
 
 
 def unpack(data: bytes) -> Any:
-    """A local message, with the same caps as the wire's. LocalProtocolError if it is broken."""
+    """Decode a local message, with the same caps as the wire's.
+
+    Raises LocalProtocolError if it is broken.
+    """
     if len(data) > COMMAND_BYTES_MAX:
         raise LocalProtocolError(f"local message of {len(data)} bytes")
     try:
@@ -57,7 +60,10 @@ def unpack(data: bytes) -> Any:
 
 
 class LocalDoor:
-    """``handlers`` maps command names to ``async (client_id, arguments) -> answer``."""
+    """Serve the daemon's local clients: commands, lifelines and events.
+
+    ``handlers`` maps command names to ``async (client_id, arguments) -> answer``.
+    """
 
     def __init__(
         self,
@@ -107,14 +113,14 @@ class LocalDoor:
             self._paths[COMMANDS].parent.rmdir()
 
     def push(self, client: bytes, name: str, value: dict[str, Any]) -> None:
-        """Tell one client something it did not ask; dropped if it is gone."""
+        """Tell one client something it did not ask; drop that if the client is gone."""
         self._send(client, [0, name, value])
 
     def publish(self, event: dict[str, Any]) -> None:
         self._spawn(_quietly(self._publisher.send(msgpack.packb(event))))
 
     def lifeline(self, client: bytes) -> socket.socket:
-        """SessionError if the client has none (any more)."""
+        """Return a client's lifeline. Raise SessionError if it has none (any more)."""
         found = self._lifelines.get(client)
         if found is None:
             raise SessionError("this client has no lifeline", fix="use atoll.connect()")
@@ -167,7 +173,7 @@ class LocalDoor:
             self._spawn(self._watch(connection))
 
     async def _watch(self, connection: socket.socket) -> None:
-        """Until the client's process ends; it sends its id and then nothing."""
+        """Hold a lifeline until the client's process ends; it sends its id and then nothing."""
         loop = asyncio.get_running_loop()
         client = b""
         try:
@@ -190,6 +196,6 @@ class LocalDoor:
 
 
 async def _quietly(sending: Any) -> None:
-    """A client that is gone is noticed by its lifeline, not by a failed send."""
+    """Await a send and ignore its failure: the lifeline tells when a client is gone."""
     with contextlib.suppress(zmq.ZMQError):
         await sending

@@ -1,4 +1,4 @@
-"""Shared memory between a daemon and its trainer: anonymous files, handed over by descriptor.
+"""Share memory between a daemon and its trainer: anonymous files, handed over by descriptor.
 
 A region belongs to the daemon. It has no name in any file system (``/dev/shm`` is 64 MB in many
 containers, and a client's exit must not unlink it), so it vanishes with its last user. Clients get
@@ -25,7 +25,7 @@ _LENGTH_BYTES = 8
 
 
 class Region:
-    """``count`` float32 values in memory that can be shared; zero at first."""
+    """Hold ``count`` float32 values in memory that can be shared; zero at first."""
 
     def __init__(self, name: str, count: int) -> None:
         self.count = count
@@ -51,7 +51,7 @@ class Region:
 
 
 def map_floats(fd: int, count: int, *, writable: bool) -> NDArray[np.float32]:
-    """The region behind ``fd`` as float32[count]; the array keeps the mapping alive."""
+    """Map the region behind ``fd`` as float32[count]; the array keeps the mapping alive."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     mapped = mmap.mmap(fd, max(1, count) * 4, prot=protection)
     return np.frombuffer(mapped, dtype=np.float32, count=count)
@@ -68,7 +68,7 @@ def send_region(sock: socket.socket, region: Region, *, writable: bool) -> None:
 
 
 def receive_region(sock: socket.socket, *, writable: bool) -> NDArray[np.float32]:
-    """The region that the daemon sends next, mapped. DaemonLostError if it does not."""
+    """Map the region that the daemon sends next. Raise DaemonLostError if it sends none."""
     head, fds, _, _ = socket.recv_fds(sock, _LENGTH_BYTES, 1)
     try:
         if len(head) != _LENGTH_BYTES or len(fds) != 1:
@@ -82,7 +82,10 @@ def receive_region(sock: socket.socket, *, writable: bool) -> NDArray[np.float32
 
 
 def _check_available(name: str, size_bytes: int) -> None:
-    """Linux would rather kill a process than refuse it memory: so ask first."""
+    """Raise ConfigError if so much memory is not free.
+
+    Linux would rather kill a process than refuse it memory: so ask first.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a daemon is started with, and the first event that follows from it."""
+"""Describe what a daemon is started with, and the first event that follows from it."""
 
 from __future__ import annotations
 
@@ -48,23 +48,26 @@ class DaemonOptions:
 
     @property
     def ciphers(self) -> tuple[str, ...]:
-        """Of the data streams, the preferred one first."""
+        """Return the ciphers of the data streams, the preferred one first."""
         return CIPHERS_PLAIN if self.plain_streams else CIPHERS
 
     @property
     def founds(self) -> bool:
-        """Nobody else can judge whether this peer may come in."""
+        """Return whether this peer founds its run.
+
+        Then nobody else can judge whether it may come in.
+        """
         return self.found or bool(self.founders)
 
     def record(self, known: tuple[str, ...]) -> RunRecord:
-        """What the home is to remember of this run."""
+        """Return what the home is to remember of this run."""
         return RunRecord(self.run, self.secret, known, self.authority, self.credential)
 
 
 def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:
-    """How this daemon comes into a run: founds it, waits for other founders, or (None) joins.
+    """Decide how a daemon comes into a run: found it, wait for other founders, or join (None).
 
-    ConfigError if others are to know this peer, at ``address``, as a founder, and could not.
+    Raises ConfigError if others are to know this peer, at ``address``, as a founder, and could not.
     """
     loaded = options.resume
     if options.founders:

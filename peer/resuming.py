@@ -1,4 +1,4 @@
-"""Before a run is resumed: does it live? Asked of everybody that this home knows of it.
+"""Ask everybody that this home knows of a run whether it lives, before it is resumed.
 
 `atoll up --resume` begins a history of its own. Given twice, by a supervisor for example, it would
 begin a second one beside the members who have joined the first. So this peer calls them before it
@@ -29,8 +29,11 @@ DIALS_MAX = 32  # at once
 
 
 def living(answers: Mapping[bytes, View]) -> View | None:
-    """The newest view of a lineage, if those who say that they are in it, or in an earlier one,
-    will go on in it without anybody else. ``answers``: peer -> the view that it is in."""
+    """Return the newest view of a lineage that lives, or None.
+
+    A lineage lives if those who say that they are in this view, or in an earlier one, will go on in
+    it without anybody else. ``answers``: peer -> the view that it is in.
+    """
     newest: dict[bytes, View] = {}
     for view in sorted(answers.values(), key=lambda v: v.number):
         newest[view.lineage] = view
@@ -42,7 +45,10 @@ def living(answers: Mapping[bytes, View]) -> View | None:
 
 
 class Inquiry:
-    """Lives in the event loop. While it asks, the membership machine hears of no link."""
+    """Ask, in the event loop, whether a run lives.
+
+    While it asks, the membership machine hears of no link.
+    """
 
     def __init__(self, host: LinkHost, me: Member, contacts: Iterable[str]) -> None:
         self._host = host
@@ -61,12 +67,15 @@ class Inquiry:
         self._linked_s[peer] = self._loop.time()
 
     def on_message(self, peer: bytes, message: object) -> None:
-        """Whatever else members tell a peer that they have a link to, they will tell it again."""
+        """Take the view that a member answers with, and ignore other messages.
+
+        Whatever else members tell a peer that they have a link to, they will tell it again.
+        """
         if isinstance(message, Redirect) and message.decided.member(peer) is not None:
             self._answers[peer] = message.decided
 
     def describe(self) -> str:
-        """For people: what is asked, since when, who has answered."""
+        """Say for people what is asked, since when, and who has answered."""
         elapsed_s = self._loop.time() - self._began_s
         count = len(self._dialled) - 2
         text = f"{count} address{'es' if count > 1 else ''} asked for {duration(elapsed_s)}"
@@ -74,7 +83,7 @@ class Inquiry:
         return f"{text}; {', '.join(said) or 'nobody is in it'}"
 
     def outcome(self, run: str, view: View | None) -> str:
-        """For the log: what was found, and what follows."""
+        """Say for the log what was found, and what follows."""
         if view is None:
             return f"nobody goes on with run {run} ({self.describe()}); resuming it here"
         return (
@@ -83,7 +92,10 @@ class Inquiry:
         )
 
     async def ask(self) -> View | None:
-        """The view of the run that lives, if one does. Raises IdentityInUseError."""
+        """Return the view of the run that lives, or None if none does.
+
+        Raises IdentityInUseError if another life of this peer is met.
+        """
         dials: set[asyncio.Task[bytes]] = set()
         try:
             while (view := living(self._answers)) is None:
@@ -101,7 +113,7 @@ class Inquiry:
                 dial.cancel()
 
     def _dial_more(self) -> set[asyncio.Task[bytes]]:
-        """Whom the home names, and whom the answers do."""
+        """Dial the addresses that the home and the answers name, each once."""
         named = {m.address for view in self._answers.values() for m in view.members}
         wanted = (self._contacts | named) - self._dialled
         self._dialled |= wanted
@@ -117,7 +129,10 @@ class Inquiry:
 
 
 def _has_ended(dial: asyncio.Task[bytes]) -> bool:
-    """What is wrong with an address does not matter here, but for another life of this peer."""
+    """Return whether a dial has ended, whatever is wrong with its address.
+
+    Raises only IdentityInUseError, for another life of this peer, and what is no ConnectError.
+    """
     if not dial.done():
         return False
     error = dial.exception()

@@ -1,4 +1,4 @@
-"""The trainer's connection to its local daemon. Free of torch; used by ``atoll.optim``.
+"""Connect a trainer to its local daemon. Free of torch; used by ``atoll.optim``.
 
     session = atoll.connect()          # the daemon of the default home
 
@@ -70,8 +70,11 @@ PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a submission: "committed", "missed" (the round went on without it; go on
-    from your own parameters) or "reload" (the daemon got other state; take that)."""
+    """Describe what became of a submission.
+
+    ``kind`` is "committed", "missed" (the round went on without it; go on from your own parameters)
+    or "reload" (the daemon got other state; take that).
+    """
 
     kind: str
     round: int
@@ -82,22 +85,26 @@ class Outcome:
 
 
 def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Session:
-    """A session with the daemon of ``home`` (default: ATOLL_HOME, else the user's state folder).
+    """Open a session with the daemon of ``home``.
 
+    ``home`` is by default ATOLL_HOME, else ``atoll`` in the user's state folder. Raises
     NoDaemonError if none answers within ``timeout_s``.
     """
     return Session(default_home(home), timeout_s)
 
 
 def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
-    """One command to the daemon of ``home``, without a session: for the command line."""
+    """Return the daemon's answer to one command, without a session: for the command line."""
     with zmq.Context() as context:
         with contextlib.closing(Dealer(context, default_home(home))) as dealer:
             return dealer.ask(command, arguments)
 
 
 class Session(Operations, Gossip, Validations):
-    """Made by :func:`connect`. Any method may raise DaemonLostError."""
+    """Connect one trainer with its daemon. Made by :func:`connect`.
+
+    Any method may raise DaemonLostError.
+    """
 
     def __init__(self, home: Path, timeout_s: float) -> None:
         self._pid = os.getpid()
@@ -132,13 +139,14 @@ class Session(Operations, Gossip, Validations):
         initial: Callable[[Floats], None],
         frozen: str = FROZEN[0],
     ) -> None:
-        """Become this daemon's trainer; returns when the run's state can be pulled.
+        """Become this daemon's trainer; return when the run's state can be pulled.
 
-        ``initial`` writes θ (float32[manifest.elements], in the manifest's order) if the run has
-        no state yet; the group takes the first that is offered. IncompatibleRunError lists the
-        differences from the run; TrainerRefusedError if the daemon has a trainer; NoQuorumError or
-        RoundTimeoutError if there is no state to pull within the run's round deadline. ``frozen``:
-        as ``check_same`` has it.
+        ``initial`` writes θ (float32[manifest.elements], in the manifest's order) if the run has no
+        state yet; the group takes the first that is offered. ``frozen``: as ``check_same`` has it.
+
+        Raises IncompatibleRunError, which lists the differences from the run; TrainerRefusedError
+        if the daemon has a trainer; NoQuorumError or RoundTimeoutError if there is no state to pull
+        within the run's round deadline.
         """
         packed = blob(spec, manifest)
         self._deadline_s = spec.round_deadline_s
@@ -174,9 +182,12 @@ class Session(Operations, Gossip, Validations):
         fragment: int = 0,
         steps: bytes = b"",
     ) -> None:
-        """Hand over the trainer's parameters: ``fill`` writes them, ``weight`` is their share. Of a
-        run with fragments it writes those of one, while other ones may be under way. ``steps``: the
-        commitment to the local steps that led there, in a run with validators."""
+        """Hand over the trainer's parameters, or those of one fragment, for a round.
+
+        ``fill`` writes them, ``weight`` is their share. In a run with fragments it writes those of
+        one, while other ones may be under way. ``steps``: the commitment to the local steps that
+        led there, in a run with validators. Raises SessionError before ``attach``.
+        """
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
@@ -192,7 +203,12 @@ class Session(Operations, Gossip, Validations):
         self._ask("submit", epoch=self.epoch, call=self._calls, **how)
 
     def wait(self, fragment: int = 0) -> Outcome:
-        """What became of its submission. RoundTimeoutError after the run's round deadline."""
+        """Wait for the round of a submission and return what became of it.
+
+        Raises RoundTimeoutError, or NoQuorumError or TooFewPeersError where that is why, after the
+        run's round deadline; DivergedError where waiting longer cannot help; SessionError before
+        ``submit``.
+        """
         if fragment not in self._submitted:
             raise SessionError("wait before submit", fix="call submit first")
         started_s = time.monotonic()
@@ -231,19 +247,22 @@ class Session(Operations, Gossip, Validations):
         )
 
     def next_fragment(self) -> int:
-        """Of which fragment the run wants a submission next."""
+        """Return the fragment of which the run wants a submission next."""
         return int(self._ask("next"))
 
     def replicas(self) -> int:
-        """How many members of the run hold its state: most of them have a trainer."""
+        """Return how many members of the run hold its state: most of them have a trainer."""
         return sum(member["role"] == REPLICA for member in self.status()["members"]) or 1
 
     def first_rank(self, value: float) -> float:
-        """What the first process of this trainer gives: this one, if there are no ranks."""
+        """Return what the first process of this trainer gives: this one, if there are no ranks."""
         return value
 
     def pull(self, read: Callable[[Floats], None]) -> int:
-        """Give ``read`` the run's θ (read-only); repeated if it changed meanwhile. The round."""
+        """Give ``read`` the run's θ (read-only) and return its round.
+
+        ``read`` is called again if θ changed meanwhile; SessionError after PULL_TRIES times.
+        """
         for _ in range(PULL_TRIES):
             answer = self._ask("pull")
             if answer["serial"] != self._state_serial:
@@ -255,18 +274,21 @@ class Session(Operations, Gossip, Validations):
         raise SessionError(f"the run's parameters changed in each of {PULL_TRIES} copies")
 
     def check(self) -> None:
-        """DaemonLostError if the daemon is gone. Cheap enough for every training step."""
+        """Raise DaemonLostError if the daemon is gone. Cheap enough for every training step."""
         self._check_process()
         if self._lifeline is not None and has_ended(self._lifeline):
             raise lost(self._home)
 
     def report(self, **metrics: float) -> None:
-        """Figures that `atoll status` shows for this trainer."""
+        """Send figures that `atoll status` shows for this trainer."""
         self._ask("report", metrics={name: float(value) for name, value in metrics.items()})
 
     def observe(self, **figures: Any) -> None:
-        """Remember figures (numbers, or tensors of one) of a local step. Their means travel to the
-        daemon with the next submission, collective or published vector."""
+        """Remember figures (numbers, or tensors of one) of a local step.
+
+        Their means travel to the daemon with the next submission, collective or published vector.
+        Raises ConfigError for more than one number.
+        """
         for name, value in figures.items():
             if getattr(value, "size", 1) != 1 and getattr(value, "numel", lambda: 0)() != 1:
                 raise ConfigError(f"{name} is not one number", fix="report its mean, for example")
@@ -294,7 +316,7 @@ class Session(Operations, Gossip, Validations):
     # ------------------------------------------------------------ inside
 
     def forget_lifeline(self) -> None:
-        """In a forked child: its copy of the lifeline must not outlive the trainer."""
+        """Close the lifeline in a forked child: its copy must not outlive the trainer."""
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
@@ -347,7 +369,10 @@ _OPEN: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """A DataLoader's workers inherit the descriptors; the daemon would take them for a trainer."""
+    """Close the lifelines that a forked child, such as a DataLoader's worker, has inherited.
+
+    The daemon would take it for a trainer.
+    """
     for session in _OPEN:
         session.forget_lifeline()
 
@@ -358,7 +383,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _wait_for_daemon(
     context: zmq.Context[zmq.Socket[bytes]], home: Path, timeout_s: float
 ) -> Dealer:
-    """The daemon may just be starting: wait for its sockets, but not for ever."""
+    """Connect to a daemon that may just be starting. Raise NoDaemonError after ``timeout_s``."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Vectors that trainers hand to each other, one to one, without the group.
+"""Hand vectors from trainer to trainer, one to one, without the group.
 
     session.publish("phi", 17, values)                       # for whoever asks for it
     asked = session.ask_vector(peer, "phi", 17, elements)    # goes on in the background
@@ -32,9 +32,11 @@ LOOK_S = 1.0  # one question to the daemon waits so long; it answers at once whe
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who holds what the run has: names of peers in the order of their ids, the same for all that
-    are in this ``view``. Most of them have a trainer. ``min_trainers``: how many of these the run
-    needs."""
+    """Name the members of the run that hold what it has.
+
+    ``names`` are those of peers in the order of their ids, the same for all that are in this
+    ``view``. Most of them have a trainer. ``min_trainers``: how many of these the run needs.
+    """
 
     view: int
     names: tuple[str, ...]
@@ -42,23 +44,25 @@ class Members:
 
 
 class Gossip(ABC):
-    """The part of a session that needs no round of the run."""
+    """Provide the part of a session that needs no round of the run."""
 
     peer_name: str
     _deadline_s: float
     _vector_memory: Floats | None = None  # shared with the daemon, for one vector at a time
 
     def members(self) -> Members:
-        """Only this peer while it is in no view."""
+        """Return the members of the run; only this peer while it is in no view."""
         answer = self._ask("members")
         return Members(answer["view"], tuple(answer["names"]), answer["min_trainers"])
 
     def publish(self, name: str, number: int, values: Floats, codec: str = "float32") -> None:
-        """Let others have float32[n] under this name and number; ``values`` then is what they will
-        get, as the codec has left it. Numbers of a name rise; the last two can be had.
+        """Let others have float32[n] under this name and number.
 
-        CodecError for values that it cannot take, and then nothing is published; ConfigError for
-        more than four names, or without memory.
+        ``values`` then is what they will get, as the codec has left it. Numbers of a name rise; the
+        last two can be had.
+
+        Raises CodecError for values that it cannot take, and then nothing is published; ConfigError
+        for more than four names, or without memory.
         """
         check_codec(codec, "publish()")
         shared = self._memory(values.size)
@@ -67,14 +71,20 @@ class Gossip(ABC):
         np.copyto(values, shared)
 
     def newest(self, peer: str, name: str) -> int:
-        """The number of the newest vector of this name that a peer's trainer has published, 0 for
-        none. ConnectError or RoundTimeoutError if the peer does not say."""
+        """Return the number of a peer's newest vector of this name, 0 for none.
+
+        That is what its trainer has published. Raises ConnectError or RoundTimeoutError if the peer
+        does not say.
+        """
         return int(self._ask("newest", peer=peer, name=name))
 
     def ask_vector(
         self, peer: str, name: str, number: int, elements: int, codec: str = "float32"
     ) -> AskedVector:
-        """Have it fetched, as soon as it is published; this peer's own are had in the same way."""
+        """Have a vector fetched as soon as it is published.
+
+        This peer's own are had in the same way.
+        """
         self._memory(elements)
         ticket = self._ask(
             "ask_vector", peer=peer, name=name, number=number, elements=elements, codec=codec
@@ -83,14 +93,17 @@ class Gossip(ABC):
 
     @abstractmethod
     def _ask(self, command: str, **arguments: Any) -> Any:
-        """The daemon's answer to a command."""
+        """Return the daemon's answer to a command."""
 
     @abstractmethod
     def _receive(self, name: str, *, writable: bool, **arguments: Any) -> Floats:
-        """Memory of the daemon's."""
+        """Return memory of the daemon's."""
 
     def _memory(self, elements: int) -> Floats:
-        """At least as large as ever before."""
+        """Return float32[elements] shared with the daemon.
+
+        The memory behind it is at least as large as ever before.
+        """
         shared = self._vector_memory
         if shared is None or len(shared) < elements:
             self._vector_memory = None
@@ -100,7 +113,7 @@ class Gossip(ABC):
 
 
 class AskedVector:
-    """A vector of another peer, on its way here."""
+    """Wait for and read a vector of another peer that is on its way here."""
 
     def __init__(self, session: Gossip, text: str, ticket: int, elements: int) -> None:
         self._session, self._text = session, text
@@ -110,10 +123,12 @@ class AskedVector:
         return self._text
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is here. It may take so long until it is published; then it is waited for as
-        long as its bytes arrive, within the run's round deadline.
+        """Wait until the vector is here.
 
-        RoundTimeoutError if it takes longer, StateError if it cannot be had (any more),
+        It may take ``timeout_s`` until it is published; then it is waited for as long as its bytes
+        arrive, within the run's round deadline.
+
+        Raises RoundTimeoutError if it takes longer, StateError if it cannot be had (any more),
         ConnectError if its peer is gone, RemoteProtocolError if that sends something else; then it
         is dropped.
         """
@@ -136,19 +151,25 @@ class AskedVector:
                 say(f"{self} {how} ({duration(waited_s)} so far)")
 
     def look(self, timeout_s: float) -> str:
-        """ "asked" while it is not published; "here", or something else while it is on its way. At
-        once when it is here. What ``wait`` raises, but for time."""
+        """Return "asked" while the vector is not published, and "here" when it is here.
+
+        It is something else while the vector is on its way. Returns at once when it is here, else
+        after ``timeout_s`` at most. Raises what ``wait`` raises, but for time.
+        """
         ask = self._session._ask
         return str(ask("look_for_vector", ticket=self._ticket, timeout_s=timeout_s))
 
     def read(self) -> Floats:
-        """float32[n], in memory that is this one's until the session's next call of any vector. It
-        may be read again, until it is dropped."""
+        """Return the vector, float32[n], read-only.
+
+        Its memory is this one's until the session's next call of any vector. It may be read again,
+        until it is dropped.
+        """
         self._session._ask("read_vector", ticket=self._ticket)
         shown = self._session._memory(self._elements).view()
         shown.flags.writeable = False
         return shown
 
     def drop(self) -> None:
-        """It is not wanted (any more)."""
+        """Give the vector up: it is not wanted (any more)."""
         self._session._ask("drop_vector", ticket=self._ticket)

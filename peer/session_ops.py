@@ -1,4 +1,4 @@
-"""A session's own collectives, for training loops that are written by hand.
+"""Provide a session's own collectives, for training loops that are written by hand.
 
     session = atoll.connect()
     here = session.barrier()                      # names of the trainers that were there
@@ -59,8 +59,11 @@ _MISMATCH_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """What an all-reduce has come to: a new array or tensor like the one that was given, whose
-    tensors are in it (names of peers), and in which round of the run."""
+    """Hold what an all-reduce has come to.
+
+    ``value`` is a new array or tensor like the one that was given, ``peers`` are the names of those
+    whose tensors are in it, and ``round`` is the run's round.
+    """
 
     value: Any
     peers: tuple[str, ...]
@@ -68,7 +71,7 @@ class Reduced:
 
 
 class Operations(ABC):
-    """The part of a session that needs nothing but the rounds of its run."""
+    """Provide the part of a session that needs nothing but the rounds of its run."""
 
     round: int
     operations = 0  # rounds that were calls of this trainer, whatever came of them
@@ -81,19 +84,20 @@ class Operations(ABC):
     _exchange: Floats | None = None
 
     def barrier(self) -> tuple[str, ...]:
-        """Wait until all attached trainers have called it; their names, one's own among them.
+        """Wait until all attached trainers have called it. Return their names, one's own too.
 
-        CollectiveMismatchError if most trainers called something else, or as many, and one of them
-        has been there longer; CollectiveMissedError if the round went on without this one;
+        Raises CollectiveMismatchError if most trainers called something else, or as many, and one
+        of them has been there longer; CollectiveMissedError if the round went on without this one;
         NoQuorumError or RoundTimeoutError if nothing was committed within the run's round deadline.
         """
         return tuple(name for name, _ in self._gather(b"", BARRIER))
 
     def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
-        """The bytes of all trainers, each with the name of its peer, in the same order everywhere.
+        """Return the bytes and peer names of all trainers, in the same order everywhere.
 
-        For small things: 64 KiB from each, 512 KiB from all; ConfigError for more, at all trainers
-        alike if it is together that they are too many. Other errors as for :meth:`barrier`.
+        For small things: 64 KiB from each, 512 KiB from all. Raises ConfigError for more, at all
+        trainers alike if it is together that they are too many; other errors as for
+        :meth:`barrier`.
         """
         if len(data) > OBJECT_BYTES_MAX:
             raise ConfigError(
@@ -103,16 +107,17 @@ class Operations(ABC):
         return self._gather(bytes(data), "")
 
     def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced:
-        """The mean, sum, max or min (``op``) of every element over all trainers; ``tensor`` itself
-        is left alone. All trainers get the same bits.
+        """Return the mean, sum, max or min (``op``) of every element over all trainers.
+
+        ``tensor`` itself is left alone. All trainers get the same bits.
 
         ``tensor``: a numpy array or torch tensor of float32, float16 or bfloat16, of any shape, on
         any device; it is computed in float32. All must give as many elements, with the same ``op``
         and ``codec``. ``codec``: how values travel (see ``atoll.collectives.codecs``); other ones
         than float32 save bytes and lose what they lose: nothing is fed back.
 
-        ConfigError for other tensors or codecs, CodecError for NaN or Inf (in a sum, for more than
-        3.3e35); other errors as for :meth:`barrier`.
+        Raises ConfigError for other tensors or codecs, CodecError for NaN or Inf (in a sum, for
+        more than 3.3e35); other errors as for :meth:`barrier`.
         """
         vector = vector_of(tensor)
         if op not in OPS:
@@ -128,7 +133,10 @@ class Operations(ABC):
         return Reduced(vector.read(flat[1]), tuple(outcome["peers"]), outcome["round"])
 
     def _memory_for(self, elements: int) -> tuple[Floats, Floats]:
-        """What to write to, and where the result will be; at least as large as ever before."""
+        """Return what to write to, and where the result will be, float32[elements] each.
+
+        The memory behind them is at least as large as ever before.
+        """
         shared = self._exchange
         if shared is None or len(shared) < 2 * elements:
             self._exchange = None
@@ -201,23 +209,26 @@ class Operations(ABC):
 
     @abstractmethod
     def _ask(self, command: str, **arguments: Any) -> Any:
-        """The daemon's answer to a command."""
+        """Return the daemon's answer to a command."""
 
     @abstractmethod
     def _receive(self, name: str, *, writable: bool, **arguments: Any) -> Floats:
-        """Memory of the daemon's."""
+        """Return memory of the daemon's."""
 
     @abstractmethod
     def _outcome(self, call: int) -> dict[str, Any]:
-        """What became of the submission with this number, as the daemon says it."""
+        """Return what became of the submission with this number, as the daemon says it."""
 
     @abstractmethod
     def _too_late(self, elapsed_s: float) -> RoundError:
-        """The error for a wait that exceeds the round deadline."""
+        """Return the error for a wait that exceeds the round deadline."""
 
 
 def check_codec(name: str, call: str) -> None:
-    """ConfigError for what a session's ``call`` has no key for; CodecError lists the known ones."""
+    """Raise ConfigError for a codec with a key, which a session's ``call`` has not.
+
+    For an unknown codec, raises CodecError, which lists the known ones.
+    """
     if get_codec(name).contract.keyed:
         raise ConfigError(
             f"codec {name!r} needs a key for each vector, which {call} has not",
@@ -226,7 +237,10 @@ def check_codec(name: str, call: str) -> None:
 
 
 def _check_values(flat: Floats, vector: Vector, op: str) -> None:
-    """What could not be encoded is found here, where it was made: the others are not harmed."""
+    """Raise CodecError for values that could not be encoded, or summed.
+
+    They are found here, where they were made: the others are not harmed.
+    """
     largest = max(float(flat.max()), -float(flat.min()))  # both hand on NaN
     if math.isfinite(largest) and (op != "sum" or largest <= SUM_MAX):
         return
@@ -240,6 +254,6 @@ def _check_values(flat: Floats, vector: Vector, op: str) -> None:
 
 
 def _collectives() -> tuple[RunSpec, Manifest]:
-    """What a run without an optimizer is initialised with: one parameter that nobody changes."""
+    """Return what a run without an optimizer begins with: one parameter that nobody changes."""
     spec = RunSpec(method=COLLECTIVES, sync_every=1, codec="float32")
     return spec, Manifest.of([Parameter(COLLECTIVES, (1,))])

@@ -1,4 +1,4 @@
-"""A session's part in the validation of local steps: what the daemon wants of its trainer.
+"""Do a session's part in the validation of local steps: what the daemon wants of its trainer.
 
 ``atoll.optim.replay.validating`` uses it. What is shown goes from trainer to trainer as a published
 vector (session_gossip.py).
@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """One segment of the local steps of one peer, drawn in a round that is committed.
+    """Describe one segment of one peer's local steps, drawn in a round that is committed.
 
     ``own``: this trainer's own, to be shown. Otherwise those of ``target``, called ``name``, to be
     taken again. The segment is the one with ``number`` modulo their count. ``work`` is the
@@ -42,7 +42,7 @@ class Validation:
 
 
 class Validations(ABC):
-    """Methods of a session."""
+    """Provide the methods of a session for validation."""
 
     _region: Floats | None
 
@@ -50,17 +50,23 @@ class Validations(ABC):
     def _ask(self, command: str, **arguments: Any) -> Any: ...
 
     def validations(self) -> list[Validation]:
-        """What is open now. It stays so until ``shown`` or ``judged``, or until it is too late."""
+        """Return what is open now.
+
+        It stays so until ``shown`` or ``judged``, or until it is too late.
+        """
         return [Validation(**each) for each in self._ask("validations")]
 
     def shown(self, validation: Validation) -> None:
-        """The own segment was published, or cannot be."""
+        """Tell the daemon that the own segment was published, or cannot be."""
         self._ask("shown", terms=validation.terms)
 
     def fits(self, validation: Validation, fill: Callable[[Floats], None], *, start: bool) -> bool:
-        """Whether parameters that ``fill`` writes are the run's before the round (``start``), or
-        those that its peer has submitted. Between two submissions only. SessionError otherwise, or
-        if the round is too long ago."""
+        """Return whether parameters that ``fill`` writes are those of the validation's round.
+
+        With ``start`` they are the run's before the round, else those that its peer has submitted.
+        Between two submissions only: raises SessionError otherwise, or if the round is too long
+        ago.
+        """
         if self._region is None:
             raise SessionError("fits before attach", fix="call attach first")
         fill(self._region)
@@ -68,7 +74,10 @@ class Validations(ABC):
         return bool(self._ask("fits", start=start, **place))
 
     def judged(self, validation: Validation, judgement: int | None, why: str) -> None:
-        """0: right, 1: wrong, 2: withheld; None: nothing can be said. Judgement in
-        peer/audit/statements.py."""
+        """Tell the daemon how a segment was judged.
+
+        ``judgement`` is 0: right, 1: wrong, 2: withheld; None: nothing can be said. See Judgement
+        in peer/audit/statements.py.
+        """
         place = {"terms": validation.terms, "target": validation.target}
         self._ask("judged", judgement=judgement, why=why, **place)

@@ -1,4 +1,4 @@
-"""Is a signature genuine? Ed25519, in which a public key is a peer's id. Pure."""
+"""Check signatures by Ed25519, in which a public key is a peer's id. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ KEYS_KEPT = 1024  # as many as a view may have members: making one takes as long
 
 
 def verifies(public_key: bytes, text: bytes, signature: bytes) -> bool:
-    """Whether the holder of ``public_key`` has signed ``text``. Takes 0.1 ms; never raises."""
+    """Return whether the holder of ``public_key`` has signed ``text``.
+
+    Takes 0.1 ms; never raises.
+    """
     try:
         _public_key(public_key).verify(signature, text)
     except (InvalidSignature, ValueError):

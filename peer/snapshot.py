@@ -1,4 +1,4 @@
-"""What a daemon knows, as one plain dictionary, and as the text of `atoll status`."""
+"""Describe what a daemon knows, as one plain dictionary and as the text of `atoll status`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ LABEL_CHARACTERS = 10
 
 
 def snapshot(daemon: Daemon) -> dict[str, Any]:
-    """Plain types only: this travels over the local socket and is `atoll status --json`."""
+    """Return what a daemon knows, in plain types only.
+
+    It travels over the local socket and is `atoll status --json`.
+    """
     node, runner, host = daemon.node, daemon.runner, daemon.host
     own, state, role = node.follower, runner.state, node.me.role
     view = node.view or (node.joining.taught if role == ARCHIVE else None)
@@ -87,13 +90,13 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
 
 
 def _layout(daemon: Daemon) -> str:
-    """Of the last round that this peer has taken part in, and why it was that."""
+    """Say which layout the last round that this peer took part in had, and why it was that."""
     layout = daemon.runner.reducer.layout
     return (plain(layout.why) or layout.kind) if layout is not None else ""
 
 
 def _learners(daemon: Daemon) -> list[dict[str, Any]]:
-    """As the coordinator knows them: joiners that catch up, and archives."""
+    """List the joiners that catch up, and archives, as the coordinator knows them."""
     lead = daemon.node.coordinator
     return [
         {
@@ -120,7 +123,7 @@ def _checkpoint(daemon: Daemon) -> str:
 
 
 def _policy(view: View | None) -> str:
-    """The policy in force and what it means for this view."""
+    """Describe the policy in force and what it means for this view."""
     if view is None:
         return ""
     chosen = view.rules.policy
@@ -159,7 +162,7 @@ def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
 
 
 def _waiting(daemon: Daemon) -> str:
-    """Who or what the next commit waits for, and since when, in one sentence."""
+    """Say who or what the next commit waits for, and since when, in one sentence."""
     node = daemon.node
     view, own = node.view, node.follower
     if view is None:
@@ -187,7 +190,7 @@ def _without_connection(daemon: Daemon, view: View) -> str:
 
 
 def _round_waits(daemon: Daemon) -> str:
-    """Where there is a view, and rounds are not held."""
+    """Say what the next round waits for, where there is a view and rounds are not held."""
     node, own = daemon.node, daemon.node.follower
     late, waited_s = node.beats.waiting
     names = listed([short(p) + (" (this peer)" if p == node.me.peer else "") for p in late])
@@ -205,7 +208,7 @@ def _round_waits(daemon: Daemon) -> str:
 
 
 def missing_founders(daemon: Daemon) -> str:
-    """Who is here, whom the others wait for, and how to go on without them."""
+    """Say who is here, whom the others wait for, and how to go on without them."""
     text = daemon.node.genesis.describe()
     missing = daemon.keeper.unanswered(daemon.contacts())
     known = {address: daemon.keeper.why_not(address) for address in missing}
@@ -219,7 +222,7 @@ def missing_founders(daemon: Daemon) -> str:
 
 
 def _outside(daemon: Daemon) -> str:
-    """What a peer does that is in no view."""
+    """Say what a peer does that is in no view."""
     node = daemon.node
     run, behind = daemon.options.run, node.syncing.rounds_behind
     if daemon.inquiry is not None:
@@ -238,7 +241,7 @@ def _outside(daemon: Daemon) -> str:
 
 
 def render(status: dict[str, Any]) -> str:
-    """The text of `atoll status`."""
+    """Return the text of `atoll status`."""
     size_text = f", {status['parameters']:,} parameters" if status["parameters"] else ""
     up = duration(status["uptime_s"])
     lines = [
@@ -272,7 +275,7 @@ def render(status: dict[str, Any]) -> str:
 
 
 def _standing(status: dict[str, Any]) -> str:
-    """What this peer is in the run, in words."""
+    """Say in words what this peer is in the run."""
     if status["phase"] == Phase.LEARNER.value:
         return "archive" if status["role"] == ARCHIVE else "joining"
     words = {Phase.OUT.value: "outside", Phase.CANDIDATE.value: "electing a coordinator"}
@@ -285,7 +288,7 @@ def _line(label: str, text: str) -> str:
 
 
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows with aligned columns; those that nobody fills are left out."""
+    """Return the rows as lines with aligned columns; leave out columns that nobody fills."""
     columns = [column for column in zip(*rows, strict=True) if any(column)]
     widths = [max(map(len, column)) for column in columns]
     return [
@@ -342,7 +345,7 @@ def _last_error(status: dict[str, Any]) -> str:
 
 
 def _probation(member: dict[str, Any]) -> list[str]:
-    """Whether its submissions count."""
+    """Say for how long the member's submissions do not count; nothing if they do."""
     rounds = member.get("probation")
     if rounds is None:
         return []
@@ -352,7 +355,7 @@ def _probation(member: dict[str, Any]) -> list[str]:
 
 
 def _link(member: dict[str, Any]) -> list[str]:
-    """The link to a member, as far as it was measured."""
+    """Describe the link to a member, as far as it was measured."""
     marks = ["on this machine"] if member.get("local") else []
     marks += [duration(1e-3 * member["rtt_ms"])] if member["rtt_ms"] else []
     for way, name in (("out", "up"), ("in", "down")):

@@ -1,4 +1,7 @@
-"""The first steps of a daemon: to its own process, and what it says of them in its log."""
+"""Take a daemon's first steps: prepare its process, build its parts, enter its run.
+
+Its log tells of them.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +54,10 @@ MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 
 
 def prepare_process(note: Callable[[str, str], None], verbose: bool = False) -> None:
-    """Before the first thread starts. ``note`` takes the kind and the text of a line; what is as
-    usual is said only if ``verbose``."""
+    """Set the limits of this process, before its first thread starts.
+
+    ``note`` takes the kind and the text of a line; what is as usual is said only if ``verbose``.
+    """
     memory = f"{allocator.cap_arenas()}; {allocator.give_back_large()}"
     limits = f"{descriptors.raise_limit()}; {memory}"
     if verbose:
@@ -66,7 +71,7 @@ def checkpointer_of(
     incarnation: Callable[[], int],
     note: Callable[..., None],
 ) -> Checkpointer | None:
-    """Of a daemon that is to write checkpoints."""
+    """Return the checkpointer of a daemon that is to write checkpoints, else None."""
     if options.checkpoint is None:
         return None
     return Checkpointer(
@@ -81,7 +86,7 @@ def checkpointer_of(
 
 
 def audits_of(daemon: Daemon) -> AuditHost:
-    """Its evidence goes to the guard, which tells the others."""
+    """Return the audit host of a daemon. Its evidence goes to the guard, which tells the others."""
     return AuditHost(
         daemon.home.peer_id,
         HomeSigner(daemon.home),
@@ -92,7 +97,10 @@ def audits_of(daemon: Daemon) -> AuditHost:
 
 
 def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> BanGuard:
-    """AdmissionError if the run has an authority and this peer's pass of it is no good."""
+    """Return the daemon's guard, which knows who is banned and who is admitted.
+
+    Raises AdmissionError if the run has an authority and this peer's pass of it is no good.
+    """
     keeper = BanKeeper(
         daemon.home.peer_id,
         daemon.home.path / "evidence",
@@ -152,7 +160,10 @@ def planner_of(daemon: Daemon) -> Planner:
 
 
 def invite_of(daemon: Daemon) -> str:
-    """ConfigError in a run whose authority makes the invites."""
+    """Return an invite to the daemon's run.
+
+    Raises ConfigError in a run whose authority makes the invites.
+    """
     options, address = daemon.options, daemon.address
     if options.authority:
         again = f"atoll authority invite DIR --run {options.run} --at {address}"
@@ -174,7 +185,7 @@ def vector_desk_of(daemon: Daemon) -> VectorDesk:
 
 
 async def say_who_is_missing(daemon: Daemon) -> None:
-    """While founders gather; less and less often."""
+    """Write to the log who is missing while founders gather; less and less often."""
     pause_s = MISSING_PAUSE_S
     while True:
         await asyncio.sleep(pause_s)
@@ -185,7 +196,10 @@ async def say_who_is_missing(daemon: Daemon) -> None:
 
 
 async def first_contact(daemon: Daemon, end: asyncio.Future[None]) -> None:
-    """Reach any peer of the run, unless this one is told to ``end`` meanwhile. ConnectError."""
+    """Reach any peer of the run, unless this one is told to ``end`` meanwhile.
+
+    Raises ConnectError if none can be reached.
+    """
     contacts = daemon.options.contacts
     if not contacts:
         raise ConnectError(
@@ -195,7 +209,7 @@ async def first_contact(daemon: Daemon, end: asyncio.Future[None]) -> None:
 
 
 async def unless_ended(work: Awaitable[T], end: asyncio.Future[Any]) -> T | None:
-    """What ``work`` gives; None, and the work is cancelled, if ``end`` is done first."""
+    """Return what ``work`` gives; if ``end`` is done first, cancel the work and return None."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
@@ -205,8 +219,10 @@ async def unless_ended(work: Awaitable[T], end: asyncio.Future[Any]) -> T | None
 
 
 def check_joined_later(daemon: Daemon) -> None:
-    """Once, when the time for joining is up: who was in, or was let in to learn, comes back however
-    long that takes."""
+    """Check once, when the time for joining is up, that this peer is in its run.
+
+    Whoever was in, or was let in to learn, comes back however long that takes.
+    """
     asyncio.get_running_loop().call_later(JOIN_TIMEOUT_S, check_joined, daemon)
 
 

@@ -1,4 +1,4 @@
-"""The daemon's side of its trainer: attaching, submissions, published parameters.
+"""Do the daemon's side of its trainer: attaching, submissions, published parameters.
 
 A daemon has at most one trainer. Its submission region belongs to the daemon: a trainer that is
 started again gets a new one, so that a round in progress still reads what was submitted.
@@ -47,7 +47,7 @@ class Trainer:
 
 
 class TrainerDesk:
-    """Answers the trainer's commands."""
+    """Answer the trainer's commands."""
 
     def __init__(
         self, run: str, name: str, node: Node, runner: RoundRunner, feed: Callable[[ev.Event], None]
@@ -230,8 +230,10 @@ class TrainerDesk:
             self._runner.replica.steps = bytes(arguments.get("steps", b""))
 
     async def _next(self, client: bytes, _: dict[str, Any]) -> int:
-        """Of which fragment a submission is wanted next: of the first round that has not begun and
-        that none waits for already."""
+        """Return the fragment of which a submission is wanted next.
+
+        It is that of the first round that has not begun and that none waits for already.
+        """
         own, fragments = self._node.follower, self.known(client).spec.fragments
         begun = {number: begin.fragment for number, begin in own.begins.items()}
         number = max([own.round, *begun]) + 1
@@ -258,7 +260,10 @@ class TrainerDesk:
         return why
 
     async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> None:
-        """Memory for vectors of so many elements; what was handed out before is not used again."""
+        """Hand out memory for vectors of so many elements.
+
+        What was handed out before is not used again.
+        """
         trainer = self.known(client)
         region = await asyncio.to_thread(Region, "exchange", 2 * int(arguments["elements"]))
         if self.trainer is not trainer:
@@ -314,8 +319,10 @@ class TrainerDesk:
         return self._runner.validating.tasks()
 
     async def _fits(self, client: bytes, arguments: dict[str, Any]) -> bool:
-        """Whether what the trainer has written to its region fits a round; not while a submission
-        of it may be read."""
+        """Return whether what the trainer has written to its region fits a round.
+
+        Raises SessionError while a submission of it may be read.
+        """
         trainer = self.known(client)
         if trainer.region is None or trainer.awaiting:
             raise SessionError("the memory of submissions is in use")
@@ -336,7 +343,7 @@ class TrainerDesk:
         self._runner.validating.judged(terms, target, judgement, why)
 
     def known(self, client: bytes) -> Trainer:
-        """SessionError if this client is not the trainer."""
+        """Return the trainer, which is this client. Raise SessionError if it is not."""
         if self.trainer is None or self.trainer.client != client:
             raise SessionError("this client is not the daemon's trainer", fix="call attach first")
         return self.trainer

@@ -1,4 +1,4 @@
-"""What a trainer submits in an asynchronous run (``RunSpec.is_asynchronous``).
+"""Keep what a trainer submits in an asynchronous run (``RunSpec.is_asynchronous``).
 
 Theory. A round opens when all trainers that it waits for have arrived (group/barrier.py), and is
 committed a moment later than it could be if somebody with such a trainer is just fetching its
@@ -29,8 +29,11 @@ LOOK_S = 0.02  # between two looks whether a round is open: a round takes longer
 
 
 class AsyncSubmissions:
-    """Of one trainer; one at a time. ``taken`` is called whenever the machine has taken it: from
-    then on the next round may read it. It looks by itself until it is closed."""
+    """Submit for one trainer, one at a time, until a round has committed it or none can use it.
+
+    ``taken`` is called whenever the machine has taken the submission: from then on the next round
+    may read it. It looks by itself until it is closed.
+    """
 
     def __init__(
         self, own: Follower, feed: Callable[[ev.Event], None], taken: Callable[[], None]
@@ -46,7 +49,7 @@ class AsyncSubmissions:
         self._act()
 
     def is_over(self, effect: ev.TellTrainer) -> bool:
-        """Whether the trainer is to hear of it: it was committed, or no round can use it."""
+        """Return whether the trainer is to hear of it: it was committed, or no round can use it."""
         over = effect.kind == "committed" or bool(effect.text)
         if over:
             self._weight = self._given = None
@@ -56,7 +59,7 @@ class AsyncSubmissions:
         return over
 
     def close(self) -> None:
-        """The trainer has ended."""
+        """Stop looking: the trainer has ended."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""The daemon's side of a session's own collectives: taking calls in, handing results out."""
+"""Do the daemon's side of a session's own collectives: take calls in, hand results out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float32]
 
 
 def call_of(arguments: dict[str, Any], own: Follower) -> ev.Submitted:
-    """What the trainer has called. ConfigError if that cannot be."""
+    """Return what the trainer has called. Raise ConfigError if that cannot be."""
     given = bytes(arguments.get("given", b""))
     if len(given) > OBJECT_BYTES_MAX:
         raise ConfigError(
@@ -43,9 +43,9 @@ def call_of(arguments: dict[str, Any], own: Follower) -> ev.Submitted:
 
 
 def halves_of(region: Region | None, operation: Operation | None) -> tuple[Floats, Floats] | None:
-    """Where the vector lies, and where its result goes; None for other operations.
+    """Return where the vector lies, and where its result goes; None for other operations.
 
-    SessionError if there is no memory for it.
+    Raises SessionError if there is no memory for it.
     """
     if operation is None or operation.kind != REDUCE:
         return None
@@ -59,7 +59,10 @@ def halves_of(region: Region | None, operation: Operation | None) -> tuple[Float
 
 
 def why_not_now(own: Follower, state: ReplicatedState | None, *, in_view: bool) -> str:
-    """Why the call has to wait; "" if it need not. ConfigError if waiting would not help."""
+    """Return why the call has to wait; "" if it need not.
+
+    Raises ConfigError if waiting would not help.
+    """
     if state is not None:
         check_collectives(state.spec)
     if own.unsynced or not in_view:
@@ -70,7 +73,7 @@ def why_not_now(own: Follower, state: ReplicatedState | None, *, in_view: bool) 
 
 
 def outcome_of(effect: ev.TellTrainer, call: int) -> dict[str, Any]:
-    """What the trainer hears, with the number of its call."""
+    """Return what the trainer hears, with the number of its call."""
     told = {"kind": effect.kind, "round": effect.round, "call": call, "text": effect.text}
     begin = effect.begin
     return told if begin is None else told | _result(begin)

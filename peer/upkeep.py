@@ -1,4 +1,4 @@
-"""Keeping links: dial members that are not linked, and find out whether a silent one is dead."""
+"""Keep links: dial members that are not linked, and find out whether a silent one is dead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
 
 
 class LinkKeeper:
-    """Lives in the event loop of the daemon."""
+    """Keep this peer linked to the members of its run, in the event loop of the daemon."""
 
     def __init__(
         self,
@@ -45,10 +45,11 @@ class LinkKeeper:
     def reach_any(
         self, addresses: Sequence[str], fingerprint: bytes | None
     ) -> asyncio.Future[None]:
-        """Done with the first control link to any of these, FIRST_DIALS of them tried at once.
+        """Return a future that is done with the first control link to any of these addresses.
 
-        If there is none it fails as the first address did, whose peer must have ``fingerprint``;
-        with IdentityInUseError it fails at once. Dials that are under way then go on.
+        FIRST_DIALS of them are tried at once. If there is no link it fails as the first address
+        did, whose peer must have ``fingerprint``; with IdentityInUseError it fails at once. Dials
+        that are under way then go on.
         """
         waiting = deque(dict.fromkeys(addresses))
         first, count = addresses[0], len(waiting)
@@ -85,8 +86,11 @@ class LinkKeeper:
         contacts: Callable[[], tuple[str, ...]],
         seeks: Callable[[], bool],
     ) -> None:
-        """Have a control link to every member; outside a view, to any known address, or, while
-        this peer seeks others to found a run with or to meet again, to all of them."""
+        """Keep a control link to every member, or outside a view to known addresses.
+
+        Outside a view one to any of them is enough; while this peer seeks others to found a run
+        with or to meet again, it keeps one to all of them.
+        """
         while True:
             members = view()
             linked = self._host.link_peers()
@@ -105,12 +109,12 @@ class LinkKeeper:
         self._answered[address] = peer
 
     def unanswered(self, contacts: Sequence[str]) -> list[str]:
-        """Those of which nobody that we have a link to has answered."""
+        """Return those addresses at which nobody that we have a link to has answered."""
         linked = self._host.link_peers()
         return [address for address in contacts if self._answered.get(address) not in linked]
 
     def why_not(self, address: str) -> str:
-        """Why there is no connection to the peer at this address; "" if nobody answers there."""
+        """Return why this address gives no connection; "" if nobody answers there."""
         error = self._failed.get(address)
         if error is None or error.stage in UNREACHED:
             return ""
@@ -145,7 +149,7 @@ class LinkKeeper:
             self._streams.warm(peer)
 
     async def probe(self, peer: bytes, address: str) -> str:
-        """Is the peer's process gone? "up", "refused" or "silent".
+        """Find out whether the peer's process is gone: "up", "refused" or "silent".
 
         "refused" proves a death only for an address that has accepted us before.
         """

@@ -1,4 +1,4 @@
-"""Numpy arrays and torch tensors as flat float32 vectors, without loading torch.
+"""Turn numpy arrays and torch tensors into flat float32 vectors, without loading torch.
 
 Whoever hands over a tensor has loaded torch; it is found among the loaded modules.
 """
@@ -22,7 +22,7 @@ DTYPES = ("float32", "float16", "bfloat16")  # float32 holds all their values
 
 
 class Vector:
-    """An array or tensor that goes into float32[elements] and comes out of it again."""
+    """Copy an array or tensor into float32[elements], and out of it again."""
 
     def __init__(self, tensor: Any, kind: str, shape: Sequence[int], dtype: str) -> None:
         self._tensor = tensor
@@ -41,16 +41,16 @@ class Vector:
         return self._text
 
     def write(self, flat: Floats) -> None:
-        """The values, in C order."""
+        """Write the values into ``flat``, in C order."""
         np.copyto(flat.reshape(self._tensor.shape), self._tensor)
 
     def read(self, flat: Floats) -> Any:
-        """A new one of the same kind with these values, rounded to its dtype."""
+        """Return a new one of the same kind with these values, rounded to its dtype."""
         return flat.reshape(self._tensor.shape).astype(self._tensor.dtype)
 
 
 class _TorchVector(Vector):
-    """On any device: values are converted and copied in one go."""
+    """Copy a torch tensor on any device: values are converted and copied in one go."""
 
     def __init__(self, tensor: Any) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -69,7 +69,10 @@ class _TorchVector(Vector):
 
 
 def vector_of(tensor: Any) -> Vector:
-    """ConfigError for what is no array or tensor, or of another dtype."""
+    """Return an array or tensor as a vector.
+
+    Raises ConfigError for what is no array or tensor, or of another dtype.
+    """
     if isinstance(tensor, np.ndarray):
         return Vector(tensor, "numpy array", tensor.shape, str(tensor.dtype))
     if any(kind.__module__.split(".")[0] == "torch" for kind in type(tensor).__mro__):

@@ -1,4 +1,4 @@
-"""The arithmetic of audited rounds: pure functions on arrays and bytes.
+"""Compute what audited rounds need: pure functions on arrays and bytes.
 
 Before anybody sends, everybody commits to its encoded parts (commitment.py), and owners commit to
 their results. Only then a common seed is drawn. From it everybody computes a few numbers of its own

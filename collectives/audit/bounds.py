@@ -1,4 +1,4 @@
-"""How far an honest owner's encoded result may lie from the exact aggregate, told from its bytes.
+"""Bound how far an honest owner's encoded result lies from the exact aggregate, by its bytes alone.
 
 Bounds are float64[SKETCH_WIDTH] of one chunk: for each bucket of a sketch (sketch.py) the sum of
 the squares of the largest error that each element may have::
@@ -31,8 +31,8 @@ from atoll.collectives.native import KERNELS
 
 __all__ = ["AUDITED_PEERS_MAX", "check_codec", "error_bounds", "widened"]
 
-# In one round. Each says six things to each, and checks what everybody has said: of 64 that is
-# 25,000 messages and 24,000 signatures, some seconds of one core in all.
+# Peers in one round. Each says six things to each, and checks what everybody has said: with 64
+# these are 25,000 messages and 24,000 signatures, some seconds of one core in all.
 AUDITED_PEERS_MAX: Final = 64
 
 # Steps, of codecs whose error does not depend on the code.
@@ -44,7 +44,7 @@ _STEPS: Final[Mapping[str, float]] = {
     "int4_sr": 1.0,
     "int4_shift": 0.5,
 }
-# How many scales the largest value of a block decodes to, at least: a random rounding may take a
+# The largest value of a block decodes to so many scales at least: a random rounding may take a
 # step from it, a shift half a one.
 _REACHED: Final[Mapping[str, float]] = {"int8": 126.0, "int4": 6.0, "fp4_": 15.0}
 # The smallest normal number and half the relative distance of two numbers.
@@ -58,11 +58,14 @@ _ROUNDED: Final = 1 + 2.0**-12
 _FLUSHED: Final = 1e-30  # the values of blocks without a scale are smaller
 _UNIT: Final = 2.0**-24  # half the relative distance of two float32
 _TILE_ELEMENTS: Final = 16_384  # whole blocks of any codec; small memory comes without page faults
-_SMALLEST: Final = 2.0**-149  # of float32: what a product that underflows may lose
+_SMALLEST: Final = 2.0**-149  # the smallest float32: what a product that underflows may lose
 
 
 def check_codec(codec: Codec) -> None:
-    """ConfigError unless there are bounds for it: with others owners cannot be checked."""
+    """Raise ConfigError unless there are bounds for a codec.
+
+    With others owners cannot be checked.
+    """
     if codec.name not in ("float32", "fp4_e3m0", *_STEPS, *_HALVES):
         known = ", ".join(["float32", *_HALVES, *_STEPS, "fp4_e3m0"])
         raise ConfigError(
@@ -72,8 +75,11 @@ def check_codec(codec: Codec) -> None:
 
 
 def error_bounds(codec: Codec, data: U8, count: int, values: F32 | None = None) -> F64:
-    """The bounds of encoding, of a chunk of ``count`` elements; ``values``: as they are decoded, if
-    they are at hand. CodecError for malformed bytes, ConfigError for a codec without bounds."""
+    """Return the bounds of encoding, of a chunk of ``count`` elements, float64[SKETCH_WIDTH].
+
+    ``values``: as they are decoded, if they are at hand. Raises CodecError for malformed bytes, and
+    ConfigError for a codec without bounds.
+    """
     check_codec(codec)
     if values is None:
         values = np.empty(count, np.float32)
@@ -95,12 +101,13 @@ def error_bounds(codec: Codec, data: U8, count: int, values: F32 | None = None) 
 
 
 def widened(bounds: F64, coefficients: F64, norms: F32, result_norm: float, count: int) -> F64:
-    """The same for a sum that was itself computed in float32, ``sum of coefficients[i] g_i``.
+    """Return the bounds of a result whose sum was itself computed in float32.
 
-    ``norms[i]`` is |g_i - R| over the chunk of ``count`` elements and ``result_norm`` is |R|. With
-    n parts each element is rounded n + 1 times at most, so its error is no more than
-    ``(n + 1) 2^-24 sum of |c_i g_i|``, and in no bucket the length of all these errors is more than
-    ``(n + 1) 2^-24 sum of |c_i| (|g_i - R| + |R|)``. Lengths of errors add up, not their squares.
+    The sum is ``sum of coefficients[i] g_i``. ``norms[i]`` is |g_i - R| over the chunk of ``count``
+    elements and ``result_norm`` is |R|. With n parts each element is rounded n + 1 times at most,
+    so its error is no more than ``(n + 1) 2^-24 sum of |c_i g_i|``, and in no bucket the length of
+    all these errors is more than ``(n + 1) 2^-24 sum of |c_i| (|g_i - R| + |R|)``. Lengths of
+    errors add up, not their squares.
     """
     longest = float((np.abs(coefficients) * (norms.astype(np.float64) + result_norm)).sum())
     rounding = (len(norms) + 2) * (_UNIT * longest + _SMALLEST * np.sqrt(count))
@@ -108,7 +115,7 @@ def widened(bounds: F64, coefficients: F64, norms: F32, result_norm: float, coun
 
 
 def _largest(values: F32, block: int) -> F32:
-    """The largest magnitude of each block."""
+    """Return the largest magnitude of each block."""
     found: F32 = np.empty(-(-values.size // block), np.float32)
     if KERNELS is not None:
         KERNELS.peaks(values, block, found)
@@ -121,7 +128,10 @@ def _largest(values: F32, block: int) -> F32:
 
 
 def _of_steps(errors: F64, block: int, count: int) -> F64:
-    """``errors`` are those of the elements of each block; a block has as many of each bucket."""
+    """Return the bounds that follow from the errors of the elements of each block.
+
+    ``errors`` are these; a block has as many elements of each bucket.
+    """
     squares = np.where(errors > 0, errors * _ROUNDED, _FLUSHED) ** 2
     whole = count // block
     sums: F64 = np.full(SKETCH_WIDTH, squares[:whole].sum() * (block // SKETCH_WIDTH))
@@ -143,8 +153,11 @@ def _of_levels(values: F32, scales: F64, block: int) -> F64:
 
 
 def _half_gaps(rows: F32, scales: F32) -> F32:
-    """Their squares, in units of each row's scale: a level is 0 or a power of two, and the gap to
-    the next is as large as it is itself; 16 is the last and has 8 below."""
+    """Return the squares of half the gaps to the next levels, in units of each row's scale.
+
+    A level is 0 or a power of two, and the gap to the next is as large as it is itself; 16 is the
+    last and has 8 below.
+    """
     halves: F32 = np.abs(rows)
     np.divide(halves, 2 * scales[: len(rows), None], out=halves)
     np.clip(halves, 1 / 8, 4, out=halves)

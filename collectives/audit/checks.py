@@ -1,4 +1,4 @@
-"""What everybody checks of an owner's result, from sketches and norms that all participants tell.
+"""Check an owner's result from sketches and norms that all participants tell, as everybody does.
 
 Signs of sketches are drawn when parts and results are fixed, and owners confirm what participants
 tell of the parts that they hold. A check that fails proves nothing by itself: it says whose result
@@ -41,7 +41,7 @@ __all__ = ["SKETCH_ROUNDING", "identity_holds", "shard_identity_holds", "suspici
 
 SPREADS: Final = 8.0
 EXPONENT: Final = 23.0
-# Of sketches, twice the unit of float32: their sums in float64 round as well.
+# Relative error of sketches, twice the unit of float32: their sums in float64 round as well.
 SKETCH_ROUNDING: Final = 2.0**-23
 # Honest results are 0.5 to 1 times as far from the vectors as these are from each other; estimates
 # from one chunk make up to 3 of it. What lies 12 times as far as an honest result is always found.
@@ -49,15 +49,21 @@ FACTOR: Final = 4.0
 
 
 def identity_holds(coefficients: F64, sketches: F32, result: F32, bounds: F64) -> bool:
-    """Of one chunk: coefficients float64[n], sketches float32[n, 8] of the parts and float32[8] of
-    the result, bounds float64[8]. False for what is not finite."""
+    """Return whether the sketch of one chunk's result is that of the sum of its parts.
+
+    ``coefficients`` are float64[n], ``sketches`` float32[n, 8] of the parts, ``result`` float32[8],
+    ``bounds`` float64[8]. False for what is not finite.
+    """
     gap, slack = _gap(coefficients, sketches, result)
     return bool((gap <= SPREADS * np.sqrt(bounds) + slack).all())
 
 
 def shard_identity_holds(coefficients: F64, sketches: F32, results: F32, bounds: F64) -> bool:
-    """Of all chunks of an owner at once, which shows smaller shifts: sketches float32[c, n, 8] of
-    the parts and float32[c, 8] of the results, bounds float64[c, 8]."""
+    """Return whether the identity holds of all chunks of an owner at once.
+
+    That shows smaller shifts. ``sketches`` are float32[c, n, 8] of the parts, ``results``
+    float32[c, 8], ``bounds`` float64[c, 8].
+    """
     gap, slack = _gap(coefficients, sketches, results)
     seen = (np.maximum(gap - slack, 0.0) ** 2).sum()
     spread = 2 * np.sqrt(EXPONENT * (bounds**2).sum())
@@ -65,7 +71,7 @@ def shard_identity_holds(coefficients: F64, sketches: F32, results: F32, bounds:
 
 
 def _gap(coefficients: F64, sketches: F32, result: F32) -> tuple[F64, F64]:
-    """What each bucket is off by, and how much of that the rounding of sketches may be."""
+    """Return what each bucket is off by, and how much of that the rounding of sketches may be."""
     with np.errstate(invalid="ignore", over="ignore"):  # then there is NaN, and no check holds
         parts = coefficients[:, None] * sketches
         gap = np.abs(parts.sum(axis=-2) - result)
@@ -75,8 +81,10 @@ def _gap(coefficients: F64, sketches: F32, result: F32) -> tuple[F64, F64]:
 
 
 def suspicious(norms: F32, sketches: F32, error: float) -> bool:
-    """Whether a result lies far from most vectors, whatever the rule: the median of ``norms``, the
-    distances |g_i - R|, is more than FACTOR times the distance of two vectors that are typical.
+    """Return whether a result lies far from most vectors, whatever the rule.
+
+    It does if the median of ``norms``, the distances |g_i - R|, is more than FACTOR times the
+    distance of two vectors that are typical.
 
     Distances of vectors are estimated: ``sketches`` are float32[n, m], of one chunk (m = 8) or of
     several beside each other, to which then the norms belong too. Typical is the k-th nearest pair,
@@ -100,7 +108,10 @@ def suspicious(norms: F32, sketches: F32, error: float) -> bool:
 
 
 def _squared_distances(points: F64) -> F64:
-    """float64[n, n] of float64[c, n, m], all m c coordinates."""
+    """Return the squared distances of n points, float64[n, n].
+
+    The points are float64[c, n, m]: all m c coordinates count.
+    """
     found: F64 = np.zeros((points.shape[1],) * 2)
     for row, point in zip(found, points.swapaxes(0, 1), strict=True):
         row[:] = ((points - point[:, None]) ** 2).sum(axis=(0, 2))

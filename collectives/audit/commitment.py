@@ -1,4 +1,4 @@
-"""What a participant commits to before anybody sends: one Merkle root for each owner's chunks.
+"""Commit to encoded chunks before anybody sends: by one Merkle root for each owner's chunks.
 
 The leaves are the SHA-256 digests of the encoded chunks that one participant owns, in ascending
 order. So whoever gets some of them can check each one alone, and an owner can show to everybody
@@ -16,9 +16,11 @@ __all__ = ["opening", "opens", "shard_roots"]
 
 
 def shard_roots(digests: Sequence[bytes], owners: Sequence[int], count: int) -> list[bytes]:
-    """For each of ``count`` participants the root over the digests of the chunks that it owns; b""
-    for who owns none. ``digests[c]`` and ``owners[c]`` belong to chunk c, and what NOBODY owns is
-    in no root."""
+    """Return for each participant the root over the digests of the chunks that it owns.
+
+    There are ``count`` participants; the root is b"" for one that owns none. ``digests[c]`` and
+    ``owners[c]`` belong to chunk c, and what NOBODY owns is in no root.
+    """
     shards: list[list[bytes]] = [[] for _ in range(count)]
     for digest, owner in zip(digests, owners, strict=True):
         if owner >= 0:
@@ -27,15 +29,20 @@ def shard_roots(digests: Sequence[bytes], owners: Sequence[int], count: int) -> 
 
 
 def opening(digests: Sequence[bytes], owners: Sequence[int], chunk: int) -> bytes:
-    """The proof that a chunk is in the root of its owner: 32 bytes for each level of the tree.
-    LocalProtocolError if nobody owns it."""
+    """Return the proof that a chunk is in the root of its owner.
+
+    It has 32 bytes for each level of the tree. Raises LocalProtocolError if nobody owns it.
+    """
     place, shard = _place(owners, chunk)
     return merkle_proof([digests[other] for other in shard], place)
 
 
 def opens(part_digest: bytes, chunk: int, owners: Sequence[int], proof: bytes, root: bytes) -> bool:
-    """Whether a participant that committed to ``root`` for the owner of ``chunk`` committed to a
-    part with this digest; digest, proof and root may be anything."""
+    """Return whether a participant has committed to a part with this digest.
+
+    ``root`` is what it committed to for the owner of ``chunk``; digest, proof and root may be
+    anything.
+    """
     if len(part_digest) != LEAF_BYTES or not 0 <= chunk < len(owners) or owners[chunk] < 0:
         return False
     place, shard = _place(owners, chunk)
@@ -43,7 +50,10 @@ def opens(part_digest: bytes, chunk: int, owners: Sequence[int], proof: bytes, r
 
 
 def _place(owners: Sequence[int], chunk: int) -> tuple[int, list[int]]:
-    """Where a chunk stands among those of its owner, and these."""
+    """Return the place of a chunk among those of its owner, and these.
+
+    Raises LocalProtocolError if nobody owns it.
+    """
     if not 0 <= chunk < len(owners) or owners[chunk] < 0:
         raise LocalProtocolError(f"nobody owns chunk {chunk} of {len(owners)}")
     shard = [other for other, owner in enumerate(owners) if owner == owners[chunk]]

@@ -1,4 +1,4 @@
-"""Whether inner products that an owner has told can be those of the parts that it was sent.
+"""Judge whether inner products that an owner has told can be those of the parts that it was sent.
 
 Rules that compare whole vectors (robust/gram.py) need the inner products of all parts, and only the
 owner of a shard has these. It signs them, chunk by chunk; everybody compares them with the sketches
@@ -21,19 +21,21 @@ from atoll.collectives.robust.gram import Matrix
 
 __all__ = ["gram_holds", "implausible_grams", "unlike_norms"]
 
-FALSE_ALARM: Final = 1e-5  # of all distances of a shard together
+FALSE_ALARM: Final = 1e-5  # probability, for all distances of a shard together
 OPENED_OF_SUM: Final = 4  # chunks
 HONEST_PAIRS: Final = 0.75  # fewer have a liar in them, where most are honest
-# Of an inner product, beside the lengths of both vectors. A matrix product adds up in an order that
-# depends on the processor: in float64 the sum of m products is off by m 2^-53 of these at most, and
-# a chunk has no more than 2^18 elements: 3e-11.
+# Error of an inner product, beside the lengths of both vectors. A matrix product adds up in an
+# order that depends on the processor: in float64 the sum of m products is off by m 2^-53 of these
+# at most, and a chunk has no more than 2^18 elements: 3e-11.
 GRAM_ROUNDING: Final = 1e-9
 
 
 def implausible_grams(grams: Matrix, sketches: F32) -> list[int]:
-    """Where inner products that the owner of a shard has told, float64[c, n, n] of its chunks, can
-    hardly be those of the vectors whose sketches, float32[c, n, 8], all have seen: the chunks to be
-    opened, none if all is well. All of them if a sketch is not finite.
+    """Return the chunks whose told inner products can hardly be those of the vectors.
+
+    The owner of a shard has told ``grams``, float64[c, n, n] of its chunks; ``sketches`` of the
+    vectors, float32[c, n, 8], all have seen. The chunks are those to be opened, none if all is
+    well. All of them if a sketch is not finite.
 
     Distances are what rules go by, so these are judged, between all vectors and from zero, as
     squares: in each chunk, and in the shard, whose sum the rule uses. Told ones should be sums of
@@ -67,11 +69,13 @@ def implausible_grams(grams: Matrix, sketches: F32) -> list[int]:
 
 
 def unlike_norms(grams: Matrix, weights: F64, norms: F32, errors: F64) -> list[int]:
-    """Where the inner products contradict the distances from the result, which all tell too: norms
-    float32[c, n]. Of a linear rule, whose result is the sum of ``weights[i] g_i`` but for what
-    encoding and rounding may move it by (its length, ``errors`` float64[c]), they give the same
-    distances, exactly. So distances from what the rule has chosen are true ones; those between the
-    vectors that it has left out are judged by ``implausible_grams`` alone.
+    """Return the chunks whose inner products contradict the distances from the result.
+
+    These all tell too: ``norms`` float32[c, n]. Of a linear rule, whose result is the sum of
+    ``weights[i] g_i`` but for what encoding and rounding may move it by (its length, ``errors``
+    float64[c]), the inner products give the same distances, exactly. So distances from what the
+    rule has chosen are true ones; those between the vectors that it has left out are judged by
+    ``implausible_grams`` alone.
     """
     inner = grams @ weights
     squares = np.diagonal(grams, axis1=1, axis2=2)
@@ -86,15 +90,18 @@ def unlike_norms(grams: Matrix, weights: F64, norms: F32, errors: F64) -> list[i
 
 
 def gram_holds(told: Matrix, true: Matrix) -> bool:
-    """Whether told inner products float64[n, n] are the true ones, but for rounding."""
+    """Return whether told inner products float64[n, n] are the true ones, but for rounding."""
     lengths = np.sqrt(true.diagonal())
     slack = GRAM_ROUNDING * lengths[:, None] * lengths[None, :]
     return bool((np.abs(told - true) <= slack).all())
 
 
 class _Distances(NamedTuple):
-    """Squared, float64[c, n + 1, n + 1], the last of them from zero; and, by rounding, at least and
-    at most."""
+    """Hold squared distances, float64[c, n + 1, n + 1], the last of them from zero.
+
+    ``found`` are these; ``least`` and ``most`` are, by rounding, the least and the most they can
+    be.
+    """
 
     found: F64
     least: F64
@@ -111,7 +118,7 @@ class _Distances(NamedTuple):
 
     @classmethod
     def seen(cls, sketches: F32) -> tuple[_Distances, F64]:
-        """And the sums of their fourth powers."""
+        """Return the squared distances of sketches, and the sums of their fourth powers."""
         points = np.pad(sketches.astype(np.float64), ((0, 0), (0, 1), (0, 0)))
         squares = np.empty((len(points), points.shape[1], points.shape[1]))
         fourth = np.empty_like(squares)
@@ -129,7 +136,7 @@ class _Distances(NamedTuple):
 def _improbable(
     told: _Distances, seen: _Distances, fourth: F64, buckets: int, exponent: float
 ) -> NDArray[np.bool_]:
-    """Of each distance, whether what was told is too small for what is seen, or too large."""
+    """Return for each distance whether it was told too small, or too large, for what is seen."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # 0 / 0 is told of nothing
         freedom = np.nan_to_num(3 * seen.found**2 / fourth - 2, nan=buckets).clip(1.0, buckets)
         pairs = freedom[..., *np.triu_indices(freedom.shape[-1], 1)]

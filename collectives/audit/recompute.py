@@ -1,4 +1,4 @@
-"""The bytes that an honest owner sends for one chunk, made of all parts that it was sent.
+"""Make the bytes that an honest owner sends for one chunk from all parts that it was sent.
 
 Not a second copy of that arithmetic: ``Sums`` and ``Stacks`` add up the parts, as they do in the
 engine, in the order of the participants. With a result in float32 the owner's own part is exact
@@ -37,11 +37,14 @@ def recomputed(
     size: int,
     matrix: Matrix | None = None,
 ) -> bytes:
-    """The encoded result of a chunk of ``size`` elements. ``parts`` are the encoded ones of all who
-    have positive weight; others are not looked at. ``matrix`` is what the plan's rule gave
-    (``RobustRule.matrix``), where it needs the inner products of whole vectors.
+    """Return the encoded result of a chunk of ``size`` elements.
 
-    PartError names whose part is missing or malformed; CodecError: the result cannot be encoded.
+    ``parts`` are the encoded ones of all who have positive weight; others are not looked at.
+    ``matrix`` is what the plan's rule gave (``RobustRule.matrix``), where it needs the inner
+    products of whole vectors.
+
+    Raises PartError, which names whose part is missing or malformed, and CodecError if the result
+    cannot be encoded.
     """
     if plan.shape is not None or plan.is_pairwise:
         raise LocalProtocolError("only the results of a butterfly are made of parts alone")
@@ -69,8 +72,11 @@ def recomputed(
 
 
 def chunk_gram(parts: Sequence[bytes | U8], codec: Codec, size: int) -> Matrix:
-    """The inner products over a chunk of ``size`` elements of all who have positive weight, from
-    their encoded parts in order: as an owner computes them (stacks.py). CodecError."""
+    """Return the inner products over a chunk of all who have positive weight.
+
+    They are computed from their encoded parts in order, each of ``size`` elements, as an owner
+    computes them (stacks.py). Raises CodecError.
+    """
     stack = [np.frombuffer(part, np.uint8) for part in parts]
     for part in stack:
         codec.check(part, size)
@@ -85,15 +91,21 @@ def _no_source(chunk: int, out: F32) -> None:
 
 
 def is_linear(rule: RobustRule | None) -> bool:
-    """Whether the result is a sum of the vectors with coefficients that are the same for all
-    coordinates: of the mean, and of rules that end with one combination of whole vectors."""
+    """Return whether a rule's result is a sum of the vectors, times coefficients.
+
+    These are the same for all coordinates. That holds for the mean, and for rules that end with one
+    combination of whole vectors.
+    """
     return rule is None or rule.is_mean or rule.is_combination
 
 
 def coefficients(rule: RobustRule | None, gram: Matrix | None, count: int, key: int) -> F64:
-    """float64[count] of those of positive weight, which count alike, in their order: what owners
-    multiply parts with, rounded to float32 as they round it. Arguments as of ``RobustRule.matrix``.
-    LocalProtocolError for a rule that is not linear."""
+    """Return what owners multiply parts with by a linear rule, float64[count].
+
+    The parts are those of positive weight, which count alike, in their order; coefficients are
+    rounded to float32 as owners round them. Arguments as of ``RobustRule.matrix``. Raises
+    LocalProtocolError for a rule that is not linear.
+    """
     if rule is None or rule.is_mean:
         return np.array(factors_of((1.0,) * count))
     if not rule.is_combination:

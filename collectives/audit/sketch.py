@@ -1,4 +1,4 @@
-"""Sketches: a few numbers that a long vector is recognized by, drawn after it is fixed.
+"""Sketch long vectors: a few numbers that one is recognized by, drawn after it is fixed.
 
 A shared random seed gives each element a sign, and bucket b of a sketch is the sum of the signed
 elements at k = b mod 8. Sketches are linear, so those of a sum are the sum of those of its parts;
@@ -36,8 +36,12 @@ _TILE_ELEMENTS: Final = 32_768  # that numpy works on at a time: as float64 they
 
 
 def sign_bits(seed: bytes, chunk: int, count: int) -> U8:
-    """uint8[ceil(count / 8)]: one bit for each element of a chunk, 1 for minus, the lowest bit of a
-    byte first; SHAKE-256 of a tag, the seed and the chunk, so nobody knows any before the seed."""
+    """Return the signs of the elements of a chunk, uint8[ceil(count / 8)].
+
+    There is one bit for each element, 1 for minus, the lowest bit of a byte first; SHAKE-256 of a
+    tag, the seed and the chunk, so nobody knows any before the seed. Raises LocalProtocolError for
+    a seed that has not SEED_BYTES bytes.
+    """
     if len(seed) != SEED_BYTES:
         raise LocalProtocolError(f"a seed of signs has {SEED_BYTES} bytes, not {len(seed)}")
     stream = hashlib.shake_256(_TAG + seed + chunk.to_bytes(8, "little"))
@@ -45,7 +49,10 @@ def sign_bits(seed: bytes, chunk: int, count: int) -> U8:
 
 
 def sketch(values: F32, bits: U8) -> F32:
-    """float32[SKETCH_WIDTH] of float32[n], with ``sign_bits`` for n elements."""
+    """Return the sketch of a vector, float32[SKETCH_WIDTH].
+
+    ``values`` are float32[n], ``bits`` the ``sign_bits`` for n elements.
+    """
     sums: F64 = np.zeros(SKETCH_WIDTH)
     if KERNELS is not None:
         KERNELS.sketch(values, bits, sums)
@@ -55,7 +62,7 @@ def sketch(values: F32, bits: U8) -> F32:
 
 
 def distance(values: F32, other: F32) -> np.float32:
-    """The Euclidean distance of two float32[n]."""
+    """Return the Euclidean distance of two float32[n]."""
     sums: F64 = np.zeros(SKETCH_WIDTH)
     if KERNELS is not None:
         KERNELS.squares(values, other, sums)
@@ -68,7 +75,10 @@ def distance(values: F32, other: F32) -> np.float32:
 
 
 def bucket_sums(values: F64) -> F64:
-    """float64[SKETCH_WIDTH]: the sums of what stands at k = b mod 8, in ascending order too."""
+    """Return for each bucket b the sum of what stands at k = b mod 8, float64[SKETCH_WIDTH].
+
+    It is added up in ascending order too.
+    """
     whole = values.size - values.size % SKETCH_WIDTH
     sums: F64 = values[:whole].reshape(-1, SKETCH_WIDTH).sum(axis=0)
     sums[: values.size - whole] += values[whole:]
@@ -99,8 +109,10 @@ def _tiles(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows(count: int) -> tuple[F64, F64]:
-    """Rows of buckets, of which the first is for the sums so far, then so many elements as
-    a flat view, then zeros."""
+    """Return rows of buckets to add up, and a flat view of the elements in them.
+
+    The first row is for the sums so far, then come ``count`` elements, then zeros.
+    """
     whole = -(-count // SKETCH_WIDTH) + 1
     flat: F64 = np.empty(whole * SKETCH_WIDTH)
     flat[SKETCH_WIDTH + count :] = 0.0
@@ -108,6 +120,9 @@ def _rows(count: int) -> tuple[F64, F64]:
 
 
 def _add(rows: F64, sums: F64) -> None:
-    """numpy reduces the first axis of a matrix row after row: in ascending order, as it must be."""
+    """Add up rows of buckets, of which the first is ``sums``, into ``sums``.
+
+    numpy reduces the first axis of a matrix row after row: in ascending order, as it must be.
+    """
     rows[0] = sums
     np.add.reduce(rows, axis=0, out=sums)

@@ -1,4 +1,4 @@
-"""Codecs: how float32 values become bytes on the wire and come back.
+"""Turn float32 values into bytes on the wire, and back: the codecs.
 
 A codec is a pure function between values and bytes (and a key, for those that round or choose at
 random). Both directions are bit-deterministic (one fixed order of operations, no fused
@@ -99,7 +99,7 @@ CODECS: Final[dict[str, Codec]] = {codec.name: accelerated(codec) for codec in _
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of that name; CodecError lists the known names."""
+    """Return the codec of that name. Raises CodecError, which lists the known names."""
     try:
         return CODECS[name]
     except KeyError:

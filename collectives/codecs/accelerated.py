@@ -1,4 +1,4 @@
-"""Codecs whose work is done by the native kernels, where there are any (collectives/native.py).
+"""Run codecs on the native kernels, where there are any (collectives/native.py).
 
 The numpy form stays the reference, and says what is wrong with values or bytes that a kernel does
 not take. Both give the same bits for every input.
@@ -16,7 +16,7 @@ __all__ = ["accelerated"]
 
 
 def accelerated(codec: Codec) -> Codec:
-    """The same codec on kernels; itself where there is none for it."""
+    """Return the same codec on kernels; itself where there is none for it."""
     if KERNELS is None or codec.name not in KERNEL_CODECS:
         return codec
     native = copy.copy(codec)
@@ -25,7 +25,10 @@ def accelerated(codec: Codec) -> Codec:
 
 
 class _OnKernels(Codec):
-    """Goes before the class of a numpy codec: a kernel that says no hands over to it."""
+    """Run a codec on kernels; where one says no, hand over to numpy.
+
+    It goes before the class of a numpy codec.
+    """
 
     def encode(self, values: F32, out: U8, key: int = 0) -> None:
         assert KERNELS is not None

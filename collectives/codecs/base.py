@@ -1,4 +1,4 @@
-"""What a codec is, what it promises, and the scratch memory that all of them work through."""
+"""Define what a codec is, what it promises, and the scratch memory that all of them use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ WORK_ELEMENTS: Final = 65_536
 
 
 class Errors(NamedTuple):
-    """Expected relative squared error ``|decode(encode(x)) - x|^2 / |x|^2`` of long vectors."""
+    """Hold the expected relative squared error of long vectors of three distributions.
+
+    It is ``|decode(encode(x)) - x|^2 / |x|^2``.
+    """
 
     gauss: float
     laplace: float
@@ -54,7 +57,7 @@ NO_ERRORS: Final = Errors(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a codec promises about its error, and what it costs.
+    """Say what a codec promises about its error, and what it costs.
 
     ``exact``: decode(encode(x)) is x. ``unbiased``: right in expectation over keys.
     ``contractive``: the error is smaller than the value, but biased. ``bits_per_element`` includes
@@ -75,17 +78,20 @@ class Contract:
 
     @property
     def alpha(self) -> float:
-        """E|C(x) - x|^2 <= (1 - alpha) |x|^2. Error feedback needs it to be positive."""
+        """Return alpha of E|C(x) - x|^2 <= (1 - alpha) |x|^2.
+
+        Error feedback needs it to be positive.
+        """
         return 1.0 - self.error_max
 
     @property
     def omega(self) -> float:
-        """E|Q(x) - x|^2 <= omega |x|^2."""
+        """Return omega of E|Q(x) - x|^2 <= omega |x|^2."""
         return self.error_max
 
 
 class Decoder(ABC):
-    """What encoded bytes are: how many, whether they are right, which values they stand for.
+    """Say what encoded bytes are: how many, whether they are right, which values they stand for.
 
     Stateless, and safe to use from any number of threads. Arrays are one-dimensional and
     C-contiguous. ``decode`` and what is like it check the bytes before they write, so a refused
@@ -97,19 +103,19 @@ class Decoder(ABC):
     @property
     @abstractmethod
     def part_codec(self) -> Codec:
-        """How participants encode what such a result is made of."""
+        """Return the codec by which participants encode what such a result is made of."""
 
     def part(self, data: U8, participant: int) -> U8 | None:
-        """Of a result: what this participant sent, if the bytes still have it."""
+        """Return what a participant sent of a result; None if the bytes no longer have it."""
         return None
 
     @abstractmethod
     def encoded_bytes(self, count: int) -> int:
-        """The exact number of bytes that ``count`` elements take."""
+        """Return the exact number of bytes that ``count`` elements take."""
 
     @abstractmethod
     def check(self, data: U8, count: int) -> None:
-        """CodecError unless ``data`` encodes ``count`` finite elements."""
+        """Raise CodecError unless ``data`` encodes ``count`` finite elements."""
 
     @abstractmethod
     def decode(self, data: U8, out: F32) -> None:
@@ -124,8 +130,10 @@ class Decoder(ABC):
 
 
 class Codec(Decoder):
-    """A pair of functions between values and bytes. Nothing of the size of the input is allocated.
-    The mean of parts is encoded as they are."""
+    """Turn values into bytes and back, by a pair of functions.
+
+    Nothing of the size of the input is allocated. The mean of parts is encoded as they are.
+    """
 
     contract: Contract
 
@@ -143,31 +151,37 @@ class Codec(Decoder):
 
     @abstractmethod
     def decode_add(self, data: U8, factor: float, into: F32) -> None:
-        """``into += float32(factor) * decode(data)``, each step rounded to float32.
+        """Add ``float32(factor) * decode(data)`` to ``into``, each step rounded to float32.
 
-        Sparse codecs leave alone what they do not contain. CodecError on malformed bytes.
+        Sparse codecs leave alone what they do not contain. Raises CodecError on malformed bytes.
         """
 
     def decode_columns(self, parts: Sequence[U8], count: int, lo: int, out: F32) -> bool:
-        """Of n parts of ``count`` elements each, which have passed ``check``, those from ``lo`` on
-        into float32[n, c]. They begin with a PIECE (native.py), and end with one or with the part.
-        False: this codec decodes whole parts only."""
+        """Decode some columns of several parts into float32[n, c].
+
+        The n parts of ``count`` elements each have passed ``check``; of each the elements from
+        ``lo`` on are decoded. They begin with a PIECE (native.py), and end with one or with the
+        part. Return False if this codec decodes whole parts only.
+        """
         return False
 
     def decode_weigh(self, data: U8, factor: float, into: F32, weights: F32) -> None:
-        """The same, and ``weights += float32(factor)`` for the elements that the bytes contain."""
+        """Add as ``decode_add`` does, and add up the factors of each element.
+
+        ``weights += float32(factor)`` for the elements that the bytes contain.
+        """
         self.decode_add(data, factor, into)
         np.add(weights, np.float32(factor), out=weights)
 
 
 class TiledCodec(Codec):
-    """A codec of which any tile can be decoded by itself."""
+    """Decode any tile by itself: a base of codecs that can."""
 
     tile_elements: ClassVar[int] = WORK_ELEMENTS
 
     @abstractmethod
     def _decode_tile(self, data: U8, count: int, lo: int, out: F32) -> None:
-        """Elements from ``lo`` on, of checked bytes; a tile as ``_tiles`` cuts them."""
+        """Decode elements from ``lo`` on, of checked bytes; a tile as ``_tiles`` cuts them."""
 
     def decode(self, data: U8, out: F32) -> None:
         self.check(data, out.size)
@@ -187,7 +201,7 @@ class TiledCodec(Codec):
 
 
 def tiles(count: int, block: int, tile: int) -> Iterator[tuple[int, int, int]]:
-    """(lo, hi, row width) of tiles of whole blocks, then of the short last block."""
+    """Yield (lo, hi, row width) of tiles of whole blocks, then of the short last block."""
     whole = count - count % block
     for lo in range(0, whole, tile):
         yield lo, min(lo + tile, whole), block
@@ -196,21 +210,24 @@ def tiles(count: int, block: int, tile: int) -> Iterator[tuple[int, int, int]]:
 
 
 def key_bytes(key: int, size: int) -> U8:
-    """The first ``size`` bytes of a key, little-endian; CodecError unless it has 64 bits."""
+    """Return the first ``size`` bytes of a key, little-endian.
+
+    Raises CodecError unless the key has 64 bits.
+    """
     if not 0 <= key < 1 << KEY_BITS:
         raise CodecError(f"a codec's key lies in [0, 2^{KEY_BITS}), not {key}")
     return np.frombuffer(key.to_bytes(KEY_BITS // 8, "little"), np.uint8)[:size]
 
 
 def check_finite(values: F32) -> None:
-    """CodecError on NaN or infinity, without a mask of the size of the input."""
+    """Raise CodecError on NaN or infinity, without a mask of the size of the input."""
     # min and max hand on NaN.
     if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
         raise CodecError("NaN or infinity in float32 values")
 
 
 class _Scratch(threading.local):
-    """Buffers of one thread; they go when it ends."""
+    """Hold the buffers of one thread; they go when it ends."""
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[str, type], NDArray[Any]] = {}
@@ -220,7 +237,10 @@ _scratch = _Scratch()
 
 
 def scratch(use: str, dtype: type, count: int) -> NDArray[Any]:
-    """This thread's buffer for one use, with any contents, until it is asked for that use again."""
+    """Return this thread's buffer for one use, with any contents.
+
+    It is the caller's until it is asked for that use again.
+    """
     buffer = _scratch.buffers.get((use, dtype))
     if buffer is None or buffer.size < count:
         buffer = _scratch.buffers[use, dtype] = np.empty(max(count, WORK_ELEMENTS), dtype)

@@ -1,4 +1,4 @@
-"""What codecs with one scale for each block of consecutive elements have in common.
+"""Encode with one scale for each block of consecutive elements: what such codecs have in common.
 
 Encoded layout of ``n`` elements, little-endian and without padding between the parts::
 
@@ -21,7 +21,10 @@ __all__ = ["BlockCodec", "absolute_block_error"]
 
 
 class BlockCodec(TiledCodec):
-    """``bits`` of code for each element and one of ``scales`` for each ``contract.block``."""
+    """Encode each element in ``bits`` bits of code, and each block with one scale.
+
+    A block has ``contract.block`` elements; ``scales`` keeps their scales.
+    """
 
     bits: int
     scales: Scales
@@ -50,7 +53,10 @@ class BlockCodec(TiledCodec):
         check_padding(codes, self.bits, count, self.name)
 
     def block_scales(self, data: U8, count: int) -> F32:
-        """float32[blocks], of checked bytes; 0 where the values were so small that none is kept."""
+        """Return the scales of checked bytes, float32[blocks].
+
+        A scale is 0 where the values were so small that none is kept.
+        """
         return self.scales.load(self._parts(data, count)[1])
 
     def _decode_tile(self, data: U8, count: int, lo: int, out: F32) -> None:
@@ -67,11 +73,11 @@ class BlockCodec(TiledCodec):
 
     @abstractmethod
     def _check_codes(self, codes: U8) -> None:
-        """CodecError if there is a code that encode never writes."""
+        """Raise CodecError if there is a code that encode never writes."""
 
     @abstractmethod
     def _decode_codes(self, codes: U8, lo: int, key: int, out: F32) -> None:
-        """What the scales are multiplied with, of a tile that begins with element ``lo``."""
+        """Decode what the scales are multiplied with, of a tile that begins with element ``lo``."""
 
     def _blocks(self, count: int) -> int:
         return -(-count // self.contract.block)
@@ -90,7 +96,10 @@ class BlockCodec(TiledCodec):
 
 
 def absolute_block_error(block: int, error: float) -> float:
-    """A bound on the relative squared error of a block whose largest magnitude, 1, is kept and all
-    of whose other elements are off by ``error`` at most, and by no more than they are large."""
+    """Return a bound on the relative squared error of a block.
+
+    Its largest magnitude, 1, is kept and all of its other elements are off by ``error`` at most,
+    and by no more than they are large.
+    """
     others = (block - 1) * error**2
     return others / (1 + others)

@@ -1,4 +1,4 @@
-"""Results that are not one mean, encoded once more, but what every participant sent.
+"""Keep as a result what every participant sent, not one mean that is encoded once more.
 
 The encoding of a chunk is one *slot* for each participant of positive weight, in the order of peer
 ids: the bytes that it sent, as it encoded them. Decoding gives what every replica computes of them,
@@ -42,8 +42,11 @@ KNOWN: Final = 64
 
 @dataclass(frozen=True)
 class Gathered(Decoder):
-    """``inner`` is the codec of the parts, ``weights`` are those of all participants, ``rule`` is
-    one of RULES. Equal ones have equal layouts and decode alike."""
+    """Decode a result that consists of what every participant sent.
+
+    ``inner`` is the codec of the parts, ``weights`` are those of all participants, ``rule`` is one
+    of RULES. Equal ones have equal layouts and decode alike.
+    """
 
     inner: Codec
     weights: tuple[float, ...]
@@ -63,13 +66,13 @@ class Gathered(Decoder):
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        """Participant -> its slot."""
+        """Return the slot of each participant that has one."""
         counted = (index for index, weight in enumerate(self.weights) if weight > 0)
         return {participant: slot for slot, participant in enumerate(counted)}
 
     @cached_property
     def has_slots(self) -> bool:
-        """False: the encoding is the aggregate, as float32."""
+        """Return whether the encoding consists of slots; else it is the aggregate, as float32."""
         slots_bytes = len(self._places) * self.inner.encoded_bytes(COMPARED_ELEMENTS)
         return slots_bytes <= FLOAT32.encoded_bytes(COMPARED_ELEMENTS)
 
@@ -108,8 +111,10 @@ class Gathered(Decoder):
         np.copyto(out, total)
 
     def add(self, participant: int, part: U8, total: F32, weights: F32) -> None:
-        """Add a participant's part to what those before it have given; both begin as zeros.
-        CodecError, and then nothing is added."""
+        """Add a participant's part to what those before it have given.
+
+        ``total`` and ``weights`` begin as zeros. Raises CodecError, and then nothing is added.
+        """
         factor = self.factors[participant]
         with np.errstate(over="ignore"):  # ``finish`` clamps it
             if self.rule == "all":
@@ -129,11 +134,14 @@ class Gathered(Decoder):
 
 @lru_cache(KNOWN)
 def gathered_codec(inner: Codec, weights: tuple[float, ...], rule: str) -> Gathered:
-    """The same object for the same arguments: what it knows of a thousand weights is found once."""
+    """Return the same codec object for the same arguments.
+
+    What it knows of a thousand weights is found once.
+    """
     return Gathered(inner, weights, rule)
 
 
 def factors_of(weights: Sequence[float]) -> tuple[float, ...]:
-    """What parts are multiplied with in a mean: ``weight / sum(weights)``, rounded to float32."""
+    """Return the factors of parts in a mean: ``weight / sum(weights)``, rounded to float32."""
     total = sum(weights)
     return tuple(float(np.float32(weight / total)) for weight in weights)

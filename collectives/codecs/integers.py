@@ -1,4 +1,4 @@
-"""int8 and int4: symmetric integers times one float32 scale for each block.
+"""Encode in int8 and int4: symmetric integers times one float32 scale for each block.
 
 ``scale = absmax / M`` with M = 127 or 7, and ``y = x / scale``. Three ways to round::
 
@@ -57,7 +57,7 @@ _NIBBLES: Final = byte_table([0, 1, 2, 3, 4, 5, 6, 7, np.nan, -7, -6, -5, -4, -3
 
 
 class IntegerCodec(BlockCodec):
-    """Codes from ``-code_max`` to ``code_max``."""
+    """Encode in codes from ``-code_max`` to ``code_max``."""
 
     code_max: ClassVar[int]
     rounding: ClassVar[Literal["nearest", "stochastic", "shift"]] = "nearest"
@@ -97,7 +97,7 @@ class IntegerCodec(BlockCodec):
         np.copyto(signed, flat, casting="unsafe")
 
     def _shifts(self, lo: int, blocks: int, key: int) -> F32:
-        """One for each block from the one that begins with element ``lo``."""
+        """Return a shift for each block from the one that begins with element ``lo``."""
         words = scratch("shifts", np.uint32, blocks)
         random_words(key, lo // self.contract.block, words)
         np.right_shift(words, 16, out=words)
@@ -138,7 +138,7 @@ def _contract(
 
 
 class Int8Codec(IntegerCodec):
-    """Symmetric absmax int8 with one float32 scale per 256 elements."""
+    """Encode in symmetric absmax int8 with one float32 scale per 256 elements."""
 
     name = "int8"
     bits, code_max = 8, 127
@@ -154,7 +154,7 @@ class Int8Codec(IntegerCodec):
 
 
 class Int8StochasticCodec(Int8Codec):
-    """int8, rounded up or down at random. Its key must differ for each vector."""
+    """Encode in int8, rounded up or down at random. Its key must differ for each vector."""
 
     name = "int8_sr"
     rounding = "stochastic"
@@ -166,7 +166,7 @@ class Int8StochasticCodec(Int8Codec):
 
 
 class Int8ShiftCodec(Int8Codec):
-    """int8 on a grid that is shifted at random for each block."""
+    """Encode in int8 on a grid that is shifted at random for each block."""
 
     name = "int8_shift"
     rounding = "shift"
@@ -183,7 +183,7 @@ class Int8ShiftCodec(Int8Codec):
 
 
 class Int4Codec(IntegerCodec):
-    """Symmetric absmax int4 with one float32 scale per 64 elements."""
+    """Encode in symmetric absmax int4 with one float32 scale per 64 elements."""
 
     name = "int4"
     bits, code_max = 4, 7
@@ -199,7 +199,7 @@ class Int4Codec(IntegerCodec):
 
 
 class Int4StochasticCodec(Int4Codec):
-    """int4, rounded up or down at random. Its key must differ for each vector."""
+    """Encode in int4, rounded up or down at random. Its key must differ for each vector."""
 
     name = "int4_sr"
     rounding = "stochastic"
@@ -208,7 +208,7 @@ class Int4StochasticCodec(Int4Codec):
 
 
 class Int4ShiftCodec(Int4Codec):
-    """int4 on a grid that is shifted at random for each block."""
+    """Encode in int4 on a grid that is shifted at random for each block."""
 
     name = "int4_shift"
     rounding = "shift"

@@ -1,4 +1,4 @@
-"""Codecs whose code is the nearest of a few levels, not evenly spaced, times the block's scale.
+"""Encode each value as the nearest of a few uneven levels, times the block's scale.
 
     fp8_e4m3    sign, 4 bits of exponent, 3 of mantissa; up to 448      E8M0 scale of 32 elements
     fp8_e5m2    sign, 5 bits of exponent, 2 of mantissa; up to 57344    E8M0 scale of 32
@@ -36,7 +36,7 @@ __all__ = ["DYNAMIC_LEVELS", "LEVEL_CODECS", "Int2Codec", "LevelCodec", "Levels"
 
 
 class Levels:
-    """The values of all codes, float32, and the search for the nearest.
+    """Hold the values of all codes, float32, and search them for the nearest.
 
     ``signed``: codes are sign and magnitude and ``values`` those of the positive half, ascending;
     else ``values`` are all levels, ascending. A code may follow whose value is NaN: it is refused.
@@ -54,7 +54,10 @@ class Levels:
 
     @functools.cached_property
     def thresholds(self) -> F32:
-        """float32[codes]: what a value, or its magnitude, must exceed to leave a code upwards."""
+        """Return what a value must exceed to leave a code upwards, float32[codes].
+
+        With signed codes the magnitude must.
+        """
         levels = self.values[: self.count].astype(np.float64)
         middles = (levels[:-1] + levels[1:]) / 2  # exact: float32 has 29 bits fewer
         below = middles.astype(np.float32)
@@ -69,7 +72,10 @@ class Levels:
 
     @functools.cached_property
     def lowest(self) -> U8:
-        """uint8[65536]: the code of the lowest value, or magnitude, with these upper 16 bits."""
+        """Return for all upper 16 bits the code of the lowest value, or magnitude, with them.
+
+        That is uint8[65536].
+        """
         upper = np.arange(0x8000, dtype=np.uint32) << 16
         steps = self.thresholds[: self.count - 1]
         positive = np.searchsorted(steps, upper.view(np.float32), "left")
@@ -80,7 +86,7 @@ class Levels:
         return np.concatenate([positive, negative]).astype(np.uint8)
 
     def nearest(self, values: F32, codes: U8) -> None:
-        """The codes of float32[n], which is used up; at most a tile.
+        """Find the codes of float32[n], which is used up; at most a tile.
 
         At most one threshold lies among the floats that share their upper 16 bits, so the code is
         the lowest of these or the next.
@@ -101,7 +107,7 @@ class Levels:
 
 
 class LevelCodec(BlockCodec):
-    """The nearest of ``levels``, times the scale."""
+    """Encode each value as the nearest of ``levels``, times the scale."""
 
     def __init__(self, name: str, levels: Levels, scales: Scales, contract: Contract) -> None:
         self.name, self.levels, self.scales, self.contract = name, levels, scales, contract
@@ -125,7 +131,7 @@ class LevelCodec(BlockCodec):
 
 
 class Int2Codec(LevelCodec):
-    """The levels are chosen with the root mean square; then the scale that is best for them is.
+    """Choose the levels by the root mean square, then the scale that is best for them.
 
     With the root mean square itself as scale, a block with one large value would be made worse than
     if nothing was sent. This is never worse, and contractive: with the levels q of a block,
@@ -152,7 +158,7 @@ class Int2Codec(LevelCodec):
 
 
 def _float_levels(exponent_bits: int, mantissa_bits: int, top: float) -> list[float]:
-    """The values of a small IEEE-like format from 0 to ``top``."""
+    """Return the values of a small IEEE-like format from 0 to ``top``."""
     bias = (1 << exponent_bits - 1) - 1
     steps = 1 << mantissa_bits
     levels = [step / steps * 2.0 ** (1 - bias) for step in range(steps)]
@@ -162,8 +168,11 @@ def _float_levels(exponent_bits: int, mantissa_bits: int, top: float) -> list[fl
 
 
 def _dynamic_levels() -> NDArray[np.float32]:
-    """For i = 0 ... 6 the 2**i midpoints of equal parts of [0.1, 1], times 10**(i - 6), with both
-    signs; and 0 and 1."""
+    """Return the 256 levels of dynamic8, ascending.
+
+    They are for i = 0 ... 6 the 2**i midpoints of equal parts of [0.1, 1], times 10**(i - 6), with
+    both signs; and 0 and 1.
+    """
     levels = [0.0, 1.0]
     for i in range(7):
         bounds = np.linspace(0.1, 1, 2**i + 1)

@@ -1,4 +1,4 @@
-"""Codes of 1, 2, 4, 8 and 12 bits in bytes, low bits first, and tables that turn bytes into values.
+"""Pack codes of 1, 2, 4, 8 and 12 bits into bytes, low bits first, and turn bytes into values.
 
     4 bits    byte i = c[2i] | c[2i+1] << 4
     2 bits    byte i = c[4i] | c[4i+1] << 2 | c[4i+2] << 4 | c[4i+3] << 6
@@ -43,7 +43,7 @@ _WORDS: Final[dict[int, tuple[str, type, tuple[int, ...]]]] = {
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """How many bytes so many codes take."""
+    """Return how many bytes so many codes take."""
     return -(-count * bits // 8)
 
 
@@ -67,7 +67,7 @@ def pack(codes: U8, bits: int, out: U8) -> None:
 
 
 def unpack(data: U8, bits: int, count: int) -> U8:
-    """The codes of a few bytes as new uint8[count]."""
+    """Return the codes of a few bytes as new uint8[count]."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes: U8 = data[:, None] >> shifts & np.uint8((1 << bits) - 1)
     return codes.reshape(-1)[:count]
@@ -86,7 +86,10 @@ def pack12(codes: U16, out: U8) -> None:
 
 
 def unpack12(data: U8, count: int) -> U16:
-    """The 12-bit codes as new uint16[count]; CodecError if the padding is not zero."""
+    """Return the 12-bit codes as new uint16[count].
+
+    Raises CodecError if the padding is not zero.
+    """
     codes: U16 = np.empty(count, np.uint16)
     pairs = count // 2
     triples = data[: 3 * pairs].reshape(-1, 3).astype(np.uint16)
@@ -100,7 +103,7 @@ def unpack12(data: U8, count: int) -> U16:
 
 
 def byte_table(levels: Sequence[float], bits: int) -> F32:
-    """float32[256, 8 // bits]: the values of the codes in each byte."""
+    """Return the values of the codes in each byte, float32[256, 8 // bits]."""
     codes = unpack(np.arange(256, dtype=np.uint8), bits, 256 * (8 // bits))
     table: F32 = np.array(levels, np.float32)[codes].reshape(256, -1)
     table.setflags(write=False)
@@ -108,7 +111,7 @@ def byte_table(levels: Sequence[float], bits: int) -> F32:
 
 
 def expand(data: U8, table: F32, out: F32) -> None:
-    """The values of packed codes, by ``byte_table``, into float32[n]; at most a tile."""
+    """Fill float32[n] with the values of packed codes, by ``byte_table``; at most a tile."""
     per_byte = table.shape[1]
     whole = out.size // per_byte
     index = scratch("index", np.intp, whole)
@@ -119,7 +122,7 @@ def expand(data: U8, table: F32, out: F32) -> None:
 
 
 def check_codes(data: U8, table: F32, name: str) -> None:
-    """CodecError if ``table`` has NaN for a code in ``data``."""
+    """Raise CodecError if ``table`` has NaN for a code in ``data``."""
     wrong = np.isnan(table).any(axis=1)
     if not wrong.any():
         return
@@ -137,7 +140,7 @@ def check_codes(data: U8, table: F32, name: str) -> None:
 
 
 def check_padding(data: U8, bits: int, count: int, name: str) -> None:
-    """CodecError unless the bits after the last code are zero."""
+    """Raise CodecError unless the bits after the last code are zero."""
     used = count * bits % 8
     if used and data[-1] >> used:
         raise CodecError(f"the bits after the last {name} code are not zero")

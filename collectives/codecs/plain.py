@@ -1,4 +1,4 @@
-"""float32 as it is, and its two 16-bit halves: one number for each element, without scales.
+"""Encode one number for each element, without scales: float32 as it is, and its two 16-bit halves.
 
     float32    n * float32
     bfloat16   n * the upper 16 bits of float32, nearest, ties to even
@@ -32,7 +32,7 @@ FLOAT16_MAX: Final = 65504.0
 
 
 class Float32Codec(TiledCodec):
-    """The values as they are; the reference that other codecs are compared with."""
+    """Keep the values as they are; the reference that other codecs are compared with."""
 
     name = "float32"
     contract = Contract("exact", 32.0, 1)
@@ -67,7 +67,7 @@ class Float32Codec(TiledCodec):
 
 
 class _HalfCodec(TiledCodec):
-    """Two bytes for each element, of which ``exponent`` are the bits that NaN and infinity set."""
+    """Encode each element in two bytes. ``exponent`` are the bits that NaN and infinity set."""
 
     exponent: int
     value_max: float
@@ -94,7 +94,7 @@ class _HalfCodec(TiledCodec):
                 raise CodecError(f"NaN or infinity in {self.name} at element {at}")
 
     def _encode_tile(self, values: F32, out: U8) -> None:
-        """Clamped values, which may be written over."""
+        """Encode clamped values, which may be written over."""
         np.copyto(out.view("<f2"), values, casting="unsafe")
 
     def _decode_tile(self, data: U8, count: int, lo: int, out: F32) -> None:
@@ -102,7 +102,7 @@ class _HalfCodec(TiledCodec):
 
 
 class Float16Codec(_HalfCodec):
-    """IEEE half precision. Below 6.1e-5 it loses precision, and below 3e-8 everything."""
+    """Encode in IEEE half precision. Below 6.1e-5 it loses precision, and below 3e-8 everything."""
 
     name = "float16"
     # For magnitudes from 6.1e-5 to 65,504.
@@ -112,7 +112,7 @@ class Float16Codec(_HalfCodec):
 
 
 class Bfloat16Codec(_HalfCodec):
-    """The range of float32 with 8 bits of precision."""
+    """Encode in bfloat16: the range of float32 with 8 bits of precision."""
 
     name = "bfloat16"
     contract = Contract("contractive", 16.0, 1, 2.0**-16, Errors(2.8e-6, 2.8e-6, 2.8e-6))

@@ -1,4 +1,4 @@
-"""The scales of blocks: how they are found, stored, checked and read.
+"""Find, store, check and read the scales of blocks.
 
 A float32 scale is 0 or lies between ``low`` and ``high``. ``low`` is so large that every value that
 is decoded is 0 or a normal number, so that a processor which flushes subnormal numbers to zero
@@ -39,7 +39,7 @@ SCALE_MAX: Final = np.nextafter(_FLOAT_MAX / np.float32(127), np.float32(0))
 
 
 def magnitudes_of(rows: F32) -> NDArray[np.int32]:
-    """The magnitudes of (blocks, width) as int32, in the scratch of "tile".
+    """Return the magnitudes of (blocks, width) as int32, in the scratch of "tile".
 
     They order like their bits read as integers, and NaN and infinity come last.
     """
@@ -48,9 +48,10 @@ def magnitudes_of(rows: F32) -> NDArray[np.int32]:
 
 
 def absmax_of(rows: F32) -> F32:
-    """The largest magnitude of each row of (blocks, width), in scratch; CodecError on NaN, inf.
+    """Return the largest magnitude of each row of (blocks, width), in scratch.
 
-    What it works on is ``magnitudes_of(rows)``, which it leaves as they are.
+    What it works on is ``magnitudes_of(rows)``, which it leaves as they are. Raises CodecError on
+    NaN or infinity.
     """
     magnitudes = magnitudes_of(rows)
     absmax: F32 = scratch("absmax", np.float32, len(rows))
@@ -62,7 +63,7 @@ def absmax_of(rows: F32) -> F32:
 
 
 def fold(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sum of each row, in place and in an order that does not depend on the processor.
+    """Return the sum of each row, made in place and in the same order on every processor.
 
     The upper half is added to the lower half until one number is left. A row shorter than a power
     of two is as if zeros followed.
@@ -77,25 +78,31 @@ def fold(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class Scales(ABC):
-    """``fit`` finds scales and writes them; ``size`` is the bytes of one."""
+    """Find the scales of blocks, write them and read them.
+
+    ``fit`` finds scales and writes them; ``size`` is the bytes of one.
+    """
 
     size: int
 
     @abstractmethod
     def fit(self, rows: F32, out: U8) -> F32:
-        """What to divide each row by: its scale, or 1 where that is 0. CodecError on NaN, inf."""
+        """Write the scale of each row, and return what to divide the row by.
+
+        That is its scale, or 1 where that is 0. Raises CodecError on NaN or infinity.
+        """
 
     @abstractmethod
     def check(self, data: U8, name: str) -> None:
-        """CodecError unless every scale is one that ``fit`` may write."""
+        """Raise CodecError unless every scale is one that ``fit`` may write."""
 
     @abstractmethod
     def load(self, data: U8) -> F32:
-        """The scales as float32, perhaps in scratch."""
+        """Return the scales as float32, perhaps in scratch."""
 
 
 class FloatScales(Scales):
-    """float32: the largest magnitude divided by ``divisor``.
+    """Keep scales as float32: the largest magnitude divided by ``divisor``.
 
     ``level_min`` and ``level_max`` are the smallest and largest magnitude, but 0, that a scale is
     multiplied with in decoding.
@@ -116,7 +123,10 @@ class FloatScales(Scales):
         return self.settle(raw, out)
 
     def settle(self, raw: F32, out: U8) -> F32:
-        """Bring scales that are not negative into the range, and write them."""
+        """Bring scales that are not negative into the range, and write them.
+
+        Return what to divide by: the scales, or 1 where they are 0.
+        """
         np.minimum(raw, self.high, out=raw)
         flushed = raw < self.low
         raw[flushed] = 0
@@ -140,7 +150,10 @@ class FloatScales(Scales):
 
 
 class SignedScales(FloatScales):
-    """float32: the value of largest magnitude with its sign; of two equal ones the positive."""
+    """Keep scales as float32: the value of largest magnitude with its sign.
+
+    Of two equal ones it is the positive.
+    """
 
     def fit(self, rows: F32, out: U8) -> F32:
         absmax = absmax_of(rows)
@@ -156,7 +169,7 @@ class SignedScales(FloatScales):
 
 
 class PowerScales(Scales):
-    """E8M0, one byte: 2 ** (byte - 127), and 0 for byte 0.
+    """Keep scales as E8M0, one byte: 2 ** (byte - 127), and 0 for byte 0.
 
     scale = 2 ** (floor(log2(absmax)) - exponent_max), ``exponent_max`` being that of the largest
     level (OCP Microscaling 1.0). There byte 0 is 2 ** -127, which is no normal number.
@@ -165,7 +178,7 @@ class PowerScales(Scales):
     size = 1
 
     def __init__(self, exponent_max: int, exponent_min: int) -> None:
-        """``exponent_min``: of the smallest level but 0."""
+        """Take the exponents of the largest level, and of the smallest but 0."""
         self.exponent_max = exponent_max
         self.low, self.high = 1 - exponent_min, 254 - exponent_max
 

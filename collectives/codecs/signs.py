@@ -1,4 +1,4 @@
-"""One bit and three values: sign and ternary.
+"""Encode in one bit and in three values: sign and ternary.
 
     sign       code = sign bit, scale = mean |x| of 256                    value = +scale, -scale
     ternary    code = 0, 1 (plus), 2 (minus), scale of 4096                value = 0, +scale, -scale
@@ -29,7 +29,7 @@ _CLIP: Final = 2.5
 
 
 class SignCodec(BlockCodec):
-    """The sign of each element, times the mean magnitude of its block."""
+    """Encode as the sign of each element, times the mean magnitude of its block."""
 
     name = "sign"
     bits = 1
@@ -48,14 +48,17 @@ class SignCodec(BlockCodec):
         pack(whole, 1, codes)
 
     def _check_codes(self, codes: U8) -> None:
-        """Every code stands for a value."""
+        """Do nothing: every code stands for a value."""
 
     def _decode_codes(self, codes: U8, lo: int, key: int, out: F32) -> None:
         expand(codes, _SIGNS, out)
 
 
 class TernaryCodec(BlockCodec):
-    """TernGrad. Its error is as large as the values: use it where many peers' errors cancel out."""
+    """Encode as TernGrad does, in three values.
+
+    Its error is as large as the values: use it where many peers' errors cancel out.
+    """
 
     name = "ternary"
     bits = 2

@@ -1,4 +1,4 @@
-"""Codecs that send one element of 64: the largest ones, or random ones.
+"""Send one element of 64: the largest ones, or random ones.
 
 topk of ``n`` elements, K of them kept: the 64 of largest magnitude of each 4096 consecutive ones
 (of the short last block one for each 64, rounded up; of equal ones the first)::
@@ -65,7 +65,10 @@ KEY_BYTES: Final = 8
 
 
 class _Kept(NamedTuple):
-    """float32[4]; places in the vector, intp[K]; codes, uint8[K]."""
+    """Hold what topk has kept.
+
+    ``lookup``: float32[4]; ``places`` in the vector, intp[K]; ``codes``, uint8[K].
+    """
 
     lookup: F32
     places: NDArray[np.intp]
@@ -73,7 +76,7 @@ class _Kept(NamedTuple):
 
 
 class TopKCodec(Codec):
-    """The 64 largest of 4096, two bits for each value. Made for error feedback.
+    """Send the 64 largest of 4096, two bits for each value. Made for error feedback.
 
     A bin may hold very different values, so the bound is weak and holds up to 4,096 of them, those
     of a chunk of 262,144 elements; each bin keeps its sum.
@@ -148,7 +151,10 @@ class TopKCodec(Codec):
 
 
 def _largest(rows: F32, keep: int) -> NDArray[np.intp]:
-    """The places, in the flat rows, of the largest magnitudes of each row; ascending."""
+    """Return the places, in the flat rows, of the largest magnitudes of each row; ascending.
+
+    ``keep`` of each row; of equal ones the first. Raises CodecError on NaN or infinity.
+    """
     absmax_of(rows)  # refuses what is not finite
     magnitudes = magnitudes_of(rows)
     sorted_out = scratch("partition", np.int32, rows.size).reshape(rows.shape)
@@ -169,7 +175,7 @@ def _largest(rows: F32, keep: int) -> NDArray[np.intp]:
 
 
 def _quantize(values: F32) -> tuple[F32, U8]:
-    """The lookup and the codes of the values that are kept."""
+    """Return the lookup and the codes of the values that are kept."""
     lookup: F32 = np.zeros(4, np.float32)
     if not values.size:
         return lookup, np.empty(0, np.uint8)
@@ -190,7 +196,10 @@ def _quantize(values: F32) -> tuple[F32, U8]:
 
 
 class RandKCodec(Codec):
-    """One random element of each 64, times 64: unbiased, with an error of 63 times the values."""
+    """Send one random element of each 64, times 64.
+
+    That is unbiased, with an error of 63 times the values.
+    """
 
     name = "randk"
     contract = Contract(
@@ -250,7 +259,7 @@ class RandKCodec(Codec):
 
 
 def _choice(key: int, count: int) -> tuple[NDArray[np.uint32], NDArray[np.intp], F32]:
-    """For each stratum: its random word, the place that is sent, and its length."""
+    """Return for each stratum its random word, the place that is sent, and its length."""
     strata = -(-count // ONE_OF)
     words = np.empty(strata, np.uint32)
     random_words(key, 0, words)

@@ -1,4 +1,4 @@
-"""Robust aggregation: rules that bear peers which send wrong numbers."""
+"""Aggregate robustly: by rules that bear peers which send wrong numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that look for a centre of whole vectors: geometric median, centered clipping, CAF, Flag.
+"""Find a centre of whole vectors: geometric median, centered clipping, CAF, Flag.
 
 Every centre is a combination of the vectors, so all iterations run on the Gram matrix (gram.py) of
 n vectors, float64[n, n], and cost nothing beside the vectors themselves. The functions return the
@@ -19,12 +19,15 @@ __all__ = ["centered_clipping", "covariance_filter", "flag", "geometric_median"]
 ITERATIONS_MAX: Final = 1_000  # each is some microseconds; most inputs need fewer than a hundred
 STOP: Final = 1e-13  # a step that is smaller, beside the spread of the vectors, changes nothing
 FLAG_ITERATIONS: Final = 200
-FLAG_SMOOTHING: Final = 1e-7  # of the weights of vectors that lie in the subspace: see `flag`
+FLAG_SMOOTHING: Final = 1e-7  # smooths the weights of vectors in the subspace: see `flag`
 
 
 def geometric_median(gram: Matrix) -> Matrix:
-    """The point with the least sum of distances, by Weiszfeld's iteration from the mean, with
-    distances smoothed (Pillutla et al. 2022, algorithm 2)."""
+    """Return the coefficients of the point with the least sum of distances.
+
+    It is found by Weiszfeld's iteration from the mean, with distances smoothed (Pillutla et al.
+    2022, algorithm 2).
+    """
     spread, inner = _spread(gram)
     if spread == 0.0:
         return _only(len(gram), medoid(distances(gram)))
@@ -40,8 +43,10 @@ def geometric_median(gram: Matrix) -> Matrix:
 
 
 def centered_clipping(gram: Matrix, radius: float | None = None) -> Matrix:
-    """The fixed point of ``v += mean of (x - v) min(1, radius / |x - v|)`` (Karimireddy et al.
-    2021, run to convergence as in BTARD, Gorbunov et al. 2022), from the medoid.
+    """Return the coefficients of the centre that centered clipping ends at.
+
+    The centre is the fixed point of ``v += mean of (x - v) min(1, radius / |x - v|)`` (Karimireddy
+    et al. 2021, run to convergence as in BTARD, Gorbunov et al. 2022), from the medoid.
 
     The default radius adapts to the vectors: the median of their distances from the medoid. A
     constant fits one scale of updates only: far larger it is the mean, far smaller it takes
@@ -66,10 +71,13 @@ def centered_clipping(gram: Matrix, radius: float | None = None) -> Matrix:
 
 
 def covariance_filter(gram: Matrix, f: int) -> Matrix:
-    """CAF, a covariance-bound-agnostic filter (Diakonikolas et al. 2020; Allouah et al. 2025):
-    weights shrink along the direction of largest variance until n - 2 f of their sum are left; the
-    mean at which that variance was least counts. Each step ends the weight of one vector at least:
-    scores are compared with the largest of the living. Eigenvectors are exact."""
+    """Return the coefficients of the mean by CAF, a covariance-bound-agnostic filter.
+
+    Weights shrink along the direction of largest variance until n - 2 f of their sum are left; the
+    mean at which that variance was least counts (Diakonikolas et al. 2020; Allouah et al. 2025).
+    Each step ends the weight of one vector at least: scores are compared with the largest of the
+    living. Eigenvectors are exact.
+    """
     count = len(gram)
     inner = recentred(gram, medoid(distances(gram)))
     weights: Matrix = np.ones(count)
@@ -95,8 +103,10 @@ def covariance_filter(gram: Matrix, f: int) -> Matrix:
 
 
 def flag(gram: Matrix, dimensions: int, pairs: float = 0.0) -> Matrix:
-    """Flag aggregator (Almansoori et al. 2023): the mean of unit vectors, projected on the subspace
-    that is nearest to all of them, and given the median length of the vectors.
+    """Return the coefficients of the Flag aggregator (Almansoori et al. 2023).
+
+    It is the mean of unit vectors, projected on the subspace that is nearest to all of them, and
+    given the median length of the vectors.
 
     With raw vectors a projection does not bound what a long one adds, so unit vectors it is.
     ``pairs`` is the paper's lambda: how much differences of two vectors count.
@@ -138,14 +148,17 @@ def _flag_columns(count: int, pairs: float) -> Matrix:
 
 
 def _spread(gram: Matrix) -> tuple[float, Matrix]:
-    """The median distance from the medoid, and the Gram matrix of the differences from it."""
+    """Return the median distance from the medoid, and the Gram matrix of differences from it."""
     squared = distances(gram)
     origin = medoid(squared)
     return float(np.median(np.sqrt(squared[origin]))), recentred(gram, origin)
 
 
 def _distances_to(inner: Matrix, weights: Matrix) -> Matrix:
-    """Of each vector from the combination with these weights, whose sum is one."""
+    """Return the distance of each vector from the combination with these weights.
+
+    Their sum is one.
+    """
     pulled = inner @ weights
     squared = inner.diagonal() - 2.0 * pulled + float(weights @ pulled)
     found: Matrix = np.sqrt(np.maximum(squared, 0.0))

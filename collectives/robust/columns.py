@@ -1,4 +1,4 @@
-"""The values of encoded parts, some columns of all of them at a time.
+"""Decode the values of encoded parts, some columns of all of them at a time.
 
 A chunk of sixteen parts takes 10 MiB as float32, and fresh memory costs more than the arithmetic on
 it. So where there are kernels no more is decoded than stays in the cache.
@@ -17,7 +17,7 @@ __all__ = ["Columns"]
 
 
 class Columns:
-    """Of parts in one codec. For one thread at a time."""
+    """Decode columns of parts in one codec. For one thread at a time."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -28,8 +28,11 @@ class Columns:
         return self._room.nbytes
 
     def of(self, parts: Sequence[U8], count: int) -> Iterator[F32]:
-        """float32[n, c] of n parts, one piece after the other, in memory that is used again for the
-        next. The parts have ``count`` elements each and have passed ``check``."""
+        """Yield the values of n parts, float32[n, c], one piece after the other.
+
+        A piece lies in memory that is used again for the next. The parts have ``count`` elements
+        each and have passed ``check``.
+        """
         for lo in range(0, count, COLUMNS):
             block = self._rows(len(parts), min(COLUMNS, count - lo))
             if not self._codec.decode_columns(parts, count, lo, block):

@@ -1,4 +1,4 @@
-"""Robust means of each coordinate by itself: median, trimmed mean, mean around the median.
+"""Compute robust means of each coordinate by itself: median, trimmed mean, mean around the median.
 
 Rows are vectors of peers, float[n, c]; every function returns float[c] of the same dtype. With a
 matrix, float64[k, n], the k rows of ``mixed_rows`` take their place. Rows are sorted, column by
@@ -40,13 +40,13 @@ COLUMNS: Final = PIECE
 
 
 def blocks_of(rows: Rows) -> Iterator[Rows]:
-    """COLUMNS of all rows after the other, in pieces that stay in the cache."""
+    """Yield all rows in pieces of COLUMNS columns, one after the other, that stay in the cache."""
     for lo in range(0, rows.shape[1], COLUMNS):
         yield np.ascontiguousarray(rows[:, lo : lo + COLUMNS])
 
 
 def sorted_rows(rows: Rows) -> Rows:
-    """A copy with each column in ascending order."""
+    """Return a copy with each column in ascending order."""
     out = rows.copy()
     spare = np.empty_like(out[0])
     for low, high in _network(len(out)):
@@ -58,7 +58,10 @@ def sorted_rows(rows: Rows) -> Rows:
 
 @lru_cache(64)
 def _network(count: int) -> tuple[tuple[int, int], ...]:
-    """Batcher's odd-even merge sort (Knuth, volume 3, 5.2.2, algorithm M), for any count."""
+    """Return the pairs that Batcher's odd-even merge sort compares, for any count.
+
+    See Knuth, volume 3, 5.2.2, algorithm M.
+    """
     return tuple(_comparators(count))
 
 
@@ -76,7 +79,7 @@ def _comparators(count: int) -> Iterator[tuple[int, int]]:
 
 
 def mean(rows: Rows) -> Rows:
-    """The sum in the order of the rows, divided by their number."""
+    """Return the mean of the rows: their sum, in their order, divided by their number."""
     total: Rows = rows[0].copy()
     for row in rows[1:]:
         total += row
@@ -85,7 +88,10 @@ def mean(rows: Rows) -> Rows:
 
 
 def median(rows: Rows, matrix: Coefficients = None) -> Rows:
-    """Coordinate-wise median (CWMed); of an even number of rows the mean of the middle two."""
+    """Return the coordinate-wise median (CWMed).
+
+    Of an even number of rows it is the mean of the middle two.
+    """
     count = _count(rows, matrix)
     return _ordered_mean(rows, matrix, (count - 1) // 2, 2 - count % 2)
 
@@ -99,7 +105,10 @@ def _middle(ordered: Rows) -> Rows:
 
 
 def trimmed_mean(rows: Rows, f: int, matrix: Coefficients = None) -> Rows:
-    """Mean without the f smallest and the f largest (CWTM, Yin et al. 2018, definition 2)."""
+    """Return the mean without the f smallest and the f largest values (CWTM).
+
+    See Yin et al. 2018, definition 2.
+    """
     return _ordered_mean(rows, matrix, f, _count(rows, matrix) - 2 * f)
 
 
@@ -136,8 +145,11 @@ def _flat_network(count: int) -> NDArray[np.uint8]:
 
 
 def around_median(rows: Rows, count: int, matrix: Coefficients = None) -> Rows:
-    """Mean of the ``count`` values that are closest to the median (Meamed, Xie et al. 2018; also
-    the last step of Bulyan). Of two that are as far away the smaller one counts."""
+    """Return the mean of the ``count`` values that are closest to the median.
+
+    That is Meamed (Xie et al. 2018), and also the last step of Bulyan. Of two that are as far away
+    the smaller one counts.
+    """
     if KERNELS is not None and fits_kernels(rows, matrix):
         return _by_kernel(rows, matrix, 0, count, around=True)
     ordered = sorted_rows(mixed_rows(rows, matrix))
@@ -154,7 +166,10 @@ def around_median(rows: Rows, count: int, matrix: Coefficients = None) -> Rows:
 
 
 def mixed_rows(rows: Rows, matrix: Coefficients) -> Rows:
-    """``matrix @ rows``, every sum in the order of the rows; what counts nothing is not touched."""
+    """Return ``matrix @ rows``, or the rows themselves without a matrix.
+
+    Every sum is in the order of the rows; what counts nothing is not touched.
+    """
     if matrix is None:
         return rows
     coefficients = matrix.astype(rows.dtype)

@@ -1,4 +1,4 @@
-"""Distances between whole vectors that lie in pieces on several machines.
+"""Find distances between whole vectors that lie in pieces on several machines.
 
 The *Gram matrix* of n vectors holds their inner products, float64[n, n]. Each owner of a part of
 the coordinates computes it of that part, and the sum over the owners is that of the whole:
@@ -37,13 +37,14 @@ __all__ = [
 Matrix: TypeAlias = NDArray[np.float64]
 
 _LITTLE: Final = np.dtype("<f8")
-# Of 2^40 numbers next to the largest float32, which no shard has: sums over owners stay finite.
+# An inner product over 2^40 numbers next to the largest float32 is less, and no shard has as many:
+# sums over owners stay finite.
 PRODUCT_MAX: Final = 1e90
-ROUNDING: Final = 1e-9  # of sums of 2^40 products in float64, generously
+ROUNDING: Final = 1e-9  # relative, for sums of 2^40 products in float64, generously
 
 
 class InnerProducts(NamedTuple):
-    """What an owner has needed for a rule; nothing where the rule needs none, or nothing is owned.
+    """Hold what an owner has needed for a rule; nothing where it needs none, or nothing is owned.
 
     ``told``: by owner, those over its shard, packed. ``chunks``: of each own chunk, packed and end
     to end, whose ``packed_sum`` was told. ``matrix``: float32, what the rule has made of all.
@@ -55,9 +56,12 @@ class InnerProducts(NamedTuple):
 
 
 def add_gram(rows: Rows, total: Matrix) -> None:
-    """Add the Gram matrix of float[n, c] to float64[n, n]. In double precision from the products
-    on: distances between vectors that are almost equal are small differences of these sums. In
-    which order they are added up depends on the processor where there are no kernels."""
+    """Add the Gram matrix of float[n, c] to float64[n, n].
+
+    It is in double precision from the products on: distances between vectors that are almost equal
+    are small differences of these sums. In which order they are added up depends on the processor
+    where there are no kernels.
+    """
     for block in blocks_of(rows):
         if KERNELS is not None and fits_kernels(block) and total.flags.c_contiguous:
             KERNELS.gram(block.reshape(-1).view(np.float32), len(block), total.reshape(-1))
@@ -67,27 +71,33 @@ def add_gram(rows: Rows, total: Matrix) -> None:
 
 
 def packed_gram(gram: Matrix) -> bytes:
-    """The upper triangle, row by row, as little-endian float64."""
+    """Return the upper triangle of a Gram matrix, row by row, as little-endian float64."""
     upper = gram[_places(len(gram))]
     return upper.astype(_LITTLE).tobytes()
 
 
 @lru_cache(64)
 def _places(count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Of the upper triangle."""
+    """Return the rows and columns of the upper triangle."""
     rows, columns = np.triu_indices(count)
     return rows, columns
 
 
 def packed_sum(chunks: bytes, count: int) -> bytes:
-    """That of a shard, from those of its chunks, packed and end to end: added up in their order, so
-    that all who have them have the same bits. ValueError unless they are whole and finite."""
+    """Return the packed Gram matrix of a shard, from those of its chunks.
+
+    Those are packed and end to end, and are added up in their order, so that all who have them have
+    the same bits. Raises ValueError unless they are whole and finite.
+    """
     rows = _upper(chunks, count)
     return sum(rows, np.zeros(rows.shape[1])).astype(_LITTLE).tobytes()
 
 
 def grams_of_chunks(chunks: bytes, count: int) -> Matrix:
-    """The same as float64[chunks, n, n]."""
+    """Return the packed Gram matrices of chunks as float64[chunks, n, n].
+
+    Raises ValueError as ``packed_sum``.
+    """
     rows = _upper(chunks, count)
     grams: Matrix = np.zeros((len(rows), count, count))
     places = _places(count)
@@ -106,9 +116,12 @@ def _upper(chunks: bytes, count: int) -> Matrix:
 
 
 def unpacked_gram(data: bytes | memoryview, count: int) -> Matrix:
-    """ValueError unless it can be the Gram matrix of ``count`` vectors of float32: finite, not too
-    large to be added up, and positive semidefinite but for rounding. Rules rely on that; whether it
-    is the one of what was sent, only who has the vectors can tell."""
+    """Return the Gram matrix of ``count`` vectors that was packed, float64[n, n].
+
+    Raises ValueError unless it can be one of vectors of float32: finite, not too large to be added
+    up, and positive semidefinite but for rounding. Rules rely on that; whether it is the one of
+    what was sent, only who has the vectors can tell.
+    """
     upper = np.frombuffer(data, _LITTLE).astype(np.float64)
     if upper.size != count * (count + 1) // 2:
         raise ValueError(f"{upper.size} inner products of {count} vectors")
@@ -139,14 +152,16 @@ def _is_positive(gram: Matrix) -> bool:
 
 
 def combined(gram: Matrix, matrix: Matrix) -> Matrix:
-    """The Gram matrix of ``matrix @ vectors``, symmetric to the last bit: rules that choose compare
-    a distance with the same one seen from the other end."""
+    """Return the Gram matrix of ``matrix @ vectors``, symmetric to the last bit.
+
+    Rules that choose compare a distance with the same one seen from the other end.
+    """
     made: Matrix = matrix @ gram @ matrix.T
     return (made + made.T) / 2
 
 
 def distances(gram: Matrix) -> Matrix:
-    """Squared distances, float64[n, n]; never negative, zero on the diagonal."""
+    """Return squared distances, float64[n, n]; never negative, zero on the diagonal."""
     squares = gram.diagonal()
     found: Matrix = np.maximum(squares[:, None] + squares[None, :] - 2.0 * gram, 0.0)
     np.fill_diagonal(found, 0.0)
@@ -154,13 +169,18 @@ def distances(gram: Matrix) -> Matrix:
 
 
 def medoid(squared: Matrix) -> int:
-    """The vector with the least sum of distances to all others; the first of several."""
+    """Return the index of the vector with the least sum of distances to all others.
+
+    Of several it is the first.
+    """
     return int(np.argmin(np.sqrt(squared).sum(axis=1)))
 
 
 def recentred(gram: Matrix, origin: int) -> Matrix:
-    """The Gram matrix of the differences from one of the vectors: without a large common part, sums
-    of its entries lose no digits."""
+    """Return the Gram matrix of the differences from one of the vectors.
+
+    Without a large common part, sums of its entries lose no digits.
+    """
     row = gram[origin]
     moved: Matrix = gram - row[:, None] - row[None, :] + gram[origin, origin]
     return moved

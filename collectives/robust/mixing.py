@@ -1,4 +1,4 @@
-"""Pre-aggregators and rules that choose among whole vectors, as matrices of coefficients.
+"""Mix whole vectors or choose among them, as matrices of coefficients: pre-aggregators and rules.
 
 Every function takes the Gram matrix of n vectors (gram.py), float64[n, n], and returns
 float64[k, n]: the rows of ``matrix @ vectors`` are what goes on. Vectors are in the order of peer
@@ -28,8 +28,10 @@ __all__ = [
 
 
 def nearest_neighbour_mixing(gram: Matrix, f: int) -> Matrix:
-    """NNM (Allouah et al. 2023, algorithm 2): each becomes the mean of the n - f nearest to it,
-    itself among them."""
+    """Return the matrix by which each vector becomes the mean of the n - f nearest to it.
+
+    It is itself among them. This is NNM (Allouah et al. 2023, algorithm 2).
+    """
     count = len(gram)
     near = np.argsort(distances(gram), axis=1, kind="stable")[:, : count - f]
     matrix: Matrix = np.zeros((count, count))
@@ -38,8 +40,10 @@ def nearest_neighbour_mixing(gram: Matrix, f: int) -> Matrix:
 
 
 def bucketing(count: int, size: int, key: int) -> Matrix:
-    """Means of groups of ``size`` (Karimireddy et al. 2022, algorithm 1), drawn by a key that all
-    peers share; the last group may be smaller."""
+    """Return the matrix of means of groups of ``size`` (Karimireddy et al. 2022, algorithm 1).
+
+    The groups are drawn by a key that all peers share; the last group may be smaller.
+    """
     words = np.empty(count, np.uint32)
     random_words(key, 0, words)
     order = np.argsort(words, kind="stable")
@@ -51,8 +55,11 @@ def bucketing(count: int, size: int, key: int) -> Matrix:
 
 
 def adaptive_clipping(gram: Matrix, f: int) -> Matrix:
-    """ARC (Allouah et al. 2025, algorithm 2): the floor(2 f / n (n - f)) longest vectors are scaled
-    to the length of the next one."""
+    """Return the matrix by which the longest vectors are scaled down.
+
+    The floor(2 f / n (n - f)) longest get the length of the next one. This is ARC (Allouah et al.
+    2025, algorithm 2).
+    """
     count = len(gram)
     norms = np.sqrt(np.maximum(gram.diagonal(), 0.0))
     clipped = 2 * f * (count - f) // count
@@ -63,8 +70,10 @@ def adaptive_clipping(gram: Matrix, f: int) -> Matrix:
 
 
 def krum_scores(squared: Matrix, f: int) -> Matrix:
-    """Each one's sum of squared distances to its n - f - 2 nearest others (Blanchard et al. 2017,
-    section 4; some libraries take one more)."""
+    """Return each vector's sum of squared distances to its n - f - 2 nearest others.
+
+    See Blanchard et al. 2017, section 4; some libraries take one more.
+    """
     others = np.sort(squared, axis=1)[:, 1:]
     neighbours = max(0, len(squared) - f - 2)
     scores: Matrix = others[:, :neighbours].sum(axis=1)
@@ -72,19 +81,22 @@ def krum_scores(squared: Matrix, f: int) -> Matrix:
 
 
 def krum(gram: Matrix, f: int) -> Matrix:
-    """The vector with the least score."""
+    """Return the coefficients of the vector with the least score."""
     return multi_krum(gram, f, 1)
 
 
 def multi_krum(gram: Matrix, f: int, kept: int) -> Matrix:
-    """The mean of the ``kept`` vectors with the least scores."""
+    """Return the coefficients of the mean of the ``kept`` vectors with the least scores."""
     best = np.argsort(krum_scores(distances(gram), f), kind="stable")[:kept]
     return _mean_of(best.tolist(), len(gram))
 
 
 def bulyan_selection(gram: Matrix, f: int) -> Matrix:
-    """The n - 2 f vectors that Krum chooses one after the other, each time among those that are
-    left (El Mhamdi et al. 2018, section 4); their coordinates are aggregated after that."""
+    """Return the matrix that selects n - 2 f vectors by Krum, one after the other.
+
+    Each time Krum chooses among those that are left (El Mhamdi et al. 2018, section 4); their
+    coordinates are aggregated after that.
+    """
     squared, left = distances(gram), list(range(len(gram)))
     chosen: list[int] = []
     while len(chosen) < len(gram) - 2 * f:
@@ -96,8 +108,10 @@ def bulyan_selection(gram: Matrix, f: int) -> Matrix:
 
 
 def minimum_diameter(gram: Matrix, f: int) -> Matrix:
-    """MDA (El Mhamdi et al. 2020): the mean of the n - f vectors whose two farthest are nearest to
-    each other; of several such sets the first.
+    """Return the coefficients of the mean of the n - f vectors with the least diameter.
+
+    Their two farthest are nearest to each other; of several such sets it is the first. This is MDA
+    (El Mhamdi et al. 2020).
 
     All sets need not be tried. For a given diameter, f vectors have to cover all pairs that are
     farther apart, which is decided in 2**f steps; the least diameter is found by bisection.
@@ -131,7 +145,7 @@ def _far(squared: Matrix, limit: float, among: Sequence[int]) -> list[tuple[int,
 
 
 def _coverable(pairs: list[tuple[int, int]], budget: int) -> bool:
-    """Whether so many vectors, taken away, leave none of these pairs."""
+    """Return whether so many vectors, taken away, leave none of these pairs."""
     if not pairs:
         return True
     if budget <= 0:

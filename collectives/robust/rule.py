@@ -1,4 +1,4 @@
-"""A rule of aggregation, written as a short string: ``"nnm+trimmed(f=2)"``.
+"""Read a rule of aggregation, written as a short string: ``"nnm+trimmed(f=2)"``, and apply it.
 
 The last part is an aggregator; parts before it are pre-aggregators, applied in this order. ``f`` is
 the number of faulty peers that the rule has to bear; it stands at the aggregator and holds for all
@@ -42,16 +42,16 @@ RULE_CHARACTERS_MAX: Final = 128
 # The Gram matrix of more would not fit a frame, and MDA takes 2**f steps.
 FAULTY_MAX: Final = 64
 MDA_FAULTY_MAX: Final = 12
-NUMBER_MAX: Final = 1_024  # of m, s and r: there are no more members
+NUMBER_MAX: Final = 1_024  # for m, s and r: there are no more members
 GRAM_PEERS_MAX: Final = 256  # their inner products take 256 KiB, a quarter of the largest chunk
-PAIRS_PEERS_MAX: Final = 32  # of flag: it looks for eigenvectors of as many columns as pairs
+PAIRS_PEERS_MAX: Final = 32  # for flag: it looks for eigenvectors of as many columns as pairs
 _FIX: Final = "for example trimmed(f=1), nnm+trimmed(f=2), multi_krum(f=1), gm(f=1)"
 _PART: Final = re.compile(r"([a-z_]+)(?:\(([^()]*)\))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the string: its name and numbers, and what it needs and does."""
+    """Hold one part of the string: its name and numbers."""
 
     name: str
     numbers: Mapping[str, float]
@@ -81,7 +81,7 @@ _BY_COORDINATE: Final = ("mean", "median", "trimmed", "meamed", "bulyan")
 
 @dataclass(frozen=True)
 class RobustRule:
-    """What ``get_rule`` has read. ``parts``: the aggregator last."""
+    """Aggregate vectors by the rule that ``get_rule`` has read. ``parts``: the aggregator last."""
 
     text: str
     parts: tuple[Part, ...]
@@ -93,7 +93,7 @@ class RobustRule:
 
     @cached_property
     def needs_gram(self) -> bool:
-        """Whether it depends on distances or norms of whole vectors."""
+        """Return whether the rule depends on distances or norms of whole vectors."""
         return not self.is_mean and (
             any(part.name != "bucketing" for part in self.parts[:-1])
             or self.parts[-1].name not in ("mean", "median", "trimmed", "meamed")
@@ -101,18 +101,23 @@ class RobustRule:
 
     @property
     def is_combination(self) -> bool:
-        """Whether the result is one combination of whole vectors, with a single row of ``matrix``
-        as its coefficients."""
+        """Return whether the result is one combination of whole vectors.
+
+        A single row of ``matrix`` is its coefficients.
+        """
         return not self.is_mean and self.parts[-1].name not in _BY_COORDINATE
 
     @cached_property
     def least(self) -> int:
-        """The smallest number of vectors that it can aggregate; 0 if no run has as many peers."""
+        """Return the smallest number of vectors that the rule can aggregate.
+
+        It is 0 if no run has as many peers.
+        """
         most = GRAM_PEERS_MAX if self.needs_gram else NUMBER_MAX
         return next((count for count in range(1, most + 1) if not self._wrong_with(count)), 0)
 
     def check(self, count: int) -> None:
-        """ConfigError if it cannot bear ``f`` faulty ones among so many vectors."""
+        """Raise ConfigError if the rule cannot bear ``f`` faulty ones among so many vectors."""
         wrong = self._wrong_with(count)
         if wrong:
             raise ConfigError(
@@ -141,9 +146,11 @@ class RobustRule:
         return ""
 
     def matrix(self, gram: Matrix | None, count: int, key: int) -> Matrix | None:
-        """float64[k, n]: how n vectors are mixed before their coordinates are aggregated, None for
-        not at all. ``gram`` is needed where ``needs_gram`` says so; ``key`` is shared by all peers
-        and drawn anew for each round."""
+        """Return how n vectors are mixed before their coordinates are aggregated, float64[k, n].
+
+        It is None if they are not mixed at all. ``gram`` is needed where ``needs_gram`` says so;
+        ``key`` is shared by all peers and drawn anew for each round.
+        """
         mixed: Matrix | None = None
         for part in () if self.is_mean else self.parts:
             step = self._step(part, gram, count, key)
@@ -176,8 +183,11 @@ class RobustRule:
         return steps[part.name]()
 
     def aggregate(self, rows: Rows, matrix: Matrix | None) -> Rows:
-        """The aggregate of n vectors, or of the same coordinates of each, float[n, c] in the order
-        of peer ids: float[c] of the same dtype. ``matrix`` is what ``matrix()`` gave."""
+        """Return the aggregate of n vectors, or of the same coordinates of each.
+
+        ``rows`` are float[n, c] in the order of peer ids, the result is float[c] of the same dtype.
+        ``matrix`` is what ``matrix()`` gave.
+        """
         out: Rows = np.empty_like(rows[0])
         lo = 0
         for block in blocks_of(rows):
@@ -187,7 +197,10 @@ class RobustRule:
         return out
 
     def _aggregate(self, rows: Rows, matrix: Matrix | None) -> Rows:
-        """Its zeros may have either sign: which of them was least depends on the order."""
+        """Return the aggregate of a block of columns; its zeros may have either sign.
+
+        Which of them was least depends on the order.
+        """
         name, f = self.parts[-1].name, self.f
         count = len(rows if matrix is None else matrix)
         if count == 1:
@@ -204,7 +217,7 @@ class RobustRule:
 
 @lru_cache(64)
 def get_rule(text: str) -> RobustRule:
-    """The rule in a string; ConfigError says which part of it is wrong."""
+    """Return the rule in a string. Raises ConfigError, which says which part of it is wrong."""
     if len(text) > RULE_CHARACTERS_MAX or not text.isascii():
         raise ConfigError(f"a robust rule of {len(text)} characters", fix=_FIX)
     parts = tuple(_part(piece.strip()) for piece in text.split("+"))

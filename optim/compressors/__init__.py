@@ -1,6 +1,7 @@
-"""How the gradients of all trainers become one in ``GradientAverage``, other than in full.
+"""Make the gradients of all trainers one in ``GradientAverage``, other than in full.
 
-Each is a small class with pure arithmetic on numpy vectors; base.py says what they have in common.
+Each compressor is a small class with pure arithmetic on numpy vectors; base.py says what they have
+in common.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Deep gradient compression: the largest thousandth, and momentum that waits (arXiv 1712.01887).
+"""Send the largest thousandth of a gradient, with momentum that waits (arXiv 1712.01887).
 
-Each trainer keeps u and v for every element of its matrices. g is its gradient, clipped to the norm
-``clip / sqrt(n)`` for n trainers, so that n of them together have that of one::
+This is deep gradient compression (DGC). Each trainer keeps u and v for every element of its
+matrices. g is its gradient, clipped to the norm ``clip / sqrt(n)`` for n trainers, so that n of
+them together have that of one::
 
     u = m u + g                    v = v + u                  send the largest |v| of each layer
     u = m (u + g), v = v + u + g   (nesterov)                 where sent: u = v = 0
@@ -32,12 +33,14 @@ from atoll.optim.manifest import Manifest
 
 __all__ = ["DGC"]
 
-WARM_UP_STAGES: Final = 4  # of the paper: 75, 93.75, 98.4 and 99.6 % are left out
+WARM_UP_STAGES: Final = 4  # the paper's: 75, 93.75, 98.4 and 99.6 % are left out
 
 
 @dataclass(kw_only=True)
 class DGC(Compressor):
-    """``density``: the part of each layer that is sent after the warm-up.
+    """Send the largest elements of each layer's accumulated gradient.
+
+    ``density``: the part of each layer that is sent after the warm-up.
 
     Each element that is sent takes eight bytes of an all-gather. ``momentum``, ``nesterov``: what
     the inner SGD would have; it keeps its weight decay. ``clip``: the norm to which one trainer's
@@ -137,7 +140,7 @@ class DGC(Compressor):
         return u, self._v + u
 
     def _moved(self, mean: F32) -> F32:
-        """Of the rest, after momentum; it is equal on all peers."""
+        """Return the rest after momentum; it is equal on all peers."""
         m = np.float32(self.momentum)
         if self.nesterov:
             self._velocity[:] = m * (self._velocity + mean)
@@ -146,14 +149,17 @@ class DGC(Compressor):
         return self._velocity
 
     def _packed(self, v: F32, places: list[NDArray[np.intp]]) -> bytes:
-        """Of each layer the places, uint32 and ascending, then the values, float32."""
+        """Pack for each layer the places, uint32 and ascending, then the values, float32."""
         parts = []
         for layer, sent in zip(self._layers.matrices, places, strict=True):
             parts += [sent.astype("<u4").tobytes(), v[layer.lo + sent].astype("<f4").tobytes()]
         return b"".join(parts)
 
     def _add(self, given: Given, density: float, total: F32) -> None:
-        """RemoteProtocolError for what ``_packed`` does not give."""
+        """Add what a trainer gave to ``total``.
+
+        RemoteProtocolError for what ``_packed`` does not give.
+        """
         data, at = np.frombuffer(given.data, np.uint8), 0
         wanted = 8 * sum(_kept(layer, density) for layer in self._layers.matrices)
         if data.size != wanted:
@@ -175,7 +181,7 @@ def _kept(layer: Layer, density: float) -> int:
 
 
 def _largest(values: F32, density: float) -> NDArray[np.intp]:
-    """The places of the largest magnitudes, ascending."""
+    """Return the places of the largest magnitudes, ascending."""
     kept = max(1, round(density * values.size))
     magnitudes = np.abs(values)
     return np.sort(np.argpartition(magnitudes, values.size - kept)[values.size - kept :])

@@ -1,4 +1,4 @@
-"""EF21, weighted EF21 and EControl: only what differs from an estimate that all have is sent.
+"""Send only what differs from an estimate that all have: EF21, weighted EF21 and EControl.
 
 Trainer i keeps an estimate g_i of its gradient x_i; C is a contractive codec, w_i a weight::
 
@@ -52,25 +52,28 @@ class _Part:
 
 @dataclass(kw_only=True)
 class Estimates(Compressor):
-    """``codec`` of what is sent; "topk" takes 0.22 bit for each element."""
+    """Estimate gradients, and send what differs from the estimates.
+
+    ``codec`` of what is sent; "topk" takes 0.22 bit for each element.
+    """
 
     codec: str = "topk"
 
     @property
     def smoothness(self) -> float:
-        """This trainer's share of the mean, in any unit."""
+        """Return this trainer's share of the mean, in any unit."""
         return 1.0
 
     @abstractmethod
     def _feedback(self, elements: int) -> feedback.Feedback:
-        """The memory of this trainer."""
+        """Return the memory of this trainer."""
 
     def _values(self, gradient: F32) -> F32:
-        """What is estimated, of this step."""
+        """Return what is estimated in this step."""
         return gradient
 
     def _keep(self, values: F32) -> None:
-        """``values`` of this step have been sent."""
+        """Note that ``values`` of this step have been sent."""
 
     def _allocate(self, manifest: Manifest) -> None:
         self._memory = self._feedback(manifest.elements)
@@ -157,7 +160,7 @@ class Estimates(Compressor):
         return parts
 
     def _parsed(self, given: Given) -> _Part:
-        """RemoteProtocolError."""
+        """Read what a trainer gave; RemoteProtocolError if it is malformed."""
         size = len(given.data) - _HEAD.size
         if size < 0 or given.data[0] > 1:
             raise malformed(given, "it has no head")
@@ -170,7 +173,10 @@ class Estimates(Compressor):
         return _Part(given, inside, smoothness, encoded)
 
     def _add(self, part: _Part, weight: float, change: F32) -> None:
-        """Nothing, of one that has nothing to give in this step: its estimate stays."""
+        """Add a part to the change of the mean; RemoteProtocolError if it is malformed.
+
+        Nothing is added for one that has nothing to give in this step: its estimate stays.
+        """
         at = 0
         try:
             for (lo, hi), size in zip(self._chunks, self._sizes, strict=True):
@@ -184,7 +190,9 @@ class Estimates(Compressor):
 
 @dataclass(kw_only=True)
 class EF21(Estimates):
-    """``smoothness``: of this trainer's loss, for weighted EF21; 1 at all trainers is EF21.
+    """Send by EF21, or weighted EF21, what differs from an estimate.
+
+    ``smoothness``: of this trainer's loss, for weighted EF21; 1 at all trainers is EF21.
 
     ``eta`` below 1: the estimate is of an average of gradients, which forgets (1 - eta) of itself
     in each step. Gradients of small batches need it: without, EF21 may diverge.
@@ -233,7 +241,10 @@ class EF21(Estimates):
 
 @dataclass(kw_only=True)
 class EControl(Estimates):
-    """``eta``: how much of the error is sent with the next step; 0.001 to 0.1 in practice."""
+    """Send by EControl what differs from an estimate, with some of the error.
+
+    ``eta``: how much of the error is sent with the next step; 0.001 to 0.1 in practice.
+    """
 
     wire: ClassVar[str] = "EControl"
     eta: float = 0.01
@@ -247,6 +258,6 @@ class EControl(Estimates):
 
 
 def _weights(parts: list[_Part]) -> list[float]:
-    """w_i of each, in float64 and in one order everywhere."""
+    """Return w_i of each part, in float64 and in one order everywhere."""
     total = math.fsum(part.smoothness for part in parts)
     return [part.smoothness / total for part in parts]

@@ -1,4 +1,4 @@
-"""L-GreCo: which compression each layer gets, under a budget for the error of all (2210.17357).
+"""Choose by L-GreCo each layer's compression, under a budget for the error of all (2210.17357).
 
 Layers differ in how much an error in them hurts, and in what a smaller one costs. Given the error
 and the size of each layer under each of its choices, a dynamic program finds the smallest total
@@ -31,7 +31,10 @@ _NEVER = np.int64(2**62)  # a size that nothing has
 
 @dataclass(frozen=True, kw_only=True)
 class LGreCo:
-    """Choose anew every ``every`` steps; ``alpha``: how much of the uniform choice's error."""
+    """Choose anew every ``every`` steps.
+
+    ``alpha``: how much of the uniform choice's error is allowed.
+    """
 
     wire: ClassVar[str] = "LGreCo"
     every: int = 100
@@ -54,7 +57,7 @@ class LGreCo:
         uniform: NDArray[np.integer],
         buckets: int = BUCKETS,
     ) -> NDArray[np.intp]:
-        """The choice of each layer, intp[layers].
+        """Return the choice of each layer, intp[layers].
 
         ``errors``, (layers, choices): infinite where there is no such choice; ``sizes``, likewise,
         in any whole unit; ``uniform``, intp[layers], the choices that give the budget. If nothing
@@ -69,12 +72,12 @@ class LGreCo:
         with np.errstate(over="ignore"):
             costs = np.maximum(1, np.ceil(errors * (buckets / budget)))
         last = buckets + len(errors)
-        best = np.full(last + 1, _NEVER)  # of total cost b exactly
+        best = np.full(last + 1, _NEVER)  # the least size at total cost b exactly
         best[0] = 0
         chosen = np.zeros((len(errors), last + 1), np.int16)
         for layer in every:
             best = _add_layer(best, costs[layer], sizes[layer], chosen[layer])
-        left = int(best.argmin())  # of several the least error
+        left = int(best.argmin())  # the least error among several
         if best[left] >= _NEVER:
             return np.array(errors.argmin(axis=1), np.intp)
         found = np.zeros(len(errors), np.intp)
@@ -90,7 +93,7 @@ def _add_layer(
     sizes: NDArray[np.integer],
     chosen: NDArray[np.int16],
 ) -> NDArray[np.int64]:
-    """The table with one more layer; ``chosen`` says which choice each entry is of."""
+    """Return the table with one more layer; ``chosen`` gets the choice of each entry."""
     longer = np.full_like(best, _NEVER)
     for choice, (cost, size) in enumerate(zip(costs, sizes, strict=True)):
         if cost >= best.size:

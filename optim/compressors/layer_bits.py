@@ -1,4 +1,4 @@
-"""A codec for each layer, chosen under a budget for the error of all: L-GreCo's bits.
+"""Choose a codec for each layer, under a budget for the error of all: L-GreCo's bits.
 
 Layers that have the same codec travel in one all-reduce. What each codec would lose of each layer
 is measured by every trainer on its own gradient and summed up, so that all choose alike.
@@ -24,7 +24,9 @@ __all__ = ["LayerBits"]
 
 @dataclass(kw_only=True)
 class LayerBits(Compressor):
-    """``codecs`` to choose from; ``uniform``: the one of all layers whose error is the budget.
+    """Average each layer in a codec of its own.
+
+    ``codecs`` to choose from; ``uniform``: the one of all layers whose error is the budget.
 
     Nothing is fed back, so the budget is what limits the error. Vectors, and parameters whose names
     begin with one of ``dense``, travel in the codec of the run.
@@ -52,14 +54,14 @@ class LayerBits(Compressor):
 
     @property
     def trainer_bytes(self) -> float:
-        return 16.0  # of layers that have one codec: end to end, summed up; and the mean
+        return 16.0  # layers that have one codec, end to end and summed up; and the mean
 
     @property
     def shared(self) -> list[F32]:
         return [self._chosen]
 
     def forget(self) -> None:
-        """Nothing is kept for this peer alone."""
+        """Forget nothing, because nothing is kept for this peer alone."""
 
     def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:
         rest = mean_of(exchange.total(self._layers.rest_of(gradient), self._codec))
@@ -100,7 +102,7 @@ class LayerBits(Compressor):
 
 
 def _error(codec: Codec, values: F32) -> float:
-    """The Frobenius norm of what it loses."""
+    """Return the Frobenius norm of what a codec loses."""
     data = np.empty(codec.encoded_bytes(values.size), np.uint8)
     codec.encode(values, data)
     decoded: F32 = np.empty_like(values)

@@ -1,4 +1,4 @@
-"""The tensors of a model within its vector: matrices, which are compressed, and the rest.
+"""Divide the vector of a model into matrices, which are compressed, and the rest.
 
 Vectors (biases, the scales of norms) have a thousandth of a model's elements and suffer most, so
 that no method of this package compresses them; nor what the user names.
@@ -20,7 +20,7 @@ __all__ = ["Layer", "Layers"]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Elements [lo, hi) of the vector, seen as a matrix: the first dimension, and all others."""
+    """Describe elements [lo, hi) of the vector as a matrix: the first dimension, and all others."""
 
     name: str
     lo: int
@@ -33,12 +33,14 @@ class Layer:
         return self.hi - self.lo
 
     def of(self, flat: F32) -> F32:
-        """A view of float32[n]: (rows, columns)."""
+        """Return the layer as a view of float32[n]: (rows, columns)."""
         return flat[self.lo : self.hi].reshape(self.rows, self.columns)
 
 
 class Layers:
-    """``matrices`` in the order of the vector; the rest are ``rest_elements``, end to end.
+    """Hold the matrices of a model and the places of the rest.
+
+    ``matrices`` are in the order of the vector; the rest are ``rest_elements``, end to end.
 
     ``dense``: the beginnings of names of parameters that belong to the rest. ``wanted`` may send
     more matrices there.
@@ -68,12 +70,12 @@ class Layers:
         self.rest_elements = sum(hi - lo for lo, hi in self._rest)
 
     def rest_of(self, flat: F32) -> F32:
-        """A copy of the rest, float32[rest_elements]."""
+        """Return a copy of the rest, float32[rest_elements]."""
         parts = [flat[lo:hi] for lo, hi in self._rest]
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def put_rest(self, rest: F32, flat: F32) -> None:
-        """Inverse of ``rest_of``."""
+        """Write the rest into ``flat``: the inverse of ``rest_of``."""
         at = 0
         for lo, hi in self._rest:
             flat[lo:hi] = rest[at : at + hi - lo]

@@ -1,4 +1,4 @@
-"""Orthonormal columns and low-rank products with the same bits on every processor.
+"""Make orthonormal columns and low-rank products with the same bits on every processor.
 
 A library's QR and matrix products add in an order of their own, which differs from processor to
 processor. Here all sums are in float64 and in the order of ``scales.fold``, and products are made
@@ -17,11 +17,11 @@ from atoll.collectives.counter_rng import derive_key, random_words, unit_floats
 __all__ = ["orthonormal", "product", "random_matrix"]
 
 SWEEPS = 2  # one loses orthogonality where columns are nearly parallel; "twice is enough" (Kahan)
-NORM_MIN = 1e-30  # of a column that has a direction; float32 ends at 1e-45
+NORM_MIN = 1e-30  # the least norm of a column that has a direction; float32 ends at 1e-45
 
 
 def random_matrix(rows: int, columns: int, *parts: bytes | int) -> F32:
-    """(rows, columns) of numbers in [-1/2, 1/2), a function of ``parts``."""
+    """Return (rows, columns) of numbers in [-1/2, 1/2), a function of ``parts``."""
     words = np.empty(rows * columns, np.uint32)
     random_words(derive_key(*parts), 0, words)
     numbers = unit_floats(words)
@@ -29,7 +29,7 @@ def random_matrix(rows: int, columns: int, *parts: bytes | int) -> F32:
 
 
 def orthonormal(matrix: F32) -> F32:
-    """An orthonormal basis for the columns of (rows, columns), by Gram-Schmidt.
+    """Return an orthonormal basis for the columns of (rows, columns), by Gram-Schmidt.
 
     A column without a direction of its own, as those of a gradient of zeros, is replaced by a
     random one: it would stay zero for ever. There are at most as many columns as rows.
@@ -45,7 +45,7 @@ def orthonormal(matrix: F32) -> F32:
 
 
 def product(left: F32, right: F32) -> F32:
-    """(m, n), from (m, rank) and (n, rank): ``left @ right.T``."""
+    """Return (m, n) from (m, rank) and (n, rank): ``left @ right.T``."""
     found: F32 = np.multiply.outer(left[:, 0], right[:, 0])
     for k in range(1, left.shape[1]):
         np.add(found, np.multiply.outer(left[:, k], right[:, k]), out=found)
@@ -53,7 +53,10 @@ def product(left: F32, right: F32) -> F32:
 
 
 def _make_unit(column: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-    """Orthogonal to the ``others`` and of length 1, in place; false if nothing is left of it."""
+    """Make a column orthogonal to the ``others`` and of length 1, in place.
+
+    Return false if nothing is left of it.
+    """
     for _ in range(SWEEPS):
         norm = np.sqrt(_dot(column, column))
         if norm < NORM_MIN:
@@ -62,7 +65,7 @@ def _make_unit(column: NDArray[np.float64], others: NDArray[np.float64]) -> bool
         for other in others:
             column -= _dot(other, column) * other
     norm = np.sqrt(_dot(column, column))
-    if norm < 0.1:  # of what had length 1 but for rounding: only rounding was left of it
+    if norm < 0.1:  # it had length 1 but for rounding, and only rounding was left of it
         return False
     np.divide(column, norm, out=column)
     return True

@@ -1,4 +1,4 @@
-"""PowerSGD: gradients as products of two thin matrices (arXiv 1905.13727).
+"""Send gradients as products of two thin matrices: PowerSGD (arXiv 1905.13727).
 
 M_i is what trainer i has of a layer, its gradient and what was left out before, as (n, m)::
 
@@ -34,14 +34,15 @@ from atoll.optim.manifest import Manifest
 __all__ = ["PowerSGD", "rank_errors"]
 
 RANK_MAX = 128  # Gram-Schmidt takes rank^2 passes; published runs use at most 32
-ITERATIONS = 5  # of the power method that estimates the errors of all ranks
+ITERATIONS = 5  # steps of the power method that estimates the errors of all ranks
 
 
 @dataclass(kw_only=True)
 class PowerSGD(Compressor):
-    """``rank`` of each layer, from step ``start`` on: a model is most sensitive at the beginning.
+    """Compress each layer to a low rank.
 
-    A layer is compressed if it becomes more than ``min_rate`` times as small. ``choice`` lets the
+    ``rank`` of each layer, from step ``start`` on: a model is most sensitive at the beginning. A
+    layer is compressed if it becomes more than ``min_rate`` times as small. ``choice`` lets the
     ranks of layers differ, from half to twice ``rank``. The codec loses nothing for good here: what
     it leaves out of a layer is kept with the rest of the error.
 
@@ -80,8 +81,11 @@ class PowerSGD(Compressor):
 
     @property
     def trainer_bytes(self) -> float:
-        """Before ``start`` the errors, then all layers end to end, summed up, and the mean. Later
-        errors, layers with them, the mean, and some five copies of thin matrices."""
+        """Return the bytes of host memory for each parameter, at most.
+
+        Before ``start`` they are the errors, then all layers end to end, summed up, and the mean.
+        Later they are errors, layers with them, the mean, and some five copies of thin matrices.
+        """
         elements = sum(layer.size for layer in self._layers.matrices)
         thin = sum(
             (layer.rows + layer.columns) * self._ranks_of(layer)[-1]
@@ -160,7 +164,7 @@ class PowerSGD(Compressor):
         return done
 
     def _choose(self, seen: F32, exchange: Exchange) -> list[int]:
-        """Of errors that all have measured on their own gradients, and summed up."""
+        """Choose ranks by the errors that all measured on their own gradients, summed up."""
         layers = self._layers.matrices
         choices = [self._ranks_of(layer) for layer in layers]
         table = np.zeros((len(layers), max((c[-1] for c in choices), default=0)), np.float32)
@@ -179,7 +183,7 @@ class PowerSGD(Compressor):
         return self.choice is not None and self.choice.is_due(step)
 
     def _ranks_now(self) -> list[int]:
-        """Whatever a donor has given, it is one of the choices."""
+        """Return the ranks of now; whatever a donor has given, they are among the choices."""
         limits = [self._ranks_of(layer) for layer in self._layers.matrices]
         ranks = np.nan_to_num(self._ranks, nan=1)
         return [int(min(max(r, lim[0]), lim[-1])) for r, lim in zip(ranks, limits, strict=True)]
@@ -192,7 +196,7 @@ class PowerSGD(Compressor):
         return min(self.rank, layer.rows, layer.columns)
 
     def _ranks_of(self, layer: Layer) -> range:
-        """Those that may be chosen."""
+        """Return the ranks that may be chosen for a layer."""
         rank = self._rank_of(layer)
         if self.choice is None:
             return range(rank, rank + 1)
@@ -200,8 +204,11 @@ class PowerSGD(Compressor):
 
 
 def rank_errors(matrix: F32, most: int) -> NDArray[np.float64]:
-    """float64[most]: what the best approximations of ranks 1 to ``most`` leave of (n, m), as
-    Frobenius norms, estimated by a power method. Of one peer: its bits may differ elsewhere."""
+    """Return what the best approximations of ranks 1 to ``most`` leave of (n, m), float64[most].
+
+    They are Frobenius norms, estimated by a power method. Use them on one peer: their bits may
+    differ elsewhere.
+    """
     exact = matrix.astype(np.float64)
     basis = random_matrix(matrix.shape[1], most, b"atoll rank errors").astype(np.float64)
     for _ in range(ITERATIONS):
@@ -218,7 +225,7 @@ def _joined(parts: Sequence[F32]) -> F32:
 
 
 def _parted(flat: F32, shapes: Sequence[tuple[int, ...]]) -> list[F32]:
-    """Inverse of ``_joined``: views."""
+    """Return views of the parts that ``_joined`` has joined."""
     parts, lo = [], 0
     for shape in shapes:
         hi = lo + math.prod(shape)

@@ -1,4 +1,4 @@
-"""Rounding at random that is right in expectation, and keeps nothing: TernGrad and QSDP.
+"""Round at random, which is right in expectation and keeps nothing: TernGrad and QSDP.
 
 What each trainer has encoded is gathered, and all decode and add it in one order. A sum that is
 encoded once more, as in an all-reduce, would lose as much again.
@@ -25,7 +25,7 @@ __all__ = ["QSDP", "TernGrad"]
 
 @dataclass(kw_only=True)
 class Unbiased(Compressor):
-    """Matrices through a codec with a key, layer by layer; vectors as they are.
+    """Send matrices through a codec with a key, layer by layer, and vectors as they are.
 
     ``dense``: the beginnings of names of parameters that travel as they are too.
     """
@@ -35,14 +35,14 @@ class Unbiased(Compressor):
     @property
     @abstractmethod
     def encoding(self) -> Codec:
-        """Of matrices."""
+        """Return the codec of matrices."""
 
     @abstractmethod
     def _key(self, step: int, layer: int) -> int:
-        """With which this trainer rounds."""
+        """Return the key with which this trainer rounds."""
 
     def _check(self, given: Given, step: int, parts: list[U8]) -> None:
-        """RemoteProtocolError for parts that could not have been made with these keys."""
+        """Raise RemoteProtocolError for parts that could not have been made with these keys."""
 
     def _allocate(self, manifest: Manifest) -> None:
         self._layers = Layers(manifest, self.dense)
@@ -55,7 +55,7 @@ class Unbiased(Compressor):
         )  # the mean; and what is encoded, packed
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Forget nothing, because nothing is kept."""
 
     def average(self, gradient: F32, step: int, exchange: Exchange) -> F32 | None:
         given = exchange.gather(self._encoded(gradient, step) if exchange.counts else b"")
@@ -94,7 +94,7 @@ class Unbiased(Compressor):
 
 @dataclass(kw_only=True)
 class TernGrad(Unbiased):
-    """One of three values for each element (arXiv 1705.07878): a sign and a scale, or nothing.
+    """Send one of three values for each element (arXiv 1705.07878): a sign and a scale, or 0.
 
     Two bits for each element; the error is as large as the gradient itself, so use it with many
     trainers, and name the last layer in ``dense``. The authors share one scale among all trainers,
@@ -115,7 +115,7 @@ class TernGrad(Unbiased):
 
 @dataclass(kw_only=True)
 class QSDP(Unbiased):
-    """The nearest point of a grid that is shifted at random (arXiv 2302.02390).
+    """Round to the nearest point of a grid that is shifted at random (arXiv 2302.02390).
 
     ``bits``: 8 or 4 for each element. One shift for each block of elements is the same for all
     trainers and known to all: it is a function of the step. That makes the rounding unbiased with

@@ -1,4 +1,4 @@
-"""Local steps that others can take again: what a trainer keeps of its work, and the comparison.
+"""Let others take local steps again: what a trainer keeps of its work, and the comparison.
 
 A trainer cuts the local steps of a round into segments, keeps a checkpoint at each boundary and
 the numbers of the samples of each step, and commits to all of it with 32 bytes. A validator asks

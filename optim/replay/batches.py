@@ -1,4 +1,4 @@
-"""Which samples a trainer took at each of its local steps, as bytes and back. Pure.
+"""Pack and unpack which samples a trainer took at each of its local steps. Pure.
 
 ::
 
@@ -34,19 +34,20 @@ __all__ = [
 ]
 
 I64 = NDArray[np.int64]
-INDICES_MAX = (
-    8192  # of a step: 64 KiB. Of longer batches a seed can be noted, or the first of a row
-)
-BATCHES_MAX = 4096  # of a step: gradients of so many are seldom accumulated
-RNG_BYTES_MAX = 8192  # of a state; of the Mersenne Twister on the host, 5,056
+INDICES_MAX = 8192  # in a step: 64 KiB. For longer batches note a seed, or the first of a row
+BATCHES_MAX = 4096  # in a step: gradients of so many are seldom accumulated
+RNG_BYTES_MAX = 8192  # for a state; the Mersenne Twister on the host has 5,056
 STEP_BYTES_MAX = 8 * INDICES_MAX + BATCHES_MAX * (12 + 2 * RNG_BYTES_MAX)
 COUNT, BATCH = Struct("<I"), Struct("<III")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """``indices``: int64[n], what the user's loop knows it by. ``rng``: the states of the random
-    numbers of the host, and of the device, when it was begun; empty if they are not kept."""
+    """Hold what a batch was made of.
+
+    ``indices``: int64[n], what the user's loop knows it by. ``rng``: the states of the random
+    numbers of the host, and of the device, when it was begun; empty if they are not kept.
+    """
 
     indices: I64
     rng: tuple[bytes, bytes] = (b"", b"")
@@ -56,7 +57,7 @@ Steps: TypeAlias = list[tuple[Batch, ...]]
 
 
 def check_step(step: tuple[Batch, ...]) -> None:
-    """ConfigError for more than a step may have."""
+    """Raise ConfigError for more than a step may have."""
     indices = sum(batch.indices.size for batch in step)
     if indices > INDICES_MAX or len(step) > BATCHES_MAX:
         raise ConfigError(
@@ -69,7 +70,7 @@ def check_step(step: tuple[Batch, ...]) -> None:
 
 
 def pack(steps: Steps) -> bytes:
-    """ConfigError for a step that is too large."""
+    """Pack the batches of steps as bytes; ConfigError for a step that is too large."""
     parts = [COUNT.pack(len(steps))]
     for step in steps:
         check_step(step)
@@ -81,7 +82,10 @@ def pack(steps: Steps) -> bytes:
 
 
 def unpack(data: bytes, count: int) -> Steps:
-    """Inverse of ``pack``, of ``count`` steps, for bytes of anyone. RemoteProtocolError."""
+    """Unpack ``count`` steps from bytes of anyone: the inverse of ``pack``.
+
+    RemoteProtocolError for bytes that are none.
+    """
     try:
         return _unpacked(memoryview(data), count)
     except (StructError, ValueError, ConfigError) as error:
@@ -119,10 +123,10 @@ def _unpacked(data: memoryview, count: int) -> Steps:
 
 
 def batches_leaf(packed: bytes) -> bytes:
-    """Of the batches of a segment, in the tree."""
+    """Return the leaf in the tree for the packed batches of a segment."""
     return hashlib.sha256(b"atoll local batches" + packed).digest()
 
 
 def batches_bytes_max(steps: int) -> int:
-    """How long those of so many steps may be: who reads them refuses what is longer."""
+    """Return the most bytes of the batches of so many steps; a reader refuses more."""
     return COUNT.size + steps * (COUNT.size + STEP_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""What the next local steps of a trainer depend on, and its digest. Pure.
+"""Hold what the next local steps of a trainer depend on, and its digest. Pure.
 
 A checkpoint has four parts, each with a digest of its own, so that one of them can be compared with
 that of another checkpoint without the rest: the inner optimizers' state goes on over the end of a
@@ -38,7 +38,7 @@ INNER_AT = slice(2 * DIGEST_BYTES, VALUES_AT)
 PARTS = ("parameters", "buffers", "inner")
 VALUES = "values"
 VALUES_BYTES_MAX = 16 << 20  # two numbers for each of 65,536 parameters, with their names
-VALUES_MAX = 1 << 19  # of them
+VALUES_MAX = 1 << 19  # how many values there may be
 BYTES_PER_ELEMENT_MAX = 40  # a parameter and four numbers that are kept of it, all of them float64
 REST_BYTES_MAX = 128 << 20  # header and values, and buffers, of which few models have many
 
@@ -47,7 +47,9 @@ Plain: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``inner``: tensors ``OPTIMIZER.PARAMETER.KEY``, counted from 0 in the order in which the
+    """Hold what the next local steps of a trainer depend on.
+
+    ``inner``: tensors ``OPTIMIZER.PARAMETER.KEY``, counted from 0 in the order in which the
     optimizers hold them. ``values``: numbers of theirs and of a GradScaler and the like.
     """
 
@@ -58,23 +60,29 @@ class Checkpoint:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the inner optimizers have taken no step: nobody can know if a trainer has come by
-        a state honestly that it brings along to its first round."""
+        """Return whether the inner optimizers have taken no step.
+
+        Nobody can know if a trainer has come by a state honestly that it brings along to its first
+        round.
+        """
         return not self.inner and not self.values.get("inner")
 
     def digests(self) -> bytes:
-        """Of parameters, buffers, inner optimizers and values, 32 bytes each."""
+        """Return the digests of parameters, buffers, inner optimizers and values, 32 bytes each."""
         values = hashlib.sha256(_text_of(self.values)).digest()
         return b"".join(digest(getattr(self, part)) for part in PARTS) + values
 
     def encode(self) -> bytearray:
-        """A safetensors file."""
+        """Return the checkpoint as a safetensors file."""
         tensors = {f"{part}.{n}": a for part in PARTS for n, a in getattr(self, part).items()}
         return encode(tensors, {VALUES: _text_of(self.values).decode()})
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> Checkpoint:
-        """Inverse of ``encode``, for bytes of anyone. RemoteProtocolError."""
+        """Read a checkpoint from bytes of anyone: the inverse of ``encode``.
+
+        RemoteProtocolError for bytes that are none.
+        """
         tensors, metadata = decode(data)
         parts: dict[str, dict[str, Array]] = {part: {} for part in PARTS}
         for name, array in tensors.items():
@@ -90,8 +98,10 @@ class Checkpoint:
         return cls(**parts, values=values)
 
     def flat(self, manifest: Manifest) -> F32:
-        """The parameters as their trainer submits them. RemoteProtocolError if they are not those
-        of the run."""
+        """Return the parameters as their trainer submits them, float32[elements].
+
+        RemoteProtocolError if they are not those of the run.
+        """
         flat: F32 = np.zeros(manifest.elements, np.float32)
         wanted = {p.name: p for p in manifest.parameters if not p.is_padding}
         if wanted.keys() != self.parameters.keys():
@@ -108,20 +118,28 @@ class Checkpoint:
         return flat
 
     def starts_at(self, outer: F32, manifest: Manifest) -> bool:
-        """Whether the parameters are the group's ``outer``, float32[elements], to the bit."""
+        """Return whether the parameters are those of the group, to the bit.
+
+        ``outer``: the group's, float32[elements].
+        """
         return np.array_equal(rounded_to_working(outer, manifest), self.flat(manifest))
 
     def pseudo_gradient(self, outer: F32, manifest: Manifest) -> F32:
-        """What a trainer that ends here contributes to a round that begins at ``outer``: the codec
-        sees these values, so with its key they give the bytes that were sent, all but those of
-        codecs with error feedback."""
+        """Return what a trainer that ends here contributes to a round from ``outer``.
+
+        The codec sees these values, so with its key they give the bytes that were sent, all but
+        those of codecs with error feedback.
+        """
         delta: F32 = np.empty_like(outer)
         pseudo_gradient(outer, self.flat(manifest), delta, manifest, 0, manifest.elements)
         return delta
 
     def ends_in(self, sent: F32, outer: F32, manifest: Manifest, tolerance: float) -> bool:
-        """Whether ``sent``, a contribution that was encoded and decoded, is that of a trainer that
-        ends here: ``||sent - Δ|| <= tolerance ||Δ||``, where the tolerance is the codec's error."""
+        """Return whether ``sent`` is the contribution of a trainer that ends here.
+
+        ``sent`` was encoded and decoded, so it is if ``||sent - Δ|| <= tolerance ||Δ||``, where the
+        tolerance is the codec's error.
+        """
         delta = self.pseudo_gradient(outer, manifest).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             away = float(np.linalg.norm(sent - delta))
@@ -129,22 +147,22 @@ class Checkpoint:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Plain]:
-    """As they are after they were written and read. ConfigError for values that cannot be."""
+    """Return values as they are when written and read; ConfigError for values that cannot be."""
     return _values_of(_text_of(values).decode())
 
 
 def leaf_of(digests: bytes) -> bytes:
-    """A checkpoint's, in the tree."""
+    """Return the leaf in the tree for the digests of a checkpoint."""
     return hashlib.sha256(b"atoll local checkpoint" + digests).digest()
 
 
 def checkpoint_bytes_max(manifest: Manifest) -> int:
-    """How long an encoded checkpoint of a run may be: who reads one refuses what is longer."""
+    """Return the most bytes of an encoded checkpoint of a run; a reader refuses more."""
     return BYTES_PER_ELEMENT_MAX * manifest.elements + REST_BYTES_MAX
 
 
 def _text_of(values: Mapping[str, Plain]) -> bytes:
-    """ConfigError for values that are not plain."""
+    """Return values as JSON; ConfigError for values that are not plain, or too long."""
     try:
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:

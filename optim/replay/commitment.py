@@ -1,4 +1,4 @@
-"""What a trainer commits to when it submits: all its local steps of a round, in 32 bytes. Pure.
+"""Commit with 32 bytes to all local steps of a round that a trainer submits. Pure.
 
 The leaves of a Merkle tree are the digests of checkpoint 0, the samples of segment 0, checkpoint 1,
 the samples of segment 1, and so on until the last checkpoint. The commitment is the digest of the
@@ -19,18 +19,21 @@ from atoll.optim.spec import SYNC_EVERY_MAX
 
 __all__ = ["EXTENT_BYTES", "PROOF_BYTES_MAX", "SEGMENTS_MAX", "Commitment", "Extent"]
 
-SEGMENTS_MAX = 1024  # of a round; more would cost more checkpoints than anybody keeps
+SEGMENTS_MAX = 1024  # in a round; more would cost more checkpoints than anybody keeps
 PROOF_BYTES_MAX = 12 * LEAF_BYTES  # 2 x 1024 + 1 leaves
-NUMBER_MAX = 2**53  # of rounds and steps
+NUMBER_MAX = 2**53  # the largest number of a round or step
 EXTENT = Struct("<QQII")
 EXTENT_BYTES = EXTENT.size
 
 
 @dataclass(frozen=True)
 class Extent:
-    """``base``: the round after which the work began. ``first_step``: how many local steps the run
-    had behind it then (``global_step``). ``steps`` of them follow, cut after every
-    ``segment_steps``; the last segment may be shorter."""
+    """Describe the extent of a trainer's work.
+
+    ``base``: the round after which the work began. ``first_step``: how many local steps the run had
+    behind it then (``global_step``). ``steps`` of them follow, cut after every ``segment_steps``;
+    the last segment may be shorter.
+    """
 
     base: int
     first_step: int
@@ -49,7 +52,7 @@ class Extent:
         return min(self.segment_steps, self.steps - segment * self.segment_steps)
 
     def step_of(self, segment: int) -> int:
-        """The ``global_step`` before it."""
+        """Return the ``global_step`` before a segment."""
         return self.first_step + segment * self.segment_steps
 
     def pack(self) -> bytes:
@@ -57,7 +60,10 @@ class Extent:
 
     @classmethod
     def unpack(cls, data: bytes) -> Extent:
-        """Of ``EXTENT_BYTES`` bytes of anyone. RemoteProtocolError."""
+        """Read an extent from ``EXTENT_BYTES`` bytes of anyone.
+
+        RemoteProtocolError for steps that no trainer takes.
+        """
         extent = cls(*EXTENT.unpack(data))
         if (
             max(extent.base, extent.first_step) > NUMBER_MAX
@@ -68,18 +74,18 @@ class Extent:
         return extent
 
     def commitment(self, root: bytes) -> bytes:
-        """To the leaves under ``root``, 32 bytes."""
+        """Return the commitment to the leaves under ``root``, 32 bytes."""
         return hashlib.sha256(b"atoll local steps" + self.pack() + root).digest()
 
     def leads_to(self, commitment: bytes, leaf: bytes, index: int, proof: bytes) -> bool:
-        """Whether ``leaf`` is number ``index`` of those behind ``commitment``."""
+        """Return whether ``leaf`` is number ``index`` of those behind ``commitment``."""
         root = merkle_climb(leaf, index, self.leaves, proof)
         return root is not None and self.commitment(root) == commitment
 
 
 @dataclass(frozen=True)
 class Commitment:
-    """A trainer's own, with all leaves."""
+    """Hold a trainer's own commitment, with all leaves."""
 
     extent: Extent
     leaves: Sequence[bytes]
@@ -90,7 +96,7 @@ class Commitment:
 
     @cached_property
     def digest(self) -> bytes:
-        """What it tells the others."""
+        """Return the 32 bytes that the trainer tells the others."""
         return self.extent.commitment(self._tree.root)
 
     def proof(self, index: int) -> bytes:

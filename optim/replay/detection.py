@@ -1,4 +1,4 @@
-"""How soon a trainer that cheats in some segments of its work is found. Pure.
+"""Compute how soon a trainer that cheats in some segments of its work is found. Pure.
 
 In each round ``validators`` of ``peers`` are drawn, with as many targets, all of them different
 (BTARD, arXiv 2106.11257), and each validator opens ``audits`` different segments of its target. A
@@ -23,14 +23,20 @@ __all__ = ["Detection", "detection"]
 
 @dataclass(frozen=True)
 class Detection:
-    """``in_audit``: by an honest validator that was drawn for it."""
+    """Hold the probabilities that a cheat is found.
+
+    ``in_audit``: by an honest validator that was drawn for it.
+    """
 
     in_audit: float
     in_round: float
 
     @property
     def expected_rounds(self) -> float:
-        """Until it is found, that round included; infinite if it never is."""
+        """Return the mean number of rounds until it is found, that round included.
+
+        Infinite if it never is.
+        """
         return 1 / self.in_round if self.in_round else math.inf
 
     def within(self, rounds: int) -> float:
@@ -40,8 +46,10 @@ class Detection:
 def detection(
     segments: int, cheated: int, audits: int, validators: int, peers: int, faulty: int
 ) -> Detection:
-    """Of one of ``faulty`` peers that cheats in ``cheated`` of its ``segments`` in every round.
-    ConfigError for numbers that cannot be."""
+    """Return how likely one of ``faulty`` peers is found that cheats in every round.
+
+    It cheats in ``cheated`` of its ``segments``. ConfigError for numbers that cannot be.
+    """
     if not (0 <= cheated <= segments and 0 < audits <= segments):
         raise ConfigError(f"{cheated} and {audits} of {segments} segments")
     if not (0 < 2 * validators <= peers and 0 < faulty <= peers):

@@ -1,4 +1,4 @@
-"""How far local steps that were taken again are from what a trainer claims. Pure.
+"""Measure how far local steps that were taken again are from what a trainer claims. Pure.
 
 Tensors are compared in groups: the parameters, the buffers, and each kind of number that the inner
 optimizers keep. With a the own end, b the claimed one and s the start, of a tensor or of a group::
@@ -35,15 +35,17 @@ __all__ = [
     "differing_values",
 ]
 
-# Rounding to float32 alone moves a tensor by that much: steps at a learning rate of 0 are no cheat.
+# Rounding to float32 alone moves a tensor by as much: steps at a learning rate of 0 are no cheat.
 FLOOR = 2.0**-24
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``group``: of parameters, buffers and each kind of state as a whole. ``tensor``: of each
-    tensor by itself, where what others have moved hides nothing. docs/log.md has what both were
-    chosen from.
+    """Say how large a difference is tolerated.
+
+    ``group``: of parameters, buffers and each kind of state as a whole. ``tensor``: of each tensor
+    by itself, where what others have moved hides nothing. docs/log.md has what both were chosen
+    from.
 
     ``own``: as many times the difference of two own ends is borne as well, but no more than
     ``group_max`` and ``tensor_max``; 0: the steps are never taken twice. Where two own ends differ
@@ -58,7 +60,10 @@ class Tolerance:
 
     @property
     def doubled(self) -> Tolerance:
-        """What lies between the two may be right on one machine and wrong on another."""
+        """Return a tolerance that is twice as large in everything.
+
+        What lies between the two may be right on one machine and wrong on another.
+        """
         return replace(
             self,
             group=2 * self.group,
@@ -82,9 +87,12 @@ MIXED_PRECISION = Tolerance(group=5e-2, tensor=5e-1, own=0.0)
 
 @dataclass(frozen=True)
 class Verdict:
-    """``differences`` of the groups; ``worst`` is the tensor that differs most, and by how much.
+    """Hold what a comparison has found.
+
+    ``differences`` of the groups; ``worst`` is the tensor that differs most, and by how much.
     ``why``: what is wrong, for people; empty if nothing is. ``decided``: False if rounding alone
-    may have led there, so that it is neither a proof of honest work nor of a cheat."""
+    may have led there, so that it is neither a proof of honest work nor of a cheat.
+    """
 
     why: str
     differences: Mapping[str, float] = field(default_factory=dict)
@@ -98,13 +106,13 @@ class Verdict:
 
     @property
     def difference(self) -> float:
-        """Of the group that differs most."""
+        """Return the difference of the group that differs most."""
         return max(self.differences.values(), key=_rank, default=0.0)
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Of groups, and of tensors. ``why``: what cannot be compared."""
+    """Hold differences of groups, and of tensors; ``why`` says what cannot be compared."""
 
     groups: Mapping[str, float] = field(default_factory=dict)
     tensors: Mapping[str, float] = field(default_factory=dict)
@@ -127,7 +135,10 @@ def differences(start: Checkpoint, mine: Checkpoint, theirs: Checkpoint) -> Diff
 def compare(
     found: Differences, tolerance: Tolerance, own: Differences | None = None, values: str = ""
 ) -> Verdict:
-    """``own``: of two ends of one's own. ``values``: a line about numbers that differ, or empty."""
+    """Judge the differences that were found.
+
+    ``own``: those of two ends of one's own. ``values``: a line about numbers that differ, or empty.
+    """
     if found.why:
         return Verdict(found.why)
     own = own or Differences()
@@ -154,7 +165,7 @@ def compare(
 
 
 def differing_values(mine: Checkpoint, theirs: Checkpoint, tolerance: Tolerance) -> str:
-    """A line about the first number, or text, that differs; empty if none does."""
+    """Return a line about the first number, or text, that differs; empty if none does."""
     lines = _differing(dict(mine.values), dict(theirs.values), tolerance.group)
     return next(iter(lines), "")
 
@@ -162,7 +173,7 @@ def differing_values(mine: Checkpoint, theirs: Checkpoint, tolerance: Tolerance)
 def _pairs(
     start: Checkpoint, mine: Checkpoint, theirs: Checkpoint
 ) -> Iterator[tuple[str, str, Array | None, Array | None, Array | None]]:
-    """Group, name, and both ends of each tensor that either has."""
+    """Yield group, name, start and both ends of each tensor that either end has."""
     for part in ("parameters", "buffers", "inner"):
         a: Tensors = getattr(mine, part)
         b: Tensors = getattr(theirs, part)
@@ -173,7 +184,10 @@ def _pairs(
 
 
 def _squares(start: Array | None, mine: Array, theirs: Array) -> tuple[float, float, float, float]:
-    """Of a - b, a - s, b - s and s; s is zero where there was nothing yet."""
+    """Return the sums of squares of a - b, a - s, b - s and s.
+
+    s is zero where there was nothing yet.
+    """
     a, b = mine.values(), theirs.values()
     s = start.values() if start is not None and start.like(mine) else np.zeros_like(a)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -182,7 +196,7 @@ def _squares(start: Array | None, mine: Array, theirs: Array) -> tuple[float, fl
 
 
 def _ratio(away: float, here: float, there: float, before: float) -> float:
-    """NaN where either has values that are no numbers."""
+    """Return the difference for these sums; NaN where either has values that are no numbers."""
     if away == 0:
         return 0.0
     if math.isnan(away):
@@ -200,7 +214,7 @@ def _shown(array: Array | None) -> str:
 
 
 def _differing(mine: Plain, theirs: Plain, tolerance: float, name: str = "") -> list[str]:
-    """A line for the first values that differ."""
+    """Return a line for the first values that differ, or none."""
     if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
         lines = (_differing(mine[k], theirs[k], tolerance, f"{name}.{k}") for k in sorted(mine))
         return next((line for line in lines if line), [])

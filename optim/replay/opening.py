@@ -1,4 +1,4 @@
-"""One segment of a trainer's work, with proof that it had committed to it. Pure.
+"""Open one segment of a trainer's work, with proof that it had committed to it. Pure.
 
 ::
 
@@ -35,7 +35,7 @@ WHOLE, BEFORE = 1, 2
 
 @dataclass(frozen=True)
 class Ending:
-    """How a trainer's last round ended: the digests of the parts of its last checkpoint."""
+    """Hold how a trainer's last round ended: the digests of the parts of its last checkpoint."""
 
     extent: Extent
     digests: bytes
@@ -46,7 +46,7 @@ class Ending:
 
     @classmethod
     def unpack(cls, data: bytes) -> Ending:
-        """Of bytes of anyone. RemoteProtocolError."""
+        """Read an ending from bytes of anyone; RemoteProtocolError for bytes that are none."""
         at = EXTENT_BYTES + DIGESTS_BYTES
         if not at <= len(data) <= at + PROOF_BYTES_MAX:
             raise RemoteProtocolError(f"the end of a round in {len(data)} bytes")
@@ -59,7 +59,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Opened:
-    """An ``Opening`` that was proven. ``end``: None if only its digests were sent."""
+    """Hold an ``Opening`` that was proven; ``end`` is None if only its digests were sent."""
 
     extent: Extent
     segment: int
@@ -71,17 +71,20 @@ class Opened:
 
     @property
     def is_first(self) -> bool:
-        """Then ``start.starts_at`` can be asked."""
+        """Return whether it is the first segment; then ``start.starts_at`` can be asked."""
         return self.segment == 0
 
     @property
     def is_last(self) -> bool:
-        """Then ``end`` is what was submitted."""
+        """Return whether it is the last segment; then ``end`` is what was submitted."""
         return self.segment == self.extent.segments - 1
 
     def carries_over(self, commitment: bytes) -> bool:
-        """Whether a first segment begins with the state of the inner optimizers with which the
-        work behind ``commitment``, that of the round before, had ended."""
+        """Return whether a first segment goes on from the state of inner optimizers.
+
+        It does if it begins with the state with which the work behind ``commitment``, that of the
+        round before, had ended.
+        """
         if self.before is None or not self.is_first or not self.before.leads_to(commitment):
             return False
         return self.before.digests[INNER_AT] == self.start.digests()[INNER_AT]
@@ -89,8 +92,11 @@ class Opened:
 
 @dataclass(frozen=True)
 class Opening:
-    """``start`` and ``end`` are encoded checkpoints (``end`` may be its four digests), ``batches``
-    packed steps; each has its proof."""
+    """Hold one encoded segment with its proofs.
+
+    ``start`` and ``end`` are encoded checkpoints (``end`` may be its four digests), ``batches``
+    packed steps; each has its proof.
+    """
 
     extent: Extent
     segment: int
@@ -124,8 +130,11 @@ class Opening:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, manifest: Manifest) -> Opening:
-        """Inverse of ``encode``, for bytes of anyone in the run of ``manifest``; checkpoints stay
-        where they are. RemoteProtocolError. ``open`` looks into them."""
+        """Read an opening from bytes of anyone: the inverse of ``encode``.
+
+        ``manifest`` is that of the run. Checkpoints stay where they are; ``open`` looks into them.
+        RemoteProtocolError for bytes that are none.
+        """
         view, at = memoryview(data), len(MAGIC) + EXTENT_BYTES + HEAD.size
         if len(view) < at or bytes(view[: len(MAGIC)]) != MAGIC:
             raise RemoteProtocolError("no segment of local steps")
@@ -161,7 +170,10 @@ class Opening:
         )
 
     def open(self, commitment: bytes) -> Opened:
-        """RemoteProtocolError unless it is what ``commitment`` was made of. Hashes checkpoints."""
+        """Return the segment once it is proven, for which checkpoints are hashed.
+
+        RemoteProtocolError unless it is what ``commitment`` was made of.
+        """
         start = Checkpoint.decode(self.start)
         end = Checkpoint.decode(self.end) if self.end_is_whole else None
         digests = bytes(self.end) if end is None else end.digests()
@@ -178,7 +190,7 @@ class Opening:
 
 
 def opening_bytes_max(manifest: Manifest, segment_steps: int) -> int:
-    """How long an encoded one may be: who receives one refuses what is longer."""
+    """Return the most bytes of an encoded opening; a receiver refuses more."""
     rest = len(MAGIC) + 2 * EXTENT_BYTES + HEAD.size + DIGESTS_BYTES + 4 * PROOF_BYTES_MAX
     both = 2 * checkpoint_bytes_max(manifest)
     return both + batches_bytes_max(segment_steps) + rest + 7 * LENGTH.size

@@ -1,4 +1,4 @@
-"""What a trainer keeps of its local steps, so that others can take them again."""
+"""Keep what is needed of local steps, so that others can take them again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from atoll.optim.trainer import say
 __all__ = ["KEPT", "MEMORY_BYTES", "Recorder", "Replay"]
 
 KEPT = 2  # rounds: the one that is audited, and the one under way, whose start it must fit
-# Rounds of 100 steps of a model of 8 million parameters with AdamW, in segments of 10.
+# Enough for rounds of 100 steps of a model of 8 million parameters with AdamW, in segments of 10.
 MEMORY_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """Keep each round's work for ``replay()``. ``DiLoCo.note_batch`` is to be called then.
+    """Keep each round's work for ``replay()``; ``DiLoCo.note_batch`` is to be called then.
 
     ``segment_steps``: local steps between two checkpoints. Fewer are replayed sooner, and agree on
     machines that differ: take 20 at most there, and 5 in mixed precision. But each checkpoint takes
@@ -55,7 +55,7 @@ class Replay:
     memory_bytes: int = MEMORY_BYTES
 
     def check(self, sync_every: int) -> None:
-        """ConfigError if it does not suit rounds of so many steps."""
+        """Raise ConfigError if it does not suit rounds of so many steps."""
         if not 0 < self.segment_steps <= SYNC_EVERY_MAX:
             raise ConfigError(f"segment_steps={self.segment_steps}", fix="give 1 or more steps")
         if self.segments(sync_every) > SEGMENTS_MAX:
@@ -76,8 +76,10 @@ class Replay:
 
 @dataclass
 class Work:
-    """The steps of a round: a checkpoint before each segment and, at last, one at the end. Of each
-    checkpoint the digests of its parts are here."""
+    """Hold the steps of a round: a checkpoint before each segment, and one at the end.
+
+    Of each checkpoint the digests of its parts are here.
+    """
 
     number: int
     base: int
@@ -89,10 +91,13 @@ class Work:
 
 
 class Recorder:
-    """Of one trainer, which tells it what happens: ``begin`` a round from the run's parameters,
-    ``note`` a batch, ``stepped``, and after a submission ``committed`` or ``missed``.
+    """Record the local steps of one trainer, which tells it what happens.
 
-    ``planned``: how many checkpoints it keeps where no round is missed."""
+    The trainer calls ``begin`` for a round from the run's parameters, ``note`` for a batch,
+    ``stepped``, and after a submission ``committed`` or ``missed``.
+
+    ``planned``: how many checkpoints it keeps where no round is missed.
+    """
 
     def __init__(self, replay: Replay, state: TrainingState, sync_every: int) -> None:
         replay.check(sync_every)
@@ -109,7 +114,7 @@ class Recorder:
     # ------------------------------------------------------------ what the trainer tells
 
     def begin(self, base: int, first_step: int) -> None:
-        """The model has the run's parameters after round ``base``."""
+        """Begin a round: the model has the run's parameters after round ``base``."""
         if self._now is not None and not self._is_kept(self._now):
             self._store.drop(self._now.number)
         self._works += 1
@@ -118,20 +123,26 @@ class Recorder:
         self._at_boundary = True
 
     def rewind(self) -> None:
-        """The steps since ``begin`` are dropped: inner optimizers, buffers and ``stateful`` objects
-        are as they were before them, so that the next round goes on from the last one that
-        counted. The parameters as well, but those are the run's in a moment."""
+        """Drop the steps since ``begin``.
+
+        Inner optimizers, buffers and ``stateful`` objects are as they were before them, so that the
+        next round goes on from the last one that counted. The parameters as well, but those are the
+        run's in a moment.
+        """
         if self._now is not None and self._now.digests and not self._is_kept(self._now):
             self._state.load(Checkpoint.decode(self._store.get(self._now.number, 0)))
 
     def forget(self) -> None:
-        """Somebody has loaded another state: nothing goes on from the last round."""
+        """Forget the last round, from which nothing goes on.
+
+        Somebody has loaded another state.
+        """
         if self._now is not None and not self._is_kept(self._now):
             self._store.drop(self._now.number)
         self._now = self._last = None
 
     def note(self, indices: Iterable[int] | np.ndarray | Tensor) -> None:
-        """Of the batch whose forward pass comes next. ConfigError for what is not kept."""
+        """Note the batch whose forward pass comes next; ConfigError for what is not kept."""
         values = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
         array = np.asarray(values if isinstance(values, np.ndarray) else list(values)).reshape(-1)
         if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -149,8 +160,10 @@ class Recorder:
         self._at_boundary = False
 
     def stepped(self, is_last: bool) -> None:
-        """A local step is complete, and the round's steps are, if it was the last. ConfigError if
-        nobody has noted its batch."""
+        """Note that a local step is complete, and the round's steps are, if it was the last.
+
+        ConfigError if nobody has noted its batch.
+        """
         if not self._batches:
             raise ConfigError(
                 "a local step without note_batch(): it could not be replayed",
@@ -167,7 +180,7 @@ class Recorder:
             self._commit()
 
     def missed(self) -> None:
-        """The round went on without it, and its steps will count for the next one."""
+        """Note that a round went on without it; its steps will count for the next one."""
         if self._now is None:
             return
         self._now.misses += 1
@@ -177,9 +190,9 @@ class Recorder:
         self._at_boundary = len(self._now.segments[-1]) == self._replay.segment_steps
 
     def committed(self, round_number: int) -> None:
-        """What was submitted is in this round. Older ones are forgotten."""
+        """Note that what was submitted is in this round; older ones are forgotten."""
         if self._now is not None:
-            for work, _ in self._kept.values():  # of a higher number too, if rounds were undone
+            for work, _ in self._kept.values():  # also of later rounds, if some were undone
                 self._store.drop(work.number)
             self._kept = {round_number: (self._now, self._last)}
         self._last = self._now
@@ -187,15 +200,21 @@ class Recorder:
     # ------------------------------------------------------------ what validators are told
 
     def commitment(self, round_number: int | None = None) -> Commitment | None:
-        """To what was submitted last, or to what is in a round; None if it is not kept."""
+        """Return the commitment to what was submitted last, or to what is in a round.
+
+        None if it is not kept.
+        """
         if round_number is None:
             return None if self._now is None else self._now.commitment
         work = self._kept.get(round_number)
         return None if work is None else work[0].commitment
 
     def opening(self, round_number: int, segment: int, *, whole: bool = True) -> Opening:
-        """Of a round that is kept. ``whole``: with all of the segment's end, not its digests only.
-        ConfigError if there is none, CheckpointError if it cannot be read."""
+        """Return the opening of a segment of a round that is kept.
+
+        ``whole``: with all of the segment's end, not its digests only. ConfigError if there is
+        none, CheckpointError if it cannot be read.
+        """
         work, before = self._kept.get(round_number, (None, None))
         commitment = work.commitment if work is not None else None
         if work is None or commitment is None or not 0 <= segment < commitment.extent.segments:
@@ -217,7 +236,7 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Drop all checkpoints: nobody asks any more."""
         for number in range(1, self._works + 1):
             self._store.drop(number)
 
@@ -251,7 +270,7 @@ class Recorder:
         return not too_much and len(work.digests) <= SEGMENTS_MAX
 
     def _check_room(self, nbytes: int) -> None:
-        """ConfigError early, and not when memory is full."""
+        """Raise ConfigError early, and not when memory is full."""
         planned = self.planned * nbytes
         if planned > self._replay.memory_bytes:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A segment of another trainer's local steps, taken again."""
+"""Take a segment of another trainer's local steps again."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ BATCHES_MAX = 64  # of a step, unless a task says otherwise: those of accumulati
 
 
 class Task:
-    """How local steps are taken, as whoever audits knows it: a model and inner optimizers made as
-    every trainer of the run makes them, of its own and not those that it trains.
+    """Hold how local steps are taken, as whoever audits knows it.
+
+    Its model and inner optimizers are made as every trainer of the run makes them; they are its own
+    and not those that it trains.
 
     ``train(batches, step)`` is the training loop over ``batches``, each int64[n] as ``note_batch``
     got it, from the ``global_step`` that is ``step``. It takes them one by one, because random
@@ -63,8 +65,9 @@ class Task:
 
 
 def replay(opened: Opened, task: Task, tolerance: Tolerance | None = None) -> Verdict:
-    """Take its steps again and compare with where they should end. If only the digests of the end
-    are there, nothing but the same bits will do.
+    """Take the steps of a segment again and compare with where they should end.
+
+    If only the digests of the end are there, nothing but the same bits will do.
 
     Whatever goes wrong in ``task`` is a verdict too, because its start comes from the other
     trainer: so try a task on a round of your own before it judges others.
@@ -90,8 +93,10 @@ def replay(opened: Opened, task: Task, tolerance: Tolerance | None = None) -> Ve
 
 
 def _end(opened: Opened, task: Task, *, rounded: bool = False) -> Checkpoint | Verdict:
-    """Where its steps lead here, from its start or one that is ``rounded`` otherwise; or why they
-    lead nowhere."""
+    """Return where its steps lead here, or why they lead nowhere.
+
+    They are taken from its start or one that is ``rounded`` otherwise.
+    """
     state, steps = task.state, opened.steps
     before = state.random_states()
     most = max(map(len, steps), default=0)
@@ -123,8 +128,10 @@ def _end(opened: Opened, task: Task, *, rounded: bool = False) -> Checkpoint | V
 
 
 class _Taken:
-    """Counts steps as a trainer does (inner_steps.py): fused optimizers call hooks when they skip
-    one."""
+    """Count steps as a trainer does (inner_steps.py).
+
+    Fused optimizers call hooks when they skip one.
+    """
 
     def __init__(self) -> None:
         self.count = 0

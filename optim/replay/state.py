@@ -1,4 +1,4 @@
-"""A trainer's model, inner optimizers and whatever else its steps depend on, as a checkpoint."""
+"""Capture and load a trainer's model, inner optimizers and whatever else its steps depend on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from atoll.optim.replay.tensors import DTYPE_BYTES, Array, Tensors
 __all__ = ["Stateful", "TrainingState"]
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
-SEED = 1  # of a start that is rounded otherwise; what it is does not matter
+SEED = 1  # for a start that is rounded otherwise; any number would do
 FACTOR_MAX = 4  # elements of a tensor of an optimizer's state for each of its parameter; usual is 1
 
 
 class Stateful(Protocol):
-    """As a GradScaler is."""
+    """Describe an object with a state, as a GradScaler is."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -31,8 +31,11 @@ class Stateful(Protocol):
 
 
 class TrainingState:
-    """Rates and other settings of optimizers are no part of it: who takes the steps again has its
-    own, or a trainer could choose them."""
+    """Capture and load what the local steps of a trainer depend on.
+
+    Rates and other settings of optimizers are no part of it: whoever takes the steps again has its
+    own, or a trainer could choose them.
+    """
 
     def __init__(self, model: nn.Module, inner: Inner, stateful: Mapping[str, Stateful]) -> None:
         self._model, self._stateful = model, dict(stateful)
@@ -46,8 +49,11 @@ class TrainingState:
         self.device = next(iter(self._parameters.values())).device
 
     def capture(self) -> Checkpoint:
-        """As it is now. On the host its tensors are those of the model, so encode it at once.
-        ConfigError for a state that is not of tensors and numbers."""
+        """Return the state as it is now.
+
+        On the host its tensors are those of the model, so encode it at once. ConfigError for a
+        state that is not of tensors and numbers.
+        """
         inner, numbers = {}, {}
         for place, p, state in self._kept():
             for key, value in state.get(p, {}).items():
@@ -72,7 +78,10 @@ class TrainingState:
 
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint) -> None:
-        """One of anyone. RemoteProtocolError if it is not of such a model, and such optimizers."""
+        """Load a checkpoint of anyone.
+
+        RemoteProtocolError if it is not of such a model, and such optimizers.
+        """
         _copy(checkpoint.parameters, self._parameters, "parameters")
         _copy(checkpoint.buffers, dict(self._buffers()), "buffers")
         numbers, others = _halves(checkpoint.values)
@@ -102,21 +111,27 @@ class TrainingState:
 
     @torch.no_grad()
     def perturb(self) -> None:
-        """Each parameter by a rounding error, up or down, always the same ones."""
+        """Change each parameter by a rounding error, up or down, always the same ones."""
         random = torch.Generator().manual_seed(SEED)
         for p in self._parameters.values():
             signs = torch.randint(2, p.shape, generator=random).mul_(2).sub_(1)
             p.mul_(1 + torch.finfo(p.dtype).eps * signs.to(p))
 
     def random_states(self) -> tuple[bytes, bytes]:
-        """Of the numbers that the host draws, and the model's device if it is another one."""
+        """Return the states of the random numbers of the host and the model's device.
+
+        The latter is empty if the model is on the host.
+        """
         device = b""
         if self.device.type != "cpu":
             device = _module_of(self.device).get_rng_state(self.device).numpy().tobytes()
         return torch.get_rng_state().numpy().tobytes(), device
 
     def set_random_states(self, states: tuple[bytes, bytes]) -> None:
-        """Of anyone; those that are not kept stay. RemoteProtocolError."""
+        """Set states of random numbers of anyone; those that are not kept stay.
+
+        RemoteProtocolError for bytes that are no state.
+        """
         host, device = (torch.frombuffer(bytearray(s or b"\0"), dtype=torch.uint8) for s in states)
         try:
             if states[0]:
@@ -127,14 +142,14 @@ class TrainingState:
             raise RemoteProtocolError(f"no state of random numbers: {error}") from error
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Those of now: code may put another tensor into a buffer's place."""
+        """Yield the buffers of now: code may put another tensor into a buffer's place."""
         for name, (module, key) in persistent(self._model).items():
             tensor = module._buffers[key]
             assert tensor is not None
             yield name, tensor
 
     def _kept(self) -> Iterator[tuple[str, nn.Parameter, dict[Any, Any]]]:
-        """Each parameter that an optimizer holds, how it is called, and the optimizer's state."""
+        """Yield name and parameter for all that optimizers hold, and the state of the optimizer."""
         for number, optimizer in enumerate(self.inners):
             held = [p for group in optimizer.param_groups for p in group["params"]]
             for n, p in enumerate(held):
@@ -150,7 +165,7 @@ def _array(tensor: Tensor, name: str) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    """A copy."""
+    """Return a copy as a tensor."""
     return torch.from_numpy(array.data.copy()).view(DTYPES[array.dtype]).view(array.shape)
 
 
@@ -169,7 +184,11 @@ def _below(place: str, names: Mapping[str, object]) -> list[str]:
 
 
 def _value(array: Array, p: nn.Parameter, group: dict[str, Any], name: str) -> Tensor:
-    """Where the optimizer keeps it: scalars on the host, unless it takes them to the device."""
+    """Return a tensor where the optimizer keeps it.
+
+    Scalars are on the host, unless it takes them to the device. RemoteProtocolError for one that is
+    much larger than its parameter.
+    """
     tensor = _tensor(array)
     if tensor.numel() > FACTOR_MAX * max(1, p.numel()):
         raise RemoteProtocolError(f"{name[:80]} is much larger than its parameter")
@@ -178,7 +197,10 @@ def _value(array: Array, p: nn.Parameter, group: dict[str, Any], name: str) -> T
 
 
 def _halves(values: Mapping[str, Plain]) -> tuple[dict[str, float], dict[str, dict[str, Plain]]]:
-    """Numbers that optimizers keep, and the states of others. RemoteProtocolError."""
+    """Return the numbers that optimizers keep, and the states of others.
+
+    RemoteProtocolError for values of other types.
+    """
     numbers, others = values.get("inner"), values.get("stateful")
     if not isinstance(numbers, dict) or not isinstance(others, dict):
         raise RemoteProtocolError("a checkpoint without the values of its trainer")
@@ -190,12 +212,12 @@ def _halves(values: Mapping[str, Plain]) -> tuple[dict[str, float], dict[str, di
 
 
 def _alike(mine: Plain, theirs: Plain) -> bool:
-    """The same names, with values of the same types."""
+    """Return whether both have the same names, with values of the same types."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(_alike(mine[k], theirs[k]) for k in mine)
     return type(mine) is type(theirs)
 
 
 def _module_of(device: torch.device) -> Any:
-    """torch.cuda and its like."""
+    """Return the module of a device: torch.cuda and its like."""
     return torch.get_device_module(device)

@@ -1,4 +1,4 @@
-"""Where a trainer's checkpoints are kept until they cannot be asked for any more."""
+"""Keep a trainer's checkpoints until they cannot be asked for any more."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["FolderStore", "MemoryStore", "Store"]
 
 
 class Store(Protocol):
-    """Encoded checkpoints of works, by their numbers."""
+    """Keep encoded checkpoints of works, by their numbers."""
 
     def put(self, work: int, number: int, data: bytearray, /) -> None: ...
 
     def get(self, work: int, number: int, /) -> bytes | bytearray: ...
 
     def drop(self, work: int, number: int | None = None, /) -> None:
-        """One checkpoint, or all of a work, if they are there."""
+        """Drop one checkpoint, or all of a work, if they are there."""
         ...
 
 
 class MemoryStore:
-    """``used_bytes`` never exceed ``bytes_max``."""
+    """Keep checkpoints in memory; ``used_bytes`` never exceed ``bytes_max``."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max, self.used_bytes = bytes_max, 0
         self._kept: dict[tuple[int, int], bytearray] = {}
 
     def put(self, work: int, number: int, data: bytearray) -> None:
-        """ConfigError if there is no room for it."""
+        """Keep a checkpoint; ConfigError if there is no room for it."""
         if self.used_bytes + len(data) > self.bytes_max:
             raise ConfigError(
                 f"checkpoints for replays take more than {self.bytes_max:,} bytes of memory",
@@ -49,8 +49,10 @@ class MemoryStore:
 
 
 class FolderStore:
-    """``folder/work-000012/003.safetensors``. It belongs to one trainer: what an earlier one has
-    left there is removed."""
+    """Keep checkpoints in files like ``folder/work-000012/003.safetensors``.
+
+    The folder belongs to one trainer: what an earlier one has left there is removed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,7 +67,7 @@ class FolderStore:
             ) from error
 
     def put(self, work: int, number: int, data: bytearray) -> None:
-        """CheckpointError if it cannot be written."""
+        """Write a checkpoint; CheckpointError if it cannot be written."""
         path = self._path(work, number)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)  # they are the model: for its user alone
@@ -77,7 +79,7 @@ class FolderStore:
             ) from error
 
     def get(self, work: int, number: int) -> bytes:
-        """CheckpointError if it cannot be read."""
+        """Read a checkpoint; CheckpointError if it cannot be read."""
         try:
             return self._path(work, number).read_bytes()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Named tensors as bytes and back, for hashes, files and whoever takes steps again. Pure.
+"""Turn named tensors into bytes and back, for hashes, files and those who replay steps. Pure.
 
 The bytes are a safetensors file: 8 bytes that say how long the header is, a header in JSON, and the
 values end to end, wide dtypes first, then by name. A digest is over names, dtypes, shapes and
@@ -48,14 +48,14 @@ DTYPE_BYTES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A tensor's values as bytes, in C order, little-endian."""
+    """Hold a tensor's values as bytes, in C order, little-endian."""
 
     dtype: str
     shape: tuple[int, ...]
     data: U8
 
     def values(self) -> F64:
-        """As float64[elements]; of int64 the first 53 bits."""
+        """Return the values as float64[elements]; of int64 the first 53 bits."""
         if self.dtype == "bfloat16":  # the upper half of a float32
             wide = self.data.view("<u2").astype(np.uint32) << np.uint32(16)
             return wide.view(np.float32).astype(np.float64)
@@ -63,7 +63,7 @@ class Array:
         return self.data.view(dtype).astype(np.float64)
 
     def like(self, other: Array) -> bool:
-        """Whether dtype and shape are the same."""
+        """Return whether dtype and shape are the same."""
         return (self.dtype, self.shape) == (other.dtype, other.shape)
 
 
@@ -71,7 +71,10 @@ Tensors = Mapping[str, Array]
 
 
 def digest(tensors: Tensors) -> bytes:
-    """SHA-256 of names, dtypes, shapes and values. ConfigError for a name that no file takes."""
+    """Return the SHA-256 of names, dtypes, shapes and values.
+
+    ConfigError for a name that no file takes.
+    """
     text = hashlib.sha256()
     lines = [f"{name}\t{a.dtype}\t{a.shape}" for name, a in sorted(tensors.items())]
     if not all(map(_is_name, tensors)):
@@ -84,7 +87,10 @@ def digest(tensors: Tensors) -> bytes:
 
 
 def encode(tensors: Tensors, metadata: Mapping[str, str]) -> bytearray:
-    """A safetensors file. ConfigError for more tensors, or longer names, than are read."""
+    """Return tensors and metadata as a safetensors file.
+
+    ConfigError for more tensors, or longer names, than are read.
+    """
     entries: dict[str, object] = {METADATA: dict(metadata)}
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPE_BYTES[item[1].dtype], item[0]))
     end = 0
@@ -111,9 +117,10 @@ def encode(tensors: Tensors, metadata: Mapping[str, str]) -> bytearray:
 
 
 def decode(data: bytes | bytearray | memoryview) -> tuple[dict[str, Array], dict[str, str]]:
-    """Tensors, whose values stay where they are in ``data``, and what is said of them.
+    """Return the tensors of a file, and the metadata, which is what is said of them.
 
-    RemoteProtocolError for bytes of anyone that are no such file.
+    The values stay where they are in ``data``. RemoteProtocolError for bytes of anyone that are no
+    such file.
     """
     try:
         return _decoded(memoryview(data))
@@ -128,7 +135,7 @@ def _decoded(data: memoryview) -> tuple[dict[str, Array], dict[str, str]]:
     if nbytes > HEADER_BYTES_MAX or start > len(data):
         raise ValueError(f"a header of {nbytes} bytes in {len(data)}")
     header = bytes(data[LENGTH_BYTES:start])
-    # Of what is written like this few objects can be made: a tensor has one dictionary, two lists.
+    # Limit how many objects are made of it: a tensor has one dictionary and two lists.
     if max(header.count(b"{"), header.count(b"[") // 2) > TENSORS_MAX + 2:
         raise ValueError("too many tensors")
     if header.count(b",") > (5 + DIMENSIONS_MAX) * (TENSORS_MAX + 2):
@@ -156,7 +163,7 @@ def _decoded(data: memoryview) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def _aligned(data: U8, dtype: str) -> U8:
-    """A copy, where the values would not lie as numpy and torch need them."""
+    """Return the values, copied where they would not lie as numpy and torch need them."""
     return data if data.ctypes.data % DTYPE_BYTES[dtype] == 0 else data.copy()
 
 

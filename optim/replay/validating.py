@@ -1,4 +1,4 @@
-"""A trainer's part in the validation of local steps: showing its own, taking those of others again.
+"""Take a trainer's part in validation: show its own local steps, take those of others again.
 
 Between two rounds it asks its daemon what was drawn (peer/audit/validation.py). Its own segment it
 publishes; that of another it fetches, within a few rounds, and judges:
@@ -45,12 +45,13 @@ from atoll.peer.session import Outcome, Validation
 __all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
 
 RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
-ASKED, HERE = "asked", "here"  # of what was asked for; between the two it is on its way
-SIZE, SEGMENT = "replay.size", "replay.segment"  # what is published: how many bytes, and these
+ASKED, HERE = "asked", "here"  # states of what was asked for; between the two it is on its way
+SIZE, SEGMENT = "replay.size", "replay.segment"  # names of a size in bytes, and of the bytes
 EXACT = 1 << 20  # numbers below it are the same in float32; sizes are two of them
 LOOK_S = 0.2  # between two rounds, for all that is on its way; then again after the next one
-# Until it is called withheld, if nothing of it comes, and if it comes slowly. Whoever looks because
-# of an accusation takes as long, and is in time still (peer/audit/validation.py: VALIDATED_MAX).
+# Rounds until a segment is called withheld, if nothing of it comes, and if it comes slowly. Whoever
+# looks because of an accusation takes as long, and is still in time (peer/audit/validation.py:
+# VALIDATED_MAX).
 PATIENCE_ROUNDS = 2
 COMING_ROUNDS = 8
 SIZES_MAX = 2  # times an own segment ...
@@ -61,7 +62,7 @@ EXTENTS_MAX = 16  # own rounds that are remembered, with which those of others a
 
 @dataclass
 class _Fetch:
-    """A segment on its way here: first its size, then its bytes."""
+    """Hold a segment on its way here: first its size, then its bytes."""
 
     size: VectorAsked
     rounds: int = 0  # without a byte of it ...
@@ -72,8 +73,11 @@ class _Fetch:
 
 @dataclass
 class Validator:
-    """``steady``: whether all trainers take as many steps in a round, so that all know where the
-    run stands."""
+    """Carry out a trainer's part in the validation of local steps.
+
+    ``steady``: whether all trainers take as many steps in a round, so that all know where the run
+    stands.
+    """
 
     session: ValidatingSession
     recorder: Recorder
@@ -81,13 +85,13 @@ class Validator:
     manifest: Manifest
     steady: bool
     _task: Task | None = None
-    _own_bytes: int = 0  # of an own segment
+    _own_bytes: int = 0  # the size of an own segment
     _until_s: float = 0.0
     _fetches: dict[tuple[bytes, bytes], _Fetch] = field(default_factory=dict)
     _extents: dict[int, Extent] = field(default_factory=dict)
 
     def submit(self, fill: Callable[[F32], None], weight: float) -> None:
-        """With the commitment to the steps; without one nobody would count it."""
+        """Submit with the commitment to the steps; without one nobody would count it."""
         commitment = self.recorder.commitment()
         if commitment is None:
             self.session.submit(fill, 0.0, 0, b"")
@@ -95,7 +99,10 @@ class Validator:
             self.session.submit(fill, weight, 0, commitment.digest)
 
     def round_over(self, outcome: Outcome) -> None:
-        """Between two rounds. ConfigError if the task does not lead where the own steps led."""
+        """Show the own steps and judge those of others, between two rounds.
+
+        ConfigError if the task does not lead where the own steps led.
+        """
         if outcome.kind == "committed":
             self._remember(outcome.round)
         open_now = self.session.validations()
@@ -128,8 +135,10 @@ class Validator:
             self._task = task
 
     def _unlike_own(self, task: Task) -> str:
-        """Why the own steps lead elsewhere when they are taken again; "" if they do not. A task
-        that is wrong would accuse everybody, and so would a machine without memory."""
+        """Return why the own steps lead elsewhere when they are taken again; "" if they do not.
+
+        A task that is wrong would accuse everybody, and so would a machine without memory.
+        """
         number = max(self._extents)
         commitment = self.recorder.commitment(number)
         if commitment is None:
@@ -171,7 +180,10 @@ class Validator:
         self._judge(validation, *self._judgement(validation, data, self._task))
 
     def _fetched(self, key: tuple[bytes, bytes], validation: Validation) -> bytes | None:
-        """None if it is still on its way. AtollError if it cannot be had."""
+        """Return the bytes of a segment; None if it is still on its way.
+
+        AtollError if it cannot be had.
+        """
         name, number = validation.target.hex(), validation.round
         fetch = self._fetches.get(key)
         if fetch is None and len(self._fetches) >= FETCHES_MAX:
@@ -239,7 +251,7 @@ class Validator:
         return WRONG, again.why
 
     def _ends(self, validation: Validation, opened: Opened) -> tuple[int, str]:
-        """Whether the segment fits what came before it, and what came of it."""
+        """Judge whether the segment fits what came before it, and what came of it."""
         extent, mine = opened.extent, self._extents.get(validation.round)
         same = mine is not None and mine.steps == extent.steps
         if self.steady and mine is not None and same and mine.first_step != extent.first_step:
@@ -272,13 +284,16 @@ class Validator:
 
 
 def as_floats(data: bytes) -> F32:
-    """Three bytes in each float32, which has their number exactly: vectors hold no other bits."""
+    """Put three bytes into each float32, which has their number exactly.
+
+    Vectors hold no other bits.
+    """
     padded = np.frombuffer(data + bytes(-len(data) % 3), np.uint8).reshape(-1, 3)
     return padded.astype(np.float32) @ np.array([1, 256, 65536], np.float32)
 
 
 def as_bytes(values: F32, nbytes: int) -> bytes:
-    """The inverse, of values of anyone. RemoteProtocolError for what are no bytes."""
+    """Return the bytes in values of anyone; RemoteProtocolError for what are no bytes."""
     if not (np.isfinite(values).all() and (values >= 0).all() and (values < 1 << 24).all()):
         raise RemoteProtocolError("a segment of local steps that holds no bytes")
     numbers = values.astype("<u4")

@@ -1,5 +1,7 @@
-"""What follows from what all have said in an audited attempt, and from parts that are opened: which
-results are in doubt, which bytes are right. Pure functions, over collectives/audit/.
+"""Compute which results of an audited attempt are in doubt, and which bytes are right. Pure.
+
+This follows from what all have said in the attempt and from parts that are opened, with the
+functions in collectives/audit/.
 
 Arrays travel as little-endian float32. They are compared as bytes: whoever computes them from the
 same part, result and seed gets the same bits, on any machine.
@@ -58,8 +60,10 @@ _DIGEST_BYTES: Final = 32
 def part_numbers(
     work: Work, seed: bytes, chunk: int, part: bytes | U8, result: bytes | U8
 ) -> bytes:
-    """Sketch and norm, float32[9], of an encoded part of a chunk and the encoded result; b"" for
-    bytes that do not decode."""
+    """Return sketch and norm, float32[9] as bytes, of an encoded part of a chunk.
+
+    The norm is the distance of the part to the encoded result; b"" for bytes that do not decode.
+    """
     size = work.grid.size(chunk)
     try:
         values, whole = _decoded(work.part_codec, part, size), _decoded(work.codec, result, size)
@@ -75,8 +79,10 @@ def part_numbers(
 
 
 def gram_of(work: Work, said: Mapping[int, Resultant]) -> Matrix | None:
-    """The inner products of whole vectors, of what each owner has signed; None where the rule needs
-    none. Summed as owners sum them (collectives/stacks.py)."""
+    """Return the inner products of whole vectors, summed from what each owner has signed.
+
+    None where the rule needs none. They are summed as owners sum them (collectives/stacks.py).
+    """
     if work.rule is None or not work.rule.needs_gram:
         return None
     count = len(work.counted)
@@ -85,8 +91,11 @@ def gram_of(work: Work, said: Mapping[int, Resultant]) -> Matrix | None:
 
 
 def matrix_fits(work: Work, said: Mapping[int, Resultant], owner: int) -> bool:
-    """Whether the matrix that an owner has signed is what the rule makes of the inner products that
-    all have signed, but for rounding."""
+    """Return whether the matrix that an owner has signed is what the rule gives.
+
+    The rule makes it of the inner products that all have signed; a difference by rounding
+    (MATRIX_OFF) is allowed. True where the rule needs no inner products.
+    """
     rule = work.rule
     if rule is None or not rule.needs_gram:
         return True
@@ -100,7 +109,10 @@ def matrix_fits(work: Work, said: Mapping[int, Resultant], owner: int) -> bool:
 
 
 def _matrix(work: Work, said: Resultant) -> Matrix | None:
-    """As an owner has signed it; of rules that need no inner products, as everybody knows it."""
+    """Return the matrix of coefficients as an owner has signed it.
+
+    For rules that need no inner products it is the one that everybody knows; None for a mean.
+    """
     rule, count = work.rule, len(work.counted)
     if rule is None:
         return None
@@ -112,8 +124,10 @@ def _matrix(work: Work, said: Resultant) -> Matrix | None:
 def doubted(
     work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[Seen]
 ) -> list[int]:
-    """The chunks whose result, or inner products, do not fit what those who count have said of
-    their parts."""
+    """Return the chunks whose result or inner products are in doubt, DOUBTED_MAX at most.
+
+    They do not fit what those who count have said of their parts.
+    """
     found: list[list[int]] = []
     for owner, chunks in sorted(work.shards.items()):
         if not matrix_fits(work, said, owner):
@@ -134,8 +148,11 @@ def doubted(
 
 
 def _chosen(by_owner: Iterable[list[int]], seed: bytes) -> list[int]:
-    """So many as are opened: of each owner alike, and which ones nobody could know before the draw.
-    Else one would hide a wrong chunk behind others, of honest owners too, that only look wrong."""
+    """Choose which doubted chunks are opened: of each owner alike, in an order drawn from ``seed``.
+
+    Nobody could know before the draw which ones. Else one would hide a wrong chunk behind others,
+    of honest owners too, that only look wrong.
+    """
 
     def drawn(chunk: int) -> bytes:
         return hashlib.sha256(seed + chunk.to_bytes(8, "little")).digest()
@@ -146,8 +163,11 @@ def _chosen(by_owner: Iterable[list[int]], seed: bytes) -> list[int]:
 
 
 class _Told:
-    """What all who count have said: ``sketches`` float32[chunks, n, width], ``norms``
-    float32[chunks, n]; ``weights`` of their parts, where an owner's result is a sum of them."""
+    """Hold what all who count have said.
+
+    ``sketches``: float32[chunks, n, width]; ``_norms``: float32[chunks, n]; ``_weights``: of their
+    parts, where an owner's result is a sum of them.
+    """
 
     def __init__(self, work: Work, checks: Mapping[int, Check], owner: Resultant) -> None:
         self._work = work
@@ -163,9 +183,11 @@ class _Told:
             self._weights = mean if matrix is None else matrix[0]
 
     def result(self, chunk: int, seen: Seen) -> tuple[F32, F64, float]:
-        """The sketch of a result, how far it may be off in each bucket, and how far in all as most
-        have it: a norm that one alone tells may excuse what it is multiplied with, and not a result
-        that lies far from everybody."""
+        """Return the sketch of a result, how far it may be off in each bucket, and how far in all.
+
+        For the last, each told norm counts as no more than the median: a norm that one alone tells
+        may excuse what it is multiplied with, and not a result that lies far from everybody.
+        """
         bounds, size = seen.bounds, self._work.grid.size(chunk)
         error = float(np.sqrt(bounds.sum()))
         if self._weights is not None:
@@ -196,14 +218,17 @@ class _Told:
     def grams_off(
         self, grams: Matrix, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]
     ) -> list[int]:
-        """Places of chunks in which all are not as far from the result as inner products say."""
+        """Return the places of chunks whose inner products do not give the distances to the result.
+
+        These distances are the norms that all have told.
+        """
         if self._weights is None:
             return []
         errors = np.array([error for _, _, error in seen])
         return unlike_norms(grams, self._weights, self._norms[chunks], errors)
 
     def worst(self, chunks: Sequence[int], seen: Sequence[tuple[F32, F64, float]]) -> int:
-        """The chunk that is off most, by its bounds."""
+        """Return the chunk whose sketch is off most, relative to its bounds."""
         assert self._weights is not None
         gaps = [
             np.square(self._weights @ self.sketches[chunk] - result).sum() / bounds.sum()
@@ -215,8 +240,11 @@ class _Told:
 def recomputed_digest(
     work: Work, chunk: int, parts: Mapping[int, bytes], owner: Resultant
 ) -> bytes:
-    """The SHA-256 of what an honest owner makes of these encoded parts (participant -> bytes), with
-    the matrix that it has signed; b"" where it would refuse them: then it signs nothing."""
+    """Return the SHA-256 of the result that an honest owner makes of these encoded parts.
+
+    ``parts``: participant -> bytes. It is made with the matrix that the owner has signed; b"" where
+    an honest owner would refuse the parts: then it signs nothing.
+    """
     size, matrix = work.grid.size(chunk), _matrix(work, owner)
     try:
         made = recomputed(work.plan, chunk, parts, work.part_codec, work.codec, size, matrix)
@@ -226,8 +254,10 @@ def recomputed_digest(
 
 
 def gram_fits(work: Work, chunk: int, parts: Mapping[int, bytes], owner: Resultant) -> bool:
-    """Whether the inner products that the owner of a chunk has signed are those of these encoded
-    parts (participant -> bytes); false where it would refuse them. True where the rule needs none.
+    """Return whether the inner products that a chunk's owner has signed are those of its parts.
+
+    ``parts``: participant -> encoded bytes. False where an honest owner would refuse them; true
+    where the rule needs no inner products.
     """
     if not owner.gram:
         return True

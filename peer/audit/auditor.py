@@ -1,8 +1,8 @@
-"""An audited attempt with its bytes: the machine, the parts that are held here, what is opened.
+"""Carry out an audited attempt with its bytes: the machine, held parts, opened parts. Sans-I/O.
 
-Sans-I/O: whoever has sockets and threads sends what comes out, and calls ``numbers``, ``verdict``
-and ``settlement`` where arithmetic is due, in a thread of its own if it takes long. The simulator
-does the same without threads.
+Whoever has sockets and threads sends what comes out, and calls ``numbers``, ``verdict`` and
+``settlement`` where arithmetic is due, in a thread of its own if it takes long. The simulator does
+the same without threads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ ELEMENTS_PER_S: Final = 10_000_000
 
 
 class Auditor:
-    """``own``: the encoded own parts, one for each chunk, which the reduction will send; none if
-    this peer does not count."""
+    """Join the machine of an audited attempt with the parts and results that it is about.
+
+    ``own``: the encoded own parts, one for each chunk, which the reduction will send; none if this
+    peer does not count.
+    """
 
     def __init__(
         self,
@@ -71,21 +74,21 @@ class Auditor:
     # ------------------------------------------------------------ the reduction
 
     def keep(self, sender: int, chunk: int, part: U8) -> None:
-        """A part of a chunk that this peer owns; by any thread, which copies and hashes it."""
+        """Keep and hash a copy of a part of a chunk that this peer owns. Safe in any thread."""
         copy = self._copies.copy(sender, chunk, part)
         self._held_digests[sender, chunk] = hashlib.sha256(copy.data).digest()
         self._held[sender, chunk] = copy
 
     def came(self, chunk: int, result: U8) -> None:
-        """A chunk of the result; by any thread, which computes what needs no draw."""
+        """Take a chunk of the result and compute what needs no draw. Safe in any thread."""
         self._numbers.came(chunk, result)
 
     def reduced(self, results: Sequence[U8]) -> None:
-        """All chunks of the result are here."""
+        """Keep the result, all chunks of which are here."""
         self._results = results
 
     def unlike_promised(self) -> list[int]:
-        """Senders whose parts, all of which are here, are not what they have committed to."""
+        """Return the senders whose parts, all of which are here, are not what was committed to."""
         work, commitments = self.terms.work, self.machine.inbox.commitments
         shard = work.shards.get(self.index, ())
         return [
@@ -103,11 +106,14 @@ class Auditor:
         return self._numbers.check(self.machine.inbox.seed, self._results)
 
     def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
-        """What others should tell of what is here: it needs nothing that they tell."""
+        """Return what others should tell of the parts held here; it needs nothing that they tell.
+
+        Beside it, what all results look like (``Numbers.look``).
+        """
         return self._numbers.look(self.machine.inbox.seed, self._results)
 
     def verdict(self) -> tuple[dict[int, int], list[int]]:
-        """Whom this owner accuses, and which chunks are in doubt for all."""
+        """Return whom this owner accuses (sender -> chunk), and the chunks in doubt for all."""
         inbox = self.machine.inbox
         true, seen = self.look()
         accused = accusations(self.terms, inbox, true)
@@ -119,12 +125,15 @@ class Auditor:
     # ------------------------------------------------------------ opening
 
     def answers(self) -> list[tuple[bytes, Piece]]:
-        """To whom to send which pieces of parts that we have; once all verdicts are there."""
+        """Return which pieces of our parts to send to whom; none before all verdicts are here."""
         is_time = self.machine.inbox.is_complete(Phase.VERDICT)
         return self.opening.answers() if is_time else []
 
     def _shown(self, sender: int, chunk: int) -> Shown | None:
-        """A part of which we have all that proves it: our own, or one of a chunk that we own."""
+        """Return a part with its proof, if we have all that proves it; else None.
+
+        This is so for our own parts, and for those of chunks that we own.
+        """
         owners = self.terms.work.plan.owners
         if chunk >= len(owners):
             return None

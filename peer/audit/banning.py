@@ -1,4 +1,4 @@
-"""A daemon's part in bans: keeps the evidence, tells everybody, and lets nobody in who is banned.
+"""Do a daemon's part in bans: keep evidence, tell everybody, and let nobody in who is banned.
 
 Lives in the event loop. On a new link both sides say which evidence counts for them; what one lacks
 it asks for, piece by piece, and checks in a thread before it believes anything. Evidence is kept in
@@ -47,8 +47,10 @@ _Size = Annotated[int, Within(0, EVIDENCE_BYTES_MAX)]
 
 @message(wire="KnownBans")
 class KnownBans:
-    """The evidence that counts for the sender; ``words``: of pairs that it says are to go, which
-    does not count for it yet."""
+    """Tell which evidence counts for the sender.
+
+    ``words``: evidence about pairs that the sender says are to go, which does not count for it yet.
+    """
 
     digests: Annotated[tuple[_Digest, ...], Within(0, BANS_MAX)]
     words: Annotated[tuple[_Digest, ...], Within(0, UNSURE_MAX)] = ()
@@ -56,7 +58,7 @@ class KnownBans:
 
 @message(wire="AskEvidence")
 class AskEvidence:
-    """For the piece that begins at ``offset``."""
+    """Ask for the piece of an evidence file that begins at ``offset``, in bytes."""
 
     digest: _Digest
     offset: _Size = 0
@@ -64,7 +66,7 @@ class AskEvidence:
 
 @message(wire="EvidencePiece")
 class EvidencePiece:
-    """A piece of the file, of ``total`` bytes."""
+    """Carry a piece of an evidence file of ``total`` bytes."""
 
     digest: _Digest
     offset: _Size
@@ -82,10 +84,13 @@ class _Arriving:
 
 
 class BanKeeper:
-    """``took_part`` says whether we did, in the attempt with these terms; ``members``: of the view
-    that we are in. ``drop`` ends the link to a peer and all its streams; ``stop``: this peer may
-    not go on; ``on_ban``: the running attempts have to know; ``believed``: so does the membership
-    machine. ``note`` takes the kind and the text of a line in the log, and fields."""
+    """Do a daemon's part in bans: evidence in the home, over links, and for the membership machine.
+
+    ``took_part`` says whether this peer took part in the attempt with these terms; ``members``: of
+    the view that it is in. ``drop`` ends the link to a peer and all its streams; ``stop`` is called
+    when this peer may not go on; ``on_ban`` tells the running attempts of a ban, ``believed`` the
+    membership machine. ``note`` takes the kind and the text of a line in the log, and fields.
+    """
 
     def __init__(
         self,
@@ -122,7 +127,7 @@ class BanKeeper:
     # ------------------------------------------------------------ what others ask
 
     def check(self, peer: bytes) -> None:
-        """BannedError if ``peer`` is out; for the door."""
+        """Raise BannedError if ``peer`` is out; for the door."""
         if peer in self.bans:
             ban = self.bans.of(peer)
             why = ban.finding.text if ban is not None else "the members have agreed on it"
@@ -149,12 +154,14 @@ class BanKeeper:
     # ------------------------------------------------------------ evidence
 
     def convict(self, evidence: Evidence) -> None:
-        """What this peer has found itself, in an attempt that it took part in."""
+        """Take evidence that this peer has found itself, in an attempt that it took part in."""
         self._believe(evidence, verify_evidence(evidence), first_hand=True)
 
     def installed(self, members: Iterable[bytes], banned: Iterable[Banned]) -> None:
-        """A view has been installed with these members, so that other words than before count; it
-        names these bans."""
+        """Take the members of a view that was installed, and the bans that it names.
+
+        Other words than before count now.
+        """
         self._met |= dict.fromkeys(members)
         while len(self._met) > MET_MAX:
             del self._met[next(iter(self._met))]
@@ -171,7 +178,7 @@ class BanKeeper:
             self._adopted(self.bans.told(digest, teller, members))
 
     def on_message(self, peer: bytes, message: object) -> bool:
-        """False if it is about something else."""
+        """Take a message about bans; return False if it is about something else."""
         if isinstance(message, KnownBans):
             self._tellers.hear(peer, message.digests, message.words)
             members = self._members()
@@ -188,8 +195,10 @@ class BanKeeper:
         return True
 
     def _ask_more(self) -> None:
-        """What we have been told of and lack, as far as there is room; of each peer one thing. Not
-        before we have met anybody: nearly all of it would be about strangers."""
+        """Ask for evidence that we were told of and lack, while there is room; each peer for one.
+
+        Not before we have met anybody: nearly all of it would be about strangers.
+        """
         if not self._met:
             return
         idle = {peer for peer, count in self._stalls.items() if count >= STALLS_MAX}
@@ -223,7 +232,7 @@ class BanKeeper:
         self._give_up(digest)
 
     def _give_up(self, digest: bytes) -> None:
-        """This one does not send it: somebody else who has said that it knows this may."""
+        """Stop waiting for evidence from its sender; somebody else who knows it may be asked."""
         arriving = self._arriving.pop(digest)
         if arriving.stalled is not None:
             arriving.stalled.cancel()
@@ -266,7 +275,7 @@ class BanKeeper:
             self._spawn(self._look_at(piece.digest, arriving))
 
     async def _look_at(self, digest: bytes, arriving: _Arriving) -> None:
-        """It may take a second: in a thread."""
+        """Verify evidence that has arrived, in a thread as it may take a second, and weigh it."""
         try:
             evidence, finding = await asyncio.to_thread(_verified, digest, bytes(arriving.data))
         except EvidenceError as error:
@@ -297,7 +306,7 @@ class BanKeeper:
         self._publish()
 
     def _say(self, digest: bytes) -> None:
-        """Our word about a pair, if it is new."""
+        """Tell all our word about a pair, if it is new."""
         if self.bans.say(digest):
             self._tell_all(KnownBans((), (digest,)))
             self._adopted(self.bans.told(digest, self._me, self._members()))
@@ -307,7 +316,7 @@ class BanKeeper:
             self._send(peer, known)
 
     def _publish(self) -> None:
-        """What counts here, and for whom else, to the membership machine; once in a turn."""
+        """Tell the membership machine what counts here, and for whom else; once in a turn."""
         if not self._publishing:
             self._publishing = True
             asyncio.get_running_loop().call_soon(self._publish_now)
@@ -366,7 +375,7 @@ class BanKeeper:
         return self._folder / f"{digest.hex()}.evidence"
 
     def _load(self) -> None:
-        """What an earlier life of this peer knew: it has believed all of it."""
+        """Load the evidence of an earlier life of this peer, which has believed all of it."""
         for path in sorted(self._folder.glob("*.evidence"))[:BANS_MAX]:
             try:
                 if path.stat().st_size > EVIDENCE_BYTES_MAX:
@@ -385,7 +394,7 @@ def _now_s() -> float:
 
 
 def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:
-    """In a thread. EvidenceError."""
+    """Return evidence and what it proves; EvidenceError if it is none. Runs in a thread."""
     if hashlib.sha256(data).digest() != digest:
         raise EvidenceError("it has another digest than was said")
     evidence = parse_evidence(data)
@@ -393,7 +402,10 @@ def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:
 
 
 def _save(path: Path, data: bytes, stale: Iterable[Path]) -> None:
-    """In a thread. The old files go last, so that there is one at any time."""
+    """Write the evidence, and only then remove the stale files, so that one is always there.
+
+    Runs in a thread.
+    """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     write_atomic(path, data)
     for old in stale:

@@ -1,4 +1,4 @@
-"""Who is banned from the run, and by which evidence, as one member knows it. Sans-I/O.
+"""Record who is banned from the run, and by which evidence, as one member knows it. Sans-I/O.
 
 Evidence that stands alone convinces everybody who checks it. The word of a majority, or of one half
 of a pair, convinces only those who know that these peers were members: whoever took part in the
@@ -37,8 +37,11 @@ class Ban:
 
 @dataclass(slots=True)
 class _Unsure:
-    """Evidence that waits for others to say the same. ``jury``: whose word counts, where we have
-    taken part ourselves; otherwise that of our view's members does."""
+    """Hold evidence that waits for others to say the same.
+
+    ``jury``: whose word counts, where we have taken part ourselves; otherwise that of our view's
+    members does.
+    """
 
     evidence: Evidence
     finding: Finding
@@ -48,9 +51,12 @@ class _Unsure:
 
 
 class Bans:
-    """Of a pair each participant believes one in an attempt, and of each accuser one for ever: that
-    is its word. More than half of the participants beside the two have to say the same, so who
-    contradicts one before some and another before others has nobody banned but itself."""
+    """Keep the evidence that one member has, and decide whom it bans.
+
+    Of a pair each participant believes one in an attempt, and of each accuser one for ever: that is
+    its word. More than half of the participants beside the two have to say the same, so who
+    contradicts one before some and another before others has nobody banned but itself.
+    """
 
     def __init__(self, me: bytes) -> None:
         self._me = me
@@ -74,21 +80,21 @@ class Bans:
 
     @property
     def digests(self) -> tuple[bytes, ...]:
-        """Of all evidence that counts here."""
+        """Return the digests of all evidence that counts here."""
         return tuple(self._by_digest)
 
     @property
     def words(self) -> tuple[bytes, ...]:
-        """Of what does not count yet, and is our word."""
+        """Return the digests of evidence that is our word, and does not count yet."""
         return tuple(d for d, each in self._unsure.items() if self._me in each.tellers)
 
     @property
     def unsure(self) -> tuple[bytes, ...]:
-        """Of all that is here and does not count yet."""
+        """Return the digests of all evidence that is here and does not count yet."""
         return tuple(self._unsure)
 
     def against(self, peer: bytes) -> frozenset[bytes]:
-        """The digests of all evidence that proves this ban; some of it may not be here."""
+        """Return the digests of all evidence that proves this ban; some of it may not be here."""
         ban = self._by_peer.get(peer)
         spare = (digest for digest, banned in self._spare.items() if peer in banned)
         named = self._named.get(peer)
@@ -103,12 +109,14 @@ class Bans:
         return unsure.evidence if unsure is not None else self._by_digest.get(digest)
 
     def knows(self, digest: bytes) -> bool:
-        """Whether the evidence is here, whatever it counts."""
+        """Return whether the evidence is here, whether or not it counts."""
         return digest in self._by_digest or digest in self._unsure or digest in self._spare
 
     def learn(self, evidence: Evidence, *, first_hand: bool = False) -> list[Ban]:
-        """Who is banned by it, and was not before. ``first_hand``: we took part in that attempt.
-        EvidenceError if it proves nothing."""
+        """Verify evidence and return the bans that are new by it.
+
+        ``first_hand``: we took part in that attempt. EvidenceError if it proves nothing.
+        """
         return self.weigh(evidence, verify_evidence(evidence), first_hand=first_hand)
 
     def weigh(
@@ -119,9 +127,12 @@ class Bans:
         first_hand: bool = False,
         of_stranger: bool = False,
     ) -> list[Ban]:
-        """The same of evidence that was verified, which takes time. ``of_stranger``: it is about
-        peers that we do not know. Anybody can make some up, and prove what they have done, so it
-        waits until most members say the same, or a view does."""
+        """Return the bans that are new by evidence that was verified already, which takes time.
+
+        ``first_hand``: we took part in that attempt. ``of_stranger``: it is about peers that we do
+        not know. Anybody can make some up, and prove what they have done, so it waits until most
+        members say the same, or a view does.
+        """
         digest, is_pair = evidence.digest, len(finding.banned) > 1
         named = tuple(peer for peer in finding.banned if self._named.get(peer) == digest)
         if named:
@@ -144,14 +155,17 @@ class Bans:
         return []
 
     def recall(self, evidence: Evidence) -> list[Ban]:
-        """What an earlier life of this peer has believed, whoever had to say so then: nobody may be
-        left who would say it again. EvidenceError if it proves nothing."""
+        """Believe what an earlier life of this peer has believed, and return the bans that are new.
+
+        It counts whoever had to say so then: nobody may be left who would say it again.
+        EvidenceError if it proves nothing.
+        """
         finding = verify_evidence(evidence)
         spare = self._is_spare(evidence.digest, finding)
         return [] if spare else self._adopt(evidence, finding, finding.banned)
 
     def _is_spare(self, digest: bytes, finding: Finding) -> bool:
-        """Whether all that it bans are out already, and by what is here."""
+        """Return whether all that it bans are out by evidence that is here; if so, set it aside."""
         spare = all(peer in self._by_peer for peer in finding.banned)
         if spare:
             self._set_aside(digest, finding)
@@ -162,14 +176,17 @@ class Bans:
         return len(self._unsure) < UNSURE_MAX and held + nbytes <= UNSURE_BYTES_MAX
 
     def _forget_one(self) -> bool:
-        """What others say of attempts that we know nothing of makes room for what we do know of."""
+        """Forget evidence of an attempt that we know nothing of; return whether there was any.
+
+        What others say of such attempts makes room for what we do know of.
+        """
         spare = next((digest for digest, each in self._unsure.items() if not each.jury), None)
         if spare is not None:
             del self._unsure[spare]
         return spare is not None
 
     def _contrary(self, pair: Evidence) -> tuple[Said, Said] | None:
-        """The two statements of an accuser who contradicts two in one attempt."""
+        """Return two statements of an accuser who contradicts two in one attempt, or None."""
         (said,) = pair.said
         for each in self._unsure.values():
             (other, *_) = each.evidence.said
@@ -179,7 +196,10 @@ class Bans:
         return None
 
     def say(self, digest: bytes) -> bool:
-        """Whether it is our word from now on that this pair is to go; once, when it is new."""
+        """Return whether it is our word from now on that this pair is to go.
+
+        True only once, when the word is new.
+        """
         unsure = self._unsure.get(digest)
         if unsure is None or self._me not in unsure.jury or self._me in unsure.tellers:
             return False
@@ -197,7 +217,10 @@ class Bans:
         return True
 
     def told(self, digest: bytes, member: bytes, members: Collection[bytes]) -> list[Ban]:
-        """A member (or we) says that this evidence counts for it; ``members``: of our view."""
+        """Take the word of a member (or ours) that this evidence counts; return new bans.
+
+        ``members``: of our view.
+        """
         unsure = self._unsure.get(digest)
         if unsure is None or member in self:
             return []
@@ -217,7 +240,7 @@ class Bans:
         return self._adopt(same[most].evidence, found, found.banned)
 
     def met(self, peers: Container[bytes]) -> list[Ban]:
-        """These are no strangers any more."""
+        """Note that these peers are no strangers any more; return the bans that are new by it."""
         found: list[Ban] = []
         for each in tuple(self._unsure.values()):
             if each.finding.stands_alone and any(peer in peers for peer in each.finding.banned):
@@ -225,8 +248,10 @@ class Bans:
         return found
 
     def named(self, bans: Mapping[bytes, bytes]) -> list[Ban]:
-        """A view that we are in names these peers, with the digests of their evidence. Who is
-        banned by what was unsure until now; of others the file may have to be asked for."""
+        """Take the bans that a view that we are in names: peer -> digest of its evidence.
+
+        Return the bans by what was unsure until now; the files of others may have to be asked for.
+        """
         found: list[Ban] = []
         for peer, digest in bans.items():
             if self._named.get(peer) == digest or len(self._named) >= BANS_MAX:
@@ -239,7 +264,7 @@ class Bans:
         return found
 
     def _adopt(self, evidence: Evidence, finding: Finding, peers: Collection[bytes]) -> list[Ban]:
-        """It is what bans these. Those who were not banned before."""
+        """Make this evidence what bans these peers; return the bans that are new."""
         digest, by_peer = evidence.digest, self._by_peer
         new = [peer for peer in peers if peer not in by_peer]
         if len(by_peer) + len(new) > BANS_MAX:
@@ -265,7 +290,7 @@ class Bans:
             del self._spare[next(iter(self._spare))]
 
     def rows(self) -> list[dict[str, object]]:
-        """For `atoll status`: plain types. ``agreed``: a view names it."""
+        """Return the bans for `atoll status`, in plain types. ``agreed``: a view names it."""
         rows: list[dict[str, object]] = [
             {
                 "peer": short(ban.peer),

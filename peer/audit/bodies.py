@@ -1,4 +1,4 @@
-"""What the bodies of statements must be like, and what is drawn from them. Pure."""
+"""Check the bodies of statements, and compute the common draw from them. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ _DIGEST_BYTES: Final = 32
 
 
 def seed_of(terms: AuditTerms, secrets: Mapping[bytes, bytes]) -> bytes:
-    """The common draw. No participant can choose it: all secrets were committed to before any was
-    revealed, and one honest secret is enough."""
+    """Return the common draw, a SHA-256 of the terms and of all revealed secrets.
+
+    No participant can choose it: all secrets were committed to before any was revealed, and one
+    honest secret is enough.
+    """
     hashed = hashlib.sha256(b"atoll audit seed 1\0" + terms.digest)
     for peer in sorted(secrets):
         hashed.update(peer + secrets[peer])
@@ -39,8 +42,10 @@ def seed_of(terms: AuditTerms, secrets: Mapping[bytes, bytes]) -> bytes:
 
 
 def body_fits(terms: AuditTerms, index: int, statement: Statement) -> str:
-    """What is wrong with what this participant says in these terms; "" if nothing is.
-    RemoteProtocolError if it cannot be read."""
+    """Return what is wrong with what a participant says in these terms; "" if nothing is.
+
+    ``index``: its place among the participants. RemoteProtocolError if the body cannot be read.
+    """
     body, work, counts = body_of(statement), terms.work, terms.counted[index]
     if isinstance(body, Commitment):
         return _commitment_fits(body, terms, counts)
@@ -96,8 +101,11 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
 
 
 def _verdict_fits(body: Verdict, work: Work, index: int) -> str:
-    """An owner has the parts of others who count, in the chunks that it owns, and of nobody else:
-    what else it names would be no accusation, and would still pass for one."""
+    """Return what is wrong with a verdict; "" if nothing is.
+
+    An owner has the parts of others who count, in the chunks that it owns, and of nobody else: what
+    else it names would be no accusation, and would still pass for one.
+    """
     if not {*body.senders} <= {*work.counted} - {index}:
         return "it accuses somebody who has no part here"
     if not {*body.chunks} <= {*work.shards.get(index, ())}:
@@ -106,13 +114,16 @@ def _verdict_fits(body: Verdict, work: Work, index: int) -> str:
 
 
 def shard_gram(work: Work, owner: Resultant) -> bytes:
-    """The inner products over a shard, packed, as its owner has told them before the rule, if they
-    are those that it has signed; b"" where the rule needs none. ValueError for no such numbers."""
+    """Return the packed inner products over an owner's shard: the sum of those over its chunks.
+
+    They are what the owner has told before the rule, if they are those that it has signed; b""
+    where the rule needs none. ValueError for no such numbers.
+    """
     return packed_sum(owner.gram, len(work.counted)) if owner.gram else b""
 
 
 def told_numbers(work: Work, check: Check, chunk: int) -> bytes:
-    """The same, as a participant has said it."""
+    """Return sketch and norm of a chunk, float32[9] as bytes, as a participant has said them."""
     width = 4 * SKETCH_WIDTH
     return (
         check.sketches[width * chunk : width * (chunk + 1)]

@@ -1,4 +1,4 @@
-"""The door of a daemon that knows bans: whoever is banned stays outside, whatever it can show."""
+"""Keep banned peers outside, whatever they can show: the door of a daemon that knows bans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_MAX = 20  # bans in `atoll status`; --json has more
 
 
 class BanGuard(OpenGuard):
-    """A guard, and bans beside it."""
+    """Ask a guard and the bans beside it."""
 
     def __init__(self, guard: OpenGuard, bans: BanKeeper) -> None:
         self.guard, self.keeper = guard, bans
@@ -50,7 +50,7 @@ class BanGuard(OpenGuard):
 
 
 def describe_bans(admission: dict[str, Any]) -> list[str]:
-    """The lines of `atoll status`."""
+    """Return the lines of `atoll status` about bans."""
     rows = admission.get("banned", [])
     lines = [
         f"  banned {row['text']}; evidence {row['evidence'][:16]}"

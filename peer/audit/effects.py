@@ -1,4 +1,4 @@
-"""What comes out of an audit's machine (machine.py): orders to its shell, in order."""
+"""Describe what comes out of an audit's machine (machine.py): orders to its shell, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Convicted", "Effect", "Failed", "Need", "Passed", "Tell"]
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Send to these participants; none: to all others."""
+    """Send to these participants; to all others if none are named."""
 
     message: Said | AskSaid
     peers: tuple[bytes, ...] = ()
@@ -21,9 +21,12 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Do what ``step`` needs, and tell the machine. REDUCE: parts may be sent. CHECK: compute the
-    numbers (``told``). VERDICT: compare those of others (``judged``). OPEN: open and get ``parts``
-    (sender, chunk), and judge them (``resolved``)."""
+    """Do what ``step`` needs, and tell the machine.
+
+    REDUCE: parts may be sent. CHECK: compute the numbers (``told``). VERDICT: compare those of
+    others (``judged``). OPEN: open and get ``parts`` (sender, chunk), and judge them
+    (``resolved``).
+    """
 
     step: Step
     parts: tuple[tuple[int, int], ...] = ()
@@ -31,19 +34,19 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Convicted:
-    """There is evidence: whoever it bans is to be banned."""
+    """Report evidence: whoever it bans is to be banned."""
 
     evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The result may be committed."""
+    """Report that the result may be committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt has failed because of these (none: it cannot be said)."""
+    """Report that the attempt has failed because of these peers (none: it cannot be said)."""
 
     peers: tuple[bytes, ...]
     why: str

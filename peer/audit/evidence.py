@@ -1,4 +1,7 @@
-"""Evidence against a peer, as it is kept and sent; verifying.py says what it proves. Pure."""
+"""Describe evidence against a peer, as it is kept and sent. Pure.
+
+What it proves is said by verifying.py.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ _Chunk = Annotated[int, Within(0, CHUNKS_MAX - 1)]
 @message(wire="Shown")
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An encoded part that was opened, with the proof that leads to its sender's commitment; of the
-    owner's result the ``sender`` is the owner, and there is no proof."""
+    """Hold an encoded part that was opened, with the proof that leads to its sender's commitment.
+
+    Of the owner's result the ``sender`` is the owner, and there is no proof.
+    """
 
     sender: _Index
     chunk: _Chunk
@@ -39,7 +44,11 @@ class Shown:
 @message(wire="Evidence")
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """``kind``: one of KINDS. ``chunk`` is the one that it is about, if it is about any."""
+    """Accuse a peer of a lie, with the statements and parts that prove it.
+
+    ``kind``: one of KINDS (verifying.py). ``chunk`` is the one that it is about, if it is about
+    any.
+    """
 
     kind: Annotated[str, Within(1, 32)]
     culprit: PeerId
@@ -60,8 +69,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``banned``: who is out by this evidence. ``stands_alone``: whoever has checked it need not
-    know the run."""
+    """Say what a piece of evidence proves.
+
+    ``banned``: who is out by this evidence. ``stands_alone``: whoever has checked it need not know
+    the run.
+    """
 
     kind: str
     banned: tuple[bytes, ...]
@@ -73,7 +85,7 @@ MAGIC: Final = b"atoll evidence 1\n"
 
 
 def parse_evidence(data: bytes) -> Evidence:
-    """EvidenceError unless these bytes are evidence, true or not."""
+    """Return the evidence that these bytes are, true or not; EvidenceError if they are none."""
     if len(data) > EVIDENCE_BYTES_MAX or not data.startswith(MAGIC):
         raise EvidenceError("this is no evidence that this version of atoll can read")
     try:

@@ -1,4 +1,4 @@
-"""The audited attempts of a daemon: carries out what their machines decide.
+"""Run the audited attempts of a daemon: carry out what their machines decide.
 
 Lives in the event loop; arithmetic runs in worker threads. A peer that has passed an attempt goes
 on answering for it, until the attempt is over for all: others may lack a statement or a part that
@@ -35,8 +35,11 @@ EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Attempt:
-    """One attempt. ``gate``: parts may be sent now. Afterwards ``passed`` or ``failed`` is called,
-    once: with the participants that it failed because of, and why."""
+    """Run one audited attempt.
+
+    ``gate`` is called when parts may be sent. Afterwards ``passed`` or ``failed`` is called, once;
+    ``failed`` with the participants that it failed because of, and why.
+    """
 
     def __init__(
         self,
@@ -62,12 +65,12 @@ class Attempt:
         digests: Sequence[bytes],
         products: InnerProducts,
     ) -> None:
-        """The whole result is here, with the inner products that it was made with."""
+        """Take the whole result, which is here, with the inner products that it was made with."""
         self.auditor.reduced(results)
         self._spawn(self._compare(digests, products))
 
     async def _compare(self, digests: Sequence[bytes], products: InnerProducts) -> None:
-        """What was sent with what was promised."""
+        """Compare the parts that were sent with those that were promised."""
         liars = await self._host.compute(self.auditor.unlike_promised)
         if self.ended:
             return
@@ -83,8 +86,11 @@ class Attempt:
         self._host.spawn(self._unless_ended(work))
 
     async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
-        """Of an attempt that has ended the result's memory may be another one's already. And what
-        others have told may break a rule's arithmetic: that must not end a daemon."""
+        """Carry out work; an error fails the attempt, or is ignored if it has ended.
+
+        The result's memory of an attempt that has ended may be another one's already. And what
+        others have told may break a rule's arithmetic: that must not end a daemon.
+        """
         try:
             await work
         except Exception as error:
@@ -181,7 +187,7 @@ class Attempt:
         self.pump()
 
     def end(self) -> None:
-        """It is committed, or given up: nobody needs anything of it any more."""
+        """End an attempt that is committed or given up: nobody needs anything of it any more."""
         self.ended = True
         self._host.forget(self)
 
@@ -191,7 +197,10 @@ class Attempt:
 
 
 class AuditHost:
-    """``convict`` takes evidence that was found here."""
+    """Keep the audited attempts of a daemon, and pass on what others say of them.
+
+    ``convict`` takes evidence that was found here.
+    """
 
     def __init__(
         self,
@@ -222,9 +231,12 @@ class AuditHost:
         return self._loop.time()
 
     def may_promise(self, terms: AuditTerms) -> bool:
-        """Once for each attempt: who signs two commitments for the same terms is a liar, and a
-        BEGIN that is repeated after one has fallen behind, or by a lying coordinator, asks for just
-        that. In a later life a peer is in another view."""
+        """Return whether this peer may commit in an attempt, and note that it does; once for each.
+
+        Who signs two commitments for the same terms is a liar, and a BEGIN that is repeated after
+        one has fallen behind, or by a lying coordinator, asks for just that. In a later life a peer
+        is in another view.
+        """
         view = (terms.lineage, terms.view)
         if view != self._view:
             self._view, self._numbers = view, set()
@@ -243,7 +255,7 @@ class AuditHost:
         return terms in self._took_part
 
     def auditor(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> Auditor:
-        """Hashes the encoded own parts: in any thread."""
+        """Return the auditor of an attempt; it hashes the encoded own parts. Safe in any thread."""
         secret = secrets.token_bytes(32)
         return Auditor(terms, self._me, self._signer, own, secret, self.now_s, steps)
 
@@ -255,7 +267,7 @@ class AuditHost:
         passed: Callable[[], None],
         failed: Callable[[tuple[bytes, ...], str], None],
     ) -> Attempt:
-        """The caller pumps it, once it knows it."""
+        """Begin an attempt with what was said early; the caller pumps it, once it knows it."""
         terms = auditor.terms
         attempt = self._attempts[terms.digest] = Attempt(self, auditor, gate, passed, failed)
         early, self._early, self._early_bytes = self._early, [], 0
@@ -268,7 +280,7 @@ class AuditHost:
         return attempt
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """In a worker thread. It may take longer than the round may stand still."""
+        """Run ``work`` in a worker thread; it may take longer than the round may stand still."""
         self._computing += 1
         self._tick_soon()
         try:
@@ -294,7 +306,7 @@ class AuditHost:
             task.cancel()
 
     def on_message(self, source: bytes, message: object) -> bool:
-        """False if it is about something else."""
+        """Take a message about audits; return False if it is about something else."""
         if not isinstance(message, AUDIT_MESSAGES):
             return False
         if isinstance(message, Said) and message.phase is Phase.REPLAYED:
@@ -309,7 +321,7 @@ class AuditHost:
         return True
 
     def _keep(self, source: bytes, each: Said) -> None:
-        """It may be early, or late. What is lost can be asked for again."""
+        """Keep a statement that may be early, or late; what is lost can be asked for again."""
         self._early.append((source, each))
         self._early_bytes += len(each.statement.body)
         while len(self._early) > EARLY_MAX or self._early_bytes > EARLY_BYTES_MAX:

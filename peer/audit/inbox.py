@@ -1,6 +1,7 @@
-"""What was said in an audited attempt: one statement of each signer in each phase.
+"""Keep what was said in an audited attempt: one statement of each signer in each phase. Pure.
 
-Pure; every statement that comes in is known to be genuine, and is looked at for what is wrong."""
+Every statement that comes in is known to be genuine, and is looked at for what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Inbox:
         return self._said.get(phase, {})
 
     def heard(self, phase: Phase) -> bytes:
-        """The digest of all that was said in the phase before; b"" for the first."""
+        """Return the digest of all that was said in the phase before; b"" for the first."""
         if phase is Phase.COMMIT:
             return b""
         if phase in self._heard:
@@ -56,13 +57,15 @@ class Inbox:
         return [peer for peer in self._terms.participants if peer not in self._said[phase]]
 
     def differing(self, phase: Phase) -> list[bytes]:
-        """Those who say that they have heard something else in the phase before than we have."""
+        """Return those who say that they heard something else in the phase before than we have."""
         mine = self.heard(phase)
         return [p for p, each in self._said[phase].items() if each.statement.heard != mine]
 
     def add(self, each: Said) -> Evidence | None:
-        """Keep what is new; evidence where it shows that its signer lies. What a signer may say
-        often is not kept."""
+        """Keep a new statement; return evidence where it shows that its signer lies.
+
+        What a signer may say often is not kept.
+        """
         have = self._said.get(each.phase, {})
         before = have.get(each.signer)
         if before is not None:
@@ -104,7 +107,7 @@ class Inbox:
         return {i: b for i, b in self._bodies(Phase.VERDICT).items() if isinstance(b, Verdict)}
 
     def result_digests(self) -> dict[int, bytes]:
-        """The SHA-256 of each chunk of the result, as its owner has signed it."""
+        """Return the SHA-256 of each chunk of the result, as its owner has signed it."""
         found = {}
         for owner, body in self.resultants.items():
             for place, chunk in enumerate(self._terms.work.shards.get(owner, ())):
@@ -112,7 +115,7 @@ class Inbox:
         return found
 
     def accused(self) -> set[tuple[int, int]]:
-        """(sender, chunk) of all verdicts."""
+        """Return the accusations of all verdicts, as (sender, chunk)."""
         told = self.verdicts.values()
         return {pair for v in told for pair in zip(v.senders, v.chunks, strict=True)}
 
@@ -120,12 +123,12 @@ class Inbox:
 
     @property
     def seed(self) -> bytes:
-        """Only once all secrets are known."""
+        """Return the common draw; only once all secrets are known."""
         secrets = {peer: _secret(each) for peer, each in self._said[Phase.REVEAL].items()}
         return seed_of(self._terms, secrets)
 
     def broken_draw(self) -> Evidence | None:
-        """Somebody has revealed another number than it had committed to."""
+        """Return evidence if somebody has revealed another number than it had committed to."""
         for peer, each in self._said[Phase.REVEAL].items():
             commit = self._said[Phase.COMMIT].get(peer)
             if commit is None:
@@ -137,7 +140,10 @@ class Inbox:
         return None
 
     def wrong_seed(self) -> Evidence | None:
-        """Somebody computes with another draw; only once all secrets are known."""
+        """Return evidence if somebody computes with another draw.
+
+        Only once all secrets are known.
+        """
         seed = self.seed
         for peer, each in self._said[Phase.CHECK].items():
             body = body_of(each.statement)

@@ -1,4 +1,4 @@
-"""Who is guilty, once parts are compared or opened: pure functions that make evidence.
+"""Find out who is guilty, once parts are compared or opened. Pure functions that make evidence.
 
 An owner compares what senders have told with the parts that it holds (``accusations``). When parts
 of a chunk were opened to all, everybody recomputes its result and the numbers of its senders
@@ -29,8 +29,10 @@ __all__ = ["accusations", "settle"]
 def accusations(
     terms: AuditTerms, inbox: Inbox, true: Mapping[tuple[int, int], bytes]
 ) -> dict[int, int]:
-    """Senders whose numbers are not the true ones (sender, chunk), of parts that this owner holds;
-    each with the first such chunk."""
+    """Return senders whose told numbers are not the true ones, each with the first such chunk.
+
+    ``true``: the true numbers by (sender, chunk), of the parts that this owner holds.
+    """
     checks, found = inbox.checks, dict[int, int]()
     for (sender, chunk), numbers in sorted(true.items(), key=lambda item: item[0][::-1]):
         if told_numbers(terms.work, checks[sender], chunk) != numbers:
@@ -44,7 +46,10 @@ def settle(
     opened: Mapping[tuple[int, int], Shown],
     results: Sequence[U8],
 ) -> list[Evidence]:
-    """What the opened parts prove; every one of them is what its sender has committed to."""
+    """Return the evidence that opened parts give, one piece at most against each culprit.
+
+    Every opened part is what its sender has committed to.
+    """
     found: list[Evidence] = []
     for chunk in sorted({chunk for _, chunk in opened}):
         shown = {sender: part for (sender, of), part in opened.items() if of == chunk}
@@ -97,7 +102,10 @@ def _wrong_gram(
 def _wrong_numbers(
     terms: AuditTerms, inbox: Inbox, part: Shown, result: bytes
 ) -> Iterable[Evidence]:
-    """Of one sender in one chunk; or else its owner's false accusation of it."""
+    """Yield evidence about the numbers of one sender in one chunk, or its owner's verdict on them.
+
+    The owner is guilty of silence about wrong numbers, or of a false accusation.
+    """
     work, sender, chunk = terms.work, part.sender, part.chunk
     owner, check = work.plan.owners[chunk], inbox.checks[sender]
     true = part_numbers(work, check.seed, chunk, part.data, result)

@@ -1,6 +1,7 @@
-"""One participant's part in one audited attempt: a state machine without clock, sockets or threads.
+"""Decide one participant's part in one audited attempt: a state machine, sans-I/O.
 
-Its steps, the table of their transitions and the theory are in steps.py.
+It has no clock, sockets or threads. Its steps, the table of their transitions and the theory are in
+steps.py.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ TURNS_S: Final = 12.0
 
 
 class Audit:
-    """``roots``: of the own encoded parts; none if this peer does not count. ``work``: the
-    commitment to the local steps behind them, where there are validators. ``secret``: 32 random
-    bytes. Times are of the caller's clock."""
+    """Take part in one audited attempt.
+
+    ``roots``: of the own encoded parts; none if this peer does not count. ``work``: the commitment
+    to the local steps behind them, where there are validators. ``secret``: 32 random bytes. Times
+    are of the caller's clock, in seconds.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class Audit:
         )
 
     def take(self) -> list[Effect]:
-        """What is to be done, in order; each is given once."""
+        """Return what is to be done, in order; each effect is given once."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -96,8 +100,11 @@ class Audit:
 
     @property
     def is_patient(self) -> bool:
-        """Whether nothing need move for a while, up to the limits of this file: we wait for words,
-        or for our turn to contradict. Before, bytes move, and whoever sees none says so."""
+        """Return whether nothing need move for a while, up to the limits of this file.
+
+        Then we wait for words, or for our turn to contradict. Before, bytes move, and whoever sees
+        none says so.
+        """
         return self._suspect is not None or self.step in PATIENT
 
     # ------------------------------------------------------------ what the shell has done
@@ -108,8 +115,11 @@ class Audit:
         products: InnerProducts,
         now_s: float,
     ) -> None:
-        """The whole result is here: the SHA-256 of each chunk; and, where the rule needs them, the
-        inner products that we have computed with."""
+        """Take the digests of the whole result, which is here, and say what we have made of it.
+
+        ``digests``: the SHA-256 of each chunk; ``products``: the inner products that we have
+        computed with, where the rule needs them.
+        """
         if self.step is Step.REDUCE:
             self._digests, self._grams = tuple(digests), dict(products.told)
             index = self.terms.participants.index(self.me)
@@ -120,13 +130,16 @@ class Audit:
             self._say(Phase.RESULT, resultant, now_s)
 
     def told(self, check: Check, now_s: float) -> None:
-        """Our own numbers."""
+        """Say our own numbers."""
         if self.step is Step.CHECK:
             self._say(Phase.CHECK, check, now_s)
 
     def judged(self, accused: Mapping[int, int], doubted: Iterable[int], now_s: float) -> None:
-        """Whose numbers do not fit the parts that we hold (sender -> chunk); and which chunks do
-        not fit what all have told."""
+        """Say our verdict.
+
+        ``accused``: whose numbers do not fit the parts that we hold (sender -> chunk). ``doubted``:
+        which chunks do not fit what all have told.
+        """
         if self.step is Step.VERDICT:
             counted = self.terms.work.counted
             self._wanted = tuple((sender, chunk) for chunk in doubted for sender in counted)
@@ -134,7 +147,10 @@ class Audit:
             self._say(Phase.VERDICT, verdict, now_s)
 
     def resolved(self, found: Iterable[Evidence], now_s: float) -> None:
-        """All opened parts were judged. Without a finding the doubt was unfounded."""
+        """End the attempt after all opened parts were judged; without a finding it passes.
+
+        Then the doubt was unfounded.
+        """
         if self.step is not Step.OPEN:
             return
         evidence = list(found)
@@ -144,16 +160,21 @@ class Audit:
             self._pass(now_s)
 
     def mismatch(self, peer: bytes, why: str, now_s: float) -> None:
-        """What this peer has sent us is not what it has signed, and only we two know that. It has
-        to be said, or the round is never done; but not at once (``_eliminate``)."""
+        """Suspect a peer that has sent us something else than it has signed; only we two know that.
+
+        It has to be said, or the round is never done; but not at once (``_eliminate``).
+        """
         if not self.is_over and peer != self.me and self._suspect is None:
             self._suspect, self._suspect_s = (peer, why[:100]), now_s
             if (word := self.inbox.of(Phase.RESULT).get(peer)) is not None:
                 self._effects.append(Tell(word))  # others may have got another one
 
     def _eliminate(self, now_s: float) -> None:
-        """Both have to go. First others may prove that it is the other one who lies; and of several
-        that it has lied to only one should go, so each waits for those before it."""
+        """Say that we and the suspect contradict each other, so that both have to go; in our turn.
+
+        First others may prove that it is the other one who lies; and of several that it has lied to
+        only one should go, so each waits for those before it.
+        """
         if self._suspect is None or self.is_over:
             return
         index, count = self.terms.participants.index(self.me), len(self.terms.participants)
@@ -168,7 +189,7 @@ class Audit:
                 self._fail((), f"audit: {short(peer)}: {why}", now_s)
 
     def banned(self, peers: Iterable[bytes], now_s: float) -> None:
-        """Others have evidence against these."""
+        """Fail the attempt if others have evidence against participants of it."""
         ours = tuple(peer for peer in peers if peer in self.terms.participants)
         if ours and not self.is_over:
             self._fail(ours, f"audit: {', '.join(map(short, ours))} was banned meanwhile", now_s)
@@ -176,7 +197,7 @@ class Audit:
     # ------------------------------------------------------------ what others say
 
     def hear(self, each: Said, now_s: float) -> None:
-        """A statement, from its signer or anybody else."""
+        """Take a statement, from its signer or anybody else."""
         if not self._is_ours(each):
             return
         is_new = each.signer not in self.inbox.of(each.phase)
@@ -192,8 +213,10 @@ class Audit:
             self._hear_contradiction(each, now_s)
 
     def asked(self, ask: AskSaid, source: bytes, now_s: float) -> None:
-        """Hand on what we have; not more often than an honest one asks, as an answer is much
-        larger than a question."""
+        """Hand on what we have; not more often than an honest one asks.
+
+        An answer is much larger than a question.
+        """
         last_s = self._answered_s.get((source, ask.phase), float("-inf"))
         ours = ask.terms == self._id and source in self.terms.participants
         if not ours or now_s - last_s < ASK_S / 2:
@@ -207,9 +230,12 @@ class Audit:
         return ours and each.signer != self.me and each.genuine(self._signer)
 
     def _hear_contradiction(self, each: Said, now_s: float) -> None:
-        """Handed on, so that nobody contradicts one before some and another before others. Who has
-        revealed its secret has seen nothing wrong in what it was sent. Who is on probation takes
-        nobody along: it is left out, or new identities would empty a run."""
+        """Hand on a contradiction, and fail the attempt by it if it can be believed.
+
+        It is handed on so that nobody contradicts one before some and another before others. Who
+        has revealed its secret has seen nothing wrong in what it was sent. Who is on probation
+        takes nobody along: it is left out, or new identities would empty a run.
+        """
         self._effects.append(Tell(each))
         body = body_of(each.statement)
         assert isinstance(body, Elimination)
@@ -230,7 +256,7 @@ class Audit:
     # ------------------------------------------------------------ moving on
 
     def _advance(self, now_s: float) -> None:
-        """As far as what was said allows."""
+        """Go on as far as what was said allows."""
         while (phase := WAITS_FOR.get(self.step)) is not None:
             if self.inbox.differing(phase):
                 self._hand_on(IN_ORDER[phase - 1])
@@ -257,7 +283,10 @@ class Audit:
                     self._effects.append(Need(self.step))
 
     def _other_result(self) -> bytes:
-        """An owner that has sent us other bytes than it has signed; only we two know that."""
+        """Return an owner that has sent us other bytes than it has signed, or b"" if there is none.
+
+        Only we two know that.
+        """
         signed, owners = self.inbox.result_digests(), self.terms.work.plan.owners
         wrong = [owners[c] for c, digest in enumerate(self._digests) if signed[c] != digest]
         work, told = self.terms.work, self.inbox.resultants
@@ -265,14 +294,20 @@ class Audit:
         return self.terms.participants[wrong[0]] if wrong else b""
 
     def _hand_on(self, phase: Phase) -> None:
-        """Somebody has said two things in this phase: let everybody see which, once."""
+        """Hand on all statements of a phase in which somebody has said two things; once.
+
+        So everybody sees which.
+        """
         if phase not in self._handed_on:
             self._handed_on.add(phase)
             self._effects += [Tell(each) for each in self.inbox.of(phase).values()]
 
     def _close(self, now_s: float) -> None:
-        """All verdicts are here. Who passes while others doubt has got another verdict than they:
-        they hand theirs on, and see who has signed two."""
+        """Pass the attempt, or open what is in doubt; all verdicts are here.
+
+        Who passes while others doubt has got another verdict than they: they hand theirs on, and
+        see who has signed two.
+        """
         self._wanted = tuple(sorted(self.inbox.accused().union(self._wanted)))
         if not self._wanted:
             self._pass(now_s)
@@ -316,7 +351,10 @@ class Audit:
     # ------------------------------------------------------------ time
 
     def owing(self, opened: Iterable[tuple[int, int]] = ()) -> dict[bytes, int]:
-        """Who owes something now: participant -> phase. ``opened``: the parts that are here."""
+        """Return who owes something now: participant -> phase (OPENED for an opened part).
+
+        ``opened``: the parts (sender, chunk) that are here.
+        """
         if self.step is Step.OPEN:
             lacking = {sender for sender, _ in set(self._wanted).difference(opened)}
             return {self.terms.participants[sender]: OPENED for sender in sorted(lacking)}
@@ -353,7 +391,10 @@ class Audit:
             self._count_voices(phase, peer, now_s)
 
     def _count_voices(self, phase: int, peer: bytes, now_s: float) -> None:
-        """Only where we miss it ourselves: what others miss we may be able to hand on."""
+        """Convict a peer, or fail the attempt because of it, if a majority misses what it owes.
+
+        Only where we miss it ourselves: what others miss we may be able to hand on.
+        """
         voices, jury = self._voices[phase, peer], set(self.terms.jury) - {peer}
         told = {signer: each for signer, each in voices.items() if signer in jury}
         if self.me not in voices or len(told) < self.terms.majority or self.is_over:

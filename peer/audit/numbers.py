@@ -1,4 +1,4 @@
-"""The numbers that a participant computes in an attempt, each of them once and as soon as it can.
+"""Compute the numbers that a participant needs in an attempt, each once and as soon as it can.
 
 Distances and the bounds of encoding need no draw: who brings a chunk of the result computes them,
 while others are still on their way; one thread at a time, in the same memory, for fresh pages cost
@@ -31,8 +31,10 @@ Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
 
 
 class Seen(NamedTuple):
-    """Of the result of a chunk: its sketch, how far encoding may have moved it in each bucket, and
-    its length."""
+    """Describe the result of a chunk.
+
+    Its sketch, how far encoding may have moved it in each bucket, and its length.
+    """
 
     sketch: F32
     bounds: F64
@@ -40,8 +42,10 @@ class Seen(NamedTuple):
 
 
 class _Undrawn(NamedTuple):
-    """Of a chunk, what needs no draw; norms are float32 as bytes, b"" of a part that does not
-    decode."""
+    """Hold what needs no draw of a chunk.
+
+    Norms are float32 as bytes, b"" of a part that does not decode.
+    """
 
     bounds: F64
     length: float
@@ -50,8 +54,11 @@ class _Undrawn(NamedTuple):
 
 
 class Numbers:
-    """``own``: the encoded own parts, one for each chunk, or none. ``held``: those of others, of
-    the chunks that this peer owns; all of a chunk are there when its result is."""
+    """Compute sketches, norms and bounds of own parts, of held parts and of results.
+
+    ``own``: the encoded own parts, one for each chunk, or none. ``held``: those of others, of the
+    chunks that this peer owns; all of a chunk are there when its result is.
+    """
 
     def __init__(self, work: Work, own: Sequence[U8], held: Parts) -> None:
         self._work, self._own, self._held = work, own, held
@@ -68,7 +75,10 @@ class Numbers:
         self._seen: list[Seen] = []
 
     def came(self, chunk: int, result: U8) -> None:
-        """A chunk of the result, which has been checked; by any thread, and none has to wait."""
+        """Take a chunk of the result, which has been checked.
+
+        Safe in any thread, and none has to wait.
+        """
         self._came.append((chunk, result))
         if self._lock.acquire(blocking=False):
             try:
@@ -77,15 +87,17 @@ class Numbers:
                 self._lock.release()
 
     def check(self, seed: bytes, results: Sequence[U8]) -> Check:
-        """What this participant has to say of its own parts."""
+        """Return what this participant has to say of its own parts."""
         with self._lock:
             return self._checked(seed, results)
 
     def look(
         self, seed: bytes, results: Sequence[U8]
     ) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
-        """What senders should have told of the parts that are held here, b"" for those that do not
-        decode; and what all results look like."""
+        """Return what senders should have told of the parts held here, and how results look.
+
+        The first is by (sender, chunk): sketch and norm as bytes, b"" for parts that do not decode.
+        """
         with self._lock:
             self._checked(seed, results)
             for chunk in range(len(self._seen), len(results)):
@@ -138,7 +150,7 @@ class Numbers:
         return _Undrawn(bounds, length, own_norm, norms)
 
     def _memory(self, chunk: int) -> tuple[F32, F32]:
-        """For a part of a chunk, and for its result."""
+        """Return memory for a part of a chunk, and for its result."""
         size = self._work.grid.size(chunk)
         return self._part[:size], self._whole[:size]
 

@@ -1,4 +1,4 @@
-"""Parts that are opened to all, once something is in doubt. Sans-I/O.
+"""Get and give parts that are opened to all, once something is in doubt. Sans-I/O.
 
 Whoever lacks a part asks for it piece by piece, its sender first, then the owner of the chunk, then
 the others: some of them have it opened already. Nobody is asked for two pieces at a time, so that
@@ -30,7 +30,10 @@ STALLED_S: Final = 5.0  # without a piece, and somebody else is asked
 
 @dataclass(slots=True)
 class _Pull:
-    """Where a part comes from: the ``turn``-th of those who may have it; what of it is here."""
+    """Track where a part comes from, and what of it is here.
+
+    It comes from the ``turn``-th of those who may have it.
+    """
 
     data: U8
     turn: int = 0
@@ -42,8 +45,11 @@ class _Pull:
 
 
 class Opening:
-    """``show`` gives a part that this peer has made or was sent, with its proof; ``promised`` says
-    whether a part is what its sender has committed to."""
+    """Ask others for opened parts that are lacking here, and answer them.
+
+    ``show`` gives a part that this peer has made or was sent, with its proof; ``promised`` says
+    whether a part is what its sender has committed to.
+    """
 
     def __init__(
         self,
@@ -62,7 +68,7 @@ class Opening:
     # ------------------------------------------------------------ what is lacking here
 
     def want(self, parts: Iterable[tuple[int, int]]) -> None:
-        """(sender, chunk); what is here already counts as opened."""
+        """Begin to get these parts (sender, chunk); what is here already counts as opened."""
         codec, grid = self._terms.work.part_codec, self._terms.work.grid
         for sender, chunk in parts:
             if (shown := self._show(sender, chunk)) is not None:
@@ -72,7 +78,7 @@ class Opening:
                 self._pulls[sender, chunk] = _Pull(data)
 
     def asks(self, now_s: float) -> list[tuple[bytes, AskPart]]:
-        """Whom to ask for what now."""
+        """Return whom to ask for what now."""
         found = []
         for pull in self._pulls.values():
             if pull.asked_s is not None and now_s - pull.asked_s >= STALLED_S:
@@ -98,7 +104,7 @@ class Opening:
         return len(self._terms.participants)
 
     def take(self, piece: Piece, source: bytes) -> bool:
-        """Whether a part is whole now, and what was promised."""
+        """Take a piece; return whether its part is whole now, and what was promised."""
         place = (piece.sender, piece.chunk)
         pull = self._pulls.get(place)
         if pull is None or pull.asked_s is None or self._source(place, pull) != source:
@@ -126,7 +132,7 @@ class Opening:
             waiting[ask] = None
 
     def answers(self) -> list[tuple[bytes, Piece]]:
-        """To whom to send which pieces; to be called once parts may be shown."""
+        """Return which pieces to send to whom; to be called once parts may be shown."""
         waiting, self._waiting = self._waiting, {}
         found = []
         for source, asks in waiting.items():

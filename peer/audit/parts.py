@@ -1,4 +1,4 @@
-"""Encoded parts: all of one participant, which it commits to, and those of others of its shard.
+"""Hold encoded parts: all of one participant, which it commits to, and others' of its shard.
 
 Both lie in one piece of memory each: fresh pages, chunk by chunk, cost more than copies.
 """
@@ -17,8 +17,11 @@ __all__ = ["HeldParts", "encoded_parts"]
 
 
 def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
-    """The own part of each chunk, encoded, in one piece of memory. What ``source`` raises goes on;
-    CodecError for NaN and infinity."""
+    """Return the own part of each chunk, encoded, in one piece of memory.
+
+    ``source`` fills float32 with the values of a chunk; what it raises goes on. CodecError for NaN
+    and infinity.
+    """
     grid, codec = work.grid, work.part_codec
     sizes = [codec.encoded_bytes(grid.size(chunk)) for chunk in range(grid.count)]
     whole, values = np.empty(sum(sizes), np.uint8), np.empty(grid.size(0), np.float32)
@@ -36,7 +39,7 @@ def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
 
 
 class HeldParts:
-    """Copies of the parts of the chunks that participant ``owner`` owns, of all who count."""
+    """Keep copies of all parts of the chunks that participant ``owner`` owns, of all who count."""
 
     def __init__(self, work: Work, owner: int) -> None:
         self._rows = {sender: row for row, sender in enumerate(work.counted)}
@@ -49,7 +52,7 @@ class HeldParts:
         self._all = np.empty((len(self._rows), end), np.uint8)
 
     def copy(self, sender: int, chunk: int, part: U8) -> U8:
-        """By any thread, once for each part."""
+        """Copy a part and return the copy. Safe in any thread; once for each part."""
         kept: U8 = self._all[self._rows[sender], self._places[chunk]]
         np.copyto(kept, part)
         return kept

@@ -1,4 +1,4 @@
-"""What participants of an audited attempt say, signed, to all of them. Sans-I/O.
+"""Describe what participants of an audited attempt say, signed, to all of them. Sans-I/O.
 
 A *statement* belongs to an attempt (by the digest of its terms) and to a phase. Of one signer there
 is one in each phase: two that differ are proof that it lies (*equivocation*). From the second phase
@@ -69,7 +69,10 @@ _Chunk = Annotated[int, Within(0, CHUNKS_MAX - 1)]
 
 
 class Phase(IntEnum):
-    """In this order; the last three are said at any time, REPLAYED after the round as well."""
+    """Name the phases of an attempt, in this order.
+
+    The last three are said at any time, REPLAYED after the round as well.
+    """
 
     COMMIT = 0
     RESULT = 1
@@ -89,8 +92,11 @@ ONCE: Final = (*IN_ORDER, Phase.ELIMINATE)
 @message(wire="Statement")
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """``heard``: of all statements of the phase before (``heard_of``); empty in the first phase,
-    and in those that are said at any time."""
+    """Say something in a phase of an attempt.
+
+    ``terms``: the digest of the attempt's terms. ``heard``: the digest of all statements of the
+    phase before (``heard_of``); empty in the first phase, and in those that are said at any time.
+    """
 
     terms: _D32
     phase: Annotated[int, Within(0, len(Phase) - 1)]
@@ -105,7 +111,7 @@ class Statement:
 @message(wire="Said")
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A statement with its signature: it proves itself, whoever hands it on."""
+    """Hold a statement with its signature: it proves itself, whoever hands it on."""
 
     signer: PeerId
     statement: Statement
@@ -125,10 +131,13 @@ class Said:
 @message(wire="Commitment")
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """Before anybody sends. ``roots``: of the encoded parts that go to each participant
-    (collectives/audit/commitment.py); none of a participant that does not count. ``draw``: the
-    commitment to the number that is revealed later. ``work``: to the local steps behind the part
-    (optim/replay/commitment.py), where validators may take some of them again."""
+    """Commit to parts, a secret number and local steps, before anybody sends.
+
+    ``roots``: of the encoded parts that go to each participant (collectives/audit/commitment.py);
+    none of a participant that does not count. ``draw``: the commitment to the number that is
+    revealed later. ``work``: to the local steps behind the part (optim/replay/commitment.py), where
+    validators may take some of them again.
+    """
 
     roots: Annotated[tuple[Annotated[bytes, Within(0, 32)], ...], Within(0, AUDITED_PEERS_MAX)]
     draw: _D32
@@ -138,11 +147,13 @@ class Commitment:
 @message(wire="Resultant")
 @dataclass(frozen=True, slots=True)
 class Resultant:
-    """What an owner has made. ``digests``: SHA-256 of its chunks of the result, in order, end to
-    end. Where the rule needs inner products, ``gram``: those over each of its chunks, packed
-    (robust/gram.py) and end to end, whose sum it has told the other owners; and ``matrix``:
-    float32, what it has made of those of all owners, because other processors may round the last
-    digits differently."""
+    """Say what an owner has made.
+
+    ``digests``: SHA-256 of its chunks of the result, in order, end to end. Where the rule needs
+    inner products, ``gram``: those over each of its chunks, packed (robust/gram.py) and end to end,
+    whose sum it has told the other owners; and ``matrix``: float32, what it has made of those of
+    all owners, because other processors may round the last digits differently.
+    """
 
     digests: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
     gram: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
@@ -152,7 +163,7 @@ class Resultant:
 @message(wire="Reveal")
 @dataclass(frozen=True, slots=True)
 class Reveal:
-    """The number whose commitment was made in the first phase."""
+    """Reveal the number whose commitment was made in the first phase."""
 
     secret: _D32
 
@@ -160,9 +171,12 @@ class Reveal:
 @message(wire="Check")
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``seed``: the draw as its signer knows it. ``sketches``: float32[chunks, 8] and ``norms``:
-    float32[chunks], of the own part and of its distance to the result; empty if it does not
-    count."""
+    """Tell the numbers of the own part.
+
+    ``seed``: the draw as its signer knows it. ``sketches``: float32[chunks, 8], of the own part,
+    and ``norms``: float32[chunks], of its distance to the result; both are empty if it does not
+    count.
+    """
 
     seed: _D32
     sketches: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
@@ -172,7 +186,10 @@ class Check:
 @message(wire="Verdict")
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of an owner: whose numbers do not fit the part that it got; each with one such chunk."""
+    """Accuse senders whose numbers do not fit the part that this owner got.
+
+    Each is named with one such chunk.
+    """
 
     senders: Annotated[tuple[_Index, ...], Within(0, ACCUSED_MAX)]
     chunks: Annotated[tuple[_Chunk, ...], Within(0, ACCUSED_MAX)]
@@ -185,7 +202,7 @@ class Verdict:
 @message(wire="Withholding")
 @dataclass(frozen=True, slots=True)
 class Withholding:
-    """ "I have waited for what this participant owes in this phase, and nobody has it." """
+    """Say that we have waited for what a participant owes in a phase, and that nobody has it."""
 
     phase: Annotated[int, Within(0, len(IN_ORDER))]  # one more than the last: an opened part
     peer: PeerId
@@ -194,15 +211,18 @@ class Withholding:
 @message(wire="Elimination")
 @dataclass(frozen=True, slots=True)
 class Elimination:
-    """ "One of us two is broken or lies, and I cannot prove which": both go."""
+    """Say: "One of us two is broken or lies, and I cannot prove which", so both go."""
 
     peer: PeerId
     why: Annotated[str, Within(0, WHY_MAX)]
 
 
 class Judgement(IntEnum):
-    """Of the local steps of another. WITHHELD: it has shown nothing that fits what it has committed
-    to, which may be no fault of its own. NEVER: nor has it for long, to whoever says so."""
+    """Name what is found of the local steps of another.
+
+    WITHHELD: it has shown nothing that fits what it has committed to, which may be no fault of its
+    own. NEVER: nor has it for long, to whoever says so.
+    """
 
     RIGHT = 0
     WRONG = 1
@@ -213,7 +233,7 @@ class Judgement(IntEnum):
 @message(wire="Replayed")
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """ "I have taken some of the local steps of this participant again." """
+    """Say that we have taken some of the local steps of this participant again."""
 
     peer: PeerId
     judgement: Annotated[int, Within(0, len(Judgement) - 1)]
@@ -226,7 +246,7 @@ class Replayed:
 @message(wire="AskSaid")
 @dataclass(frozen=True, slots=True)
 class AskSaid:
-    """ "Who has the statements of these participants in this phase?" """
+    """Ask who has the statements of these participants in this phase."""
 
     terms: _D32
     phase: Annotated[int, Within(0, len(IN_ORDER) - 1)]
@@ -236,7 +256,7 @@ class AskSaid:
 @message(wire="AskPart")
 @dataclass(frozen=True, slots=True)
 class AskPart:
-    """ "Open this chunk of the contribution of this participant": the piece that begins there."""
+    """Ask to open a chunk of a participant's contribution: the piece that begins at ``offset``."""
 
     terms: _D32
     sender: _Index
@@ -247,8 +267,10 @@ class AskPart:
 @message(wire="Piece")
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an encoded part that has to be opened; ``proof`` leads to the commitment of its
-    sender, which need not be whoever sends this."""
+    """Carry a piece of an encoded part that has to be opened.
+
+    ``proof`` leads to the commitment of its sender, which need not be whoever sends this.
+    """
 
     terms: _D32
     sender: _Index
@@ -273,7 +295,7 @@ _BODIES: Final[Mapping[Phase, type]] = {
 
 
 def body_of(statement: Statement) -> object:
-    """RemoteProtocolError unless the body is what belongs to the phase."""
+    """Return the body; RemoteProtocolError unless it is what belongs to the phase."""
     return decode(statement.body, allowed=(_BODIES[Phase(statement.phase)],))
 
 
@@ -284,11 +306,11 @@ def said(terms: bytes, phase: Phase, heard: bytes, body: object, me: bytes, sign
 
 
 def heard_of(statements: Mapping[bytes, Said]) -> bytes:
-    """The digest of what was heard in a phase: signers and statements, without signatures."""
+    """Return the digest of what was heard in a phase: of signers and statements, not signatures."""
     pairs = sorted((signer, each.statement.digest) for signer, each in statements.items())
     return hashlib.sha256(b"".join(signer + digest for signer, digest in pairs)).digest()
 
 
 def draw_of(terms: bytes, me: bytes, secret: bytes) -> bytes:
-    """The commitment to a secret number."""
+    """Return the commitment to a secret number."""
     return hashlib.sha256(b"atoll audit draw 1\0" + terms + me + secret).digest()

@@ -1,4 +1,4 @@
-"""The steps of an audited attempt, and which follows which. Pure.
+"""Define the steps of an audited attempt, and which follows which. Pure.
 
 Theory (BTARD, Gorbunov et al. 2022, algorithms 1 to 3). Everybody *commits* to its encoded parts
 and to a secret number before any part is sent, so that nobody can choose its part by those of

@@ -1,4 +1,4 @@
-"""What linked peers say about evidence, and whom to ask for what is not here. Sans-I/O.
+"""Keep what linked peers say about evidence, and choose whom to ask for what. Sans-I/O.
 
 What one peer says takes no room from what others say, and each is asked in its turn, so nobody can
 hide evidence behind heaps of digests that nothing belongs to.
@@ -23,7 +23,7 @@ class _Said:
 
 
 class Tellers:
-    """By peer, while it is linked; who has not been asked for longest is first."""
+    """Keep what each linked peer says; who has not been asked for longest is first."""
 
     def __init__(self) -> None:
         self._said: dict[bytes, _Said] = {}
@@ -39,13 +39,13 @@ class Tellers:
         self._said.pop(peer, None)
 
     def of(self, digest: bytes) -> list[bytes]:
-        """Who speaks for this evidence."""
+        """Return who speaks for this evidence."""
         return [
             p for p, said in self._said.items() if digest in said.counts or digest in said.words
         ]
 
     def believers(self, digests: Collection[bytes]) -> frozenset[bytes]:
-        """For whom one of these counts."""
+        """Return for whom one of these counts."""
         return frozenset(
             p for p, said in self._said.items() if not said.counts.keys().isdisjoint(digests)
         )
@@ -53,7 +53,7 @@ class Tellers:
     def next(
         self, able: Collection[bytes], lacks: Callable[[bytes], bool]
     ) -> tuple[bytes, bytes] | None:
-        """Whom of these to ask for what; it is the last in turn then."""
+        """Return whom of these to ask for what, and put it last in turn; None if nobody."""
         for peer, said in self._said.items():
             if peer not in able:
                 continue
@@ -64,6 +64,6 @@ class Tellers:
         return None
 
     def has_not(self, peer: bytes, digest: bytes) -> None:
-        """It was asked and did not give it: it is not asked again, over this link."""
+        """Note that it was asked and did not give it: it is not asked again, over this link."""
         if peer in self._said:
             self._said[peer].absent.add(digest)

@@ -1,8 +1,8 @@
-"""The terms of an audited attempt at a round: what everybody who takes part has to agree on.
+"""Define the terms of an audited attempt: what everybody who takes part has to agree on. Pure.
 
 Every statement names their digest, so that a statement of one attempt means nothing in another, and
 whoever looks at evidence later knows what was being computed: by whom, over how many elements, cut
-into which chunks, encoded how, and aggregated by which rule. Pure.
+into which chunks, encoded how, and aggregated by which rule.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ _Count = Annotated[int, Within(1, 1 << 48)]
 @message(wire="AuditTerms")
 @dataclass(frozen=True, slots=True)
 class AuditTerms:
-    """``participants`` in ascending order of peer id; those that are ``counted`` have a part in the
-    aggregate, all alike; ``shares`` says who owns how much of the chunks (plan.shared_plan)."""
+    """State who takes part in an attempt at a round, and what they compute.
+
+    ``participants`` in ascending order of peer id; those that are ``counted`` have a part in the
+    aggregate, all alike; ``shares`` says who owns how much of the chunks (plan.shared_plan).
+    """
 
     lineage: Lineage
     view: Views
@@ -71,23 +74,31 @@ class AuditTerms:
 
     @property
     def work(self) -> Work:
-        """ConfigError if a rule or a codec of that name is not known here, or makes no plan."""
+        """Return what the terms mean.
+
+        ConfigError if a rule or a codec of that name is not known here, or makes no plan.
+        """
         return _work(self)
 
     @property
     def jury(self) -> list[PeerId]:
-        """Whose word counts where nothing else proves anything. Who is on probation has shown
-        nothing yet: else it would cost nothing to be many."""
+        """Return the participants whose word counts where nothing else proves anything.
+
+        Who is on probation has shown nothing yet: else it would cost nothing to be many.
+        """
         return [p for p, counts in zip(self.participants, self.counted, strict=True) if counts]
 
     @property
     def majority(self) -> int:
-        """So many of the jury are more than half: one at least is honest, where most are."""
+        """Return how many of the jury are more than half.
+
+        One of them at least is honest, where most are.
+        """
         return len(self.jury) // 2 + 1
 
 
 class Work:
-    """What the terms mean: the plan of the reduction, and how its numbers are encoded."""
+    """Work out what terms mean: the plan of the reduction, and how its numbers are encoded."""
 
     def __init__(self, terms: AuditTerms) -> None:
         self.terms = terms
@@ -111,7 +122,7 @@ class Work:
 
     @cached_property
     def shards(self) -> dict[int, list[int]]:
-        """The chunks of each participant that owns any."""
+        """Return the chunks of each participant that owns any."""
         found: dict[int, list[int]] = {}
         for chunk, owner in enumerate(self.plan.owners):
             found.setdefault(owner, []).append(chunk)

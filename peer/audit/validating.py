@@ -1,4 +1,4 @@
-"""A daemon's part in validation: what its trainer has to do, and what it says of the outcome.
+"""Do a daemon's part in validation: hand its trainer tasks, and pass on what comes of them.
 
 The trainer takes the steps again (optim/replay/validating.py), because only it has the model. What
 needs the round is compared here: whether a segment begins where the run was, and whether what it
@@ -38,7 +38,7 @@ __all__ = ["Validating"]
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What a round that was audited began with, and who had committed to what."""
+    """Hold what an audited round began with, and who had committed to what."""
 
     terms: AuditTerms
     spec: RunSpec
@@ -48,7 +48,10 @@ class _Round:
 
 
 class Validating:
-    """Lives in the event loop; ``fits`` in any thread."""
+    """Join the validation machine with the trainer's parameters.
+
+    Lives in the event loop; ``fits`` may be called in any thread.
+    """
 
     def __init__(
         self,
@@ -65,8 +68,10 @@ class Validating:
     # ------------------------------------------------------------ rounds
 
     def committed(self, auditor: Auditor, spec: RunSpec, manifest: Manifest, theta: F32) -> None:
-        """An attempt that was audited here is in the run. ``theta``: float32[elements], the run's
-        parameters before it."""
+        """Note that an attempt that was audited here is in the run.
+
+        ``theta``: float32[elements], the run's parameters before it.
+        """
         terms, machine = auditor.terms, auditor.machine
         if machine.step is not Step.PASSED:
             return
@@ -98,7 +103,10 @@ class Validating:
     # ------------------------------------------------------------ the own trainer
 
     def tasks(self) -> list[dict[str, Any]]:
-        """For the trainer: plain types. ``own``: these steps are its own, and are to be shown."""
+        """Return what the trainer has to do, in plain types.
+
+        ``own``: these steps are its own, and are to be shown.
+        """
         return [self._plain(task) for task in self._machine.tasks()]
 
     def shown(self, terms: bytes) -> None:
@@ -110,8 +118,11 @@ class Validating:
         self._pump()
 
     def fits(self, terms: bytes, target: bytes, flat: F32, *, start: bool) -> bool:
-        """Whether parameters, float32[elements], are where the run was before the round, or lead to
-        the parts that ``target`` has committed to. SessionError if the round is over."""
+        """Return whether parameters, float32[elements], begin or end where they should.
+
+        With ``start`` they have to be where the run was before the round; without, they have to
+        lead to the parts that ``target`` has committed to. SessionError if the round is over.
+        """
         known = self._rounds.get(terms)
         if known is None or target not in known.terms.participants:
             raise SessionError("nothing of that round has to be judged any more")

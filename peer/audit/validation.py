@@ -1,4 +1,4 @@
-"""Validators: who takes local steps of others again, and what follows. Sans-I/O.
+"""Decide who takes local steps of others again, and what follows. Sans-I/O.
 
 Theory (BTARD, Gorbunov et al. 2022, section 3, with the replays of docs/replay.md). With its parts
 a trainer commits to its local steps (``Commitment.work``). The common draw of the round, which
@@ -53,8 +53,10 @@ WORKS_MAX: Final = 1024  # peers whose last commitment is remembered: as many as
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """``validator`` takes a segment of ``target`` again: the one whose number is ``number`` modulo
-    their count."""
+    """Name a validator, its target, and the segment that it takes again.
+
+    It is the segment of ``target`` whose number is ``number`` modulo their count.
+    """
 
     validator: bytes
     target: bytes
@@ -63,9 +65,11 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """For the own trainer. ``target``: the peer whose steps it is about, which is this one if they
-    are to be shown. ``work``: what it has committed to, ``before``: when it counted last,
-    or b""."""
+    """Describe a task for the own trainer.
+
+    ``target``: the peer whose steps it is about, which is this one if they are to be shown.
+    ``work``: what it has committed to, ``before``: when it counted last, or b"".
+    """
 
     terms: AuditTerms
     target: bytes
@@ -76,7 +80,7 @@ class Task:
 
 @dataclass(slots=True)
 class _Case:
-    """All that is said of one target's steps in one attempt."""
+    """Hold all that is said of one target's steps in one attempt."""
 
     task: Task
     validator: bytes
@@ -90,9 +94,11 @@ class _Case:
 
 
 def draw(terms: AuditTerms, seed: bytes) -> list[Drawn]:
-    """Validators and targets of an attempt, all of them different; fewer where few count. Who does
-    not has no part that could be wrong; and of validators that cost nothing a cheat would bring as
-    many as it takes to be looked at by nobody else."""
+    """Return an attempt's validators and targets, all of them different; fewer where few count.
+
+    Who does not count has no part that could be wrong; and of validators that cost nothing a cheat
+    would bring as many as it takes to be looked at by nobody else.
+    """
     ranked = sorted(terms.jury, key=lambda peer: _hash(seed, b"rank", peer))
     pairs = min(terms.validators, len(ranked) // 2)
     return [
@@ -102,8 +108,10 @@ def draw(terms: AuditTerms, seed: bytes) -> list[Drawn]:
 
 
 class Validations:
-    """Of one participant. What comes out is taken with ``take``; what its trainer has to do, with
-    ``tasks``."""
+    """Decide one participant's part in the validation of local steps.
+
+    What comes out is taken with ``take``; what its trainer has to do, with ``tasks``.
+    """
 
     def __init__(self, me: bytes, signer: Signer) -> None:
         self._me, self._signer = me, signer
@@ -123,7 +131,7 @@ class Validations:
 
     @property
     def pending(self) -> set[bytes]:
-        """The attempts of which something may still have to be judged."""
+        """Return the attempts, by the digest of their terms, that still have something to judge."""
         return {t for t, cases in self._attempts.items() if any(not c.over for c in cases.values())}
 
     def banned(self, peers: Collection[bytes]) -> None:
@@ -135,7 +143,10 @@ class Validations:
     # ------------------------------------------------------------ what happens
 
     def committed(self, terms: AuditTerms, seed: bytes, works: Mapping[bytes, bytes]) -> None:
-        """An attempt's result is in the run. ``works``: what each that counts has committed to."""
+        """Note that an attempt's result is in the run.
+
+        ``works``: what each that counts has committed to.
+        """
         cases: dict[bytes, _Case] = {}
         if terms.round != self._round + 1:  # what we have missed may have counted
             self._works.clear()
@@ -159,12 +170,12 @@ class Validations:
         return [c.task for cases in self._attempts.values() for c in cases.values() if c.open]
 
     def shown(self, terms: bytes) -> None:
-        """The own steps, by the own trainer."""
+        """Note that the own trainer has shown the own steps."""
         if (case := self._case(terms, self._me)) is not None:
             case.open = False
 
     def judged(self, terms: bytes, target: bytes, judgement: Judgement | None, why: str) -> None:
-        """By the own trainer; None: rounding may have led there as well."""
+        """Take a judgement of the own trainer; None: rounding may have led there as well."""
         case = self._case(terms, target)
         if case is None or case.done or target == self._me:
             return
@@ -181,7 +192,7 @@ class Validations:
             self._say(case, judgement, why)
 
     def hear(self, word: Said, source: bytes) -> None:
-        """From its signer or anybody else: ``source``, a peer with a link."""
+        """Take a word from its signer or anybody else: ``source``, a peer with a link."""
         statement = word.statement
         terms, is_long = statement.terms, len(statement.body) > REPLAYED_BYTES_MAX
         if word.phase is not Phase.REPLAYED or is_long or not word.genuine(self._signer):

@@ -1,4 +1,4 @@
-"""What evidence proves: anybody can check it, without the network.
+"""Verify what evidence proves: anybody can check it, without the network.
 
 What convicts a peer is signed by itself, together with the digest of the terms, so nobody can make
 it up; and what others have said enters only if the accused has signed that it heard just that. Four
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 
 def verify_evidence(evidence: Evidence) -> Finding:
-    """What it proves. EvidenceError, with the reason, if it does not."""
+    """Return what evidence proves; EvidenceError, with the reason, if it proves nothing."""
     verify = KINDS.get(evidence.kind)
     if verify is None:
         raise EvidenceError(f"evidence of a kind that is not known here: {evidence.kind!r}")
@@ -71,7 +71,7 @@ def verify_evidence(evidence: Evidence) -> Finding:
 
 
 class _Case:
-    """Evidence whose signatures are good, and belong to its attempt."""
+    """Hold evidence whose signatures are good, and belong to its attempt."""
 
     def __init__(self, evidence: Evidence) -> None:
         self.evidence, self.terms = evidence, evidence.terms
@@ -100,14 +100,17 @@ class _Case:
         return found
 
     def heard(self, signer: bytes, phase: Phase) -> dict[bytes, Said]:
-        """All statements of a phase; ``signer`` has said in the next that it heard just these."""
+        """Return all statements of a phase.
+
+        ``signer`` has said in the next that it heard just these; EvidenceError if not.
+        """
         found = self.all_of(phase)
         later = self.word(Phase(phase + 1), signer)
         _require(heard_of(found) == later.statement.heard, "it has heard something else")
         return found
 
     def replayed(self, peer: bytes, *judgements: Judgement) -> set[bytes]:
-        """Who of the jury says one of these of the local steps of a participant."""
+        """Return who of the jury says one of these judgements of a participant's local steps."""
         words = self.all_of(Phase.REPLAYED).items()
         bodies = {signer: _body(each, Replayed) for signer, each in words}
         return {
@@ -123,7 +126,7 @@ class _Case:
         return _body(self.word(Phase.CHECK, self.terms.participants[index]), Check)
 
     def part(self, index: int) -> Shown:
-        """The opened part of a participant, which is what it has committed to."""
+        """Return the opened part of a participant; EvidenceError if it was not committed to."""
         shown = next((s for s in self.evidence.parts if s.sender == index), None)
         if shown is None or shown.chunk != self.chunk:
             raise EvidenceError("a part is missing")
@@ -142,7 +145,7 @@ class _Case:
         return self.terms.work.plan.owners[self.chunk]
 
     def result_digest(self) -> bytes:
-        """What the owner has signed for the chunk."""
+        """Return the SHA-256 that the owner has signed for its result of the chunk."""
         owner = self.terms.participants[self.owner]
         digests = _body(self.word(Phase.RESULT, owner), Resultant).digests
         place = self.terms.work.shards[self.owner].index(self.chunk)
@@ -157,8 +160,10 @@ class _Case:
         return data
 
     def numbers_are_right(self, index: int) -> bool:
-        """Whether a participant's sketch and norm fit its part of the chunk, and the result that it
-        has heard of."""
+        """Return whether a participant's sketch and norm fit its part of the chunk.
+
+        They also have to fit the result that it has heard of.
+        """
         claimed, work = self.check(index), self.terms.work
         self.heard(self.terms.participants[index], Phase.RESULT)
         true = part_numbers(work, claimed.seed, self.chunk, self.part(index).data, self.result())
@@ -208,7 +213,7 @@ def _sketch(case: _Case) -> Finding:
 
 
 def _silent(case: _Case) -> Finding:
-    """The owner has seen wrong numbers, and has said nothing."""
+    """Return a finding against an owner that has seen wrong numbers, and has said nothing."""
     _require(case.place == case.owner, "it does not own this chunk")
     sender = _only_sender(case)
     case.heard(case.culprit, Phase.COMMIT)
@@ -291,8 +296,11 @@ def _work(case: _Case) -> Finding:
 
 
 def _slander(case: _Case) -> Finding:
-    """The accused may speak for itself: without it honest ones may be no majority, and with it
-    liars are none."""
+    """Return a finding against a validator that more than half say has accused falsely.
+
+    The accused may speak for itself: without it honest ones may be no majority, and with it liars
+    are none.
+    """
     said = _body(case.word(Phase.REPLAYED, case.culprit), Replayed)
     _require(said.judgement == Judgement.WRONG, "it accuses nobody")
     voices, jury = case.replayed(said.peer, Judgement.RIGHT) - {case.culprit}, case.terms.jury

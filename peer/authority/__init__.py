@@ -1,4 +1,4 @@
-"""Runs that have an authority: a key kept offline that says who may come in, and who no longer may.
+"""Let an authority, a key kept offline, say who may come into a run, and who no longer may.
 
 The run secret still stands before everything (certs.py): without it nothing that a stranger sends
 is parsed. Behind it each peer shows in its hello what the authority has granted (grants.py), and

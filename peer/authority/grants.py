@@ -1,4 +1,4 @@
-"""What an authority grants, and how a peer shows that it was granted to it. Sans-I/O.
+"""Define what an authority grants, and how a peer shows that it was granted to it. Sans-I/O.
 
 A *grant* is signed by the authority's key::
 
@@ -60,7 +60,10 @@ _HOLDER_TEXT = b"atoll holder 1\0"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """``uses`` is 0 for a pass; ``not_after_s`` is 0 if it never expires."""
+    """Grant that peers may come into a run: a token or a pass, signed by the authority.
+
+    ``uses`` is 0 for a pass; ``not_after_s`` is in seconds since 1970, and 0 if it never expires.
+    """
 
     run: str
     subject: bytes
@@ -70,7 +73,10 @@ class Grant:
     signature: bytes = b""
 
     def signed(self, authority: Ed25519PrivateKey) -> Grant:
-        """The same with the authority's signature. ConfigError for what nobody could read."""
+        """Return the same grant with the authority's signature.
+
+        ConfigError for what nobody could read.
+        """
         check_run_name(self.run)
         if not 0 <= self.uses <= USES_MAX:
             raise ConfigError(f"a token of {self.uses} uses", fix=f"give it 1 to {USES_MAX}")
@@ -86,15 +92,18 @@ class Grant:
 
     @property
     def peers_max(self) -> int:
-        """How many peers it lets in."""
+        """Return how many peers it lets in."""
         return self.uses or 1
 
     def permits(self, role: str) -> bool:
-        """A replica votes and holds the state: whoever may do both may do either alone."""
+        """Return whether it is for this role.
+
+        A replica votes and holds the state: whoever may do both may do either alone.
+        """
         return role in ROLES and self.role in (role, REPLICA)
 
     def expired(self, now_s: float) -> bool:
-        """``now_s``: seconds since 1970, by this machine's clock."""
+        """Return whether it has expired. ``now_s``: seconds since 1970, by this machine's clock."""
         return 0 < self.not_after_s < now_s
 
     def describe(self) -> str:
@@ -118,7 +127,10 @@ class Grant:
 
     @classmethod
     def parse(cls, data: bytes, authority: bytes) -> Self:
-        """PassForgedError unless these are all bytes of a grant that ``authority`` has signed."""
+        """Return the grant that these bytes are.
+
+        PassForgedError unless these are all bytes of a grant that ``authority`` has signed.
+        """
         if not _HEAD.size <= len(data) <= _GRANT_BYTES_MAX:
             raise PassForgedError(f"a grant of {len(data)} bytes cannot be read")
         version, kind, role, uses, not_after_s, name_bytes = _HEAD.unpack_from(data)
@@ -150,7 +162,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A grant in the hands of ``peer``."""
+    """Hold a grant bound to ``peer``, with the signatures of its subject and of the peer."""
 
     grant: Grant
     peer: bytes
@@ -161,7 +173,10 @@ class Credential:
     def bind(
         cls, grant: Grant, authority: bytes, identity: Ed25519PrivateKey, seed: bytes = b""
     ) -> Self:
-        """``seed``: the token's private key, of the invite. PassForgedError if it does not fit."""
+        """Bind a grant to the peer of this identity, by signing it.
+
+        ``seed``: the token's private key, of the invite. PassForgedError if it does not fit.
+        """
         peer = identity.public_key().public_bytes_raw()
         subject = Ed25519PrivateKey.from_private_bytes(seed) if grant.is_token else identity
         if subject.public_key().public_bytes_raw() != grant.subject:
@@ -178,7 +193,10 @@ class Credential:
 
     @classmethod
     def parse(cls, data: bytes, authority: bytes, run: str) -> Self:
-        """PassForgedError unless every byte is genuine; PassRunError for another run's."""
+        """Return the credential that these bytes are.
+
+        PassForgedError unless every byte is genuine; PassRunError for another run's.
+        """
         end = len(data) - KEY_BYTES - 2 * SIGNATURE_BYTES
         if end <= 0 or len(data) > CREDENTIAL_BYTES_MAX:
             raise PassForgedError(f"a pass of {len(data)} bytes cannot be read")
@@ -196,5 +214,8 @@ class Credential:
 
 
 def date_of(unix_s: int) -> str:
-    """For people, in UTC: members live in many time zones."""
+    """Return a date and time for people, in UTC: members live in many time zones.
+
+    ``unix_s``: seconds since 1970.
+    """
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,4 +1,4 @@
-"""A daemon's part in admission: shows its own pass, judges those of others, tells what it learns.
+"""Do a daemon's part in admission: show its own pass, judge those of others, tell what it learns.
 
 Lives in the event loop. On a new link both sides say first how much they know, and then tell what
 the other does not, before anything else; what is new later goes to everybody at once. It is kept in
@@ -45,7 +45,7 @@ SAVE_PAUSE_S = 5.0  # after a write that failed
 
 
 class OpenGuard(Door):
-    """Of a run without an authority: whoever knows its secret may come in.
+    """Guard a run without an authority: whoever knows its secret may come in.
 
     ``per_address``: how many peers of one IP address, 0 for any number; None for what is usual.
     """
@@ -57,37 +57,41 @@ class OpenGuard(Door):
         check_members(ip, others, self._per_address())
 
     def linked(self, peer: bytes) -> None:
-        """There is a link to ``peer`` now."""
+        """Note that there is a link to ``peer`` now."""
 
     def unlinked(self, peer: bytes) -> None:
-        """There is none any more."""
+        """Note that there is no link to ``peer`` any more."""
 
     def on_message(self, peer: bytes, message: object) -> bool:
-        """Take a message that is about admission; false for anything else."""
+        """Take a message that is about admission; return false for anything else."""
         return False
 
     def is_out(self, peer: bytes) -> bool:
-        """Whether ``peer`` may not be a member any more, though its process may live."""
+        """Return whether ``peer`` may not be a member any more, though its process may live."""
         return False
 
     def revoke(self, data: bytes) -> str:
-        """Take a revocation list from a person at this machine; returns what became of it."""
+        """Take a revocation list from a person at this machine; return what became of it.
+
+        ConfigError here, because without an authority nobody can be revoked.
+        """
         raise ConfigError(
             "this run has no authority, so nobody can be revoked",
             fix="found it anew with `atoll up --authority PUBKEY`: see docs/admission.md",
         )
 
     def status(self) -> dict[str, Any]:
-        """Plain types, for `atoll status`."""
+        """Return how peers are admitted, in plain types, for `atoll status`."""
         return {"mode": "secret"}
 
 
 class Guard(OpenGuard):
-    """Of a run with an authority, whose public key is all that it knows of it.
+    """Guard a run with an authority, whose public key is all that it knows of it.
 
     ``founds``: there is nobody else to judge; ``outside``: this peer is in no view; ``drop`` ends
     the link to a peer and all its data streams; ``note`` takes the kind and the text of a line in
-    the log; ``stop``: this peer may not go on. AdmissionError if its own pass is no good.
+    the log; ``stop`` is called when this peer may not go on. AdmissionError if its own pass is no
+    good.
     """
 
     def __init__(
@@ -121,7 +125,10 @@ class Guard(OpenGuard):
         self._own = self._check_own(founds)
 
     def _check_own(self, founds: bool) -> Credential:
-        """Members judge whether it is still good to come in with; a founder has only itself."""
+        """Judge the own pass; AdmissionError if it is no good.
+
+        Members judge whether it is still good to come in with; a founder has only itself.
+        """
         now_s = time.time()
         try:
             own = self.ledger.judge(self._me, self.credential, self.role, now_s if founds else None)
@@ -134,7 +141,7 @@ class Guard(OpenGuard):
     # ------------------------------------------------------------ links
 
     def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
-        """AdmissionError if the peer may not come in.
+        """Raise AdmissionError if the peer may not come in; else keep what it has shown.
 
         Outside a view this peer does not judge whether those that it calls came in in time: their
         fellow members have, and will tell.
@@ -156,7 +163,7 @@ class Guard(OpenGuard):
         self._send(peer, Known(self.ledger.revocations.number, self.ledger.digest))
 
     def _tell_all(self, peer: bytes, known: Known) -> None:
-        """What ``peer`` does not know yet; what it knows and we do not, it tells us."""
+        """Tell ``peer`` what it does not know yet; what it knows and we do not, it tells us."""
         if known.number < self.ledger.revocations.number:
             self._send(peer, Revoked(self.ledger.revocations.encode()))
         if known.digest == self.ledger.digest:
@@ -226,7 +233,7 @@ class Guard(OpenGuard):
     def _keep(
         self, found: Credential | None, displaced: Credential | None, *, source: bytes
     ) -> None:
-        """A record is new: let everybody know, and let go whom it displaces."""
+        """Let everybody know of a record that is new, and let go whom it displaces."""
         if found is None:
             return
         grant = found.grant
@@ -282,7 +289,7 @@ class Guard(OpenGuard):
 
 
 def _load(path: Path, ledger: Ledger) -> None:
-    """What an earlier life of this peer knew. ConfigError if the file is damaged."""
+    """Load what an earlier life of this peer knew; ConfigError if the file is damaged."""
     try:
         document = decode(path.read_bytes(), allowed=(AdmissionFile,))
         assert isinstance(document, AdmissionFile)

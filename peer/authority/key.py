@@ -1,4 +1,4 @@
-"""The authority itself: a folder that a person keeps offline. No daemon ever sees it.
+"""Keep the authority itself: a folder that a person keeps offline, and no daemon ever sees.
 
 ::
 
@@ -36,7 +36,7 @@ _SPAN_S = {"m": 60, "h": 3600, "d": 86400}
 
 
 class Authority:
-    """An opened folder."""
+    """Grant, invite and revoke with the key of an authority's folder."""
 
     def __init__(self, path: Path, key: Ed25519PrivateKey) -> None:
         self.path, self._key = path, key
@@ -44,7 +44,7 @@ class Authority:
 
     @classmethod
     def new(cls, path: Path) -> Authority:
-        """Make a key. ConfigError if there is one already."""
+        """Make a key; ConfigError if there is one already."""
         key_path = path / "authority.key"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if key_path.exists():
@@ -65,13 +65,16 @@ class Authority:
             raise ConfigError(what, fix=f"make one: atoll authority new {path}") from error
 
     def secret_of(self, run: str) -> bytes:
-        """The run secret: it keeps strangers from being parsed, and admits nobody by itself."""
+        """Return the run secret.
+
+        It keeps strangers from being parsed, and admits nobody by itself.
+        """
         info = b"atoll-run-secret 1\0" + run.encode()
         kdf = HKDF(algorithm=hashes.SHA256(), length=SECRET_BYTES, salt=None, info=info)
         return kdf.derive(self._key.private_bytes_raw())
 
     def token(self, run: str, role: str, uses: int, not_after_s: int) -> tuple[Grant, bytes]:
-        """A token and its seed."""
+        """Make a token, and return it with its seed; ConfigError for less than one use."""
         if uses < 1:
             raise ConfigError(f"a token of {uses} uses", fix="give --uses 1 or more")
         seed = Ed25519PrivateKey.generate()
@@ -79,7 +82,7 @@ class Authority:
         return self._granted(Grant(run, subject, role, uses, not_after_s)), seed.private_bytes_raw()
 
     def allow(self, run: str, role: str, peer: bytes, not_after_s: int) -> Grant:
-        """A pass for one peer."""
+        """Make a pass for one peer."""
         return self._granted(Grant(run, peer, role, 0, not_after_s))
 
     def invite(self, grant: Grant, address: tuple[str, int], seed: bytes = b"") -> Invite:
@@ -87,7 +90,7 @@ class Authority:
         return Invite(*address, grant.run, b"", secret, self.public_key, grant.encode(), seed)
 
     def revoke(self, ids: Iterable[bytes]) -> Revocations:
-        """The next list, with these added, in the file of :attr:`revocations_path`."""
+        """Make the next list, with these ids added, in the file of :attr:`revocations_path`."""
         latest = self._latest().with_more(ids, self._key)
         write_atomic(self.revocations_path, latest.encode())
         return latest
@@ -118,7 +121,10 @@ class Authority:
 
 
 def expiry(text: str, now_s: float) -> int:
-    """Seconds since 1970 of "7d", "12h" or "30m" from now; 0 of "never". ConfigError."""
+    """Return when "7d", "12h" or "30m" from now is, in seconds since 1970; 0 for "never".
+
+    ConfigError for any other text.
+    """
     if text == "never":
         return 0
     found = _SPAN.fullmatch(text)
@@ -130,7 +136,7 @@ def expiry(text: str, now_s: float) -> int:
 
 
 def parse_id(text: str) -> bytes:
-    """The 32 bytes of a peer's or a token's id. ConfigError."""
+    """Return the 32 bytes of a peer's or a token's id; ConfigError if the text is none."""
     try:
         found = bytes.fromhex(text)
     except ValueError:

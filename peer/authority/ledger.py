@@ -1,4 +1,4 @@
-"""What a member knows about passes: who came with which, and who is revoked. Sans-I/O.
+"""Record what a member knows about passes: who came with which, and who is revoked. Sans-I/O.
 
 *Judging.* A peer that shows a credential is let in if it is genuine, of this run, permits the role,
 is not revoked, and either was recorded before or is neither expired nor used up. So expiry is about
@@ -32,7 +32,7 @@ RECORDS_MAX = 4096
 
 
 class Ledger:
-    """One run's, as one member knows it."""
+    """Keep the records and revocations of one run, as one member knows them."""
 
     def __init__(self, authority: bytes, run: str) -> None:
         self.authority, self.run = authority, run
@@ -44,17 +44,20 @@ class Ledger:
         return len(self._known)
 
     def records(self) -> list[Credential]:
-        """Of each grant together, the first that this member heard of first."""
+        """Return all records, those of each grant together, the first heard of first."""
         return [found for peers in self._records.values() for found in peers.values()]
 
     @property
     def digest(self) -> bytes:
-        """Equal where the records are. Takes 2 ms for the most that there can be."""
+        """Return a SHA-256 that is equal where the records are.
+
+        Takes 2 ms for the most that there can be.
+        """
         pairs = sorted(grant + peer for grant, peers in self._records.items() for peer in peers)
         return hashlib.sha256(b"".join(pairs)).digest()
 
     def judge(self, peer: bytes, data: bytes, role: str, now_s: float | None) -> Credential:
-        """The credential of a peer that may come in; else an AdmissionError that says why not.
+        """Return the credential of a peer that may come in; else AdmissionError, with the reason.
 
         ``now_s``: seconds since 1970; None if others judge whether the peer is in already, because
         it is them that this peer wants to come to.
@@ -90,7 +93,7 @@ class Ledger:
             raise AdmissionError(f"{RECORDS_MAX} admissions are recorded, which is all that fit")
 
     def revoked(self, found: Credential) -> str:
-        """Why this credential is no good any more; "" if it is."""
+        """Return why this credential is no good any more; "" if it is still good."""
         number, ids = self.revocations.number, self.revocations.ids
         if found.peer in ids:
             return f"the authority has revoked this peer (list {number})"
@@ -99,22 +102,22 @@ class Ledger:
         return ""
 
     def is_out(self, peer: bytes) -> bool:
-        """Whether a peer is revoked, with all that it ever showed."""
+        """Return whether a peer is revoked, with all that it ever showed."""
         if peer in self.revocations.ids:
             return True
         shown = [peers[peer] for peers in self._records.values() if peer in peers]
         return bool(shown) and all(self.revoked(found) for found in shown)
 
     def has(self, found: Credential) -> bool:
-        """Whether its peer was let in with this grant."""
+        """Return whether its peer was let in with this grant."""
         return found.peer in self._records.get(found.grant.digest, ())
 
     def used(self, found: Credential) -> int:
-        """How many peers are recorded with the same grant."""
+        """Return how many peers are recorded with the same grant."""
         return len(self._records.get(found.grant.digest, ()))
 
     def learn(self, data: bytes) -> tuple[Credential | None, Credential | None]:
-        """Record what another member says; returns what is new, and whom it displaces.
+        """Record what another member says; return what is new, and whom it displaces.
 
         PassForgedError or PassRunError for what no honest member would say.
         """
@@ -123,7 +126,7 @@ class Ledger:
         return self.record(Credential.parse(data, self.authority, self.run))
 
     def record(self, found: Credential) -> tuple[Credential | None, Credential | None]:
-        """The same for a credential that is known to be genuine."""
+        """Record a credential known to be genuine; return what is new, and whom it displaces."""
         digest, room = found.grant.digest, found.grant.peers_max
         peers = self._records.get(digest, {})
         if found.peer in peers or (len(peers) < room and len(self) >= RECORDS_MAX):
@@ -140,7 +143,7 @@ class Ledger:
         return found, displaced
 
     def revoke(self, data: bytes) -> bool:
-        """Take a revocation list; whether it is newer than ours. PassForgedError."""
+        """Take a revocation list; return whether it is newer than ours. PassForgedError."""
         latest = Revocations.parse(data, self.authority)
         if latest.number <= self.revocations.number:
             return False

@@ -1,4 +1,4 @@
-"""What members tell each other about passes, to everybody that they have a link to. Sans-I/O.
+"""Describe what members tell all that they have a link to about passes. Sans-I/O.
 
 What is told is signed by others than who tells it, so it does not matter of whom one hears it.
 """
@@ -22,7 +22,7 @@ _Credential = Annotated[bytes, Within(1, CREDENTIAL_BYTES_MAX)]
 
 @message(wire="Known")
 class Known:
-    """What the sender knows, on a new link: who knows more tells it."""
+    """Tell what the sender knows, on a new link: who knows more tells it."""
 
     number: Annotated[int, Within(0, (1 << 64) - 1)]  # of its revocation list
     digest: Annotated[bytes, Within(32, 32)]  # of its records
@@ -30,21 +30,21 @@ class Known:
 
 @message(wire="Admitted")
 class Admitted:
-    """Credentials of peers that were let in."""
+    """Carry credentials of peers that were let in."""
 
     credentials: Annotated[tuple[_Credential, ...], Within(1, RECORDS_PER_MESSAGE_MAX)]
 
 
 @message(wire="Revoked")
 class Revoked:
-    """The newest revocation list that the sender has."""
+    """Carry the newest revocation list that the sender has."""
 
     signed: Annotated[bytes, Within(1, REVOCATIONS_BYTES_MAX)]
 
 
 @message(wire="AdmissionFile")
 class AdmissionFile:
-    """Both, as the home keeps them (never sent)."""
+    """Hold credentials and the revocation list as the home keeps them; never sent."""
 
     revocations: Annotated[bytes, Within(0, REVOCATIONS_BYTES_MAX)]  # none yet: empty
     credentials: Annotated[tuple[_Credential, ...], Within(0, RECORDS_MAX)]

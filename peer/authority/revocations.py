@@ -1,4 +1,4 @@
-"""The authority's list of those who are no longer welcome. Sans-I/O.
+"""Define the authority's list of those who are no longer welcome. Sans-I/O.
 
 Each list is complete and has a higher number than the one before, so whoever has the highest number
 knows everything, and a list that arrives late or twice changes nothing::
@@ -39,7 +39,7 @@ class Revocations:
     signature: bytes = b""
 
     def with_more(self, ids: Iterable[bytes], authority: Ed25519PrivateKey) -> Revocations:
-        """The next list. ConfigError if it would be too long."""
+        """Return the next list, signed, with more ids; ConfigError if it would be too long."""
         together, number = self.ids | frozenset(ids), self.number + 1
         if len(together) > REVOKED_MAX:
             raise ConfigError(
@@ -54,7 +54,10 @@ class Revocations:
 
     @classmethod
     def parse(cls, data: bytes, authority: bytes) -> Self:
-        """PassForgedError unless these are all bytes of a list that ``authority`` has signed."""
+        """Return the list that these bytes are.
+
+        PassForgedError unless these are all bytes of a list that ``authority`` has signed.
+        """
         end = len(data) - SIGNATURE_BYTES
         if not _HEAD.size <= end or len(data) > REVOCATIONS_BYTES_MAX:
             raise PassForgedError(f"a revocation list of {len(data)} bytes cannot be read")

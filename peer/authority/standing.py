@@ -1,4 +1,4 @@
-"""What `atoll status` says about admission: who came with what, and who is out. Pure."""
+"""Tell `atoll status` about admission: who came with what, and who is out. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ SHOWN_MAX = 100  # peers, and tokens: an answer to a command has room for many m
 
 
 def standing(ledger: Ledger, own: Credential, now_s: float) -> dict[str, Any]:
-    """Plain types: this travels over the local socket. ``now_s``: seconds since 1970."""
+    """Return what is known of admission in plain types: this travels over the local socket.
+
+    ``now_s``: seconds since 1970.
+    """
     records = ledger.records()
     peers = [
         {
@@ -52,7 +55,7 @@ def standing(ledger: Ledger, own: Credential, now_s: float) -> dict[str, Any]:
 
 
 def describe(admission: dict[str, Any]) -> list[str]:
-    """The lines of it."""
+    """Return the lines of `atoll status` about admission."""
     if admission["mode"] != "authority":
         return ["admission  by the run secret"]
     revoked = f"list {admission['list']} revokes {admission['revoked']}"

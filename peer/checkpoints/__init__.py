@@ -1,1 +1,1 @@
-"""The state on disk: written in the background, verified before use."""
+"""Write the state to disk in the background, and verify it before use."""

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what one is, how it is read, and every reason to refuse it.
+"""Read checkpoints on disk: what one is, how it is read, and every reason to refuse it.
 
 A checkpoint is a folder ``<run>-<round>-<chain>/`` with two files: ``state.safetensors``
 (tensorfile.py), which any safetensors reader opens, and ``manifest.json``, which says what
@@ -67,9 +67,10 @@ _OTHER_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Opened: manifest, signature, sizes and header are right; the chunks are not yet read.
+    """Hold an opened checkpoint, of which all but the chunks has been checked.
 
-    ``passed_over`` has a sentence for each checkpoint of the folder that was refused before it.
+    Manifest, signature, sizes and header are right; the chunks are not yet read. ``passed_over``
+    has a sentence for each checkpoint of the folder that was refused before it.
     """
 
     path: Path
@@ -80,9 +81,9 @@ class Checkpoint:
     passed_over: tuple[str, ...] = ()
 
     def chunks(self, out: bytearray) -> Iterator[tuple[int, memoryview]]:
-        """Every chunk's parameters and momentum in ``out``, one after the other, each checked.
+        """Yield every chunk's number, and its parameters and momentum in ``out``, each checked.
 
-        CheckpointError names the first chunk that is not what its writer signed.
+        Raises CheckpointError, which names the first chunk that is not what its writer signed.
         """
         view = memoryview(out)
         for chunk, leaf in enumerate(self.leaves):
@@ -103,7 +104,10 @@ class Checkpoint:
             pass
 
     def check_hash(self) -> None:
-        """Compare the file as a whole with the SHA-256 that `sha256sum` would print."""
+        """Compare the file as a whole with the SHA-256 that `sha256sum` would print.
+
+        Raises CheckpointError if it differs from the manifest's.
+        """
         found = file_sha256(self.fd, self.layout.total_bytes)
         if found != self.manifest.file_sha256:
             raise _refused(
@@ -113,7 +117,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a daemon needs to go on from a checkpoint. ``state`` is the caller's to close.
+    """Hold what a daemon needs to go on from a checkpoint. ``state`` is the caller's to close.
 
     ``passed_over`` has a sentence for each checkpoint of the folder that was refused before it.
     """
@@ -160,8 +164,9 @@ class Loaded:
 
 
 def load_checkpoint(path: Path | str, *, run: str | None, secret: bytes | None) -> Loaded:
-    """The state at ``path``: one checkpoint, or the latest in a folder that passes every check.
+    """Load the state at ``path``, every byte of it checked.
 
+    ``path`` is one checkpoint, or a folder, of which the latest that passes every check is loaded.
     ``run`` None takes any run's; ``secret`` None leaves the run's tag unchecked, for a machine that
     has lost it. Raises CheckpointError, or ConfigError when there is no memory for the state. Runs
     for as long as it takes to read and hash the file: for a worker thread.
@@ -174,7 +179,7 @@ def load_checkpoint(path: Path | str, *, run: str | None, secret: bytes | None) 
 def open_latest(
     path: Path | str, *, run: str | None = None, secret: bytes | None = None
 ) -> Iterator[Checkpoint]:
-    """``path`` itself, or the latest in that folder, opened; every byte of it has been checked."""
+    """Open ``path`` itself, or the latest in that folder; every byte of it has been checked."""
 
     def check(checkpoint: Checkpoint) -> None:
         checkpoint.check_chunks()
@@ -186,7 +191,7 @@ def open_latest(
 
 
 def candidates(folder: Path, run: str | None = None) -> list[Path]:
-    """The checkpoints in a folder by their names, the highest round first. None is opened."""
+    """List the checkpoints in a folder by their names, the highest round first. None is opened."""
     found = []
     for name in os.listdir(folder):
         match = _NAME.fullmatch(name)
@@ -202,8 +207,11 @@ def folder_name(run: str, round_number: int, chain: bytes) -> str:
 def first_whole(
     path: Path, run: str | None, secret: bytes | None, use: Callable[[Checkpoint], T]
 ) -> tuple[Checkpoint, T, tuple[str, ...]]:
-    """The latest checkpoint at ``path`` that ``use`` takes, closed; what that gave; and why the
-    ones before it were refused."""
+    """Find the latest checkpoint at ``path`` that ``use`` takes.
+
+    Returns it, closed; what ``use`` gave; and why the ones before it were refused. Raises
+    CheckpointError if there is none.
+    """
     errors: list[CheckpointError] = []
     for each in _choices(path.absolute(), run, secret):
         try:
@@ -262,7 +270,10 @@ def _load(checkpoint: Checkpoint) -> ReplicatedState:
 def open_checkpoint(
     path: Path, *, run: str | None = None, secret: bytes | None = None
 ) -> Iterator[Checkpoint]:
-    """Check everything but the chunks themselves; takes memory for their digests only."""
+    """Open a checkpoint and check everything but the chunks themselves.
+
+    Takes memory for their digests only.
+    """
     manifest = read_manifest(path, run=run, secret=secret)
     layout = _layout_of(manifest, path)
     fd = _open_file(path / STATE_FILE)
@@ -276,7 +287,7 @@ def open_checkpoint(
 def read_manifest(
     path: Path, *, run: str | None = None, secret: bytes | None = None
 ) -> CheckpointManifest:
-    """The signed manifest of a checkpoint, whose state file is not looked at."""
+    """Return the signed manifest of a checkpoint, whose state file is not looked at."""
     try:
         fd = _open_file(path / MANIFEST_FILE)
     except FileNotFoundError:
@@ -299,7 +310,7 @@ def read_manifest(
 def readable(
     paths: Iterable[Path], *, run: str | None = None, secret: bytes | None = None
 ) -> dict[Path, CheckpointManifest]:
-    """The manifests of those whose manifest is right."""
+    """Return the manifests of those checkpoints whose manifest is right."""
     found = {}
     for path in paths:
         with suppress(CheckpointError):
@@ -361,7 +372,10 @@ def _refused(what: str, fix: str = "") -> CheckpointError:
 
 
 def read_exactly(fd: int, out: memoryview, offset: int) -> None:
-    """Fill ``out`` from ``offset``; CheckpointError if the file ends before or the disk fails."""
+    """Fill ``out`` from ``offset``.
+
+    Raises CheckpointError if the file ends before or the disk fails.
+    """
     while len(out):
         try:
             count = os.preadv(fd, [out], offset)
@@ -383,7 +397,10 @@ def file_sha256(fd: int, nbytes: int) -> bytes:
 
 
 def _open_file(path: Path) -> int:
-    """FileNotFoundError if a manifest is not there; everything else is CheckpointError."""
+    """Open a regular file to read it.
+
+    Raises FileNotFoundError if a manifest is not there, CheckpointError for everything else.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block us
     except OSError as error:

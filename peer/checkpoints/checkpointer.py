@@ -1,4 +1,4 @@
-"""Checkpoints in the background: when one is due, how many are kept, and what is said of them.
+"""Write checkpoints in the background: when due, how many are kept, and what is said of them.
 
 Peers take turns (``is_due``), so that a run of eight with ``--every 40`` has a new checkpoint
 somewhere every five rounds. One is written at a time, by a worker thread (of the usual priority: a
@@ -43,19 +43,23 @@ CLOSE_TIMEOUT_S = 2.0  # a peer that ends does not wait for its disk for longer
 def is_due(
     round_number: int, every: int, rank: int, members: int, last: int = 0, step: int = 1
 ) -> bool:
-    """Whether the peer at place ``rank`` of ``members`` writes a checkpoint after this round.
+    """Return whether the peer at place ``rank`` of ``members`` writes a checkpoint now.
 
-    Each writes once in ``every`` rounds, shifted by its place. ``last`` is the round of its latest
-    one: places move when views change, so a peer may miss its turn, but not twice. ``step`` is how
-    many rounds it has just moved on: one that catches up may jump over its turn.
+    ``round_number`` is the round that has just been committed. Each peer writes once in ``every``
+    rounds, shifted by its place. ``last`` is the round of its latest one: places move when views
+    change, so a peer may miss its turn, but not twice. ``step`` is how many rounds it has just
+    moved on: one that catches up may jump over its turn.
     """
     turn = rank * every // members
     return (round_number - turn) % every < step or round_number - last >= 2 * every
 
 
 class Checkpointer:
-    """Lives in the event loop, but for its worker thread. ``note(kind, text)`` takes events of kind
-    "checkpoint" (written, or overtaken by rounds) and "disk" (what the disk did not do)."""
+    """Write checkpoints when they are due, in a worker thread of its own.
+
+    All but that thread lives in the event loop. ``note(kind, text)`` takes events of kind
+    "checkpoint" (written, or overtaken by rounds) and "disk" (what the disk did not do).
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Checkpointer:
         incarnation: Callable[[], int],
         note: Callable[[str, str], None],
     ) -> None:
-        """ConfigError for a folder that cannot be made or written to."""
+        """Prepare the folder. Raise ConfigError if it cannot be made or written to."""
         self._writer = CheckpointWriter(
             Path(folder).absolute(), run, secret, home.peer_id, home.sign
         )
@@ -95,8 +99,10 @@ class Checkpointer:
             ) from error
 
     def _keep_private(self) -> None:
-        """Close what earlier versions left open to all users. The folder itself may be anything, so
-        its permissions are spoken of and not changed."""
+        """Close what earlier versions left open to all users.
+
+        The folder itself may be anything, so its permissions are spoken of and not changed.
+        """
         for path in candidates(self._writer.folder, self._writer.run):
             with contextlib.suppress(OSError):  # another user's, or not a checkpoint
                 make_private(path)
@@ -107,7 +113,7 @@ class Checkpointer:
             self._note("checkpoint", f"{what}; to hide their names too: chmod 700 {folder}")
 
     async def look_for_room(self, state: ReplicatedState) -> None:
-        """Say it before hours of training if the disk is too small for checkpoints of ``state``."""
+        """Warn before hours of training if the disk is too small for checkpoints of ``state``."""
         nbytes = _bytes_of(state)
         try:
             room = await asyncio.to_thread(self._shelf.room_bytes)
@@ -130,7 +136,7 @@ class Checkpointer:
         return not self.idle.is_set()
 
     def describe_writing(self) -> str:
-        """For people: since when one is being written, and what that waits for now; or ""."""
+        """Say for people since when one is being written, and what that waits for; or ""."""
         if self.idle.is_set():
             return ""
         so_far = duration(time.monotonic() - self._began_s)
@@ -139,7 +145,10 @@ class Checkpointer:
     def committed(
         self, round_number: int, view: View, state: ReplicatedState, log: RoundLog
     ) -> None:
-        """A round has been applied and is in the log. Begins a checkpoint if this peer's is due."""
+        """Begin a checkpoint, if this peer's is due.
+
+        Called when a round has been applied and is in the log.
+        """
         self._view = view
         peer = self._writer.peer
         writers = view.replicas if peer in view.replicas else (*view.replicas, peer)  # an archive
@@ -228,7 +237,7 @@ class Checkpointer:
 
 
 class Shelf:
-    """The finished checkpoints in a folder. Only those of this very run are ever removed."""
+    """Keep the finished checkpoints in a folder. Only those of this very run are ever removed."""
 
     def __init__(self, writer: CheckpointWriter) -> None:
         self._writer = writer
@@ -257,8 +266,11 @@ class Shelf:
                 self._whole.discard(path.name)
 
     def make_room(self, view: View) -> bool:
-        """Delete the oldest of this history, if a later one is whole: it is read for that, since it
-        may be all that is left. Return whether there was one to delete."""
+        """Delete the oldest checkpoint of this history, if a later one is whole.
+
+        That one is read for it, since it may be all that is left. Returns whether there was one to
+        delete.
+        """
         run, secret = self._writer.run, self._writer.secret
         manifests = readable(candidates(self._writer.folder, run), run=run, secret=secret)
         history = (view.lineage, *view.ancestors)
@@ -271,7 +283,7 @@ class Shelf:
         return True
 
     def room_bytes(self) -> int:
-        """Return what checkpoints of this run have, and may have beside that, on their disk."""
+        """Return the bytes that this run's checkpoints have, and may have beside, on their disk."""
         space, taken = os.statvfs(self._writer.folder), 0
         for path in candidates(self._writer.folder, self._writer.run):
             with contextlib.suppress(OSError):  # not whole
@@ -290,7 +302,7 @@ class Shelf:
 
 
 def _bytes_of(state: ReplicatedState) -> int:
-    """Return the size of a checkpoint of it; its manifest has some KiB on top."""
+    """Return the bytes of a checkpoint of ``state``; its manifest has some KiB on top."""
     return StateLayout.of(state.manifest, 0, bytes(32)).total_bytes
 
 

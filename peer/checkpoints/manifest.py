@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its fields, its one plain text, its tag and its signature. Pure.
+"""Write and parse a checkpoint's manifest: its fields, plain text, tag and signature. Pure.
 
 JSON with sorted keys, one to a line; bytes are hexadecimal, ``blob`` is base64. A text that is not
 letter for letter what its fields give is refused, so that no byte can change unseen. ``tag`` is an
@@ -48,9 +48,10 @@ _OTHER_FIX = "name another checkpoint; the one before is kept"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """What a state file is. ``view``, ``members`` (peer ids), ``ancestors`` and the rules are those
-    of the writer's view; ``root`` is over the digests of the ``chunks``, ``digest`` the state's;
-    ``peer`` is the writer.
+    """Say what a state file is.
+
+    ``view``, ``members`` (peer ids), ``ancestors`` and the rules are those of the writer's view;
+    ``root`` is over the digests of the ``chunks``, ``digest`` the state's; ``peer`` is the writer.
     """
 
     run: str
@@ -76,7 +77,7 @@ class CheckpointManifest:
     min_trainers: int = 0  # of the rules; older checkpoints say nothing of it
 
     def __post_init__(self) -> None:
-        """ValueError for what no writer says."""
+        """Raise ValueError for what no writer says."""
         check_run_name(self.run)
         hashes = [getattr(self, name) for name in _HASH_FIELDS]
         if any(len(value) != 32 for value in (*hashes, *self.members, *self.ancestors)):
@@ -91,12 +92,15 @@ class CheckpointManifest:
 
     @property
     def rules(self) -> Rules:
-        """ValueError for rules that this version does not know."""
+        """Return the rules of the run.
+
+        Raise ValueError for those that this version does not know.
+        """
         return Rules(self.policy, self.on_lost, self.on_fork, self.min_trainers)
 
 
 def render(manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], bytes]) -> bytes:
-    """The text of manifest.json; ``sign`` makes Ed25519 signatures of ``manifest.peer``."""
+    """Return the text of manifest.json; ``sign`` makes Ed25519 signatures of ``manifest.peer``."""
     document = _document(manifest, FORMAT_VERSION)
     document["tag"] = _tag(document, secret).hex()
     document["signature"] = sign(_signed(document)).hex()
@@ -106,7 +110,7 @@ def render(manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], 
 def parse(
     raw: bytes, name: str, *, run: str | None = None, secret: bytes | None = None
 ) -> CheckpointManifest:
-    """Inverse of ``render`` for bytes from anyone; ``name`` is the checkpoint's, for messages.
+    """Parse what ``render`` gives, from anyone; ``name`` is the checkpoint's, for messages.
 
     Raises CheckpointError: not a manifest, of a newer format, unsigned, changed since it was
     signed, of another run than ``run`` (if given) or of one with another ``secret`` (if given).
@@ -150,7 +154,7 @@ def parse(
 
 
 def latest_first(manifests: Mapping[K, CheckpointManifest]) -> list[K]:
-    """The keys, beginning with the one to go on from.
+    """Return the keys in order, beginning with the one to go on from.
 
     A lineage that another one continues comes after it, however high its rounds: they were given
     up. Of lineages that have nothing to do with each other, the one written to last comes first.
@@ -160,7 +164,7 @@ def latest_first(manifests: Mapping[K, CheckpointManifest]) -> list[K]:
         lineages.setdefault(manifest.lineage, []).append(key)
 
     def written(lineage: bytes) -> tuple[int, int]:
-        """When last, and, within the same second, how far."""
+        """Return when a lineage was last written, and, within the same second, how far."""
         return max((manifests[key].unix_s, manifests[key].round) for key in lineages[lineage])
 
     ordered: list[K] = []
@@ -183,7 +187,10 @@ def latest_first(manifests: Mapping[K, CheckpointManifest]) -> list[K]:
 
 
 def _load(raw: bytes, name: str) -> tuple[dict[str, object], int]:
-    """Return the document and the version of its format, one that is known."""
+    """Return the document and the version of its format, one that is known.
+
+    Raises CheckpointError.
+    """
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):

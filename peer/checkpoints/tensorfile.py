@@ -1,4 +1,4 @@
-"""Where every byte of a checkpoint's state file lies. The format is safetensors. Pure.
+"""Lay out every byte of a checkpoint's state file. The format is safetensors. Pure.
 
 ::
 
@@ -49,7 +49,7 @@ _METADATA = "__metadata__"
 
 
 class Place(NamedTuple):
-    """Where one chunk lies in the file: ``nbytes`` of parameters and as many of momentum."""
+    """Say where one chunk lies in the file: ``nbytes`` of parameters and as many of momentum."""
 
     theta_at: int
     momentum_at: int
@@ -58,7 +58,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """``prefix`` is the length and the header; offsets are from the start of the file."""
+    """Describe the layout of a state file.
+
+    ``prefix`` is the length and the header; offsets are from the start of the file.
+    """
 
     manifest: Manifest
     grid: ChunkGrid
@@ -66,7 +69,10 @@ class StateLayout:
 
     @classmethod
     def of(cls, manifest: Manifest, round_number: int, chain: bytes) -> StateLayout:
-        """CheckpointError for a model with so many names that the header has no room for them."""
+        """Return the layout of a model's state after one round.
+
+        Raises CheckpointError for a model with so many names that the header has no room for them.
+        """
         grid = manifest.grid
         tensors = [
             (f"{part}.{p.name}", "float32", p.shape, 4 * p.size)
@@ -93,7 +99,7 @@ class StateLayout:
         return Place(self.theta_at(lo), self.theta_at(self.grid.total + lo), 4 * (hi - lo))
 
     def describe(self, chunk: int) -> str:
-        """``chunk 3 (w1, w2)``: the parameters that lie in it, for people."""
+        """Name a chunk and the parameters that lie in it, for people: ``chunk 3 (w1, w2)``."""
         lo, hi = self.grid.bounds(chunk)
         names = [name for name, (a, b) in self.manifest.offsets.items() if max(a, lo) < min(b, hi)]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -103,7 +109,11 @@ class StateLayout:
 def header_bytes(
     tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: dict[str, str]
 ) -> bytes:
-    """The start of a safetensors file of ``tensors`` (name, dtype, shape, bytes), end to end."""
+    """Return the start of a safetensors file of ``tensors``, which lie end to end.
+
+    Each is (name, dtype, shape, bytes). Raises CheckpointError for two of one name, and for more
+    names than the header has room for.
+    """
     entries: dict[str, object] = {_METADATA: metadata}
     end = 0
     for name, dtype, shape, nbytes in tensors:
@@ -124,7 +134,10 @@ def header_bytes(
 
 
 def export_order(manifest: Manifest) -> list[Parameter]:
-    """Wide dtypes first, then by name: every tensor is aligned to its own dtype, as torch needs."""
+    """Return the parameters in the order of an export: wide dtypes first, then by name.
+
+    So every tensor is aligned to its own dtype, as torch needs.
+    """
     return sorted(
         (p for p in manifest.parameters if not p.is_padding),
         key=lambda p: (-DTYPE_BYTES[p.dtype], p.name),
@@ -132,7 +145,10 @@ def export_order(manifest: Manifest) -> list[Parameter]:
 
 
 def export_header(manifest: Manifest, round_number: int) -> bytes:
-    """The start of a file with the run's parameters in ``export_order`` and their own dtypes."""
+    """Return the start of a file with the run's parameters, in their own dtypes.
+
+    They come in ``export_order``.
+    """
     tensors = (
         (p.name, p.dtype, p.shape, DTYPE_BYTES[p.dtype] * p.size) for p in export_order(manifest)
     )

@@ -1,4 +1,4 @@
-"""Writes one checkpoint: exactly the state after one round, although rounds commit meanwhile.
+"""Write one checkpoint: exactly the state after one round, although rounds commit meanwhile.
 
 1. Copy every chunk as it is now. Rounds go on, so chunks come to be of different rounds.
 2. Bring the older ones forward to the latest of these rounds with the log, which is pinned.
@@ -62,7 +62,7 @@ class Written:
 
 @dataclass(slots=True)
 class CheckpointWriter:
-    """Who writes, and where. ``sign`` makes Ed25519 signatures of ``peer``."""
+    """Write a peer's checkpoints to a folder. ``sign`` makes Ed25519 signatures of ``peer``."""
 
     folder: Path
     run: str
@@ -84,8 +84,11 @@ class CheckpointWriter:
     def write(
         self, state: ReplicatedState, log: RoundLog, view: Callable[[], View], incarnation: int
     ) -> Written:
-        """Raises OSError (the disk), CheckpointError (it does not read back) or another StateError:
-        the rounds have overtaken it, or ``stopped`` is set. Nothing of the attempt is left then."""
+        """Write one checkpoint and return what was written.
+
+        Raises OSError (the disk), CheckpointError (it does not read back) or another StateError:
+        the rounds have overtaken it, or ``stopped`` is set. Nothing of the attempt is left then.
+        """
         began_s = time.monotonic()
         self.doing = "removing what an earlier try has left"
         self.clean()
@@ -217,7 +220,7 @@ class CheckpointWriter:
 
 
 class _Copy:
-    """The chunks of a state in a file, at first each of the round at which it was copied."""
+    """Hold the chunks of a state in a file, at first each of the round at which it was copied."""
 
     def __init__(
         self,
@@ -245,7 +248,7 @@ class _Copy:
             self.leaves.append(copy.leaf)
 
     def bring_forward(self) -> int:
-        """Make all chunks those of one round, and return it."""
+        """Make all chunks those of one round, and return that round."""
         latest = max(self._rounds)
         self._tell(f"waiting for round {latest} to be in the log")
         self._await(latest)
@@ -285,7 +288,7 @@ class _Copy:
             self._write(chunk, data)
 
     def _step(self, head: EntryHead, data: memoryview, encoded: U8, contributors: int) -> None:
-        """The outer step, as ReplicatedState takes it, in the chunk's own place."""
+        """Take the outer step, as ReplicatedState takes it, in the chunk's own place."""
         theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
         codec = self._state.codec_of(head)
         pair = theta, momentum
@@ -310,7 +313,7 @@ def write_exactly(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def sync(folder: Path) -> None:
-    """What a folder lists is on the disk when this returns."""
+    """Sync a folder: what it lists is on the disk when this returns."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -319,7 +322,10 @@ def sync(folder: Path) -> None:
 
 
 def make_private(path: Path) -> None:
-    """Take a checkpoint, and the files in it, from other users. OSError; links are not followed."""
+    """Close a checkpoint, and the files in it, to other users.
+
+    Links are not followed. Raises OSError.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     folder = os.open(path, flags | os.O_DIRECTORY)
     try:
@@ -335,7 +341,7 @@ def make_private(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder of files; one that is not there is well."""
+    """Delete a folder of files; do nothing if it is not there."""
     try:
         names = os.listdir(path)
     except FileNotFoundError:

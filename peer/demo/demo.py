@@ -1,4 +1,4 @@
-"""`atoll demo`: real peers on this machine train, lose one of them, gain another, and are judged.
+"""Run `atoll demo`: real peers on this machine train, lose one, gain another, and are judged.
 
 The script reads from top to bottom in ``Demo.run``. Between its lines ``_tick`` runs four times a
 second: it asks every daemon for its status, looks after every process and redraws the view. So
@@ -51,7 +51,10 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """0 if everything was as it must be, 1 if not. Errors as in collectives/errors.py."""
+    """Run the demo; return 0 if everything was as it must be, 1 if not.
+
+    Raises the errors of collectives/errors.py.
+    """
     _check(options)
     with _signals() as interrupted:
         folder = Path(tempfile.mkdtemp(prefix="atoll-demo-"))
@@ -68,7 +71,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def _check(options: DemoOptions) -> None:
-    """ConfigError or DataError before anything is started."""
+    """Raise ConfigError or DataError for wrong options, before anything is started."""
     if not 1 <= options.peers <= PEERS_MAX:
         raise ConfigError(
             f"--peers is {options.peers}", fix=f"give a number of peers from 1 to {PEERS_MAX}"
@@ -82,7 +85,7 @@ def _check(options: DemoOptions) -> None:
 
 
 class Demo:
-    """One demo: its peers, its figures and its script."""
+    """Run one demo: its peers, its figures and its script."""
 
     def __init__(
         self, options: DemoOptions, folder: Path, view: View, interrupted: list[int]
@@ -109,7 +112,10 @@ class Demo:
     # ------------------------------------------------------------ the script
 
     def run(self) -> int:
-        """The exit code: 0 if all checks hold. AtollError if it could not come to its end."""
+        """Run the script and return the exit code: 0 if all checks hold, 1 if not.
+
+        Raises AtollError if it could not come to its end.
+        """
         figures = self.figures
         try:
             self._start_founders()
@@ -200,7 +206,7 @@ class Demo:
         return len({peer.round for peer in living}) == 1 and all(peer.digest for peer in living)
 
     def _leave(self) -> None:
-        """One after the other, so that each leave is a view change of the others."""
+        """Let all peers leave in turn, so that each leave is a view change of the others."""
         for peer in self.peers:
             if peer.figures.killed or peer.daemon is None:
                 continue
@@ -236,7 +242,7 @@ class Demo:
         self._expected[peer.trainer.pid] = 0
 
     def _until(self, reached: Callable[[], bool], what: str, limit_s: float = float("inf")) -> None:
-        """Tick until ``reached()``; AtollError when ``limit_s`` or the demo's time is up."""
+        """Tick until ``reached()``. Raise AtollError when ``limit_s`` or the demo's time is up."""
         self.figures.doing = what
         since_s = time.monotonic()
         while not reached():
@@ -286,7 +292,7 @@ class Demo:
         self.figures.happenings.append(Happening(at_s, kind, text))
 
     def _show_tails(self) -> None:
-        """The logs are about to be removed: show their ends."""
+        """Print the ends of the logs, which are about to be removed."""
         self._view.close()
         for child in self._children():
             print(f"--- {child.name} (exit code {child.code})", file=sys.stderr)
@@ -303,7 +309,7 @@ class Demo:
 
 
 def _all_reached(figures: DemoFigures, number: int) -> bool:
-    """The run has the round, its loss is known, and every peer has been part of one."""
+    """Return whether the run has the round, with its loss, and every peer was part of one."""
     measured = max(figures.losses, default=0) >= number
     return measured and all(peer.contributed for peer in figures.peers)
 
@@ -314,7 +320,7 @@ def _has_ended(child: Child) -> Callable[[], bool]:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Signals that ask for the end are collected; the next tick acts on the first.
+    """Collect the signals that ask for the end; the next tick acts on the first.
 
     An exception out of a handler could fall between a fork and the note of its pid.
     """

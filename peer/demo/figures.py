@@ -1,4 +1,4 @@
-"""What `atoll demo` knows: figures collected from the daemons' statuses. Pure: no clock, no I/O.
+"""Collect what `atoll demo` knows from the daemons' statuses. Pure: no clock, no I/O.
 
 Views draw it, the summary judges it. Times are unix seconds of this machine, on which all daemons
 of the demo run, so they compare.
@@ -33,7 +33,7 @@ STATES = {"out": "joining", "learner": "loading", "candidate": "electing"}
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One line of the demo's own log; ``kind`` only chooses its colour."""
+    """Hold one line of the demo's own log; ``kind`` only chooses its colour."""
 
     at_s: float  # since the start
     kind: str
@@ -42,7 +42,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended and how it should have; a negative code is a signal's number."""
+    """Say how a process ended and how it should have; a negative code is a signal's number."""
 
     process: str
     wanted: int
@@ -51,7 +51,7 @@ class Ending:
 
 @dataclass(slots=True)
 class PeerFigures:
-    """One peer: its daemon and its trainer, as last seen."""
+    """Hold what is known of one peer, its daemon and its trainer, as last seen."""
 
     name: str
     newcomer: bool = False
@@ -73,7 +73,7 @@ class PeerFigures:
 
     @property
     def sent_bytes(self) -> int:
-        """Return everything that it has sent, whatever for."""
+        """Return how many bytes the peer has sent, whatever for."""
         return sum(self.sent.values())
 
     @property
@@ -83,7 +83,7 @@ class PeerFigures:
 
 @dataclass(slots=True)
 class DemoFigures:
-    """The whole demo. ``observe`` takes one status of one peer."""
+    """Hold what is known of the whole demo. ``observe`` takes one status of one peer."""
 
     founders: int
     rounds: int  # asked for; the run may go on until the newcomer has contributed
@@ -158,7 +158,7 @@ class DemoFigures:
             self.happenings.append(Happening(unix_s - self.started_unix_s, kind, said))
 
     def with_names(self, text: str) -> str:
-        """A happening's text with the demo's names instead of short ids.
+        """Return a happening's text with the demo's names instead of short ids.
 
         For when it is shown: a daemon may speak of a peer before that one was first asked.
         """
@@ -191,23 +191,26 @@ class DemoFigures:
 
     @property
     def noticed_s(self) -> float | None:
-        """From the kill to the first survivor's first event about it."""
+        """Return the seconds from the kill to the first survivor's first event about it."""
         known = [peer.noticed_unix_s for peer in self.survivors if peer.noticed_unix_s]
         return self._since_kill(min(known, default=None))
 
     @property
     def reformed_s(self) -> float | None:
-        """From the kill until the last survivor was in a new view; None if there was none yet."""
+        """Return the seconds from the kill until the last survivor was in a new view.
+
+        None if there was none yet.
+        """
         return self._since_kill(_last([peer.reformed_unix_s for peer in self.survivors]))
 
     @property
     def committed_s(self) -> float | None:
-        """From the kill to the next commit, as the last of the survivors saw it."""
+        """Return the seconds from the kill to the next commit, as the last survivor saw it."""
         return self._since_kill(_last([self._next_commit_unix_s(p) for p in self.survivors]))
 
     @property
     def usual_s(self) -> float | None:
-        """The median time from commit to commit before the kill."""
+        """Return the median seconds from commit to commit before the kill."""
         end_unix_s = self.killed_unix_s or float("inf")
         gaps = [
             late - early
@@ -219,7 +222,7 @@ class DemoFigures:
 
     @property
     def waiting_share(self) -> float:
-        """Of all trainers' time, what they spent in waiting for a commit: 0 to 1."""
+        """Return the share of all trainers' time that went into waiting for commits: 0 to 1."""
         elapsed_s = sum(peer.elapsed_s for peer in self.peers)
         return sum(peer.waited_s for peer in self.peers) / elapsed_s if elapsed_s else 0.0
 
@@ -237,6 +240,6 @@ class DemoFigures:
 
 
 def _last(moments: list[float | None]) -> float | None:
-    """The latest, or None while one is not known."""
+    """Return the latest, or None while one is not known."""
     known = [moment for moment in moments if moment is not None]
     return max(known) if known and len(known) == len(moments) else None

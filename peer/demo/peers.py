@@ -1,4 +1,4 @@
-"""The processes of `atoll demo`: daemons and trainers, each in a session of its own.
+"""Run the processes of `atoll demo`: daemons and trainers, each in a session of its own.
 
 They are ended by process id, all of them, whatever happens; their output goes to files that vanish
 with the demo's folder.
@@ -29,7 +29,7 @@ STEP_S = 0.02
 
 
 class Child:
-    """One process. Its own session keeps the terminal's Ctrl+C for the demo alone."""
+    """Run one process. Its own session keeps the terminal's Ctrl+C for the demo alone."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """None while it lives; the exit code, or the negative number of the signal."""
+        """Return None while it lives; then its exit code, or the negative number of the signal."""
         return self._process.poll()
 
     def kill(self) -> None:
@@ -63,14 +63,14 @@ class Child:
         self._process.wait()
 
     def tail(self, lines: int) -> list[str]:
-        """Its last lines of output."""
+        """Return its last lines of output."""
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()[-lines:]
 
 
 class DemoPeer:
-    """A peer: its home, its daemon and its trainer, and what is known about them."""
+    """Run a peer: its home, its daemon and its trainer, and what is known about them."""
 
     def __init__(self, number: int, folder: Path, *, newcomer: bool = False) -> None:
         self.number = number
@@ -88,7 +88,7 @@ class DemoPeer:
         return [child for child in (self.daemon, self.trainer) if child is not None]
 
     def start_daemon(self, *command: str, invite: str = "") -> None:
-        """``command`` is ``up --run NAME``, or ``join`` with an ``invite``."""
+        """Start the daemon by ``command``: ``up --run NAME``, or ``join`` with an ``invite``."""
         if invite:
             path = self.home.with_suffix(".invite")
             write_atomic(path, invite.encode())
@@ -103,7 +103,7 @@ class DemoPeer:
         self.trainer = Child(f"trainer of {self.name}", "atoll.optim.demo_train", arguments, log)
 
     def ask_status(self) -> dict[str, Any] | None:
-        """What the daemon says, or None if it is starting, leaving or dead."""
+        """Return what the daemon says, or None if it is starting, leaving or dead."""
         if self.daemon is None or self.leaving or self.daemon.code is not None:
             return None
         try:
@@ -115,7 +115,7 @@ class DemoPeer:
         return self.status
 
     def remove_sockets(self) -> None:
-        """With a long TMPDIR the sockets are not below the home, and would stay."""
+        """Remove the sockets: with a long TMPDIR they are not below the home, and would stay."""
         for name in (COMMANDS, LIFELINE, EVENTS):
             shutil.rmtree(socket_path(self.home, name).parent, ignore_errors=True)
 

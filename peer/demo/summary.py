@@ -1,4 +1,4 @@
-"""From the figures of `atoll demo` to its summary and its verdict. Pure."""
+"""Make the summary and the verdict of `atoll demo` from its figures. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition of success; ``why`` says what is wrong if it is not ``ok``."""
+    """Describe one condition of success; ``why`` says what is wrong if it is not ``ok``."""
 
     name: str
     ok: bool
@@ -32,12 +32,12 @@ class Check:
 
 
 def all_reduce_bytes(peers: int, parameters: int, steps: int) -> int:
-    """What one peer sends if float32 gradients are ring-all-reduced at each of ``steps``."""
+    """Return what one peer sends if float32 gradients are ring-all-reduced at each of ``steps``."""
     return round(2 * (peers - 1) / peers * FLOAT32_BYTES * parameters * steps)
 
 
 def checks(figures: DemoFigures) -> list[Check]:
-    """Everything that must be so for exit status 0."""
+    """Check everything that must be so for exit status 0."""
     found = [_loss_check(figures)]
     if figures.chaos:
         newcomer = figures.newcomer
@@ -98,7 +98,7 @@ def _describe(end: Ending) -> str:
 
 
 def summary(figures: DemoFigures) -> list[tuple[str, str]]:
-    """Pairs of a label and a line; a label is empty where a line goes on with the one before."""
+    """Return pairs of a label and a line; a label is empty where the line before goes on."""
     untrained, final = figures.losses.get(1), figures.last_loss
     lines = [
         ("untrained loss", _loss(untrained)),
@@ -123,7 +123,7 @@ def summary(figures: DemoFigures) -> list[tuple[str, str]]:
 
 
 def _byte_lines(figures: DemoFigures) -> list[tuple[str, str]]:
-    """Everything that each daemon has sent, beside all-reduce; then what it was for."""
+    """Return what each daemon has sent, beside all-reduce, and then what it was for."""
     lines = [("bytes sent", f"{'':8}{'DiLoCo':>9}   {'all-reduce at every step':<27}steps")]
     for peer in figures.peers:
         dense = all_reduce_bytes(figures.founders, figures.parameters, peer.steps)

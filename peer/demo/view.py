@@ -1,4 +1,4 @@
-"""How `atoll demo` looks: a live page on a terminal, or plain lines anywhere else."""
+"""Show `atoll demo`: a live page on a terminal, or plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KIND_STYLES = {
 
 
 class View(Protocol):
-    """What the script needs of a view."""
+    """Describe what the script needs of a view."""
 
     def show(self, figures: DemoFigures, elapsed_s: float) -> None: ...
 
@@ -57,7 +57,7 @@ class View(Protocol):
 
 
 def make_view(*, plain: bool) -> View:
-    """The live view where the terminal can show it."""
+    """Return the live view where the terminal can show it, else the plain one."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a name in another encoding must not end us
     console = Console(highlight=False)
@@ -69,7 +69,7 @@ def make_view(*, plain: bool) -> View:
 
 
 class PlainView:
-    """One line for each round and each happening."""
+    """Print one line for each round and each happening."""
 
     def __init__(self) -> None:
         self._happenings = 0
@@ -93,7 +93,7 @@ class PlainView:
         print(flush=True)
 
     def close(self) -> None:
-        """Lines need no farewell."""
+        """Do nothing: lines need no farewell."""
 
 
 def _round_line(figures: DemoFigures, number: int, elapsed_s: float) -> str:
@@ -109,7 +109,7 @@ def _round_line(figures: DemoFigures, number: int, elapsed_s: float) -> str:
 
 
 class LiveView:
-    """The page: peers, loss curve, progress, log. Redrawn when the script says so."""
+    """Draw the page: peers, loss curve, progress, log. It is redrawn when the script says so."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -142,7 +142,7 @@ class LiveView:
 
 
 def page(figures: DemoFigures, elapsed_s: float, width: int, log_rows: int) -> Group:
-    """Everything that the live view shows, ``width`` columns wide."""
+    """Return everything that the live view shows, ``width`` columns wide."""
     return Group(
         _title(figures, elapsed_s, width),
         _peers(figures, width),
@@ -235,7 +235,7 @@ def _range(losses: Mapping[int, float]) -> tuple[float, float]:
 def loss_chart(
     losses: Mapping[int, float], rounds: int, width: int, height: int, marks: Mapping[int, str]
 ) -> list[list[tuple[str, str]]]:
-    """A curve of braille dots: ``height`` rows of ``width`` (character, kind) pairs.
+    """Draw a curve of braille dots: ``height`` rows of ``width`` (character, kind) pairs.
 
     ``marks`` puts a vertical line at a round; its kind is the mark's, that of the curve "cyan".
     """

@@ -1,4 +1,4 @@
-"""The daemon's side of vectors that its trainer publishes and fetches: commands, memory, ends.
+"""Do a daemon's part in vectors that its trainer publishes and fetches: commands, memory, ends.
 
 One piece of shared memory carries what is published and what was fetched, one after the other. What
 waits to be read is kept as it came, encoded.
@@ -38,7 +38,7 @@ NUMBER_MAX = 1 << 61  # of what a trainer publishes
 
 
 class VectorDesk:
-    """Answers the trainer's commands and the other daemons' messages. Lives in the event loop."""
+    """Answer the trainer's commands and the other daemons' messages. Lives in the event loop."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class VectorDesk:
         self._fetches.lost(peer, why)
 
     def gone(self, client: bytes) -> None:
-        """A client of the daemon has ended, perhaps its trainer."""
+        """Note that a client of the daemon has ended, perhaps its trainer."""
         self._desk.gone(client)
         if self._trainer is not None and self._trainer.client == client:
             self._forget()
@@ -112,7 +112,10 @@ class VectorDesk:
         }
 
     async def _memory(self, client: bytes, arguments: dict[str, Any]) -> None:
-        """Memory for vectors of so many elements, instead of what was given out before."""
+        """Give memory for vectors of so many elements, instead of what was given out before.
+
+        ConfigError for no such number; SessionError if the trainer has ended meanwhile.
+        """
         trainer, elements = self._known(client), int(arguments["elements"])
         if not 0 < elements <= ELEMENTS_MAX:
             raise ConfigError(f"a vector of {elements} elements")
@@ -146,7 +149,7 @@ class VectorDesk:
         return await self._fetches.newest(peer, name)
 
     async def _ask(self, client: bytes, arguments: dict[str, Any]) -> int:
-        """The ticket with which it is called from now on."""
+        """Begin to fetch a vector; return the ticket with which it is called from now on."""
         trainer = self._known(client)
         name, number = self._place(arguments)
         elements, codec = int(arguments["elements"]), str(arguments["codec"])
@@ -156,7 +159,10 @@ class VectorDesk:
         return self._fetches.start(peer, name, number, elements, codec).ticket
 
     async def _look(self, client: bytes, arguments: dict[str, Any]) -> str:
-        """How far it is, after a moment; or the error that it has ended with."""
+        """Return how far a fetch is, after a moment; raise the error that it has ended with.
+
+        ConnectError if its peer has left the view.
+        """
         fetch = self._found(client, arguments)
         timeout_s = min(float(arguments["timeout_s"]), LOOK_S_MAX)
         with contextlib.suppress(TimeoutError):
@@ -172,7 +178,7 @@ class VectorDesk:
         return fetch.state
 
     async def _read(self, client: bytes, arguments: dict[str, Any]) -> None:
-        """Decode it into the shared memory. It can be read again."""
+        """Decode a fetched vector into the shared memory; it can be read again."""
         fetch = self._found(client, arguments)
         encoded = fetch.encoded
         if encoded is None:
@@ -217,7 +223,7 @@ class VectorDesk:
         return name, number
 
     def _peer(self, name: str) -> bytes:
-        """ConnectError if the view has nobody of this name."""
+        """Return the peer of this name or id; ConnectError if the view has nobody of this name."""
         view = self._node.view
         for peer in (self._me, *(view.replicas if view is not None else ())):
             if name in (short(peer), peer.hex()):  # short ones can be made on purpose

@@ -1,4 +1,4 @@
-"""Fetching vectors that trainers of other peers have published, and waiting until they have.
+"""Fetch vectors that trainers of other peers have published, and wait until they have.
 
 The answers are bounded by what was asked for: sizes and codec are known before, every chunk is
 checked, and what is not expected is dropped. Whatever goes wrong is kept as an error that names the
@@ -36,7 +36,7 @@ FETCHES_MAX = 64  # at a time: two from each of the largest group
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """A vector on its way here, and then ``encoded``; or ``error``."""
+    """Track a vector on its way here; at the end it has ``encoded``, or ``error``."""
 
     peer: bytes
     name: str
@@ -53,7 +53,11 @@ class Fetch:
 
     @property
     def state(self) -> str:
-        """here: it can be read; coming: its bytes arrive; asked: it may not be published yet."""
+        """Return how far it is: "here", "coming" or "asked".
+
+        here: it can be read, or has failed; coming: its bytes arrive; asked: it may not be
+        published yet.
+        """
         return "here" if self.ended.is_set() else "coming" if self.fail is not None else "asked"
 
     def __str__(self) -> str:
@@ -61,20 +65,25 @@ class Fetch:
 
 
 class Fetches:
-    """Lives in the event loop of the daemon; ``store``: of this peer's own trainer."""
+    """Keep the fetches of the own trainer.
+
+    Lives in the event loop of the daemon; ``store``: of this peer's own trainer.
+    """
 
     def __init__(self, me: bytes, host: LinkHost, copies: Copies, store: VectorStore) -> None:
         self._me, self._host, self._copies, self._store = me, host, copies, store
         self._loop = asyncio.get_running_loop()
         self._tickets = itertools.count(1)
         self._fetches: dict[int, Fetch] = {}  # by ticket
-        # For the newest. What has become of it is a result even if it is an error: an exception
+        # Questions for the newest. An error is set as a result as well, because an exception
         # that nobody retrieves would end the daemon.
         self._asked: dict[tuple[bytes, int], asyncio.Future[int | ConnectError]] = {}
 
     def start(self, peer: bytes, name: str, number: int, elements: int, codec: str) -> Fetch:
-        """Ask for it; whoever waits for it looks at ``ended``. ConfigError for more than
-        FETCHES_MAX."""
+        """Ask for a vector; whoever waits for it looks at ``ended``.
+
+        ConfigError for more than FETCHES_MAX.
+        """
         if len(self._fetches) >= FETCHES_MAX:
             raise ConfigError(
                 f"{len(self._fetches)} vectors are being fetched", fix="read or drop them first"
@@ -89,8 +98,10 @@ class Fetches:
         return self._fetches.get(ticket)
 
     def drop(self, fetch: Fetch) -> None:
-        """It is read, or not wanted any more: its memory is given up, and what comes of it later is
-        dropped."""
+        """Drop a fetch that is read, or not wanted any more.
+
+        Its memory is given up, and what comes of it later is dropped.
+        """
         self._fetches.pop(fetch.ticket, None)
         if fetch.task is not None:
             fetch.task.cancel()
@@ -100,8 +111,10 @@ class Fetches:
             self.drop(fetch)
 
     async def newest(self, peer: bytes, name: str) -> int:
-        """The number of the newest vector of this name that a peer's trainer has published; 0 for
-        none. ConnectError, RoundTimeoutError."""
+        """Return the number of the newest vector of this name that a peer's trainer has published.
+
+        0 for none. ConnectError, RoundTimeoutError.
+        """
         key = peer, self._ticket()
         waiting: asyncio.Future[int | ConnectError] = self._loop.create_future()
         self._asked[key] = waiting
@@ -133,7 +146,7 @@ class Fetches:
             fetch.fail(head.why)
 
     def lost(self, peer: bytes, why: str) -> None:
-        """There is no link to this peer any more."""
+        """Fail what is asked of this peer: there is no link to it any more."""
         error = ConnectError(f"the link to {short(peer)} ended: {why}")
         for fetch in self._fetches.values():
             if fetch.peer == peer and not fetch.head.done():
@@ -147,11 +160,11 @@ class Fetches:
     # ------------------------------------------------------------ inside
 
     def _ticket(self) -> int:
-        """Of which none is in use: there are far fewer at a time."""
+        """Return a ticket that is not in use: there are far fewer at a time than numbers."""
         return next(self._tickets) % TICKETS_MAX + 1
 
     async def _run(self, fetch: Fetch) -> None:
-        """Never raises: nobody may be waiting for it yet."""
+        """Carry out a fetch; never raises, because nobody may be waiting for it yet."""
         try:
             if fetch.peer == self._me:
                 fetch.encoded = await asyncio.to_thread(self._own, fetch)
@@ -168,7 +181,7 @@ class Fetches:
                 self._host.send(fetch.peer, DropVector(fetch.ticket))
 
     def _own(self, fetch: Fetch) -> RoundResult:
-        """In a thread: what this peer's own trainer has published."""
+        """Return a copy of what this peer's own trainer has published. Runs in a thread."""
         stored = self._store.open(fetch.name, fetch.number)
         try:
             encoded = stored.encoded.copy()
@@ -198,7 +211,7 @@ class Fetches:
 
 
 def _check(fetch: Fetch, elements: int, codec: str) -> None:
-    """RemoteProtocolError for another vector than was asked for."""
+    """Raise RemoteProtocolError for another vector than was asked for."""
     if (elements, codec) != (fetch.elements, fetch.codec):
         raise RemoteProtocolError(
             f"{fetch} has {elements:,} elements in {codec!r}, not {fetch.elements:,} in "

@@ -1,4 +1,4 @@
-"""The messages by which a daemon gets a vector that another one's trainer has published. Sans-I/O.
+"""Describe the messages by which a daemon gets a vector of another one's trainer. Sans-I/O.
 
 The question goes over the control link and may wait there until the vector is published. The answer
 comes back the same way, then the encoded chunks as frames of a data stream, whose headers have the
@@ -35,8 +35,10 @@ Number = Annotated[int, Within(0, (1 << 62) - 1)]  # a frame's ``round``, with r
 @message(wire="AskVector")
 @dataclass(frozen=True, slots=True)
 class AskVector:
-    """Send me what your trainer has published under this name and number, as soon as it has.
-    ``number`` 0: only say which is the newest."""
+    """Ask for what a trainer has published under this name and number, as soon as it has.
+
+    ``number`` 0: only say which is the newest.
+    """
 
     ticket: Ticket
     name: Name
@@ -46,8 +48,11 @@ class AskVector:
 @message(wire="VectorIs")
 @dataclass(frozen=True, slots=True)
 class VectorIs:
-    """It follows, with so many elements in this codec; or, without elements, why it does not. Also
-    in the middle of it: then no more follows. ``newest``: the number of the newest, 0 for none."""
+    """Announce a vector, with so many elements in this codec; or, without elements, say why not.
+
+    The latter may also come in the middle of it: then no more follows. ``newest``: the number of
+    the newest, 0 for none.
+    """
 
     ticket: Ticket
     newest: Number
@@ -59,11 +64,11 @@ class VectorIs:
 @message(wire="DropVector")
 @dataclass(frozen=True, slots=True)
 class DropVector:
-    """It is not wanted any more."""
+    """Say that a vector is not wanted any more."""
 
     ticket: Ticket
 
 
 def is_name(name: str) -> bool:
-    """Whether vectors can be called so."""
+    """Return whether vectors can be called so: printable, of 1 to NAME_BYTES_MAX bytes."""
     return name.isprintable() and 0 < len(name.encode()) <= NAME_BYTES_MAX

@@ -1,4 +1,4 @@
-"""What a trainer has published, and who waits for which of it. Sans-I/O.
+"""Record what a trainer has published, and who waits for which of it. Sans-I/O.
 
 Theory. Of each name the last KEPT numbers can be had: whoever is an outer step behind its partner
 still finds what it needs. A question about a later number waits, because it will be published; one
@@ -23,7 +23,7 @@ WAIT_S = 3600.0  # a question that has waited so long was forgotten by whoever a
 
 
 class Key(NamedTuple):
-    """A question, as its answer names it."""
+    """Name a question, as its answer does."""
 
     peer: bytes
     ticket: int
@@ -39,14 +39,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To send it; or ``why`` it cannot be had."""
+    """Decide to send a vector; or say ``why`` it cannot be had."""
 
     request: Request
     why: str = ""
 
 
 class Published:
-    """``has_trainer``: whether anything more may be published."""
+    """Decide which questions can be answered now, and which wait.
+
+    ``has_trainer``: whether anything more may be published.
+    """
 
     def __init__(self, has_trainer: Callable[[], bool]) -> None:
         self._has_trainer = has_trainer
@@ -57,8 +60,9 @@ class Published:
     # ------------------------------------------------------------ the trainer
 
     def begin(self, name: str, number: int) -> list[int]:
-        """Before it is stored: the numbers of this name that cannot be had any more. After a
-        trainer that was further there may be later ones, which are none of the new one's.
+        """Return the numbers of this name that cannot be had any more, before a new one is stored.
+
+        After a trainer that was further there may be later ones, which are none of the new one's.
 
         ConfigError for more names than there may be.
         """
@@ -70,22 +74,22 @@ class Published:
         return [n for n in before if n not in kept]
 
     def done(self, name: str, number: int) -> list[Answer]:
-        """It is stored: what can be answered now."""
+        """Note that a vector is stored; return what can be answered now."""
         self._numbers[name].append(number)
         return self._answers(r for r in self._waiting.values() if r.name == name)
 
     def ended(self) -> list[Answer]:
-        """The trainer has ended."""
+        """Answer those who wait in vain, as the trainer has ended."""
         return self._answers(self._waiting.values())
 
     def newest(self, name: str) -> int:
-        """0 without any."""
+        """Return the newest number of this name, 0 without any."""
         return max(self._numbers.get(name, ()), default=0)
 
     # ------------------------------------------------------------ who asks
 
     def ask(self, request: Request) -> Answer | None:
-        """None: it waits."""
+        """Take a question; return its answer, or None if it waits."""
         key = request.key
         if key in self._waiting or key in self._sending:
             return Answer(request, "this question was asked before")
@@ -95,18 +99,18 @@ class Published:
         return next(iter(self._answers([request])), None)
 
     def late(self, now_s: float) -> list[Answer]:
-        """Those that have waited for too long."""
+        """Give up the questions that have waited for too long, and return their answers."""
         late = [r for r in self._waiting.values() if now_s - r.asked_s > WAIT_S]
         for request in late:
             del self._waiting[request.key]
         return [Answer(r, f"it was not published within {WAIT_S:.0f} s") for r in late]
 
     def wants(self, key: Key) -> bool:
-        """Whether what is being sent is still wanted. From any thread."""
+        """Return whether what is being sent is still wanted. Safe in any thread."""
         return key in self._sending
 
     def over(self, key: Key) -> None:
-        """It is sent, or not wanted any more."""
+        """Forget a question whose vector is sent, or not wanted any more."""
         self._waiting.pop(key, None)
         self._sending.discard(key)
 
@@ -115,7 +119,7 @@ class Published:
             self.over(key)
 
     def _answers(self, requests: Iterable[Request]) -> list[Answer]:
-        """Of those that wait, each that need not wait any longer."""
+        """Return an answer to each of these questions that need not wait any longer."""
         answers = []
         for request in list(requests):
             why = self._verdict(request)
@@ -127,7 +131,7 @@ class Published:
         return answers
 
     def _verdict(self, request: Request) -> str | None:
-        """None: it may come. "": it is here. Else why it will not."""
+        """Return "" if the vector is here, None if it may come, else why it will not."""
         numbers = self._numbers.get(request.name, [])
         if request.number in numbers:
             return ""

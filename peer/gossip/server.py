@@ -1,4 +1,4 @@
-"""Sends what this peer's trainer has published to those that ask for it.
+"""Send what this peer's trainer has published to those that ask for it.
 
 A chunk is copied and sent at a time, in a few threads, behind the frames of rounds: a slow receiver
 takes a thread, and no more memory than a chunk and, of each name, one vector.
@@ -30,7 +30,7 @@ SERVES_MAX = 8  # vectors that are being sent at a time: more would only share t
 
 
 class VectorServer:
-    """Lives in the event loop of the daemon."""
+    """Store what the trainer publishes, and answer who asks. Lives in the daemon's event loop."""
 
     def __init__(
         self,
@@ -48,8 +48,10 @@ class VectorServer:
         self._publishing = asyncio.Lock()  # a trainer may end, and the next one begin, meanwhile
 
     async def publish(self, name: str, number: int, values: F32, codec: str) -> None:
-        """Of the trainer: ``VectorStore.put``, and whoever waits for it gets it. ConfigError,
-        CodecError, MemoryError."""
+        """Store a vector of the trainer (``VectorStore.put``) and send it to all who wait for it.
+
+        ConfigError, CodecError, MemoryError.
+        """
         async with self._publishing:
             self.store.drop(name, self._published.begin(name, number))
             await asyncio.to_thread(self.store.put, name, number, values, codec)
@@ -59,7 +61,7 @@ class VectorServer:
         return self._published.newest(name)
 
     def trainer_ended(self) -> None:
-        """What it has published can still be had; nothing else will come."""
+        """Note that nothing more will come; what was published can still be had."""
         self._carry_out(self._published.ended())
 
     def on_message(self, source: bytes, message: AskVector | DropVector) -> None:
@@ -76,7 +78,7 @@ class VectorServer:
                 self._carry_out([answer])
 
     def lost(self, peer: bytes) -> None:
-        """There is no link to it any more."""
+        """Forget the questions of ``peer``: there is no link to it any more."""
         self._published.lost(peer)
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class VectorServer:
             self._published.over(request.key)
 
     def _push(self, request: Request, stored: Stored, outlet: FrameOutlet) -> None:
-        """In a thread, until all is sent or it is not wanted any more."""
+        """Send a vector, until all is sent or it is not wanted any more. Runs in a thread."""
         for chunk in range(stored.encoded.grid.count):
             if not self._published.wants(request.key):
                 return

@@ -1,4 +1,4 @@
-"""The bytes of published vectors, encoded. Written and read by threads, a chunk at a time.
+"""Store the bytes of published vectors, encoded; threads write and read a chunk at a time.
 
 Memory, of each name: the numbers that can be had, and one more while somebody is still in the
 middle of it. What cannot be had any more is written over.
@@ -22,7 +22,7 @@ U8 = NDArray[np.uint8]
 
 
 class Stored:
-    """A vector in the store. Its bytes may be another one's as soon as it is ``gone``."""
+    """Hold a vector in the store; its bytes may be another one's as soon as it is ``gone``."""
 
     def __init__(self, encoded: RoundResult) -> None:
         self.encoded = encoded
@@ -38,8 +38,10 @@ class VectorStore:
         self._spares: dict[str, RoundResult] = {}
 
     def put(self, name: str, number: int, values: F32, codec_name: str) -> None:
-        """Keep float32[n]; then ``values`` are what others will decode. CodecError if they cannot
-        be encoded; MemoryError."""
+        """Keep float32[n]; afterwards ``values`` are what others will decode.
+
+        CodecError if they cannot be encoded; MemoryError.
+        """
         codec, encoded = get_codec(codec_name), self._memory(name, values.size, codec_name)
         for chunk in range(encoded.grid.count):
             part = values[slice(*encoded.grid.bounds(chunk))]
@@ -52,7 +54,7 @@ class VectorStore:
             self._stored[name, number] = Stored(encoded)
 
     def drop(self, name: str, numbers: Iterable[int]) -> None:
-        """They cannot be had any more. One of them may still be read to its end."""
+        """Make these numbers unavailable; one of them may still be read to its end."""
         with self._lock:
             for number in numbers:
                 stored = self._stored.pop((name, number), None)
@@ -64,7 +66,7 @@ class VectorStore:
                     self._give_up(name, stored)
 
     def open(self, name: str, number: int) -> Stored:
-        """Its bytes are to be read, until ``close``. StateError if it is not here."""
+        """Return a vector, to be read until ``close``; StateError if it is not here."""
         with self._lock:
             stored = self._stored.get((name, number))
             if stored is None:
@@ -73,7 +75,7 @@ class VectorStore:
             return stored
 
     def read(self, stored: Stored, chunk: int) -> U8:
-        """The bytes of a chunk, copied. StateError if they are gone: the reader was too slow."""
+        """Return a chunk's bytes, copied; StateError if they are gone: the reader was too slow."""
         with self._lock:
             if stored.gone:
                 raise StateError("newer ones have taken its place meanwhile")
@@ -99,5 +101,5 @@ class VectorStore:
 
 
 def encoded_vector(elements: int, codec: str) -> RoundResult:
-    """Memory for a vector in this codec. CodecError, ConfigError, MemoryError."""
+    """Return memory for a vector in this codec. CodecError, ConfigError, MemoryError."""
     return RoundResult(get_codec(codec), grid_for(elements))

@@ -1,2 +1,4 @@
-"""How the peers of a run agree: views, rounds, commits, forks. All of it sans-I/O; the machine is
-``membership.Node``."""
+"""Agree, as the peers of a run, on views, rounds, commits and forks.
+
+All of it is sans-I/O; the machine is ``membership.Node``.
+"""

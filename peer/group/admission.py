@@ -1,4 +1,4 @@
-"""Who comes in and who goes out.
+"""Decide who comes into the view and who goes out of it.
 
 Theory. A joiner is a *learner* outside the view. It catches up while the run goes on
 (syncing.py) and enters with the next planned view when it is at most one round behind; the
@@ -59,7 +59,7 @@ class Learner:
 
 @dataclass(slots=True)
 class Chase:
-    """Somebody who reaches states, each too late."""
+    """Describe a peer that reaches states, but each of them too late."""
 
     round: int
     since_s: float
@@ -68,7 +68,10 @@ class Chase:
 
 
 class Admission:
-    """Part of the coordinator; reads its follower (the own state) and its roster."""
+    """Decide which learners enter the next view, and which members leave.
+
+    It is a part of the coordinator, and reads its follower (the own state) and its roster.
+    """
 
     def __init__(
         self,
@@ -96,7 +99,10 @@ class Admission:
     # ------------------------------------------------------------ facts
 
     def on_join(self, member: Member, now_s: float) -> None:
-        """Note who asks; a peer of the view that asks with a newer incarnation has died."""
+        """Note who asks to come in.
+
+        A peer of the view that asks with a newer incarnation has died.
+        """
         known, is_archive = self.learners.get(member.peer), member.role == ARCHIVE
         if known is not None and known.member.inc >= member.inc:
             known.heard_s = now_s
@@ -117,7 +123,7 @@ class Admission:
         self._emit(Note("join", f"{short(member.peer)} {what}", member.peer))
 
     def on_beat(self, source: bytes, beat: Heartbeat, now_s: float) -> bool:
-        """True if the heartbeat is a learner's."""
+        """Note a heartbeat of a learner; return False if it is not a learner's."""
         learner = self.learners.get(source)
         if learner is None or beat.inc != learner.member.inc:
             return False
@@ -128,7 +134,10 @@ class Admission:
         return True
 
     def take_over(self, before: Admission) -> None:
-        """Joiners that the view before left waiting need not ask again."""
+        """Take over the joiners and leavers of the view before, as its coordinator.
+
+        Joiners that it left waiting need not ask again.
+        """
         waiting = before.learners.items()
         self.learners = {p: x for p, x in waiting if self.view.member(p) != x.member}
         entered = set(self.view.peers)
@@ -143,14 +152,20 @@ class Admission:
         self._min_trainers = count
 
     def can_finish(self, staying: set[bytes]) -> bool:
-        """Whether a round that is open can be committed. If not, leaving aborts it: a view without
-        the leavers waits for the round, and they would go before it is decided, with the quorum."""
+        """Return whether a round that is open can be committed by those who are staying.
+
+        If not, leaving aborts it: a view without the leavers waits for the round, and they would go
+        before it is decided, with the quorum.
+        """
         return self.me in staying and is_quorum(self.view, staying)
 
     # ------------------------------------------------------------ learners
 
     def teach(self, now_s: float) -> None:
-        """Tell all learners where the run stands; four times a second, like a beat."""
+        """Tell all learners where the run stands; four times a second, like a beat.
+
+        Those that are silent or download nothing are dropped.
+        """
         for peer, learner in list(self.learners.items()):
             if now_s - learner.heard_s > self._timing.failure_s:
                 self._drop(peer, now_s, _BACKOFF_MIN_S, "nothing is heard of it")
@@ -163,7 +178,10 @@ class Admission:
                 self._emit(Send(peer, self._lesson(learner, now_s)))
 
     def _stalls_others(self, learner: Learner, now_s: float) -> bool:
-        """It takes the place of one that gets on. An archive keeps nobody waiting."""
+        """Return whether a learner makes no progress and takes the place of one that does.
+
+        An archive keeps nobody waiting.
+        """
         idle_s = now_s - learner.progress_s
         return idle_s > self._timing.learner_stall_s and learner.member.role != ARCHIVE
 
@@ -179,7 +197,7 @@ class Admission:
         return Learn(*tag, *goal, None if knows else self.view, self._archives(learner.member))
 
     def _archives(self, to: Member) -> tuple[Member, ...]:
-        """Those that have the state, or had it a moment ago."""
+        """Return the archives that have our state, or had it a moment ago."""
         own = self._own
         near = [
             x.member
@@ -192,7 +210,10 @@ class Admission:
         return tuple(near[:ARCHIVES_TOLD_MAX])
 
     def has_learnt(self, learner: Learner) -> bool:
-        """At most one round behind: it may enter."""
+        """Return whether a learner may enter the view: it is at most one round behind.
+
+        A witness may once a heartbeat of it has come, an archive never.
+        """
         beat, own = learner.beat, self._own
         if beat is None or learner.member.role == ARCHIVE:
             return False
@@ -204,7 +225,7 @@ class Admission:
         return position == own.previous and beat.digest_round == beat.round > 0
 
     def hold(self, alive: set[bytes], now_s: float) -> bool:
-        """Whether the boundary waits for somebody who cannot keep up."""
+        """Return whether the boundary waits for somebody who cannot keep up."""
         behind = self._behind(alive)
         lagging = {p for p in alive if p in behind or self._lags(p)}
         kept = lagging | self.learners.keys() & behind.keys()
@@ -227,8 +248,11 @@ class Admission:
         return False
 
     def _lags(self, peer: bytes) -> bool:
-        """It may be synced, with the round before: one that reaches each state when the next round
-        has begun without it is synced for a moment in every round, and takes part in none."""
+        """Return whether the last heartbeat of a member names another state than ours.
+
+        It may be synced, with the round before: one that reaches each state when the next round has
+        begun without it is synced for a moment in every round, and takes part in none.
+        """
         beat, own = self._roster.beats.get(peer), self._own
         return beat is not None and (beat.round, beat.chain) != (own.round, own.chain)
 
@@ -241,7 +265,10 @@ class Admission:
         return found
 
     def _is_hopeless(self, peer: bytes, beat: Heartbeat, chase: Chase, now_s: float) -> bool:
-        """It reaches states too late, or none: donors that reduce all the time have little left."""
+        """Return whether a peer reaches states too late, or none.
+
+        Donors that reduce all the time have little of their links left for it.
+        """
         waited_s = now_s - chase.since_s
         if peer not in self.learners and beat.attached:
             return chase.tries >= MEMBER_TRIES_MAX or waited_s >= self._timing.behind_s
@@ -272,7 +299,10 @@ class Admission:
     # ------------------------------------------------------------ the next view
 
     def next_view(self, alive: set[bytes], now_s: float, *, admit: bool = True) -> View | None:
-        """The view that membership asks for, or None if the present one will do."""
+        """Return the view that membership asks for, or None if the present one will do.
+
+        None as well while nobody can take over.
+        """
         bans = self._own.bans.due(self.view, alive)
         out = {ban.peer for ban in (*self.view.banned, *bans)}
         gone = self._roster.removable(now_s) | self.leaving | out
@@ -300,15 +330,20 @@ class Admission:
         return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
 
     def lacks_base(self, alive: set[bytes]) -> bool:
-        """Whether the run cannot go on from here: we lack the last commit or, as a witness, which
-        never holds one, hear nobody that has it."""
+        """Return whether the run cannot go on from here, because its base is missing.
+
+        We lack the last commit or, as a witness, which never holds one, hear nobody that has it.
+        """
         own = self._own
         if own.is_replica or own.round == 0:
             return own.unsynced
         return not alive.intersection(self._roster.has_synced(own.round, own.chain))
 
     def to_synced(self, alive: set[bytes]) -> View | None:
-        """We lack the last commit and others have it: the run must not wait for our transfer."""
+        """Return a view whose coordinator has the last commit, or None if nobody alive has it.
+
+        We lack that commit: the run must not wait for our transfer.
+        """
         own, view = self._own, self.view
         base = max((own.round, own.chain), (view.base_round, view.base_chain))
         able = [peer for peer in self._roster.has_synced(*base) if peer in alive]
@@ -346,9 +381,9 @@ class Admission:
         return in_view is not None and in_view.inc < member.inc
 
     def _heir(self, alive: set[bytes], members: tuple[Member, ...]) -> bytes | None:
-        """Whom to hand over to: the first successor that holds the state, or the one asked for.
+        """Return whom to hand over to: the first successor with the state, or the one asked for.
 
-        While there is none, those behind catch up: a leaver may hold the only copy.
+        None while there is nobody; then those behind catch up: a leaver may hold the only copy.
         """
         staying = {member.peer: member.role for member in members}
         heirs = [p for p in successors(self.view) if p in alive and p in staying]

@@ -1,4 +1,4 @@
-"""The coordinator's side of one round: attempts at reducing it, until one may be committed.
+"""Make attempts at one round, as its coordinator, until one may be committed.
 
 Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
 in one of two ways. *Commit*, when every living participant holds the result R, at least two living
@@ -38,7 +38,7 @@ REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalle
 
 @dataclass(slots=True)
 class Attempt:
-    """One BEGIN and what has come back for it."""
+    """Keep one BEGIN and what has come back for it."""
 
     view: View
     me: bytes
@@ -67,18 +67,24 @@ class Attempt:
             self.emit(Send(peer, self.begin))
 
     def repeat(self, peer: bytes, now_s: float) -> None:
-        """BEGIN may be lost; but a long one may be on its way, and more would jam the link."""
+        """Send BEGIN again to a peer that may have lost it, but not too soon.
+
+        A long one may still be on its way, and more would jam the link.
+        """
         pause_s = len(self.begin.blob) / REPEAT_BYTES_PER_S
         if now_s - self._begun_s.get(peer, self.began_s) >= pause_s:
             self._begun_s[peer] = now_s
             self.emit(Send(peer, self.begin))
 
     def forgive(self, pause_s: float) -> None:
-        """The coordinator itself was stopped for that long."""
+        """Discount a pause in which the coordinator itself was stopped."""
         self._progress_s += pause_s
 
     def wait_turn(self, now_s: float) -> None:
-        """An earlier round is not committed yet: what is READY there says so here only then."""
+        """Count no stall while an earlier round is not committed yet.
+
+        Only after that commit do those who hold this result say READY here.
+        """
         self._progress_s = now_s
 
     # ------------------------------------------------------------ what comes back
@@ -95,7 +101,7 @@ class Attempt:
 
     @property
     def attesters(self) -> tuple[bytes, ...]:
-        """Who votes for a result that others hold."""
+        """Return the peers that vote for a result that others hold."""
         witnesses = self.view.witnesses
         if self.begin.kind != REDUCE:
             return witnesses
@@ -104,13 +110,16 @@ class Attempt:
 
     @property
     def jury(self) -> set[bytes]:
-        """The participants who count: of newcomers a liar could bring as many as it takes."""
+        """Return the participants who count.
+
+        Newcomers do not: a liar could bring as many of them as it takes.
+        """
         pairs = zip(self.begin.participants, self.begin.weights, strict=True)
         return {peer for peer, weight in pairs if weight}
 
     @property
     def copies(self) -> dict[bytes, bytes]:
-        """Replicas that hold a result; what attesters say is not a copy."""
+        """Return the replicas that hold a result, with its root; what attesters say is no copy."""
         attesters, jury = self.attesters, self.jury
         copies = {peer: root for peer, root in self.ready.items() if peer not in attesters}
         votes = Counter(root for peer, root in copies.items() if peer in jury)
@@ -127,7 +136,7 @@ class Attempt:
         unsynced: Collection[bytes],
         training: Collection[bytes] = (),
     ) -> bytes:
-        """The root to commit, or b"". Asks attesters once the copies are there.
+        """Return the root to commit, or b""; ask attesters once the copies are there.
 
         Outsiders that are ``training`` get a moment to fetch R: they want to take part in the next
         round, and without it they would first have to catch up.
@@ -156,8 +165,11 @@ class Attempt:
         return b""
 
     def _ask_attesters(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
-        """They vote for what others hold; only once enough do, or a round could be committed of
-        which a single death takes the only copy."""
+        """Ask attesters to vote for the result that others hold.
+
+        This comes only once enough hold it, or a round could be committed of which a single death
+        takes the only copy.
+        """
         if now_s - self._noticed_s < self.timing.repair_s:
             return
         self._noticed_s = now_s
@@ -176,7 +188,10 @@ class Attempt:
         unsynced: Collection[bytes],
         progress_bytes: int,
     ) -> tuple[bytes, ...] | None:
-        """Move on: None to wait, else the participants of the next attempt (empty: give up)."""
+        """Move on; return None to wait, else the participants of the next attempt.
+
+        An empty tuple says to give up.
+        """
         participants, copies = self.begin.participants, self.copies
         dead = [peer for peer in participants if peer not in alive]
         if progress_bytes != self._progress_bytes:
@@ -209,8 +224,11 @@ class Attempt:
     def _without_minority(
         self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
     ) -> tuple[bytes, ...] | None:
-        """Different results: the participants who agree with most of those who count, everyone
-        without a majority. Outsiders have only copied theirs, so they have no say."""
+        """Return the participants of the next attempt after different results, or None to wait.
+
+        They are the participants who agree with most of those who count, and everyone without a
+        majority; the dead are left out. Outsiders have only copied theirs, so they have no say.
+        """
         holders: dict[bytes, list[bytes]] = {}
         for peer, root in sorted(self.copies.items()):
             holders.setdefault(root, []).append(peer)
@@ -230,11 +248,11 @@ class Attempt:
         return tuple(peer for peer in ours if peer not in excluded)
 
     def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
-        """Reports of broken edges between living peers: wait a moment for the death of one end.
+        """Return the participants of the next attempt after broken edges, or None to wait.
 
-        Who reports itself cannot contribute: that needs no waiting. Nor does it when two others
-        name one peer: on full links its death may show a second later, and all that is sent in
-        between is lost.
+        Of broken edges between living peers, wait a moment for the death of one end. Who reports
+        itself cannot contribute: that needs no waiting. Nor does it when two others name one peer:
+        on full links its death may show a second later, and all that is sent in between is lost.
         """
         own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
         if self.misses and self._missed_s is None:
@@ -249,11 +267,14 @@ class Attempt:
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
 
     def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
-        """Whom these reports of participants leave out."""
+        """Return the peers that are left out on these reports of participants."""
         return vertex_cover(misses, self.me, {*self.begin.participants} - self.jury)
 
     def _is_clear(self, cover: Collection[bytes]) -> bool:
-        """Whether two others name each of them: of one broken edge, either end may be to blame."""
+        """Return whether two others name each of these peers, or it names itself.
+
+        Of one broken edge, either end may be to blame.
+        """
         named = [peer for missing in self.misses.values() for peer in missing]
         return all(named.count(peer) >= 2 or peer in self.misses.get(peer, ()) for peer in cover)
 
@@ -269,7 +290,10 @@ class Attempt:
             self.emit(Send(peer, order))
 
     def unrepairable(self, now_s: float) -> set[bytes]:
-        """Peers that could not fetch R in REPAIRS_MAX tries: they count as unsynced."""
+        """Return the peers that could not fetch the result in REPAIRS_MAX tries.
+
+        They count as unsynced.
+        """
         return {
             peer
             for peer, (count, last_s) in self._repairs.items()
@@ -277,7 +301,10 @@ class Attempt:
         }
 
     def _is_due(self, now_s: float, last_s: float) -> bool:
-        """The first order at once; it is repeated, or has failed, after a time without a byte."""
+        """Return whether an order to fetch is due, or the last one has failed.
+
+        The first order goes at once; it is repeated, or has failed, after a time without a byte.
+        """
         never = last_s == float("-inf")
         return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
 
@@ -293,7 +320,7 @@ def _named(peers: Collection[bytes]) -> str:
 
 @dataclass(slots=True)
 class Effort:
-    """What one round has cost so far."""
+    """Count what one round has cost so far."""
 
     tries: int = 0
     stalls: int = 0  # attempts that came to a stop without a reason
@@ -301,7 +328,7 @@ class Effort:
     distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
 
     def dispute(self, attempt: Attempt, participants: Collection[bytes]) -> None:
-        """Different results of one attempt; ``participants`` are those of the next.
+        """Note different results of one attempt; ``participants`` are those of the next.
 
         An outsider that copied wrongly is left behind, while the quorum can do without it.
         """
@@ -315,11 +342,11 @@ class Effort:
 def vertex_cover(
     misses: Mapping[bytes, Collection[bytes]], coordinator: bytes, newcomers: Collection[bytes] = ()
 ) -> set[bytes]:
-    """Greedy vertex cover of the reported broken edges; the coordinator is chosen last.
+    """Return a greedy vertex cover of the reported broken edges.
 
-    A reporter that names itself cannot contribute at all and is always in the cover. One of the
-    ``newcomers``, who do not count, that names somebody who does leaves out itself alone: else it
-    would cost nothing to leave out whom one likes.
+    The coordinator is chosen last. A reporter that names itself cannot contribute at all and is
+    always in the cover. One of the ``newcomers``, who do not count, that names somebody who does
+    leaves out itself alone: else it would cost nothing to leave out whom one likes.
     """
     cover = {peer for peer, missing in misses.items() if peer in missing}
     light = {*newcomers} - {coordinator}

@@ -1,4 +1,4 @@
-"""Bans in views: what all members have agreed on, for ever.
+"""Keep bans in views: what all members have agreed on, for ever.
 
 Theory. Who lies is found out in rounds, and each member checks the evidence itself (peer/audit/).
 Views keep the result: a view names the peers that are out, with the digests of the evidence, and no
@@ -27,7 +27,10 @@ __all__ = ["BanBook", "BansBelieved", "BelievedBan", "forgets"]
 
 @dataclass(frozen=True, slots=True)
 class BelievedBan:
-    """A ban that counts for this peer; ``believers``: others that have said so of themselves."""
+    """Describe a ban that counts for this peer.
+
+    ``believers`` are others that have said of themselves that they believe it.
+    """
 
     peer: bytes
     evidence: bytes
@@ -37,13 +40,16 @@ class BelievedBan:
 
 @dataclass(frozen=True, slots=True)
 class BansBelieved:
-    """All of them, as of now. Nothing that was believed is ever taken back."""
+    """Tell the machine all bans that this peer believes, as of now.
+
+    Nothing that was believed is ever taken back.
+    """
 
     bans: tuple[BelievedBan, ...]
 
 
 class BanBook:
-    """What this peer believes: how it votes, and what it proposes as coordinator."""
+    """Keep the bans that this peer believes: how it votes, and what it proposes as coordinator."""
 
     def __init__(self, me: bytes) -> None:
         self._me = me
@@ -53,7 +59,7 @@ class BanBook:
         self._bans = {ban.peer: ban for ban in bans}
 
     def due(self, view: View, alive: Collection[bytes]) -> tuple[Banned, ...]:
-        """What the next view is to name beside those that ``view`` names."""
+        """Return the bans that the next view is to name beside those that ``view`` names."""
         room = BANNED_MAX - len(view.banned)
         return tuple(
             Banned(ban.peer, ban.evidence)
@@ -69,7 +75,10 @@ class BanBook:
         return is_quorum(view, believers & {*alive}) and (convinces or voters == believers)
 
     def unheard(self, before: View, after: View) -> str:
-        """Which ban of the view that is to follow this peer does not believe; "" for none."""
+        """Return why this peer does not believe a ban of the view that is to follow.
+
+        "" if it believes them all.
+        """
         for ban in after.banned[len(before.banned) :]:
             if ban.peer not in self._bans:
                 return f"{short(ban.peer)} is to be banned, and why is not known here (yet)"
@@ -77,7 +86,10 @@ class BanBook:
 
 
 def forgets(before: View, after: View) -> str:
-    """What is wrong with the bans of a view that is to follow, whatever one believes."""
+    """Return what is wrong with the bans of a view that is to follow; "" for nothing.
+
+    This holds whatever this peer believes.
+    """
     if after.banned[: len(before.banned)] != before.banned:
         return "it does not name all that were banned before it"
     return ""

@@ -1,4 +1,4 @@
-"""The barrier: who takes part in the next round, and how long those who are late are waited for.
+"""Decide who takes part in the next round, and how long those who are late are waited for.
 
 Theory. A round opens when all attached trainers have arrived, or when the stragglers' time since
 the first arrival is up: three usual inner phases, but not less than 3 s nor more than 30 s; and
@@ -33,7 +33,10 @@ _PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
 
 
 class Barrier:
-    """Part of the coordinator; reads its follower (the own position) and its roster."""
+    """Decide when the next round opens, and with whom.
+
+    It is a part of the coordinator, and reads its follower (the own position) and its roster.
+    """
 
     def __init__(
         self,
@@ -55,13 +58,16 @@ class Barrier:
         self.left_out: set[bytes] = set()  # who was waited for and is not in the round that opened
 
     def open(self, now_s: float, *, committed: bool) -> None:
-        """A round has ended: the time until the next one begins."""
+        """Start the wait for the next round, as one has ended."""
         self._opened_s = now_s
         self._is_whole = committed
         self._first_arrival_s = None
 
     def hold(self) -> None:
-        """Too few trainers are attached: how long those take that come is no inner phase."""
+        """Discard the inner phase at hand, because too few trainers are attached.
+
+        How long those take that come is no inner phase.
+        """
         self._is_whole = False
         self._first_arrival_s = None
 
@@ -80,8 +86,11 @@ class Barrier:
         now_s: float,
         may_begin: Callable[[int, set[bytes], int], bool] = lambda number, arrived, fragment: True,
     ) -> tuple[bytes, ...]:
-        """Who takes part in round ``number``; nobody yet if it has to wait. ``may_begin``: whether
-        it can be of those who have arrived, when no others are waited for (counting.py)."""
+        """Return who takes part in round ``number``; nobody yet if it has to wait.
+
+        ``may_begin`` says whether it can be of those who have arrived, when no others are waited
+        for (counting.py).
+        """
         if self._roster.unheard(present):
             return ()  # in a new view: who has arrived is in their first heartbeats
         arrived = self._arrived(number, present)
@@ -109,7 +118,7 @@ class Barrier:
         return tuple(arrived)
 
     def late(self, present: set[bytes]) -> set[bytes]:
-        """Whom the next round waits for, for people who ask."""
+        """Return the peers that the next round waits for, for people who ask."""
         return self._roster.attached(present) - self._arrived(self._own.round + 1, present)
 
     def _arrived(self, number: int, present: set[bytes]) -> set[bytes]:
@@ -125,7 +134,7 @@ class Barrier:
             self._phases_s = [took_s]
 
     def _straggle_s(self, arrived: Collection[bytes]) -> float:
-        """Return how long the first of a round waits for the others."""
+        """Return how long the first of a round waits for the others, in seconds."""
         most_s = self._timing.straggle_max_s
         if not self._phases_s or any(self._roster.calls(peer) for peer in arrived):
             return most_s

@@ -1,4 +1,4 @@
-"""Heartbeats: what a peer says about itself four times a second, and at once when it has news.
+"""Send heartbeats: what a peer says of itself four times a second, and at once when it has news.
 
 They come from the daemon, never from the trainer: a training step that holds the GIL must not look
 like a death. Most lost messages of the round protocol heal within one heartbeat, because a
@@ -39,11 +39,11 @@ class Beats:
         self._objects = ObjectSender()
 
     def soon(self) -> None:
-        """Somebody waits for what has just changed."""
+        """Let the next heartbeat go at once: somebody waits for what has just changed."""
         self.next_s = self._node.now_s
 
     def heard(self, beat: CoordinatorBeat) -> None:
-        """What the coordinator says of the next commit, for people who ask."""
+        """Keep what the coordinator says of the next commit, for people who ask."""
         self.waiting = (beat.waiting, beat.waiting_s)
         self.halted, self.held = plain(beat.halted), plain(beat.held)
 

@@ -1,4 +1,4 @@
-"""Equal rounds must mean equal bytes (invariant 3): the coordinator compares state digests.
+"""Compare state digests as the coordinator: equal rounds must mean equal bytes (invariant 3).
 
 Every heartbeat carries the digest of the state after the last commit. A replica in the minority is
 told to take the state again (RESYNC) and says so; without a majority the run halts with the values
@@ -20,8 +20,11 @@ __all__ = ["Comparison"]
 
 
 class Comparison:
-    """What has come out of it in one view. ``halted``: why no round may begin, or nothing. Who was
-    catching up meanwhile may bring a majority about; then the run goes on."""
+    """Keep what the comparison of digests has shown in one view.
+
+    ``halted`` says why no round may begin, or nothing. Who was catching up meanwhile may bring a
+    majority about; then the run goes on.
+    """
 
     def __init__(self, view: View, me: bytes, emit: Callable[[Effect], None]) -> None:
         self._view, self._me, self._emit = view, me, emit

@@ -1,4 +1,4 @@
-"""The coordinator: who is alive, when a round begins, who comes in and goes out.
+"""Coordinate a view: who is alive, when a round begins, who comes in and goes out.
 
 Theory. Between rounds there is a *boundary*. At a boundary the coordinator first settles
 membership (leavers, the dead, members back under a new incarnation, learners that have caught up;
@@ -51,7 +51,7 @@ OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are r
 
 
 class Coordinator:
-    """Exists on one member while the view names it coordinator."""
+    """Coordinate rounds and membership, on one member while the view names it coordinator."""
 
     def __init__(
         self,
@@ -135,7 +135,10 @@ class Coordinator:
             closing.on_finals(source, finals)
 
     def on_offer(self, source: bytes, blob: bytes, now_s: float) -> None:
-        """The first that is heard initialises the run, unless it dies or fails."""
+        """Keep an offer to initialise the run, behind those that were heard before it.
+
+        The first that is heard initialises the run, unless it dies or fails.
+        """
         alive = self.roster.alive(now_s)
         self.offers = {peer: known for peer, known in self.offers.items() if peer in alive}
         if self._own.round == 0 and len(self.offers) < OFFERS_MAX:
@@ -202,7 +205,7 @@ class Coordinator:
     # ------------------------------------------------------------ a round
 
     def _step_round(self, number: int, alive: set[bytes], now_s: float) -> bool:
-        """Whether it was committed."""
+        """Move one open round on; return whether it was committed."""
         closing = self.closings.get(number)
         if closing is not None:
             if closing.is_done(now_s, alive):
@@ -231,8 +234,10 @@ class Coordinator:
         return False
 
     def _give_up(self, number: int, now_s: float) -> None:
-        """Back to the barrier, with the rounds after it: they would have to wait for it, and a view
-        that may be needed for it would wait for them."""
+        """Send a round back to the barrier, with the rounds after it.
+
+        They would have to wait for it, and a view that may be needed for it would wait for them.
+        """
         for later in sorted(n for n in {*self.attempts, *self.closings} if n >= number):
             closing = self.closings.pop(later, None)
             attempt = closing.attempt if closing is not None else self.attempts.pop(later)
@@ -240,7 +245,10 @@ class Coordinator:
         self.barrier.open(now_s, committed=False)
 
     def _tell_over(self, begin: Begin) -> None:
-        """To everyone, ourselves too: the next submission is not late for this attempt any more."""
+        """Tell everyone, ourselves too, that an attempt is over.
+
+        The next submission is not late for this attempt any more.
+        """
         for peer in self.view.peers:
             self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
 
@@ -289,7 +297,11 @@ class Coordinator:
             self._give_up(number, now_s)
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
-        """Different results of one attempt: the next one has to differ from it, or to end soon."""
+        """Act on different results of one attempt: it must not be repeated for ever.
+
+        The next attempt has to differ from it; after more than DISPUTES_MAX that do not, no more
+        rounds begin.
+        """
         effort = self._effort(attempt.begin.round)
         effort.dispute(attempt, participants)
         if effort.disputes > DISPUTES_MAX:
@@ -383,14 +395,20 @@ class Coordinator:
 
     @property
     def _next_round(self) -> int:
-        """The first that is not open: one that was given up comes before those after it."""
+        """Return the first round that is not open.
+
+        One that was given up comes before those after it.
+        """
         number = self._own.round + 1
         while number in self.attempts or number in self.closings:
             number += 1
         return number
 
     def waiting_for(self, now_s: float) -> tuple[tuple[bytes, ...], float]:
-        """Whom the next commit waits for, and since how many seconds; for people who ask."""
+        """Return whom the next commit waits for, and since how many seconds.
+
+        It is for people who ask.
+        """
         own = self._own
         alive = self.roster.alive(now_s)
         if not is_quorum(self.view, alive):

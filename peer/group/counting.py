@@ -1,4 +1,4 @@
-"""Who counts in a round: the weights of its participants, and whether they are enough to begin it.
+"""Decide who counts in a round, with what weight, and whether they are enough to begin it.
 
 Theory. A robust rule that has to bear f liars needs a number of participants. A round of fewer
 would be refused by each of them, and be tried again and again; so the coordinator *holds* it,
@@ -47,7 +47,10 @@ def trainers_needed(view: View, terms: Terms) -> int:
 
 
 class Counting:
-    """Part of the coordinator; reads its follower and its roster."""
+    """Weigh the participants of a round, and hold rounds of too few.
+
+    It is a part of the coordinator, and reads its follower and its roster.
+    """
 
     def __init__(
         self, view: View, own: Follower, roster: Roster, emit: Callable[[Effect], None]
@@ -66,8 +69,10 @@ class Counting:
         return self._own.terms or NO_TERMS
 
     def learn(self) -> None:
-        """A witness has no specification, and a replica none before its first state: most of those
-        that have one tell."""
+        """Take the terms of the run from most of those that have them.
+
+        A witness has no specification, and a replica none before its first state.
+        """
         own = self._own
         if own.is_replica and own.terms is not None:
             return
@@ -80,7 +85,10 @@ class Counting:
     def weights(
         self, chosen: Sequence[bytes], kind: str, fragment: int, before: Begin | None
     ) -> tuple[float, ...]:
-        """Of an attempt of ``chosen``; ``before``: the one that it follows, if there was any."""
+        """Return the weights of an attempt of ``chosen``, in their order.
+
+        ``before`` is the attempt that it follows, if there was any.
+        """
         if kind != STEP:
             return (1.0,) * len(chosen)
         if self.terms.probation:
@@ -95,8 +103,10 @@ class Counting:
     def may_begin(
         self, present: set[bytes], number: int, arrived: Collection[bytes], fragment: int
     ) -> bool:
-        """Whether round ``number`` of these can be begun. If not, it is held, and the log says so
-        once for each number of peers."""
+        """Return whether round ``number`` can be begun with those who have arrived.
+
+        If not, it is held, and the log says so once for each number of peers.
+        """
         kind, chosen = choose(arrived, self._roster)
         if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):
             return False
@@ -114,15 +124,19 @@ class Counting:
         return self.is_enough(number, kind, self.weights(chosen, kind, begin.fragment, begin))
 
     def are_attached(self, number: int, present: set[bytes]) -> bool:
-        """Return whether round ``number`` can come about: so many trainers are attached, or some
-        members have not said yet whether they have one."""
+        """Return whether round ``number`` can come about with the trainers that there are.
+
+        So many are attached, or some members have not said yet whether they have one.
+        """
         if self._roster.unheard(present):
             return True
         return self.has_trainers(number, self._roster.trainers(present), present)
 
     def has_trainers(self, number: int, here: Collection[bytes], present: set[bytes]) -> bool:
-        """Return whether those who are ``here`` are as many as the round needs. If not, it is held,
-        and people are told who of those who are ``present`` has a trainer."""
+        """Return whether those who are ``here`` are as many as the round needs.
+
+        If not, it is held, and people are told who of those who are ``present`` has a trainer.
+        """
         count = trainers_needed(self._view, self.terms)
         if len(here) >= count or count == 1:  # without any there is nothing to begin
             return True
@@ -143,7 +157,10 @@ class Counting:
         return False
 
     def is_enough(self, number: int, kind: str, weights: Sequence[float]) -> bool:
-        """The same of an attempt with these weights."""
+        """Return whether enough participants count in an attempt with these weights.
+
+        If not, it is held.
+        """
         terms, counted = self.terms, self._counted(weights)
         if kind != STEP or counted >= terms.least:
             return True
@@ -155,7 +172,10 @@ class Counting:
         return False
 
     def _hold(self, why: str, *, said: bool = True) -> None:
-        """Say so in the log, too, once; not where nobody trains yet."""
+        """Say why the next round is not begun; in the log, too, once.
+
+        ``said`` is false where nobody trains yet: then the log has no line.
+        """
         self.held = why
         if said and why != self._noted:
             self._noted = why
@@ -164,7 +184,7 @@ class Counting:
     def seats(
         self, number: int, kind: str, chosen: tuple[bytes, ...], now_s: float
     ) -> tuple[bytes, ...]:
-        """Who of them takes part in round ``number``."""
+        """Return those of ``chosen`` who take part in round ``number``."""
         staying = self.spoilers.without(chosen, now_s) if kind == STEP else chosen
         fragment = fragment_of(number, self._own.fragments)
         counted = self._counted(self.weights(staying, kind, fragment, None))
@@ -185,12 +205,15 @@ class Counting:
         return sum(weight > 0 for weight in weights)
 
     def owners(self, chosen: Sequence[bytes], kind: str) -> tuple[bool, ...]:
-        """Who of them may own a part of the result: an owner could send what it likes."""
+        """Return for each of ``chosen`` whether it may own a part of the result.
+
+        An owner could send what it likes.
+        """
         return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
 
 
 def _in_turn(peers: list[bytes], count: int, turn: int) -> list[bytes]:
-    """So many of them, other ones in each turn."""
+    """Return so many of these peers, other ones in each turn."""
     first = turn * count % len(peers) if peers else 0
     ranked = sorted(peers)
     return (ranked[first:] + ranked[:first])[:count]
@@ -203,8 +226,10 @@ def _names(peers: Collection[bytes]) -> str:
 
 
 def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
-    """Return why a member takes no part in a round of so few trainers; "" if it does. Of an
-    asynchronous run only the coordinator knows who is there."""
+    """Return why a member takes no part in a round of so few trainers; "" if it does.
+
+    Of an asynchronous run only the coordinator knows who is there.
+    """
     if begin.kind == INIT or terms is None or terms.asynchronous:
         return ""
     here = len({*begin.participants, *begin.aside} & {*view.peers})
@@ -213,7 +238,7 @@ def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
 
 
 def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:
-    """Why a member does not take part in a round that is begun like this; "" if it does."""
+    """Return why a member does not take part in a round that is begun like this; "" if it does."""
     if begin.kind != STEP or terms is None or not terms.probation:
         return ""
     new = {newcomer.peer for newcomer in view.newcomers}

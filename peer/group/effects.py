@@ -84,7 +84,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """The round is committed: apply its result. Inputs are free again afterwards."""
+    """Apply the result of a round that is committed.
+
+    Its inputs are free again afterwards.
+    """
 
     trace: ClassVar[str] = "Apply"
     begin: Begin
@@ -94,7 +97,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ListFinal:
-    """Which chunks of this attempt's result are final here? The attempt has ended."""
+    """List the chunks of this attempt's result that are final here; the attempt has ended."""
 
     trace: ClassVar[str] = "ListFinal"
     round: int
@@ -103,7 +106,7 @@ class ListFinal:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The state that a peer should reach, and from whom.
+    """Name the state that a peer should reach, and from whom.
 
     ``donors`` are members of the view and archives, the coordinator among them. ``doubtful``: our
     own bytes may be wrong although the chain agrees, so they count only where a donor confirms.
@@ -119,8 +122,10 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Bring the state to the goal: by log entries, or by chunks and entries. A newer goal takes the
-    place of the one under way, which keeps what it has received."""
+    """Bring the state to the goal: by log entries, or by chunks and entries.
+
+    A newer goal takes the place of the one under way, which keeps what it has received.
+    """
 
     trace: ClassVar[str] = "CatchUp"
     goal: Goal
@@ -128,7 +133,10 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Take back the last commit: the view builds on the round before. Answered like CatchUp."""
+    """Take back the last commit: the view builds on the round before.
+
+    It is answered like CatchUp.
+    """
 
     trace: ClassVar[str] = "Undo"
     round: int  # the one to go back to
@@ -137,7 +145,7 @@ class Undo:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A view is in force from now on: data streams to its members are wanted."""
+    """Announce that a view is in force from now on: data streams to its members are wanted."""
 
     trace: ClassVar[str] = "Installed"
     view: View
@@ -145,8 +153,10 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class TellTrainer:
-    """What became of a submission. ``begin``: of the operation that was committed; ``text``: why
-    an operation was not."""
+    """Tell the trainer what became of a submission.
+
+    ``begin`` is of the operation that was committed; ``text`` says why an operation was not.
+    """
 
     trace: ClassVar[str] = "TellTrainer"
     kind: str  # "committed", "missed" or "reload"; of operations also "mismatch" and "failed"
@@ -159,21 +169,21 @@ class TellTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """This incarnation is out of the run: store a new number and answer with Incarnated."""
+    """Store a new number and answer with Incarnated: this incarnation is out of the run."""
 
     trace: ClassVar[str] = "Renew"
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The others have agreed to our leave, or need not: the daemon may end."""
+    """Let the daemon end: the others have agreed to our leave, or need not."""
 
     trace: ClassVar[str] = "Left"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line for the event log: an automatic decision and its reason."""
+    """Write one line for the event log: an automatic decision and its reason."""
 
     trace: ClassVar[str] = "Note"
     kind: str

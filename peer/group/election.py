@@ -1,4 +1,4 @@
-"""How the voters of a view decide the next one: an acceptor on every member, a proposer on one.
+"""Decide the next view: an acceptor on every member of this one, a proposer on one.
 
 Theory. Each view decides its successor by one single-decree Paxos among its own voters. Ballot
 (0, coordinator) belongs to the live coordinator, which proposes at most one value and begins no
@@ -50,7 +50,7 @@ __all__ = ["Acceptor", "Base", "BaseWait", "Proposer", "base_of"]
 
 
 class Acceptor:
-    """One voter's memory of the ballots of one view."""
+    """Remember, as one voter, the ballots of one view."""
 
     def __init__(
         self, view: View, emit: Callable[[Effect], None], sign: Callable[[Any], Any] = lambda m: m
@@ -64,7 +64,10 @@ class Acceptor:
         self._votes: dict[bytes, Accepted] = {}  # each voter's, at its highest ballot
 
     def on_prepare(self, source: bytes, ballot: Ballot, report: Report) -> None:
-        """Promise, freeze and report. The caller has applied the pre-vote rule."""
+        """Promise this ballot, freeze and report, unless a higher one is promised.
+
+        The caller has applied the pre-vote rule.
+        """
         if ballot < self.promised:
             return
         self.promised = ballot
@@ -95,7 +98,11 @@ class Acceptor:
             self._emit(Send(peer, signed))
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
-        """The decided view and its proof once a quorum has accepted it at one ballot."""
+        """Return the decided view and its proof, or None before it is decided.
+
+        It is once a quorum has accepted it at one ballot; a fork, where the policy allows it, once
+        all its own members have.
+        """
         known = self._votes.get(source)
         if known is not None and known.ballot > vote.ballot:
             return None
@@ -116,15 +123,18 @@ class Acceptor:
 
 @dataclass(slots=True)
 class BaseWait:
-    """Since when a quorum has lacked the base: one wait, however many ballots and candidates it
-    takes. ``noted``: that it is lost has been said."""
+    """Keep since when a quorum has lacked the base.
+
+    It is one wait, however many ballots and candidates it takes. ``noted``: that it is lost has
+    been said.
+    """
 
     since_s: float | None = None
     noted: bool = False
 
 
 class Proposer:
-    """Drives one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0.
+    """Drive one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0.
 
     ``renewed`` gives a cradle's members the incarnations that they have by now; ``settled`` says
     who of the next view is on probation; ``departed`` are the voters that the next view does not
@@ -199,7 +209,10 @@ class Proposer:
             self._sent_s = float("-inf")
 
     def _choose(self, now_s: float, fork: bool) -> View | None:
-        """The accepted value of the highest ballot, else a view on the highest base."""
+        """Return the accepted value of the highest ballot, else a view on the highest base.
+
+        None while the base may yet be found, or where the run halts without it.
+        """
         promises = self.promises
         voted = [p for p in promises.values() if p.accepted_view and not p.accepted_view.fork]
         if voted and not fork:  # a fork is another history: nothing binds it, and it binds nobody
@@ -259,8 +272,11 @@ class Proposer:
 
 
 class Base(NamedTuple):
-    """The last position that may have been committed; whether a reporter holds its state; and the
-    first round on the way of which two results may have been, 0 for none."""
+    """Name the last position that may have been committed.
+
+    ``held`` says whether a reporter holds its state; ``disputed`` is the first round on the way of
+    which two results may have been, 0 for none.
+    """
 
     round: int
     chain: bytes
@@ -269,9 +285,10 @@ class Base(NamedTuple):
 
 
 def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
-    """Of what these voters of ``view`` have promised.
+    """Return the last position that may have been committed, by these reports.
 
-    From the highest committed round on, each round's result with the highest attempt follows.
+    They are what voters of ``view`` have promised. From the highest committed round on, each
+    round's result with the highest attempt follows.
     """
     silent = {*view.peers} - reports.keys()
     base_round, base_chain = max((report.round, report.chain) for report in reports.values())
@@ -288,7 +305,7 @@ def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
 
 
 def _holders(reports: Mapping[bytes, Report], round_number: int) -> dict[Run, set[bytes]]:
-    """The results of the last attempt at a round, and who reports each."""
+    """Return the results of the last attempt at a round, and who reports each."""
     found: dict[Run, set[bytes]] = defaultdict(set)
     for peer, report in reports.items():
         for run in report.runs:
@@ -299,7 +316,7 @@ def _holders(reports: Mapping[bytes, Report], round_number: int) -> dict[Run, se
 
 
 def _reaches(report: Report, round_number: int, chain: bytes) -> bool:
-    """Whether the reporter's state and results lead to that position."""
+    """Return whether the reporter's state and results lead to that position."""
     runs = {run.round: run for run in report.runs}
     reached = report.chain
     for number in range(report.round + 1, round_number + 1):

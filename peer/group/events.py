@@ -1,4 +1,6 @@
-"""What goes into the membership machine; what comes out (effects.py) can be had here too.
+"""Define what goes into the membership machine.
+
+What comes out (effects.py) can be had here too.
 
 The shell (peer/daemon.py) turns sockets, threads and timers into events and carries effects out;
 the simulator does the same with a virtual clock and network.
@@ -83,7 +85,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Report that time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The state of a checkpoint is here, before anything else happens."""
+    """Report that the state of a checkpoint is here, before anything else happens."""
 
     round: int
     chain: bytes
@@ -106,7 +108,10 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What the run's specification asks of the machine; known with the first state."""
+    """Tell the machine what the run's specification asks of it.
+
+    That is known with the first state.
+    """
 
     spec: str  # shown to whoever joins with another one
     fragments: int
@@ -123,7 +128,7 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class TrainersAsked:
-    """Somebody asks here that rounds need so many trainers from now on."""
+    """Ask, for somebody here, that rounds need so many trainers from now on."""
 
     min_trainers: int
 
@@ -149,7 +154,10 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Answer to Probe. ``refused`` counts only for an address that has accepted us before."""
+    """Answer Probe with what a connection to the peer's address has shown.
+
+    ``refused`` counts only for an address that has accepted us before.
+    """
 
     peer: bytes
     answer: str  # "up", "refused" or "silent"
@@ -157,28 +165,38 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A trainer is attached and in step with the state. ``waits``: rounds wait for it; in an
-    asynchronous run not while it computes."""
+    """Report that a trainer is attached and in step with the state.
+
+    ``waits`` says whether rounds wait for it; in an asynchronous run not while it computes.
+    """
 
     waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The trainer is gone; what it submitted to an attempt in progress still counts."""
+    """Report that the trainer is gone.
+
+    What it submitted to an attempt in progress still counts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The trainer can initialise a void run; ``blob`` is its specification and manifest."""
+    """Report that the trainer can initialise a void run.
+
+    ``blob`` is its specification and manifest.
+    """
 
     blob: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The trainer's parameters for the next round lie in its region; or, for an ``operation``, its
-    vector does. ``given`` is the object of a GATHER."""
+    """Report that the trainer's parameters for the next round lie in its region.
+
+    For an ``operation``, its vector does. ``given`` is the object of a GATHER.
+    """
 
     base_round: int  # the last round that the trainer was told of, or the peer's own
     epoch: int
@@ -190,7 +208,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The whole result of the attempt is here, reduced or fetched; ``root`` covers its bytes."""
+    """Report that the whole result of the attempt is here, reduced or fetched.
+
+    ``root`` covers its bytes.
+    """
 
     round: int
     attempt: int
@@ -199,7 +220,10 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class ReduceFailed:
-    """Data edges to ``peers`` broke or made no progress; empty: we cannot take part ourselves."""
+    """Report that data edges to ``peers`` broke or made no progress.
+
+    Without any peer: we cannot take part ourselves.
+    """
 
     round: int
     attempt: int
@@ -209,7 +233,7 @@ class ReduceFailed:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The state after ``round`` has this digest."""
+    """Report the digest of the state after ``round``."""
 
     round: int
     digest: bytes
@@ -217,14 +241,20 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """Bytes that streams and reductions have moved since the start, for the stall detectors."""
+    """Report the bytes that streams and reductions have moved since the start.
+
+    They are for the stall detectors.
+    """
 
     total_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The state here is now the one after ``round``: reported after every entry on the way."""
+    """Report that the state here is now the one after ``round``.
+
+    It is reported after every entry on the way.
+    """
 
     round: int
     chain: bytes
@@ -233,14 +263,14 @@ class CaughtUp:
 
 @dataclass(frozen=True, slots=True)
 class CatchUpFailed:
-    """Nothing is under way any more; the machine asks again."""
+    """Report that nothing is under way any more; the machine asks again."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class FinalChunks:
-    """Answer to ListFinal: 32 bytes per chunk of the fragment, zeros where it is not final."""
+    """Answer ListFinal: 32 bytes per chunk of the fragment, zeros where it is not final."""
 
     round: int
     attempt: int
@@ -250,7 +280,7 @@ class FinalChunks:
 
 @dataclass(frozen=True, slots=True)
 class Incarnated:
-    """Answer to Renew: the stored and synced number of this process's new life."""
+    """Answer Renew: the stored and synced number of this process's new life."""
 
     inc: int
 

@@ -1,4 +1,4 @@
-"""A member's side of rounds: take part, hold results, apply them when they are committed.
+"""Follow rounds as a member: take part, hold results, apply them when they are committed.
 
 Theory. A member at round k knows of attempts at rounds k+1, k+2, ... (more than one only where the
 method keeps rounds of different fragments in flight). About each it is in one of three situations:
@@ -42,14 +42,20 @@ __all__ = ["Follower"]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The result of an attempt, complete here (or, on a witness, known to be held by others)."""
+    """Hold the result of an attempt, complete here.
+
+    On a witness, it is known to be held by others.
+    """
 
     run: Run
     begin: Begin | None
 
 
 class Follower:
-    """``round`` and ``chain`` identify the last committed state that this peer holds."""
+    """Keep this peer's position, its attempts and results, and what its trainer has submitted.
+
+    ``round`` and ``chain`` identify the last committed state that this peer holds.
+    """
 
     def __init__(self, me: Member, emit: Callable[[Effect], None]) -> None:
         self.me = me.peer
@@ -82,7 +88,10 @@ class Follower:
     # ------------------------------------------------------------ the trainer
 
     def submitted(self, submission: Submitted) -> None:
-        """Keep it for the next BEGIN, or answer at once that this round goes on without it."""
+        """Keep a submission for the next BEGIN, or answer at once that it is not used.
+
+        Then this round goes on without it, or the trainer has to take the state anew first.
+        """
         fragment = submission.fragment
         running = self._running(fragment)
         missed = self._left_out.owed(submission)
@@ -98,11 +107,14 @@ class Follower:
             self.submissions[fragment] = submission
 
     def _is_late(self, submission: Submitted, running: Begin) -> bool:
-        """An operation of a trainer that nobody waited for when the round began is for the next."""
+        """Return whether a submission is late for this attempt, not early for the next.
+
+        An operation of a trainer that nobody waited for when the round began is for the next.
+        """
         return submission.operation is None or self.me in running.participants
 
     def _running(self, fragment: int) -> Begin | None:
-        """The attempt that a submission of this fragment comes too late for."""
+        """Return the attempt that a submission of this fragment comes too late for, or None."""
         for begin in self.begins.values():
             over = begin.round in self._spoilt or begin.round in self.closed
             if begin.fragment == fragment and begin.kind != INIT and not over:
@@ -110,8 +122,10 @@ class Follower:
         return None
 
     def spoilt(self, round_number: int, why: str) -> None:
-        """Our contribution to this attempt cannot be used: its trainer goes on, and what it
-        submits next is kept for the attempt after this one."""
+        """Note that our contribution to this attempt cannot be used.
+
+        Its trainer goes on, and what it submits next is kept for the attempt after this one.
+        """
         self._spoilt.add(round_number)
         begin = self.begins.get(round_number)
         waiting = self.submissions.pop(begin.fragment, None) if begin is not None else None
@@ -129,7 +143,7 @@ class Follower:
             self._tell(kind, begin.round, begin.fragment, text=why)
 
     def came(self, waits: bool) -> None:
-        """A trainer is here. It may say so again, with another ``waits``."""
+        """Note that a trainer is here; it may say so again, with another ``waits``."""
         self.attached = waits
         if self.since < 0:
             self.since = self.round
@@ -143,13 +157,16 @@ class Follower:
 
     @property
     def given(self) -> bytes:
-        """The object of the GATHER that our trainer waits for."""
+        """Return the object of the GATHER that our trainer waits for."""
         waiting = self.submissions.get(0)  # operations are of runs with one fragment
         return waiting.given if waiting is not None else b""
 
     @property
     def contributes(self) -> bool:
-        """Whether an attempt in progress reads our trainer's region, or the next one at it may."""
+        """Return whether an attempt in progress reads our trainer's region.
+
+        The next attempt at the same round may read it, too.
+        """
         return any(
             self.me in begin.participants and begin.round not in self._spoilt
             for begin in self.begins.values()
@@ -168,9 +185,10 @@ class Follower:
     # ------------------------------------------------------------ attempts
 
     def on_begin(self, begin: Begin) -> Ready | None:
-        """Start or restart. The caller has checked that we are in the view and not frozen.
+        """Start or restart an attempt; return the READY of a GATHER, to be sent at once, else None.
 
-        The READY to send at once, of a GATHER: its result is BEGIN's blob.
+        The caller has checked that we are in the view and not frozen. The result of a GATHER is
+        BEGIN's blob.
         """
         if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
             return None  # one that missed a commit learns of it from the coordinator's next beat
@@ -195,13 +213,13 @@ class Follower:
             self._emit(Fetch(begin, repair.holder))
 
     def on_ask_finals(self, ask: AskFinals) -> None:
-        """The attempt is over: say what of it is finished, and nothing else about it any more."""
+        """Say what of an attempt that is over is finished, and nothing else about it any more."""
         if self._current(ask.round, ask.attempt) is not None:
             self.closed.add(ask.round)
             self._emit(ListFinal(ask.round, ask.attempt))
 
     def on_reduced(self, round_number: int, attempt: int, root: bytes) -> Ready | None:
-        """We hold the whole result: the READY to send, if the attempt is still the current one.
+        """Hold the whole result; return the READY to send, if the attempt is the current one.
 
         READY is said about the next round only, by who stands before it: a result of a later one is
         kept, and its turn comes with the commit.
@@ -214,7 +232,7 @@ class Follower:
         return self.ready() if round_number == self.round + 1 else None
 
     def ready(self) -> Ready | None:
-        """What we can say about the next round."""
+        """Return the READY that we can say about the next round, or None."""
         held = self.held.get(self.round + 1)
         if held is None or held.begin is None or self.unsynced:
             return None
@@ -222,7 +240,10 @@ class Follower:
         return Ready(begin.lineage, begin.view, run.round, run.attempt, run.root)
 
     def on_notice(self, notice: Notice) -> Ready | None:
-        """As one who need not hold it: others do; vote for it, and for no older attempt."""
+        """Return our vote for a result that others hold and we need not, or None.
+
+        After it we vote for no older attempt.
+        """
         known = self.held.get(notice.round)
         late = not self.round < notice.round <= self.round + ROUNDS_IN_FLIGHT_MAX
         begin = self._of_others(notice)
@@ -236,7 +257,7 @@ class Follower:
         return Ready(notice.lineage, notice.view, run.round, run.attempt, run.root)
 
     def _of_others(self, notice: Notice) -> Begin | None:
-        """The attempt, if it is a REDUCE of others' vectors: it changes no state."""
+        """Return the attempt if it is a REDUCE of others' vectors: it changes no state."""
         begin = self._current(notice.round, notice.attempt)
         if begin is None or self.unsynced or begin.kind != REDUCE or self.me in begin.participants:
             return None
@@ -248,7 +269,7 @@ class Follower:
         return None if over else begin
 
     def runs(self) -> tuple[Run, ...]:
-        """The attempts at hand, with the root of the one that we are READY for."""
+        """Return the attempts at hand, with the root of the one that we are READY for."""
         known = {
             number: Run(number, begin.attempt, begin.fragment)
             for number, begin in self.begins.items()
@@ -274,7 +295,10 @@ class Follower:
     # ------------------------------------------------------------ commits
 
     def committed(self, round_number: int, chain: bytes) -> None:
-        """The group has committed ``round_number``: apply it if we hold it, else fall behind."""
+        """Apply the round that the group has committed if we hold it, else fall behind.
+
+        A witness only moves to the position.
+        """
         if round_number <= self.round or self.unsynced:
             return
         path = self._path_to(round_number, chain)
@@ -287,7 +311,7 @@ class Follower:
             self.move_to(round_number, chain)
 
     def _path_to(self, round_number: int, chain: bytes) -> list[Held] | None:
-        """The results held that lead from our position to that one, if they do."""
+        """Return the results held that lead from our position to that one, or None."""
         if round_number - self.round > len(self.held):
             return None
         path = [self.held[n] for n in range(self.round + 1, round_number + 1) if n in self.held]
@@ -320,7 +344,7 @@ class Follower:
             self._tell(kind, self.round, run.fragment, done)
 
     def _waits_for_later(self, begin: Begin) -> bool:
-        """Whether what waits here was never meant for this round."""
+        """Return whether what waits here was never meant for this round."""
         waiting = self.submissions.get(begin.fragment)
         operation = waiting.operation if waiting is not None else None
         return operation is not None and self.me not in begin.participants
@@ -332,20 +356,26 @@ class Follower:
         self._spoilt.discard(round_number)
 
     def drop_passed(self, round_number: int) -> None:
-        """Attempts at rounds that are committed."""
+        """Drop attempts at rounds that are committed, up to ``round_number``."""
         for number in sorted({*self.begins, *self.held}):
             if number <= round_number:
                 self._drop_attempt(number)
 
     def move_to(self, round_number: int, chain: bytes) -> None:
-        """As a witness, or in a void run: a position, and no state. Perhaps going back."""
+        """Move to a position without a state: as a witness, or in a void run.
+
+        It may go back.
+        """
         self.drop_passed(round_number)
         self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
         self.round, self.chain = round_number, chain
         self.unsynced = False
 
     def fell_behind(self, why: str) -> None:
-        """What we hold stays: others may have counted our READY, so it must stay in our report."""
+        """Note that we are unsynced; what we hold stays.
+
+        Others may have counted our READY, so it must stay in our report.
+        """
         for number in sorted(self.begins.keys() - self.held.keys()):
             self._drop_attempt(number)
         self.unsynced = True
@@ -374,29 +404,35 @@ class Follower:
                 self.fell_behind(f"missed round {view.base_round}, downloading it")
 
     def on_excluded(self) -> None:
-        """Out of the view; the state stays, it may still be the group's when we are back."""
+        """Drop all attempts, as we are out of the view; the state stays.
+
+        It may still be the group's when we are back.
+        """
         self.drop_attempts()
 
     def reload(self) -> None:
-        """Our state has changed other than by commits: the trainer has to take it anew."""
+        """Tell the trainer to take our state anew: it has changed other than by commits."""
         self.epoch += 1
         self.submissions.clear()
         self._last_of.clear()
         self._tell("reload", self.round)
 
     def missed(self) -> None:
-        """Commits went by without our trainer; it keeps its parameters and goes on."""
+        """Tell the trainer that commits went by without it.
+
+        It keeps its parameters and goes on.
+        """
         for fragment in sorted(self.submissions):
             self._tell("missed", self.round, fragment)
         self.submissions.clear()
 
     @property
     def holds(self) -> bool:
-        """Whether the state after ``round`` is here, and not in doubt."""
+        """Return whether the state after ``round`` is here, and not in doubt."""
         return self.is_replica and not self.doubtful and not self.astray
 
     def report(self) -> Report:
-        """What a candidate must know before it may choose the base of the next view."""
+        """Return what a candidate must know before it may choose the base of the next view."""
         if self.astray:
             return Report(0, b"", holds=False)
         held = self.held.get(self.round + 1)  # of later ones we have never said READY

@@ -1,4 +1,4 @@
-"""Founding a run together, or resuming one of which only checkpoints are left.
+"""Found a run together, or resume one of which only checkpoints are left.
 
 Theory. Founders call each other (HAIL) until enough are there: all whom the user has named, or a
 majority of the voters of the last view that a checkpoint names. They then share a *cradle*, an
@@ -44,7 +44,10 @@ __all__ = ["Genesis"]
 
 
 class Genesis:
-    """Until this peer is in a view; then it has no part any more."""
+    """Wait for the founders of a run and enter the cradle with them.
+
+    Once this peer is in a view, it has no part any more.
+    """
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -65,17 +68,23 @@ class Genesis:
         self._enough_since_s = None
 
     def stop(self) -> None:
-        """Others have founded it, and we are in."""
+        """Stop waiting for founders: others have founded the run, or go on without us."""
         self._wanted = self._put_off = None
 
     def put_off(self) -> None:
-        """The run lives, they say: join it. Should it die before we are in, we wait again."""
+        """Put the founding off: the run lives, they say, so join it.
+
+        Should it die before we are in, we wait again.
+        """
         self._put_off_s = self._node.now_s
         if self._wanted is not None:
             self._put_off, self._wanted = self._wanted, None
 
     def fall_back(self, view: View) -> None:
-        """We leave this view for another run, and wait for its members if that one is silent."""
+        """Remember the members of a view that we leave for another run.
+
+        We wait for them if that run is silent.
+        """
         self._position, self._since = self._held(), ()
         self._put_off_s = self._node.now_s
         self._put_off = Cradle(
@@ -95,11 +104,18 @@ class Genesis:
 
     @property
     def expected(self) -> Cradle | None:
-        """With whom this peer founds the run, or would if the one that it joins were gone."""
+        """Return the cradle in which this peer founds the run, or None.
+
+        One that was put off counts: the peer would found the run there if the one that it joins
+        were gone.
+        """
         return self._wanted or self._put_off
 
     def describe(self) -> str:
-        """For people: how many are here, how many are needed, and who is missing."""
+        """Describe for people how many are here, how many are needed, and who is missing.
+
+        "" while this peer does not wait for founders.
+        """
         wanted = self._wanted
         if wanted is None:
             return ""
@@ -130,8 +146,11 @@ class Genesis:
             del self.hails[source]
 
     def renewed(self, cradle: View) -> View:
-        """With the incarnations that its voters have called from last: one may have died and come
-        back since we entered it, and a first view that names the dead one would have no quorum."""
+        """Return a cradle with the incarnations that its voters have called from last.
+
+        One may have died and come back since we entered it, and a first view that names the dead
+        one would have no quorum.
+        """
         members = []
         for member in cradle.members:
             hail = self.hails.get(member.peer)
@@ -140,7 +159,7 @@ class Genesis:
         return replace(cradle, members=tuple(members))
 
     def _supersedes(self, cradle: Cradle) -> bool:
-        """Whether to wait for that one's voters and not for ours."""
+        """Return whether to wait for the voters of this cradle and not for ours."""
         node, mine = self._node, self._wanted
         if not cradle.voters:
             return False
@@ -161,7 +180,7 @@ class Genesis:
             self.stop()  # they go on without us, and let us in then
 
     def _present(self, wanted: Cradle) -> list[bytes]:
-        """Whose call for the same cradle still stands; our own among them."""
+        """Return the peers whose call for the same cradle still stands; our own counts too."""
         node = self._node
         mark = _mark(wanted)
         here = {node.me.peer: node.me.address}
@@ -205,7 +224,10 @@ class Genesis:
             self._put_off = None
 
     def _note_position(self) -> None:
-        """Somebody has resumed the run alone, has taught us, and may be gone again."""
+        """Note what we hold, and where we have learnt it if that has changed while we wait.
+
+        Somebody may have resumed the run alone, have taught us, and be gone again.
+        """
         position, taught = self._held(), self._node.joining.taught
         if position != self._position:
             self._position = position
@@ -255,7 +277,7 @@ class Genesis:
 
 
 def _mark(cradle: Cradle) -> bytes:
-    """Identifies the voters that the founding view is to be decided by."""
+    """Return a SHA-256 that identifies the voters that the founding view is to be decided by."""
     number = cradle.number.to_bytes(8, "big")
     founders = (address.encode() for address in sorted(cradle.founders))
     parts = (cradle.lineage, number, *sorted(cradle.voters), *founders)

@@ -1,4 +1,4 @@
-"""A peer outside the view: ask to come in, follow redirections, load the state when told.
+"""Join from outside the view: ask to come in, follow redirections, load the state when told.
 
 A joiner asks everyone it has a link to, twice a second, until a view names it: views and
 coordinators change under it. Members that do not coordinate answer with their view, so that the
@@ -48,12 +48,12 @@ class Joining:
 
     @property
     def is_taught(self) -> bool:
-        """Whether a coordinator tells us where the run stands."""
+        """Return whether a coordinator tells us where the run stands."""
         silent_s = self._node.now_s - self._taught_s
         return self.teacher in self._node.linked and silent_s <= self._node.timing.failure_s
 
     def beat(self) -> None:
-        """A learner's heartbeat shows its coordinator how far it is."""
+        """Send a learner's heartbeat, which shows its coordinator how far it is."""
         node = self._node
         if node.phase is Phase.LEARNER and self.teacher in node.linked:
             node.emit(Send(self.teacher, node.beats.heartbeat()))
@@ -103,7 +103,7 @@ class Joining:
         node.syncing.aim(*goal, view, anew=True, archives=learn.archives)
 
     def excluded(self, install: Install) -> None:
-        """The others went on without this incarnation: come back as a new one.
+        """Come back as a new incarnation: the others went on without this one.
 
         They may not know yet, and those who decided may be gone: what we know must not be lost.
         """
@@ -114,7 +114,10 @@ class Joining:
         self.renew()
 
     def renew(self) -> None:
-        """This life is over for the others; the next one asks to come in."""
+        """Have a new incarnation stored: this life is over for the others.
+
+        The next one asks to come in.
+        """
         self.renewing = True
         self.taught = None
         self._node.emit(Renew())
@@ -124,7 +127,7 @@ class Joining:
         self.soon()
 
     def answer(self, source: bytes, join: Join) -> None:
-        """As a member: take the joiner in, or tell it whom to ask."""
+        """Take the joiner in, as a member, or tell it whom to ask."""
         node = self._node
         if node.view is None or join.member.peer != source:
             return
@@ -145,10 +148,13 @@ class Joining:
             self._redirect(source)
 
     def answer_hail(self, source: bytes) -> None:
-        """To one that wants to found the run that we are in: ask to come in instead."""
+        """Tell one that wants to found the run that we are in to ask to come in instead."""
         self._redirect(source)
 
     def _redirect(self, source: bytes) -> None:
-        """Not from a cradle: there is no run yet, and who believes that there is founds none."""
+        """Tell a peer our view, but not from a cradle.
+
+        There is no run yet, and who believes that there is founds none.
+        """
         if self._node.view is not None and self._node.view.number > 0:
             self._node.emit(Send(source, Redirect(self._node.view)))

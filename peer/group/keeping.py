@@ -1,4 +1,4 @@
-"""What a broken attempt leaves behind: its finished chunks go into the next one.
+"""Keep what a broken attempt leaves behind: its finished chunks go into the next one.
 
 Theory. When the coordinator gives an attempt up it asks the living participants which chunks of it
 are final (AskFinals), and waits a moment for their answers. A chunk that somebody holds final, with
@@ -39,7 +39,7 @@ _NOT_FINAL = bytes(DIGEST_BYTES)
 
 
 class Closing:
-    """One attempt that is over, and the participants of the next."""
+    """Close one attempt that is over, and keep the participants of the next."""
 
     def __init__(
         self,
@@ -72,13 +72,16 @@ class Closing:
         return now_s >= self._until_s or not (self._asked & set(alive)) - self._finals.keys()
 
     def participants(self, alive: Collection[bytes], *, excluding: bool) -> tuple[bytes, ...]:
-        """Of the next attempt; ``excluding``: without those whom the others waited for."""
+        """Return the participants of the next attempt.
+
+        ``excluding``: without those whom the others waited for, unless nobody would be left.
+        """
         cover = self.attempt.cover(self._missing) if excluding else set[bytes]()
         staying = tuple(p for p in self._participants if p in alive and p not in cover)
         return staying or tuple(p for p in self._participants if p in alive)
 
     def kept(self, alive: Collection[bytes]) -> tuple[tuple[Origin, ...], bytes]:
-        """``past`` and ``kept`` of the next BEGIN; only the living can hand anything out."""
+        """Return ``past`` and ``kept`` of the next BEGIN; only the living can hand anything out."""
         begin = self.attempt.begin
         view = self.attempt.view
         before = {
@@ -102,7 +105,10 @@ class Closing:
         return past, pack_kept(named_kept[: _room(begin.origins, past)])
 
     def _holders(self, alive: Collection[bytes]) -> dict[int, dict[bytes, list[bytes]]]:
-        """chunk -> digest -> who holds it final. Lists of different lengths are not of one grid."""
+        """Return who holds each chunk final, by chunk and digest.
+
+        Lists of different lengths are not of one grid: only the longest count.
+        """
         lengths = [len(digests) for digests in self._finals.values() if digests]
         found: dict[int, dict[bytes, list[bytes]]] = {}
         for peer, digests in sorted(self._finals.items()):
@@ -117,6 +123,9 @@ class Closing:
 
 
 def _room(origins: Sequence[Origin], past: Sequence[Origin]) -> int:
-    """How many records fit into BEGIN beside the participants of its attempt and of the past."""
+    """Return how many records fit into BEGIN beside the participants that it names.
+
+    These are those of its attempt and of the past.
+    """
     named = sum(len(origin.participants) for origin in (*origins[:1], *past))
     return max(0, KEPT_BYTES_MAX - _NAMED_BYTES * named) // RECORD_BYTES

@@ -1,4 +1,4 @@
-"""Chunks that a broken attempt has finished, and who holds them: packed into BEGIN.
+"""Pack into BEGIN which chunks a broken attempt has finished, and who holds them.
 
 A record names a chunk, the origin of its mean, its digest and up to three holders as positions in
 the view: 43 bytes each, so that the largest BEGIN stays within a control frame.
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 
 def pack_kept(kept: Iterable[Kept]) -> bytes:
-    """Records in the order of their chunks, at most KEPT_MAX."""
+    """Pack records in the order of their chunks, at most KEPT_MAX of them."""
     ordered = sorted(kept)[:KEPT_MAX]
     records = np.zeros(len(ordered), _RECORD)
     if ordered:
@@ -55,7 +55,11 @@ def pack_kept(kept: Iterable[Kept]) -> bytes:
 
 
 def parse_kept(packed: bytes, members: int, origins: int) -> tuple[Kept, ...]:
-    """ValueError for records that name no chunk once, no holder, or nobody of the view."""
+    """Return the records that are packed.
+
+    Raise ValueError for a wrong length and for records that do not name each chunk once and in
+    order, or name no past origin, no holder, or nobody of the view.
+    """
     if len(packed) % _RECORD.itemsize or len(packed) > KEPT_BYTES_MAX:
         raise ValueError(f"{len(packed)} bytes are not a list of kept chunks")
     records = np.frombuffer(packed, _RECORD)

@@ -1,4 +1,4 @@
-"""The layout of a round: along which trees its parts travel, and how much of it each peer owns.
+"""Lay out a round: along which trees its parts travel, and how much of it each peer owns.
 
 Whoever plans knows the measured links, and advises the coordinator (``Advised``); a BEGIN carries
 the layout for its participants, so that all reduce alike. What need not be agreed on is left out:
@@ -37,8 +37,10 @@ Index = Annotated[int, Within(0, MEMBERS_MAX - 1)]
 @message(wire="Layout")
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Participants are positions in BEGIN's. ``shares``: of the result, in any unit; of a vector of
-    as many chunks as their sum, the chunks that each owns. ``order``: a ring's tour, or the site of
+    """Describe along which trees a round travels, and what each participant owns.
+
+    Participants are positions in BEGIN's. ``shares``: of the result, in any unit; of a vector of as
+    many chunks as their sum, the chunks that each owns. ``order``: a ring's tour, or the site of
     each participant. ``arity``: of a tree, else without meaning. ``why``: for people.
     """
 
@@ -67,12 +69,12 @@ class Layout:
         return self.kind == PAIRWISE
 
     def lets_own(self, peers: Collection[bytes], participants: Sequence[bytes]) -> bool:
-        """Whether some of ``peers`` own a part of the result, or add up parts of others."""
+        """Return whether some of ``peers`` own a part of the result, or add up parts of others."""
         owners = [p for p, share in zip(participants, self.shares, strict=True) if share]
         return self.kind != BUTTERFLY or any(peer in peers for peer in owners)
 
     def routes(self) -> Routes | None:
-        """None where they are a plan's usual ones, or there are none."""
+        """Return the trees, or None where they are a plan's usual ones, or there are none."""
         if self.kind == RING:
             return ring(self.order)
         if self.kind == TREE:
@@ -82,10 +84,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """To the machine, where it coordinates: how rounds of these would go fastest, until other
-    advice comes. ``participants`` in ascending order of peer id, as many as the layout has.
-    ``shares``: of a butterfly of these over a vector of any size; a model of few chunks cannot be
-    shared out so finely. () stands for those of the layout."""
+    """Tell the machine, where it coordinates, how rounds of these peers would go fastest.
+
+    That holds until other advice comes. ``participants`` are in ascending order of peer id, as many
+    as the layout has. ``shares``: of a butterfly of these over a vector of any size; a model of few
+    chunks cannot be shared out so finely. () stands for those of the layout.
+    """
 
     participants: tuple[bytes, ...]
     layout: Layout
@@ -106,9 +110,10 @@ class Advised:
 def layout_for(
     advice: Advised | None, participants: Sequence[bytes], kind: str, *, again: bool
 ) -> Layout | None:
-    """Of an attempt of these, in ascending order; ``again``: an attempt before it has broken.
+    """Return the layout of an attempt of these, who are in ascending order.
 
-    None where the advice knows one of them not, or would leave nobody who owns anything.
+    ``again``: an attempt before it has broken. None without advice, where there is nothing to
+    reduce, and where the advice knows one of them not, or would leave nobody who owns anything.
     """
     if advice is None or kind not in (STEP, REDUCE):
         return None
@@ -123,7 +128,7 @@ def layout_for(
 
 
 def reserved(layout: Layout | None, owners: Sequence[bool]) -> Layout | None:
-    """``layout``, or a butterfly in which only these participants own a part of the result."""
+    """Return ``layout``, or a butterfly in which only ``owners`` own a part of the result."""
     if all(owners):
         return layout
     planned = layout.shares if layout is not None else (1,) * len(owners)

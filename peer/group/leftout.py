@@ -1,4 +1,4 @@
-"""Rounds that began without our trainer although it was known, and whether it has been told."""
+"""Keep rounds that began without our trainer although it was known, and whether it was told."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ _STEP = "a step of the optimizer"
 
 
 class LeftOut:
-    """Part of the follower. A trainer hears once that a round goes on without it: at once if
-    something of it waits, else when it calls its next operation."""
+    """Remember which round without it our trainer has yet to hear of.
+
+    It is a part of the follower. A trainer hears once that a round goes on without it: at once if
+    something of it waits, else when it calls its next operation.
+    """
 
     def __init__(self, me: bytes) -> None:
         self._me = me
@@ -20,15 +23,17 @@ class LeftOut:
         self._told = 0  # the last one of which it knows
 
     def clear(self) -> None:
-        """Of another view, or another trainer."""
+        """Forget these rounds: they were of another view, or another trainer."""
         self._untold = self._told = 0
 
     def told(self, round_number: int) -> None:
         self._told = round_number
 
     def owed(self, submission: Submitted) -> int:
-        """The round that this submission comes too late for, 0 for none. A step is for the next
-        round, whichever that is."""
+        """Return the round that this submission comes too late for, 0 for none.
+
+        A step is for the next round, whichever that is.
+        """
         owed, self._untold = self._untold, 0
         if not owed or submission.operation is None:
             return 0
@@ -36,7 +41,10 @@ class LeftOut:
         return owed
 
     def verdict(self, begin: Begin, waiting: Submitted | None) -> tuple[str, str]:
-        """What to tell the trainer, and why; "" for nothing. ``waiting`` is over if it is told."""
+        """Return what to tell the trainer, and why; "" for nothing.
+
+        ``waiting`` is over if it is told.
+        """
         if self._me not in begin.without or begin.round <= self._told:
             return "", ""
         if waiting is None:

@@ -1,4 +1,4 @@
-"""When lineages meet: forks are found, reported and resolved.
+"""Find, report and resolve forks: what to do when lineages meet.
 
 Theory. A history that went on without a quorum has a lineage of its own, so two of them can never
 mix: messages carry their lineage. Every peer keeps looking for those that a change of view has left
@@ -32,7 +32,7 @@ RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long 
 
 
 class Lineages:
-    """One for the life of a node."""
+    """Look for other lineages, and settle with them, for the life of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -46,7 +46,7 @@ class Lineages:
     # ------------------------------------------------------------ finding others
 
     def on_install(self, before: View | None, view: View) -> None:
-        """Whoever is no member any more may live on elsewhere."""
+        """Look for whoever is no member any more: it may live on elsewhere."""
         for member in before.members if before is not None else ():
             self._strangers[member.peer] = member.address
         if view.lineage == self._rival_lineage:
@@ -82,12 +82,14 @@ class Lineages:
         return Meet(view.lineage, self._reached(view), node.me, ancestors)
 
     def _reached(self, view: View) -> int:
-        """Every round that our lineage has committed is at most this one."""
+        """Return a round that is at least as late as all that our lineage has committed."""
         return max(self._node.follower.round, view.base_round)
 
     def rival(self) -> str:
-        """Why a coordinator may begin no round now; empty if it may. Views and coordinators change:
-        only the other lineage's end lets rounds begin again."""
+        """Return why a coordinator may begin no round now; empty if it may.
+
+        Views and coordinators change: only the other lineage's end lets rounds begin again.
+        """
         if self._rival and self._node.now_s > self._rival_s + RIVAL_S:
             self._rival = ""
             text = f"no other lineage has been met for {duration(RIVAL_S)}; rounds go on"

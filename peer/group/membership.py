@@ -1,4 +1,4 @@
-"""The membership machine of one peer: who hears which event and which message.
+"""Run the membership machine of one peer: who hears which event and which message.
 
 Sans-I/O: ``handle(event, now_s)`` returns effects, ``next_deadline_s()`` says when to send the
 next Tick. No clock, socket, thread or random number lives here; the same object runs in the daemon
@@ -44,7 +44,10 @@ __all__ = ["Node"]
 
 
 class Node:
-    """One peer. Attributes are for reading; everything changes through :meth:`handle`."""
+    """Run one peer's membership; everything changes through :meth:`handle`.
+
+    Attributes are for reading.
+    """
 
     def __init__(
         self, me: Member, timing: Timing | None = None, signer: Signer | None = None
@@ -109,7 +112,10 @@ class Node:
             self._lead(lambda lead: lead.forgive(pause_s))
 
     def next_deadline_s(self) -> float | None:
-        """When :class:`Tick` is due at the latest; None when there is nothing to wait for."""
+        """Return when :class:`Tick` is due at the latest, on the clock of :meth:`handle`.
+
+        None when there is nothing to wait for.
+        """
         if self.phase is Phase.LEFT:
             return None
         if self._busy():
@@ -123,7 +129,7 @@ class Node:
 
     @property
     def known_view(self) -> View | None:
-        """The one that it is in, or, outside, that it was told of."""
+        """Return the view that this peer is in or, outside, that it was told of."""
         return self.view or self.joining.taught
 
     def emit(self, effect: ev.Effect) -> None:
@@ -140,7 +146,7 @@ class Node:
         self.phase = next_phase(self.phase, trigger)
 
     def pace(self) -> None:
-        """Limits follow the slowest round trip to a member of the view."""
+        """Let the limits follow the slowest round trip to a member of the view."""
         members = self.view.peers if self.view else ()
         slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
         self.timing = self._unpaced.paced(slowest_s, len(members))
@@ -204,7 +210,7 @@ class Node:
             self.gone(event.peer, "nothing listens at its address any more")
 
     def gone(self, peer: bytes, how: str) -> None:
-        """That life of a member has certainly ended; silence alone never says so."""
+        """Note that this life of a member has certainly ended; silence alone never says so."""
         if peer in self.refused or self.view is None or self.view.member(peer) is None:
             return
         self.refused.add(peer)
@@ -248,7 +254,10 @@ class Node:
         return count if self.view is not None and self.now_s < until_s else None
 
     def _forget_fulfilled(self) -> None:
-        """Ask once: who asks for another number after that is not to be asked back."""
+        """Forget a number of trainers that was asked for, once the view's rules have it.
+
+        It is asked for once: who asks for another number after that is not to be asked back.
+        """
         if self.view is not None and self.view.rules.min_trainers == self._asked_trainers[0]:
             self._asked_trainers = (0, 0.0)
 
@@ -302,14 +311,20 @@ class Node:
         handler(source, message)
 
     def _may_speak(self, source: bytes, message: ms.InView) -> bool:
-        """Learners beat; orders come from the coordinator; all the rest is said among members."""
+        """Return whether this peer may say such a thing.
+
+        Learners beat; orders come from the coordinator; all the rest is said among members.
+        """
         if type(message) in self._orders.handlers:
             return self._is_coordinator(source)
         named = self.view is not None and self.view.member(source) is not None
         return named or isinstance(message, ms.Heartbeat | ms.ProbeView)
 
     def _in_step(self, source: bytes, message: ms.InView) -> bool:
-        """Same lineage and view; else tell or ask for the newer view."""
+        """Return whether a message is of our lineage and view.
+
+        Else tell or ask for the newer view.
+        """
         view = self.view
         if view is not None and message.lineage in view.ancestors:
             self.tell_view(source)  # it does not know that its lineage has gone on in ours
@@ -329,7 +344,7 @@ class Node:
         return self.view is not None and peer == self.view.coordinator
 
     def has_coordinator(self) -> bool:
-        """As a member: whether it is heard."""
+        """Return whether a coordinator is heard, by us as a member."""
         election = self.succession
         return election is not None and election.waiting_for() is None
 

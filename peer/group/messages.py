@@ -1,7 +1,8 @@
-"""The messages of the control links, as frozen dataclasses (design/membership.md's table).
+"""Define the messages of the control links, as frozen dataclasses.
 
-Fields are only ever appended, with defaults, so that neighbouring versions understand each other.
-What decides (promises, votes, views, commits) is in votes.py and can be had from here too.
+design/membership.md has them in a table. Fields are only ever appended, with defaults, so that
+neighbouring versions understand each other. What decides (promises, votes, views, commits) is in
+votes.py and can be had from here too.
 """
 
 from __future__ import annotations
@@ -118,7 +119,10 @@ Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
 @message(wire="Heartbeat")
 @dataclass(frozen=True, slots=True)
 class Heartbeat(InView):
-    """Member (or learner) to coordinator: liveness, barrier, and repair of lost messages."""
+    """Tell the coordinator that a member (or learner) lives, and what waits there.
+
+    It serves liveness, the barrier, and the repair of lost messages.
+    """
 
     inc: Incarnation
     round: Rounds
@@ -153,7 +157,7 @@ class Heartbeat(InView):
 @message(wire="CoordinatorBeat")
 @dataclass(frozen=True, slots=True)
 class CoordinatorBeat(InView):
-    """Coordinator to all: liveness, and the last commit in case COMMIT was lost."""
+    """Tell all that the coordinator lives, and the last commit in case COMMIT was lost."""
 
     round: Rounds
     chain: Digest
@@ -167,7 +171,10 @@ class CoordinatorBeat(InView):
 @message(wire="Offer")
 @dataclass(frozen=True, slots=True)
 class Offer(InView):
-    """Member to coordinator of a void run: "my trainer can initialise it", with what."""
+    """Tell the coordinator of a void run, as a member, that our trainer can initialise it.
+
+    ``blob`` says with what.
+    """
 
     blob: Blob
 
@@ -175,7 +182,7 @@ class Offer(InView):
 @message(wire="ObjectIs")
 @dataclass(frozen=True, slots=True)
 class ObjectIs(InView):
-    """Member to coordinator: the object that our trainer gives to the GATHER that it waits for."""
+    """Give the coordinator the object that our trainer gives to the GATHER that it waits for."""
 
     data: Annotated[bytes, Within(1, OBJECT_BYTES_MAX)]
 
@@ -183,7 +190,7 @@ class ObjectIs(InView):
 @message(wire="Miss")
 @dataclass(frozen=True, slots=True)
 class Miss(InView):
-    """A participant's broken or stalled data edges."""
+    """Report a participant's broken or stalled data edges."""
 
     round: Rounds
     attempt: Attempts
@@ -193,7 +200,7 @@ class Miss(InView):
 @message(wire="Begin")
 @dataclass(frozen=True, slots=True)
 class Begin(InView):
-    """Start an attempt. ``participants`` are sorted peer ids with their ``weights``.
+    """Start an attempt; ``participants`` are sorted peer ids with their ``weights``.
 
     ``kept`` (kept.py) names chunks that earlier attempts of this round have finished; their
     origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
@@ -234,7 +241,10 @@ class Begin(InView):
 @message(wire="Ready")
 @dataclass(frozen=True, slots=True)
 class Ready(InView):
-    """ "I hold the whole result of this attempt"; of a witness: "I know that others hold it"."""
+    """Say "I hold the whole result of this attempt".
+
+    Of a witness it says "I know that others hold it".
+    """
 
     round: Rounds
     attempt: Attempts
@@ -244,7 +254,10 @@ class Ready(InView):
 @message(wire="Notice")
 @dataclass(frozen=True, slots=True)
 class Notice(InView):
-    """Coordinator to witness only: enough copies of this result exist, will you vote for it?"""
+    """Ask one who need not hold a result for its vote: enough copies of it exist.
+
+    It goes from the coordinator to witnesses; of a REDUCE also to replicas that take no part.
+    """
 
     round: Rounds
     attempt: Attempts
@@ -255,7 +268,10 @@ class Notice(InView):
 @message(wire="AskFinals")
 @dataclass(frozen=True, slots=True)
 class AskFinals(InView):
-    """Coordinator to participants: this attempt has ended; which of its chunks are final?"""
+    """Ask, as coordinator, which chunks of an attempt that has ended are final.
+
+    It goes to participants; to all members where the attempt is given up.
+    """
 
     round: Rounds
     attempt: Attempts
@@ -264,7 +280,7 @@ class AskFinals(InView):
 @message(wire="Finals")
 @dataclass(frozen=True, slots=True)
 class Finals(InView):
-    """32 bytes per chunk of the fragment, zeros where it is not final here."""
+    """Answer AskFinals: 32 bytes per chunk of the fragment, zeros where it is not final here."""
 
     round: Rounds
     attempt: Attempts
@@ -275,7 +291,10 @@ class Finals(InView):
 @message(wire="Repair")
 @dataclass(frozen=True, slots=True)
 class Repair(InView):
-    """Coordinator to member: fetch the result from a holder instead of reducing it again."""
+    """Order a member to fetch the result from a holder instead of reducing it again.
+
+    It comes from the coordinator.
+    """
 
     round: Rounds
     attempt: Attempts
@@ -285,7 +304,10 @@ class Repair(InView):
 @message(wire="Resync")
 @dataclass(frozen=True, slots=True)
 class Resync(InView):
-    """Coordinator to a member whose digest is in the minority: take the state again."""
+    """Order a member whose digest is in the minority to take the state again.
+
+    It comes from the coordinator.
+    """
 
     round: Rounds
     digest: Digest
@@ -294,13 +316,13 @@ class Resync(InView):
 @message(wire="ProbeView")
 @dataclass(frozen=True, slots=True)
 class ProbeView(InView):
-    """ "You seem to be ahead of me": answered with INSTALL."""
+    """Say "You seem to be ahead of me"; the answer is INSTALL."""
 
 
 @message(wire="Join")
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A process outside the view asks to come in. Anyone may be asked."""
+    """Ask to come in, as a process outside the view; anyone may be asked."""
 
     member: Member
     round: Rounds = 0
@@ -311,7 +333,7 @@ class Join:
 @message(wire="Redirect")
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Answer of a member that is not the coordinator: whom to connect to."""
+    """Answer, as a member that is not the coordinator, whom to connect to."""
 
     decided: View
 
@@ -326,8 +348,10 @@ class JoinRefused:
 @message(wire="Learn")
 @dataclass(frozen=True, slots=True)
 class Learn(InView):
-    """Coordinator to learner: the last commit, the view (its donors) if you lack it, and archives,
-    which are donors too."""
+    """Tell a learner, as coordinator, the last commit and who has the state.
+
+    That is the view (its donors) if the learner lacks it, and archives, which are donors too.
+    """
 
     round: Rounds
     chain: Digest
@@ -338,7 +362,7 @@ class Learn(InView):
 @message(wire="Meet")
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Coordinator with a quorum to anyone of another lineage: where its own stands."""
+    """Tell anyone of another lineage, as a coordinator with a quorum, where our own stands."""
 
     lineage: Lineage
     round: Rounds
@@ -349,7 +373,7 @@ class Meet:
 @message(wire="Yield")
 @dataclass(frozen=True, slots=True)
 class Yield(InView):
-    """Coordinator to members: this lineage ends, join the other one."""
+    """Tell members, as coordinator, that this lineage ends and to join the other one."""
 
     winner: Meet
 
@@ -357,8 +381,11 @@ class Yield(InView):
 @message(wire="Cradle")
 @dataclass(frozen=True, slots=True)
 class Cradle:
-    """What founders wait for: all ``founders`` (addresses), where a run begins; or a majority of
-    ``voters``, the members of view ``number`` of ``lineage``, where only checkpoints are left."""
+    """Name those whom founders wait for.
+
+    They are all ``founders`` (addresses), where a run begins; or a majority of ``voters``, the
+    members of view ``number`` of ``lineage``, where only checkpoints are left.
+    """
 
     founders: Annotated[tuple[str, ...], Within(0, MEMBERS_MAX)] = ()
     voters: Peers = ()
@@ -371,8 +398,11 @@ class Cradle:
 @message(wire="Hail")
 @dataclass(frozen=True, slots=True)
 class Hail:
-    """A peer that waits for others to found or resume a run with: who it is, what it holds, and the
-    lineages after the cradle's in which it has learnt that."""
+    """Call others, to found or resume a run with them.
+
+    It says who waits for them, what it holds, and the lineages after the cradle's in which it has
+    learnt that.
+    """
 
     member: Member
     cradle: Cradle
@@ -390,8 +420,10 @@ class Leave(InView):
 @message(wire="AskTrainers")
 @dataclass(frozen=True, slots=True)
 class AskTrainers(InView):
-    """Member to coordinator, repeated with heartbeats: somebody asks here that rounds need so many
-    trainers from the next view on."""
+    """Ask the coordinator, for somebody here, that rounds need so many trainers.
+
+    It holds from the next view on. Members repeat it with heartbeats.
+    """
 
     min_trainers: Annotated[int, Within(1, MEMBERS_MAX)]
 

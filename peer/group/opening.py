@@ -1,4 +1,4 @@
-"""How the coordinator opens a round: which call it is of, with which objects, and without whom."""
+"""Decide how the coordinator opens a round: of which call, with which objects, without whom."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Opening", "choose", "opening"]
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What BEGIN says beside participants and weights."""
+    """Hold what BEGIN says beside participants and weights."""
 
     operation: Call = None
     blob: bytes = b""
@@ -24,7 +24,7 @@ class Opening:
 
 
 def choose(arrived: Collection[bytes], roster: Roster) -> tuple[str, tuple[bytes, ...]]:
-    """The kind of the next round, and who of those that have arrived wants just that."""
+    """Return the kind of the next round, and who of those that have arrived wants just that."""
     calls = {peer: roster.beats[peer].operation for peer in arrived}
     call = agreed(calls, roster.since)
     return call.kind if call else STEP, tuple(peer for peer in arrived if calls[peer] == call)
@@ -37,8 +37,11 @@ def opening(
     roster: Roster,
     left_out: Collection[bytes],
 ) -> Opening:
-    """Of the attempt that follows ``before``, or of the first one at a round. ``left_out``: peers
-    whose trainers were waited for, or want another round than this."""
+    """Return what BEGIN says of an attempt beside its participants and weights.
+
+    It is the attempt that follows ``before``, or the first one at a round. ``left_out``: peers
+    whose trainers were waited for, or want another round than this.
+    """
     if kind == INIT:
         return Opening()
     if before is not None:

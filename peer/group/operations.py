@@ -1,4 +1,4 @@
-"""A session's own collectives: what trainers call, what BEGIN says of it, who is left out of it.
+"""Define a session's own collectives: what trainers call, what BEGIN says, who is left out.
 
 Theory. An operation is a round of the run's log, ordered with all others, so that membership,
 retries, READY and COMMIT hold for it unchanged: the survivors all get the same bytes, or nobody
@@ -59,8 +59,11 @@ _LENGTH = struct.Struct(">I")
 @message(wire="Operation")
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What all trainers of a round have to call alike. ``elements``, ``op`` and ``codec`` are of a
-    REDUCE; of a GATHER ``op`` says whether it is a barrier."""
+    """Describe what all trainers of a round have to call alike.
+
+    ``elements``, ``op`` and ``codec`` are of a REDUCE; of a GATHER ``op`` says whether it is a
+    barrier.
+    """
 
     kind: str
     elements: Annotated[int, Within(0, ELEMENTS_MAX)] = 0
@@ -88,8 +91,11 @@ Call = Operation | None  # None: a step of the optimizer
 
 
 def agreed(calls: Mapping[bytes, Call], since: Callable[[bytes], int]) -> Call:
-    """Return the call of most peers; of several such that of the trainer that came first, ``since``
-    which round; of several that came together that of the smallest peer id."""
+    """Return the call of most peers; of several such, that of the trainer that came first.
+
+    ``since`` says at which round a peer's trainer came. Of several that came together the call of
+    the smallest peer id is taken.
+    """
     voters: dict[Call, list[bytes]] = {}
     for peer in sorted(calls, key=lambda peer: (since(peer), peer)):
         voters.setdefault(calls[peer], []).append(peer)
@@ -100,19 +106,28 @@ def agreed(calls: Mapping[bytes, Call], since: Callable[[bytes], int]) -> Call:
 
 
 def object_digest(data: bytes) -> bytes:
-    """How a heartbeat names an object; b"" for an empty one, which need not travel."""
+    """Return the SHA-256 by which a heartbeat names an object.
+
+    b"" for an empty one, which need not travel.
+    """
     return hashlib.sha256(data).digest() if data else b""
 
 
 def pack_objects(objects: Sequence[bytes]) -> bytes:
-    """Their sizes, then the objects themselves; the sizes alone where that would be too long."""
+    """Pack the objects' sizes, then the objects themselves.
+
+    The sizes stand alone where that would be too long.
+    """
     sizes = b"".join(_LENGTH.pack(len(data)) for data in objects)
     whole = sizes + b"".join(objects)
     return whole if len(whole) <= BLOB_BYTES_MAX else sizes
 
 
 def object_sizes(blob: bytes, count: int) -> tuple[int, ...]:
-    """ValueError unless ``blob`` packs ``count`` objects."""
+    """Return the sizes of the objects that ``blob`` packs, in bytes.
+
+    Raise ValueError unless it packs ``count`` objects.
+    """
     head = count * _LENGTH.size
     if len(blob) >= head:
         sizes = tuple(size for (size,) in _LENGTH.iter_unpack(blob[:head]))
@@ -123,7 +138,10 @@ def object_sizes(blob: bytes, count: int) -> tuple[int, ...]:
 
 
 def unpack_objects(blob: bytes, count: int) -> tuple[bytes, ...] | None:
-    """The objects; None where they did not fit. ValueError for anything else."""
+    """Return the objects that ``blob`` packs; None where they did not fit.
+
+    Raise ValueError for anything else.
+    """
     sizes = object_sizes(blob, count)
     begin = count * _LENGTH.size
     if len(blob) == begin and any(sizes):
@@ -136,7 +154,7 @@ def unpack_objects(blob: bytes, count: int) -> tuple[bytes, ...] | None:
 
 
 def keep_objects(blob: bytes, peers: Sequence[bytes], chosen: Collection[bytes]) -> bytes:
-    """What an attempt of some of its peers goes on with."""
+    """Return the blob with which an attempt of some of its peers goes on."""
     staying = [index for index, peer in enumerate(peers) if peer in chosen]
     objects = unpack_objects(blob, len(peers))
     if objects is not None:
@@ -146,8 +164,11 @@ def keep_objects(blob: bytes, peers: Sequence[bytes], chosen: Collection[bytes])
 
 
 class ObjectSender:
-    """When a member sends its object to the coordinator: at once, and again with growing pauses,
-    because what is on a link that breaks is lost and nothing else says so."""
+    """Decide when a member sends its object to the coordinator.
+
+    It is sent at once, and again with growing pauses, because what is on a link that breaks is lost
+    and nothing else says so.
+    """
 
     def __init__(self) -> None:
         self._hashed: tuple[bytes, bytes] = (b"", b"")  # the last object, and its digest
@@ -161,8 +182,11 @@ class ObjectSender:
         return self._hashed[1]
 
     def is_due(self, data: bytes, path: tuple[object, ...], now_s: float) -> bool:
-        """``path``: to whom, and over which link; over another one it goes at once. Asked with each
-        heartbeat: one that names no object makes the coordinator forget the last one."""
+        """Return whether to send the object now.
+
+        ``path``: to whom, and over which link; over another one it goes at once. Asked with each
+        heartbeat: one that names no object makes the coordinator forget the last one.
+        """
         if not data:
             self._sent = ()
             return False

@@ -1,4 +1,4 @@
-"""What the coordinator tells members: take part, vote, fetch, apply, start over.
+"""Carry out what the coordinator tells members: take part, vote, fetch, apply, start over.
 
 Signed statements are checked here, before they reach the follower.
 """
@@ -48,7 +48,7 @@ class Orders:
             self._node.emit(Send(source, ready))
 
     def _refuse(self, source: bytes, begin: ms.Begin, wrong: str) -> None:
-        """Said once of each attempt: BEGIN is repeated."""
+        """Note once of each attempt why we take no part: BEGIN is repeated."""
         attempt = (begin.lineage, begin.view, begin.attempt)
         if attempt != self._refused:
             self._refused = attempt
@@ -80,8 +80,11 @@ class Orders:
             self._node.emit(Send(source, ready))
 
     def _on_resync(self, source: bytes, _: ms.Resync) -> None:
-        """Our bytes are in doubt. Not while we are READY, which must not be taken back; the next
-        round's digest asks again. (Nobody is READY for a round after the next.)"""
+        """Doubt our bytes and download those of the others.
+
+        Not while we are READY, which must not be taken back; the next round's digest asks again.
+        (Nobody is READY for a round after the next.)
+        """
         own = self._node.follower
         if own.is_replica and own.round + 1 not in own.held:
             own.doubtful = True

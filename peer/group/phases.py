@@ -1,4 +1,4 @@
-"""The phases of one peer's membership, as a literal table.
+"""Define the phases of one peer's membership, as a literal table.
 
 Theory. A peer is OUT of the run, a LEARNER that loads the state, or in the view: as its
 COORDINATOR, as a MEMBER, or as a CANDIDATE that has lost the coordinator and stands for election.
@@ -74,7 +74,7 @@ TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
 
 
 def next_phase(phase: Phase, trigger: Trigger) -> Phase:
-    """LocalProtocolError if the table has no such transition."""
+    """Return the phase that follows, or raise LocalProtocolError if the table has none."""
     following = TRANSITIONS.get((phase, trigger))
     if following is None:
         raise LocalProtocolError(f"phase {phase.value} does not know '{trigger.value}'")

@@ -1,4 +1,4 @@
-"""Probation: who comes into a run that is under way does not count until it has worked for a while.
+"""Let those who come into a run that is under way count only after they have worked for a while.
 
 Theory. An open run lets in peers that nobody knows. A *newcomer* trains, submits and receives like
 everybody, but its submissions weigh nothing until it has been a participant of K committed rounds
@@ -36,8 +36,10 @@ __all__ = ["NO_TERMS", "Served", "Terms", "rounds_left", "settled", "terms_of", 
 @message(wire="Terms")
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the run's specification says of who counts in a round. ``least``: so many have to;
-    ``rule``: because of this robust one."""
+    """Hold what the run's specification says of who counts in a round.
+
+    ``least`` is how many have to count; ``rule`` is the robust rule that needs them.
+    """
 
     probation: Annotated[int, Within(0, PROBATION_MAX)] = 0
     least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
@@ -64,7 +66,7 @@ def terms_of(spec: RunSpec) -> Terms:
 
 
 class Served:
-    """The commits of one view that this peer has seen, and each newcomer's part in them."""
+    """Count the commits of one view that this peer has seen, and each newcomer's part in them."""
 
     def __init__(self, view: View | None = None) -> None:
         self._newcomers = {newcomer.peer for newcomer in view.newcomers} if view else set[bytes]()
@@ -72,7 +74,10 @@ class Served:
         self.rounds: Counter[bytes] = Counter()  # of newcomers only
 
     def count(self, begin: Begin | None) -> None:
-        """A commit of this attempt; None if it was not seen. Only a step is work."""
+        """Count a commit of this attempt; None if it was not seen.
+
+        Only a step is work.
+        """
         if begin is not None:
             self.seen += 1
             participants = begin.participants if begin.kind == STEP else ()
@@ -80,13 +85,19 @@ class Served:
 
 
 def rounds_left(view: View, served: Served) -> dict[bytes, int]:
-    """For how many rounds each newcomer is on probation yet; 0: it counts with the next view."""
+    """Return for how many rounds each newcomer is on probation yet.
+
+    With 0, it counts with the next view.
+    """
     return {x.peer: max(0, x.rounds - served.rounds[x.peer]) for x in view.newcomers}
 
 
 def settled(before: View, after: View, served: Served, terms: Terms | None) -> View:
-    """``after`` with its newcomers and absent peers, by the proposer's knowledge. It is to follow
-    ``before``. ``terms``: None where the specification is not known, as on some witnesses."""
+    """Return ``after`` with its newcomers and absent peers, by the proposer's knowledge.
+
+    It is to follow ``before``. ``terms``: None where the specification is not known, as on some
+    witnesses.
+    """
     probation = terms.probation if terms is not None else None
     if probation == 0:
         return replace(after, newcomers=(), absent=())
@@ -106,7 +117,10 @@ def settled(before: View, after: View, served: Served, terms: Terms | None) -> V
 
 
 def wrong_settling(before: View, after: View, served: Served, terms: Terms | None) -> str:
-    """What contradicts what this voter knows in the view that is to follow; "" for nothing."""
+    """Return what in the view that is to follow contradicts what this voter knows.
+
+    "" for nothing.
+    """
     unseen = max(0, after.base_round - before.base_round - served.seen)
     at_most = _left(before, Served())
     at_least = {peer: max(0, most - served.rounds[peer] - unseen) for peer, most in at_most.items()}
@@ -134,7 +148,7 @@ def _left(view: View, served: Served) -> dict[bytes, int]:
 
 
 def _of_joiner(before: View, peer: bytes, base: int, probation: int) -> int:
-    """The probation of one that was not in the view before."""
+    """Return for how many rounds one is on probation that was not in the view before."""
     founds = base <= max(before.since, FIRST_STATE)
     is_back = any(x.peer == peer and base - x.since <= probation for x in before.absent)
     return 0 if founds or is_back else probation

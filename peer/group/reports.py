@@ -1,4 +1,4 @@
-"""What the trainer and the data plane report, told to the follower and to the coordinator.
+"""Tell the follower and the coordinator what the trainer and the data plane report.
 
 Each report changes a fact about this peer; the heartbeat that follows at once carries the news, so
 that nobody waits a quarter of a second for it.
@@ -84,7 +84,7 @@ class Reports:
             node.probe(peer)
 
     def _on_final_chunks(self, event: ev.FinalChunks) -> None:
-        """The attempt is over: the coordinator wants to know what is left of it."""
+        """Tell the coordinator what is left of an attempt that is over."""
         node = self._node
         begin = node.follower.begins.get(event.round)
         if begin is not None and begin.attempt == event.attempt and node.view is not None:

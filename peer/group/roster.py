@@ -1,4 +1,4 @@
-"""What the coordinator knows of each member: the last heartbeat, and who counts as alive.
+"""Keep what the coordinator knows of each member: its last heartbeat, and whether it lives.
 
 A member is dead when it has been silent for the failure time, or at once when its address, which
 accepted us before, refuses the connection. It is *removable* later: membership changes lazily,
@@ -27,7 +27,7 @@ class Roster:
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
-        """Note a sign of life; false if it comes from another incarnation or a stranger."""
+        """Note a sign of life; return False if another incarnation or a stranger gives it."""
         member = self.view.member(peer)
         if member is None or (beat is not None and beat.inc != member.inc):
             return False
@@ -63,7 +63,10 @@ class Roster:
         return peer in self._refused or self.silent_s(peer, now_s) > self._timing.failure_s
 
     def removable(self, now_s: float) -> set[bytes]:
-        """Dead for long; or for a while when one more loss would cost the quorum."""
+        """Return the members that have been dead for long.
+
+        Dead for a while is enough when one more loss would cost the quorum.
+        """
         dead = self.dead(now_s)
         if not dead:
             return dead
@@ -78,7 +81,7 @@ class Roster:
         return {p for p, beat in self.beats.items() if beat.unsynced and p != self.me}
 
     def has_synced(self, round_number: int, chain: bytes) -> list[bytes]:
-        """Others that hold this state and do not doubt it, in the view's order."""
+        """Return others that hold this state and are not in doubt, in the view's order."""
         return [
             peer
             for peer in self.view.replicas
@@ -90,7 +93,7 @@ class Roster:
         ]
 
     def digests(self, round_number: int) -> dict[bytes, bytes]:
-        """What others report for the state after this round."""
+        """Return the digests that others report for the state after this round."""
         return {
             peer: beat.digest
             for peer, beat in self.beats.items()
@@ -101,7 +104,7 @@ class Roster:
         }
 
     def undigested(self, alive: set[bytes], round_number: int) -> set[bytes]:
-        """Living, synced replicas that have not yet reported the state after this round."""
+        """Return the living, synced replicas that have not reported the state after this round."""
         known = {p for p, b in self.beats.items() if b.unsynced or b.digest_round == round_number}
         return alive.intersection(self.view.replicas) - known
 
@@ -113,12 +116,12 @@ class Roster:
         return self._doubted.get(peer) == digest
 
     def forgive(self, pause_s: float) -> None:
-        """We were stopped for that long ourselves: nobody was silent meanwhile."""
+        """Discount a pause in which we were stopped ourselves: nobody was silent meanwhile."""
         for peer in self._heard_s:
             self._heard_s[peer] += pause_s
 
     def unheard(self, alive: set[bytes]) -> set[bytes]:
-        """Living members that have not said anything in this view yet."""
+        """Return the living members that have not said anything in this view yet."""
         return alive - self.beats.keys()
 
     def trainers(self, alive: set[bytes]) -> set[bytes]:
@@ -126,7 +129,7 @@ class Roster:
         return {p for p in alive if (b := self.beats.get(p)) and b.since >= 0 and not b.unsynced}
 
     def since(self, peer: bytes) -> int:
-        """Return the round at which its trainer came."""
+        """Return the round at which a peer's trainer came; -1 without one."""
         return self.beats[peer].since
 
     def attached(self, alive: set[bytes]) -> set[bytes]:
@@ -135,8 +138,10 @@ class Roster:
     def arrived(
         self, alive: set[bytes], fragment: int, round_number: int, chain: bytes
     ) -> set[bytes]:
-        """Whose submission for this fragment waits, in the state that we have. A trainer may die
-        after it: what has arrived still counts."""
+        """Return those whose submission for this fragment waits, in the state that we have.
+
+        A trainer may die after it: what has arrived still counts.
+        """
         return {
             peer
             for peer in alive
@@ -148,17 +153,17 @@ class Roster:
         }
 
     def calls(self, peer: bytes) -> bool:
-        """Return whether what waits there is a collective of its session, and no step."""
+        """Return whether what waits at a peer is a collective of its session, and no step."""
         beat = self.beats.get(peer)
         return beat is not None and beat.operation is not None
 
     def give(self, peer: bytes, data: bytes) -> None:
-        """A member's object for the GATHER that its trainer waits for."""
+        """Keep a member's object for the GATHER that its trainer waits for."""
         if peer in self._heard_s:
             self._given[peer] = (object_digest(data), data)
 
     def has_given(self, peer: bytes) -> bool:
-        """Whether what its heartbeat names is here."""
+        """Return whether the object that a member's heartbeat names is here."""
         beat = self.beats.get(peer)
         return beat is not None and beat.given == self._given.get(peer, (b"", b""))[0]
 
@@ -171,10 +176,16 @@ class Roster:
         return dict(waiting).get(fragment, 0.0)
 
     def progress_bytes(self) -> int:
-        """Of rounds: what members that are catching up receive is not of one."""
+        """Return how many bytes rounds have moved, as heartbeats say.
+
+        What members that are catching up receive is not of a round.
+        """
         return sum(beat.progress_bytes for beat in self.beats.values() if not beat.unsynced)
 
     def frozen(self, alive: set[bytes]) -> int:
-        """The highest ballot number that a living member has promised elsewhere, 0 if none."""
+        """Return the highest ballot number that a living member has promised elsewhere.
+
+        0 if there is none.
+        """
         beats = self.beats.items()
         return max((b.promised for p, b in beats if b.frozen and p in alive), default=0)

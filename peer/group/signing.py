@@ -1,4 +1,4 @@
-"""Signatures of what decides: PROMISE, ACCEPTED, INSTALL's proof and COMMIT.
+"""Sign and verify what decides: PROMISE, ACCEPTED, INSTALL's proof and COMMIT.
 
 Links are authenticated already; signatures make these statements transferable. A view comes with
 the votes that decided it, so that whoever is told of it need not trust the messenger, and two
@@ -29,7 +29,7 @@ STATEMENTS_BYTES_MAX = 4 << 20
 
 
 class Signer(Protocol):
-    """Signs as one peer, verifies as anybody; pure functions of their arguments."""
+    """Sign as one peer, verify as anybody; pure functions of their arguments."""
 
     def sign(self, text: bytes) -> bytes: ...
 
@@ -37,7 +37,10 @@ class Signer(Protocol):
 
 
 class Signatures:
-    """One for a node. Without a signer nothing is signed and everything passes (tests only)."""
+    """Sign and verify for one node, and notice who contradicts itself.
+
+    Without a signer nothing is signed and everything passes (tests only).
+    """
 
     def __init__(self, me: bytes, signer: Signer | None, emit: Callable[[Effect], None]) -> None:
         self._me = me
@@ -51,14 +54,14 @@ class Signatures:
         self._said_bytes = 0
 
     def signed(self, message: Any, inc: int) -> Any:
-        """A Signed message with our signature."""
+        """Return a Signed message with our incarnation and signature."""
         named = replace(message, inc=inc, sig=b"")
         if self._signer is None:
             return named
         return replace(named, sig=self._signer.sign(_statement(named)))
 
     def genuine(self, source: bytes, message: Signed) -> bool:
-        """Whether ``source`` has signed it and has not said the contrary before."""
+        """Return whether ``source`` has signed it and has not said the contrary before."""
         if self._signer is None or source == self._me:
             return True
         text = _statement(message)
@@ -91,7 +94,7 @@ class Signatures:
         return False
 
     def proven(self, install: Install, view: View | None) -> bool:
-        """Whether the votes with a view decide it, as far as we can tell.
+        """Return whether the votes with a view decide it, as far as we can tell.
 
         A peer in the deciding view knows its voters and counts them. One that has missed views
         between knows that some voter is of its own view; one that is outside, only that those who
@@ -110,8 +113,11 @@ class Signatures:
         return lone or is_quorum(view, votes)
 
     def strange(self, install: Install, view: View) -> bool:
-        """Whether its votes are genuine, but of nobody that we know: no proof, and no forgery. A
-        fork that left our lineage before our view was formed looks like that."""
+        """Return whether its votes are genuine, but of nobody that we know.
+
+        That is no proof, and no forgery. A fork that left our lineage before our view was formed
+        looks like that.
+        """
         proof = install.proof
         if proof is None or any(vote.peer in view.peers for vote in proof.votes):
             return False

@@ -1,4 +1,4 @@
-"""Peers on whose account one round after the other has to be begun again: they sit out for a while.
+"""Make peers sit out for a while if one round after the other is begun again because of them.
 
 Theory. Who cannot be reduced with, or says nothing in an audit, is left out of the next attempt,
 and is in the next round again: it may have been slow for a moment. A peer that does it in every
@@ -33,14 +33,17 @@ class _Record:
 
 
 class Spoilers:
-    """Part of the coordinator; of members only, so that it stays small."""
+    """Keep which peers spoil rounds, and until when they sit out.
+
+    It is a part of the coordinator; it is of members only, so that it stays small.
+    """
 
     def __init__(self, emit: Callable[[Effect], None]) -> None:
         self._emit = emit
         self._records: dict[bytes, _Record] = {}
 
     def blame(self, round_number: int, peers: Collection[bytes], now_s: float) -> None:
-        """An attempt at this round goes on without these, which live."""
+        """Note that an attempt at this round goes on without these peers, which live."""
         for peer in peers:
             record = self._records.setdefault(peer, _Record(0))
             if record.round == round_number:
@@ -56,16 +59,16 @@ class Spoilers:
             self._emit(Note("spoils", f"{text} in a row had to be begun again without it", peer))
 
     def served(self, participants: Collection[bytes]) -> None:
-        """A round of these was committed."""
+        """Forget what these have spoilt: a round of theirs was committed."""
         for peer in participants:
             self._records.pop(peer, None)
 
     def without(self, chosen: tuple[bytes, ...], now_s: float) -> tuple[bytes, ...]:
-        """Those that take part; all, if more than half of them would not."""
+        """Return those of ``chosen`` that take part; all, if half of them or more would not."""
         out = {peer for peer, record in self._records.items() if now_s < record.until_s}
         staying = tuple(peer for peer in chosen if peer not in out)
         return staying if 2 * len(staying) > len(chosen) else chosen
 
     def take_over(self, before: Spoilers, members: Collection[bytes]) -> None:
-        """From the view before, as coordinator of that."""
+        """Take over what the view before knew of these members, as its coordinator."""
         self._records = {p: record for p, record in before._records.items() if p in members}

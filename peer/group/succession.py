@@ -1,4 +1,4 @@
-"""When to stand for election, whom to vote for, and how a decision reaches this peer.
+"""Elect the next view: when to stand, whom to vote for, and how a decision reaches this peer.
 
 Theory. A member stands when its coordinator is lost: silent for the failure time, or its address,
 which accepted us before, refuses the connection. Members stand in rank order, a stagger apart, so
@@ -45,7 +45,7 @@ __all__ = ["Succession"]
 
 
 class Succession:
-    """One view's election, seen from one peer. Made anew with every view."""
+    """Run one view's election, seen from one peer; it is made anew with every view."""
 
     def __init__(self, node: Node, view: View, *, cradle: bool = False) -> None:
         self._node = node
@@ -87,7 +87,10 @@ class Succession:
             self._without_since_s = since_s
 
     def waiting_for(self) -> tuple[tuple[bytes, ...], float] | None:
-        """Whom the election waits for, and since how many seconds; None with a coordinator."""
+        """Return whom the election waits for, and since how many seconds.
+
+        None with a coordinator.
+        """
         if self._without_since_s is None:
             return None
         node = self._node
@@ -117,8 +120,10 @@ class Succession:
         self.acceptor.on_prepare(candidate, ballot, self._reported)
 
     def _promise_again(self) -> None:
-        """We have caught up meanwhile: a base chosen by what we have reported may be one that we
-        hold no longer."""
+        """Promise once more when our report has changed, as we have caught up meanwhile.
+
+        A base chosen by what we have reported may be one that we hold no longer.
+        """
         ballot, before, now = self.acceptor.promised, self._reported, self._node.follower.report()
         if before is None or not self.acceptor.frozen:
             return
@@ -134,7 +139,7 @@ class Succession:
         return not gone and heard_s < node.timing.failure_s / 2
 
     def _yield(self, candidate: bytes) -> None:
-        """Somebody's higher ballot is under way: stop competing and give it time."""
+        """Stop competing and give somebody's higher ballot time: it is under way."""
         self._node.go(Trigger.OUTBID)
         self._node.coordinator = self.candidate = None
         self._yielded_to = candidate
@@ -163,7 +168,7 @@ class Succession:
         self.acceptor.on_accept(accept)
 
     def _refuse(self, accept: Accept, wrong: str, kind: str) -> None:
-        """Said once of each ballot: ACCEPT is repeated."""
+        """Note once of each ballot why we do not vote for it: ACCEPT is repeated."""
         if accept.ballot != self._refused:
             self._refused = accept.ballot
             text = (
@@ -172,7 +177,7 @@ class Succession:
             self._node.emit(Note(kind, text, accept.ballot.peer))
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
-        """The next view, once it is decided, and why."""
+        """Return the next view and why it is decided, or None before it is."""
         if self.view.member(source) is None:
             return None
         return self.acceptor.on_accepted(source, vote)
@@ -180,7 +185,7 @@ class Succession:
     # ------------------------------------------------------------ standing
 
     def step(self) -> None:
-        """As a member or candidate: watch the coordinator, press on with the ballot."""
+        """Watch the coordinator as a member, press on with the ballot as a candidate."""
         node = self._node
         self._promise_again()
         if self.candidate is None:
@@ -192,8 +197,10 @@ class Succession:
             self._note_quorum(self.candidate)
 
     def _note_quorum(self, candidate: Proposer) -> None:
-        """Once per loss, when everyone has had time to answer: voters ignore PREPARE for half the
-        failure time after they have heard the coordinator."""
+        """Note once per loss that there is no quorum, when all have had time to answer.
+
+        Voters ignore PREPARE for half the failure time after they have heard the coordinator.
+        """
         node, count = self._node, len(candidate.promises)
         if is_quorum(self.view, candidate.promises):
             self._no_quorum_noted = False
@@ -230,7 +237,10 @@ class Succession:
             self.stand()
 
     def forgive(self, pause_s: float) -> None:
-        """We were stopped for that long ourselves: the coordinator was not silent meanwhile."""
+        """Discount a pause in which we were stopped ourselves.
+
+        The coordinator was not silent meanwhile.
+        """
         self.heard_coordinator_s += pause_s
         if self._without_since_s is not None:
             self._without_since_s += pause_s
@@ -242,7 +252,7 @@ class Succession:
             self._base_wait.since_s += pause_s
 
     def outbid(self, promised: int) -> None:
-        """As coordinator: some voters are frozen by a ballot that went nowhere."""
+        """Stand, as coordinator: some voters are frozen by a ballot that went nowhere."""
         self._highest_ballot = max(self._highest_ballot, promised)
         self.stand()
 
@@ -276,8 +286,11 @@ class Succession:
         return settled(self.view, following, own.served, own.terms)
 
     def _gone(self) -> set[bytes]:
-        """Whose promise is not waited for: those whose processes have ended, and the coordinator
-        that we have lost, if there is a quorum without it. Nobody has led a cradle."""
+        """Return the voters whose promise is not waited for.
+
+        They are those whose processes have ended, and the coordinator that we have lost, if there
+        is a quorum without it. Nobody has led a cradle.
+        """
         return self._node.refused | (set() if self._cradle else {self.view.coordinator})
 
     def _departed(self) -> set[bytes]:
@@ -299,8 +312,10 @@ class Succession:
         return silent_s
 
     def probe_missing(self, heard: set[bytes]) -> None:
-        """Without a quorum, keep looking whether the missing voters' hosts say that they are gone:
-        the first answer may have been silence."""
+        """Keep looking, without a quorum, whether the missing voters are gone.
+
+        Their hosts may say so: the first answer may have been silence.
+        """
         if self._node.now_s >= self._next_probe_s:
             self._next_probe_s = self._node.now_s + self._node.timing.ballot_retry_s
             for peer in self.view.peers:
@@ -308,7 +323,10 @@ class Succession:
                     self._node.probe(peer)
 
     def lost_quorum(self) -> None:
-        """As coordinator: too few voters are heard. Remember since when; stand if it may help."""
+        """Remember, as coordinator, since when too few voters are heard.
+
+        Stand if it may help.
+        """
         self._lost(self._node.now_s)
         if self.may_fork():
             self.stand()
@@ -317,7 +335,7 @@ class Succession:
         self._without_since_s = None
 
     def may_fork(self) -> bool:
-        """Whether those who promise may go on without a quorum, in a flagged new lineage.
+        """Return whether those who promise may go on without a quorum, in a flagged new lineage.
 
         Where the policy says so: at once when all missing voters' hosts answer that nobody listens
         there any more (no partition looks like that), else after the fork wait.

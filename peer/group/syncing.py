@@ -1,4 +1,4 @@
-"""How a peer that is behind reaches the group's state while the run goes on.
+"""Bring a peer that is behind to the group's state while the run goes on.
 
 Theory. Whoever is behind knows a *target*: the last commit that it has heard of, or the base of its
 view. It asks its shell to reach it (CatchUp) and hears after every step where the state now stands
@@ -26,7 +26,7 @@ DOUBLINGS_MAX = 10  # more would not make the pause any longer
 
 
 class Syncing:
-    """One for the life of a node."""
+    """Follow the target, and have the state brought to it, for the life of a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -49,7 +49,10 @@ class Syncing:
         anew: bool = False,
         archives: tuple[Member, ...] = (),
     ) -> None:
-        """The group stands there. ``anew``: this view's word counts, even if it goes back."""
+        """Note that the group stands there, as the target to reach.
+
+        ``anew``: this view's word counts, even if it goes back.
+        """
         if self._donors is None or donors != self._donors:
             self._failures = 0
         if anew or round_number >= self._target[0]:
@@ -61,12 +64,12 @@ class Syncing:
         return max(0, self._target[0] - self._node.follower.round)
 
     def excluded(self) -> None:
-        """What comes next may be another history."""
+        """Note that what comes next may be another history."""
         self._foreign = True
         self._asked = None
 
     def step(self) -> None:
-        """While behind: have the shell work on the latest target."""
+        """Have the shell work on the latest target while we are behind."""
         node, own = self._node, self._node.follower
         view = self._donors
         if not own.unsynced or view is None:
@@ -115,7 +118,7 @@ class Syncing:
             self._asked = None
 
     def on_failed(self, why: str) -> None:
-        """The order has ended without success; it is repeated after a pause."""
+        """Repeat, after a pause, the order that has ended without success."""
         node, own = self._node, self._node.follower
         if own.unsynced:
             node.emit(Note("load-failed", f"the state cannot be downloaded: {why}"))

@@ -1,4 +1,4 @@
-"""Every duration of the membership protocol in one place, in seconds.
+"""Keep every duration of the membership protocol in one place, in seconds.
 
 The defaults come from design/membership.md, where they were simulated. A run changes them only
 in tests; they are data so that the simulator can stretch them.
@@ -52,8 +52,9 @@ class Timing:
     step_s: float = 0.025  # while something is pending the machine looks again this soon
 
     def paced(self, srtt_s: float, members: int = 1) -> Timing:
-        """For links whose slowest round trip is ``srtt_s`` and a view of so many members: the
-        limits that have to follow them.
+        """Return these durations, with the limits that follow the round trip and the view's size.
+
+        ``srtt_s`` is the slowest round trip of the links, and the view has so many members.
 
         Over long ways heartbeats come more often, so that the failure limit need not grow with
         them: up to 350 ms of round trip it stays what it is.

@@ -1,4 +1,4 @@
-"""From one view to the next: entering it, being left out of it, giving way to another lineage.
+"""Go from one view to the next: enter it, be left out of it, give way to another lineage.
 
 Theory. Views of a lineage are numbered and each is decided once, so a newer one replaces an older
 one and never the reverse; a view of another lineage comes only by being decided here (a fork), by a
@@ -24,15 +24,18 @@ __all__ = ["ViewChange"]
 
 
 class ViewChange:
-    """One for the life of a node."""
+    """Carry one node from view to view, for its life."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.proof: Proof | None = None  # why the present view is decided, for whom we tell
 
     def superseded(self, decided: View) -> bool:
-        """Whether a view names a later life of this peer: numbers are on disk before anybody
-        hears of them, so another process must be using this identity."""
+        """Return whether a view names a later life of this peer.
+
+        Numbers are on disk before anybody hears of them, so another process must be using this
+        identity.
+        """
         me = self._node.me
         mine = decided.member(me.peer)
         if mine is None or mine.inc <= me.inc:
@@ -42,7 +45,7 @@ class ViewChange:
         return True
 
     def on_install(self, install: Install) -> None:
-        """Somebody says that this view is decided, and shows why."""
+        """Act on a view of which somebody says that it is decided, and shows why."""
         node, decided = self._node, install.decided
         view = node.view
         if view is not None and not self._leads_on(view, decided):
@@ -70,16 +73,22 @@ class ViewChange:
             self._excluded(install)
 
     def _may_forge_bans(self, install: Install, view: View) -> bool:
-        """We have missed the view that has decided it. Then one genuine vote makes a view
-        believable; not so bans, which are for ever: they take a quorum of our own view."""
+        """Return whether a view names new bans, and too few whom we know have voted for it.
+
+        We have missed the view that has decided it. Then one genuine vote makes a view believable;
+        not so bans, which are for ever: they take a quorum of our own view.
+        """
         proof, known = install.proof, install.decided.banned == view.banned
         if proof is None or known or (proof.lineage, proof.view) == (view.lineage, view.number):
             return False
         return not is_quorum(view, [vote.peer for vote in proof.votes])
 
     def _leads_on(self, view: View, decided: View) -> bool:
-        """Whether a view may replace ours: a later one of our lineage, or a fork that continues it
-        while we have no coordinator. Other lineages are for `give_way`."""
+        """Return whether a view may replace ours.
+
+        It may if it is a later one of our lineage, or a fork that continues it while we have no
+        coordinator. Other lineages are for `give_way`.
+        """
         if follows(decided, view):
             return True
         node = self._node
@@ -89,14 +98,16 @@ class ViewChange:
         return yields and view.lineage in decided.ancestors
 
     def on_decided(self, decided: View, proof: Proof) -> None:
-        """The votes that we have heard ourselves decide it. A fork binds only those who made it:
-        others meet it as another lineage."""
+        """Install a view that is decided by votes that we have heard ourselves.
+
+        A fork binds only those who made it: others meet it as another lineage.
+        """
         if decided.fork and decided.member(self._node.me.peer) is None:
             return
         self.on_install(Install(decided, proof))
 
     def enter(self, decided: View, proof: Proof | None = None) -> None:
-        """All state of the old view ends here."""
+        """Enter a view; all state of the old one ends here."""
         node = self._node
         old, led = node.view, node.coordinator
         silences_s = node.succession.silences_s() if node.succession is not None else {}
@@ -150,7 +161,7 @@ class ViewChange:
             node.coordinator.admission.leaving.add(node.me.peer)
 
     def enter_cradle(self, cradle: View) -> None:
-        """The imaginary view of the founders: it has an election and nothing else."""
+        """Enter the imaginary view of the founders: it has an election and nothing else."""
         node = self._node
         node.view, self.proof = cradle, None
         node.go(Trigger.FOLLOWED)
@@ -162,14 +173,16 @@ class ViewChange:
         node.succession = Succession(node, cradle, cradle=True)
 
     def leave_cradle(self, found: View) -> None:
-        """Others have founded the run meanwhile, from another cradle."""
+        """Leave our cradle if others have founded the run meanwhile, from another one."""
         view = self._node.view
         if view is not None and view.number == 0 and found.lineage != view.lineage:
             self._out_of_view("the run has been founded by others; joining them", "genesis")
 
     def _excluded(self, install: Install) -> None:
-        """The others go on without this incarnation: come back as a new one, or be gone. A first
-        view may be lost before we are in, and then its members found the run once more."""
+        """Come back as a new incarnation, or be gone: the others go on without this one.
+
+        A first view may be lost before we are in, and then its members found the run once more.
+        """
         node, decided = self._node, install.decided
         founding = node.view is not None and node.view.number == 0
         text = f"view {decided.number} is without this peer; joining again as a new incarnation"
@@ -179,8 +192,11 @@ class ViewChange:
             node.joining.excluded(install)
 
     def give_way(self, meet: Meet, why: str) -> None:
-        """Our lineage ends here: join the other one. Should that be lost before we are in, our own
-        members go on together from what they hold: theirs may be all that is left."""
+        """End our lineage here and join the other one.
+
+        Should that be lost before we are in, our own members go on together from what they hold:
+        theirs may be all that is left.
+        """
         node, ours = self._node, self._node.view
         text = f"giving way to lineage {meet.lineage.hex()[:16]}: {why}; joining it"
         if self._out_of_view(text, "yield"):
@@ -190,7 +206,7 @@ class ViewChange:
             node.joining.renew()
 
     def _out_of_view(self, text: str, kind: str) -> bool:
-        """False if this peer wanted to leave anyway, and has now."""
+        """Leave the view; return False if this peer wanted to leave anyway, and has now."""
         node = self._node
         if node.leave_by_s is not None:
             node.leave()

@@ -1,4 +1,4 @@
-"""Views: who is in, in which order, and which sets of voters may decide.
+"""Define views: who is in, in which order, and which sets of voters may decide.
 
 A view is a numbered, ordered member list with a coordinator. Views form a chain: each is decided
 by a quorum of the voters of the one before it (design/membership.md). ``members[0]`` is the
@@ -84,7 +84,7 @@ Ballots = Annotated[int, Within(0, (1 << 62) - 1)]
 @message(wire="Member")
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One life (``inc``) of one peer, as the view names it."""
+    """Describe one life (``inc``) of one peer, as the view names it."""
 
     peer: PeerId
     inc: Incarnation
@@ -101,7 +101,10 @@ class Member:
 @message(wire="Ballot")
 @dataclass(frozen=True, slots=True, order=True)
 class Ballot:
-    """Paxos ballot. Number 0 belongs to the live coordinator, higher ones to candidates."""
+    """Identify a Paxos ballot.
+
+    Number 0 belongs to the live coordinator, higher ones to candidates.
+    """
 
     number: Ballots = 0
     peer: Annotated[bytes, Within(0, 32)] = b""
@@ -110,7 +113,7 @@ class Ballot:
 @message(wire="Rules")
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the run's founder has chosen; every view of the run carries it.
+    """Hold what the run's founder has chosen; every view of the run carries it.
 
     ``policy``: who may go on when the others are silent. ``majority``: more than half of the
     voters. ``any``: whoever is left, after a wait, as a flagged fork. ``auto``: ``any`` while a
@@ -140,8 +143,10 @@ DEFAULT_RULES = Rules()
 @message(wire="Newcomer")
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A member whose submissions do not count until it has been a participant of so many more
-    committed rounds (probation.py)."""
+    """Describe a member whose submissions do not count yet.
+
+    They do once it has been a participant of ``rounds`` more committed rounds (probation.py).
+    """
 
     peer: PeerId
     rounds: Rounds
@@ -150,7 +155,10 @@ class Newcomer:
 @message(wire="Absent")
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A peer that counted when it went; ``since``: the base round of the first view without it."""
+    """Describe a peer that counted when it went.
+
+    ``since``: the base round of the first view without it.
+    """
 
     peer: PeerId
     since: Rounds
@@ -159,7 +167,10 @@ class Absent:
 @message(wire="Banned")
 @dataclass(frozen=True, slots=True)
 class Banned:
-    """A peer that is out for ever; ``evidence`` is the SHA-256 of the file that shows why."""
+    """Describe a peer that is out for ever.
+
+    ``evidence`` is the SHA-256 of the file that shows why.
+    """
 
     peer: PeerId
     evidence: Annotated[bytes, Within(32, 32)]
@@ -168,7 +179,9 @@ class Banned:
 @message(wire="View")
 @dataclass(frozen=True, slots=True)
 class View:
-    """``base_round`` and ``base_chain`` are the last round that every later one builds on.
+    """Describe a view: its members in order, its coordinator, and the position that it builds on.
+
+    ``base_round`` and ``base_chain`` are the last round that every later one builds on.
 
     ``fork``: it was decided without a quorum, in a lineage of its own. ``rollback``: its base is
     older than what had been committed, because nobody alive held that any more.
@@ -222,7 +235,7 @@ class View:
 
     @property
     def may_fork(self) -> bool:
-        """Whether the policy in force lets fewer than a quorum go on, as a fork."""
+        """Return whether the policy in force lets fewer than a quorum go on, as a fork."""
         policy = self.rules.policy
         return policy == "any" or (policy == "auto" and len(self.members) == 2)
 
@@ -244,8 +257,12 @@ class View:
 
 
 def is_quorum(view: View, peers: Collection[bytes]) -> bool:
-    """More than half of the voters, or exactly half with the tie-breaker: any two intersect. In a
-    cradle no tie-breaker may go on alone: it may hold nothing, and the other half what is left."""
+    """Return whether these peers are a quorum of the view's voters.
+
+    It takes more than half of the voters, or exactly half with the tie-breaker: any two intersect.
+    In a cradle no tie-breaker may go on alone: it may hold nothing, and the other half what is
+    left.
+    """
     present = sum(member.peer in peers for member in view.members)
     is_half = 2 * present == len(view.members)
     half_with_tie_breaker = is_half and view.members[0].peer in peers and view.number > 0
@@ -253,18 +270,20 @@ def is_quorum(view: View, peers: Collection[bytes]) -> bool:
 
 
 def successors(view: View) -> tuple[bytes, ...]:
-    """The order in which members stand for election when the coordinator is lost."""
+    """Return the order in which members stand for election when the coordinator is lost."""
     return tuple(peer for peer in view.peers if peer != view.coordinator)
 
 
 def short(peer: bytes) -> str:
-    """The name that people see for a peer id."""
+    """Return the name that people see for a peer id: eight hexadecimal digits."""
     return hashlib.sha256(peer).hexdigest()[:8]
 
 
 def plain(text: str) -> str:
-    """What others have written, as logs and terminals may show it: one line, which cannot pass for
-    several, nor move the cursor."""
+    """Return what others have written as logs and terminals may show it.
+
+    It is one line, which cannot pass for several, nor move the cursor.
+    """
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -273,7 +292,7 @@ def genesis_chain(lineage: bytes) -> bytes:
 
 
 def follows(later: View, earlier: View) -> bool:
-    """Whether ``later`` is further along the same lineage."""
+    """Return whether ``later`` is further along the same lineage."""
     return earlier.lineage == later.lineage and later.number > earlier.number
 
 
@@ -284,12 +303,15 @@ def changes_rules(before: View, after: View) -> str:
 
 
 def new_lineage(before: bytes, reason: bytes) -> bytes:
-    """The identity of a history that leaves ``before`` for a reason that is unique in it."""
+    """Return the identity of a history that leaves ``before``.
+
+    ``reason`` is unique in it.
+    """
     return hashlib.sha256(b"atoll-fork" + before + reason).digest()
 
 
 def forked(view: View, ballot: Ballot) -> View:
-    """The view in a lineage of its own, for a history that went on without a quorum."""
+    """Return the view in a lineage of its own, for a history that went on without a quorum."""
     mark = view.number.to_bytes(8, "big") + ballot.number.to_bytes(8, "big") + ballot.peer
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
     lineage = new_lineage(view.lineage, mark)
@@ -297,9 +319,12 @@ def forked(view: View, ballot: Ballot) -> View:
 
 
 def founded(view: View) -> View:
-    """The first view of a run that several have founded together: a lineage of its own for these
-    very incarnations. A founder that is started again has forgotten its vote, so two first views
-    may come to be decided; they are two lineages then, which are met as such."""
+    """Return the first view of a run that several have founded together.
+
+    It has a lineage of its own for these very incarnations. A founder that is started again has
+    forgotten its vote, so two first views may come to be decided; they are two lineages then, which
+    are met as such.
+    """
     mark = b"".join(m.peer + m.inc.to_bytes(8, "big") for m in view.members)
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
     begun = replace(view, since=view.base_round)
@@ -307,6 +332,9 @@ def founded(view: View) -> View:
 
 
 def chain_after(chain: bytes, round_number: int, fragment: int, root: bytes) -> bytes:
-    """The hash that identifies the state after a round: ``root`` covers bytes and contributors."""
+    """Return the hash that identifies the state after a round.
+
+    ``root`` covers bytes and contributors.
+    """
     place = round_number.to_bytes(8, "big") + fragment.to_bytes(2, "big")
     return hashlib.sha256(b"atoll-round" + chain + place + root).digest()

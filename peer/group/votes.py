@@ -1,4 +1,4 @@
-"""What decides: promises, votes, views with their proof, commits. Signed (signing.py).
+"""Define what decides: promises, votes, views with their proof, commits. Signed (signing.py).
 
 ``lineage`` and ``view`` stand first in every message that acts inside a view: a receiver drops
 other lineages, answers older views with INSTALL and asks newer ones by PROBE.
@@ -44,7 +44,7 @@ Signature = Annotated[bytes, Within(0, 64)]  # Ed25519; empty before it is signe
 
 @dataclass(frozen=True, slots=True)
 class InView:
-    """What every message inside a view begins with."""
+    """Hold the fields with which every message inside a view begins."""
 
     lineage: Lineage
     view: Views
@@ -53,7 +53,10 @@ class InView:
 @message(wire="Run")
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An attempt that a peer knows of, with the root of its result if it holds or attests it."""
+    """Describe an attempt that a peer knows of.
+
+    It has the root of its result if the peer holds or attests it.
+    """
 
     round: Rounds
     attempt: Attempts
@@ -73,7 +76,7 @@ class Prepare(InView):
 @message(wire="Report")
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a voter holds, so that nothing that may have been committed is lost.
+    """Report what a voter holds, so that nothing that may have been committed is lost.
 
     ``holds``: it has the state after ``round``; witnesses and peers in doubt have not.
     """
@@ -105,7 +108,7 @@ class Accept(InView):
 @message(wire="Accepted")
 @dataclass(frozen=True, slots=True)
 class Accepted(InView):
-    """To all voters: every acceptor learns the decision itself."""
+    """Tell all voters of our vote for a proposal: every acceptor learns the decision itself."""
 
     ballot: Ballot
     proposal: View
@@ -116,7 +119,7 @@ class Accepted(InView):
 @message(wire="Vote")
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Whose ACCEPTED it was, and its signature."""
+    """Say whose ACCEPTED it was, with its signature."""
 
     peer: PeerId
     inc: Incarnation
@@ -126,7 +129,10 @@ class Vote:
 @message(wire="Proof")
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Why a view is decided: these voters of the view before it have accepted it at one ballot."""
+    """Show why a view is decided.
+
+    These voters of the view before it have accepted it at one ballot.
+    """
 
     lineage: Lineage
     view: Views
@@ -137,7 +143,10 @@ class Proof:
 @message(wire="Install")
 @dataclass(frozen=True, slots=True)
 class Install:
-    """A decided view. ``leave`` of an older one has ended with it. Founding views have no proof."""
+    """Announce a decided view, with its proof; founding views have none.
+
+    ``leave`` of an older one has ended with it.
+    """
 
     decided: View
     proof: Proof | None = None
@@ -146,7 +155,7 @@ class Install:
 @message(wire="Commit")
 @dataclass(frozen=True, slots=True)
 class Commit(InView):
-    """Apply it. Signed by the coordinator of the view (signing.py)."""
+    """Order members to apply the round; signed by the view's coordinator (signing.py)."""
 
     round: Rounds
     attempt: Attempts

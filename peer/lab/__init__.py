@@ -1,1 +1,1 @@
-"""A wide-area network on one machine: ``atoll lab``, and the same for tests and benchmarks."""
+"""Make a wide-area network on one machine: ``atoll lab``, and the same for tests and benchmarks."""

@@ -1,4 +1,4 @@
-"""One command on every host of a lab at once: its output by host, its end, its exit code."""
+"""Run one command on every host of a lab at once: its output by host, its end, its exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNALLED = 128  # a shell's exit code for a command that a signal ended is this
 
 
 class _Output:
-    """One stream of one host, line by line."""
+    """Show one stream of one host, line by line."""
 
     def __init__(self, host: int, source: IO[bytes], target: IO[bytes]) -> None:
         self.source = source
@@ -33,7 +33,7 @@ class _Output:
         os.set_blocking(source.fileno(), False)
 
     def pass_on(self) -> bool:
-        """Show what one read gives; False where there is nothing to read, now or ever."""
+        """Show what one read gives; return False where there is nothing to read, now or ever."""
         try:
             data = os.read(self.source.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -59,7 +59,7 @@ class _Output:
 
 
 def run_everywhere(lab: Lab, command: Sequence[str]) -> int:
-    """Run it on every host and show what it says, each line after ``[HOST]``.
+    """Run a command on every host and show what it says, each line after ``[HOST]``.
 
     Returns the exit code of the first that failed, or 0 when all have ended without a failure. On
     Ctrl+C all are interrupted, killed after GRACE_S, and KeyboardInterrupt goes on from here; a
@@ -117,7 +117,10 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """By process id, with all that each has started in its session."""
+    """Interrupt the processes, and kill them after GRACE_S or at a second Ctrl+C.
+
+    They are found by process id, with all that each has started in its session.
+    """
     deadline_s = time.monotonic() + GRACE_S
     try:
         for process in processes:

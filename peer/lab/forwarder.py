@@ -1,4 +1,4 @@
-"""The process that carries a lab's packets: building it, starting it, telling it what to do.
+"""Build, start and instruct the process that carries a lab's packets.
 
 It is written in C (``forward.c``), because a forwarder in Python manages 50,000 packets a second.
 It is compiled at the first use, into a folder that only root can write, and again when its source
@@ -35,7 +35,7 @@ END_TIMEOUT_S = 10.0  # until it has killed what runs in the namespaces and remo
 
 
 class Forwarder:
-    """A running forwarder. Its methods may be called from any thread.
+    """Control a running forwarder. Its methods may be called from any thread.
 
     ``host``, ``source``, ``target``: a number, or ``"*"`` for all. Raises ConfigError where the
     network cannot be made or has ended.
@@ -68,25 +68,31 @@ class Forwarder:
     def set_rate(
         self, host: int, rates_mbit: tuple[float, float], queues_bytes: tuple[int, int]
     ) -> None:
-        """(up, down) each; packets that wait in the queue leave at the new rate."""
+        """Set a host's rates in Mbit/s and its queues in bytes, (up, down) each.
+
+        Packets that wait in the queue leave at the new rate.
+        """
         up, down = (rate * 1e6 for rate in rates_mbit)
         self._ask(f"rate {host} {up:.3f} {down:.3f} {queues_bytes[0]} {queues_bytes[1]}")
 
     def set_path(self, source: int | str, target: int | str, path: PathSettings) -> None:
-        """For packets that leave the uplink of ``source`` from now on."""
+        """Set the path of packets that leave the uplink of ``source`` from now on."""
         delay_ns, jitter_ns = (round(each * 1e6) for each in (path.delay_ms, path.jitter_ms))
         numbers = f"{delay_ns} {jitter_ns} {path.loss / 100:.12f} {int(path.reorder)}"
         self._ask(f"pair {source} {target} {numbers}")
 
     def set_cut(self, source: int | str, target: int | str, cut: bool) -> None:
-        """Nothing of ``source`` reaches ``target`` from now on, what is on its way included."""
+        """Cut ``source`` off from ``target``, or undo that.
+
+        Once cut, nothing of it arrives there, what is on its way included.
+        """
         self._ask(f"cut {source} {target} {int(cut)}")
 
     def counters(self, host: int) -> Counters:
         return Counters(*map(int, self._ask(f"count {host}").split()))
 
     def close(self) -> None:
-        """End it; on return everything that ran in the namespaces is dead and they are gone."""
+        """End the forwarder; all that ran in the namespaces is dead then, and they are gone."""
         with contextlib.suppress(OSError):  # closed already, or it has ended
             self._control.shutdown(socket.SHUT_RDWR)  # also where a forked process has a copy
         self._answers.close()
@@ -131,12 +137,12 @@ def _ended(what: str) -> ConfigError:
 
 
 def can_build() -> bool:
-    """Whether it is there already or there is a compiler."""
+    """Return whether the forwarder is compiled already, or there is a compiler."""
     return _compiler() is not None or _binary().exists()
 
 
 def build() -> Path:
-    """The compiled forwarder. Raises ConfigError where there is no compiler, or it fails."""
+    """Return the compiled forwarder. Raises ConfigError without a compiler, or where it fails."""
     binary = _binary()
     if not binary.exists():
         _compile(binary)
@@ -175,7 +181,10 @@ def _compile(binary: Path) -> None:
 
 
 def _folder() -> Path:
-    """Nobody else may write there: what lies in it is run as root."""
+    """Return the folder for compiled forwarders.
+
+    Nobody else may write there: what lies in it is run as root.
+    """
     try:
         CACHE.mkdir(mode=0o755, parents=True, exist_ok=True)
         shown = CACHE.lstat()
@@ -193,7 +202,7 @@ def _folder() -> Path:
 
 @functools.cache
 def _own_folder() -> Path:
-    """Where there is no such folder, one for this process alone."""
+    """Make a folder for this process alone, where there is no such folder for all."""
     folder = tempfile.mkdtemp(prefix="atoll-lab-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

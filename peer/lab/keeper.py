@@ -1,4 +1,4 @@
-"""Clears a lab away when its owner ends, where no forwarder does: ``keeper.py PREFIX``.
+"""Clear a lab away when its owner ends, where no forwarder does: ``keeper.py PREFIX``.
 
 Standard input is a pipe that only the owner holds. At its end, however the owner ended, whatever
 runs in the lab's namespaces is killed and they are removed.
@@ -22,7 +22,10 @@ STEP_S = 0.01
 
 
 def kill_residents(prefix: str) -> int:
-    """SIGKILL to every process in a lab's namespaces: it is there because of the lab. How many."""
+    """Send SIGKILL to every process in a lab's namespaces; return how many there were.
+
+    Whatever runs there runs because of the lab.
+    """
     ours = set()
     for path in spaces_of(prefix):
         with contextlib.suppress(OSError):

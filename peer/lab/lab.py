@@ -1,4 +1,4 @@
-"""Hosts on one machine, joined by a wide-area network that is made to measure.
+"""Join hosts on one machine by a wide-area network that is made to measure.
 
     with Lab(4, rate_mbit=100, rtt_ms=50, loss=0.1) as lab:
         process = lab.start(0, sys.executable, "serve.py")
@@ -48,7 +48,9 @@ RUN_TIMEOUT_S = 60.0
 
 
 class Lab:
-    """``hosts``: 2 to 64, numbered from 0. ``rate_mbit``: megabits per second of each host's link,
+    """Make a lab and keep it until it is closed.
+
+    ``hosts``: 2 to 64, numbered from 0. ``rate_mbit``: megabits per second of each host's link,
     both ways; or by host, also as (up, down); 0 is no limit. Bytes count with IP headers. A link's
     queue holds one bandwidth-delay product, at least 64 KiB, and then drops what arrives.
     ``rtt_ms``: the round trip of any two hosts, without the time that packets take to be sent.
@@ -102,7 +104,7 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """Kills what still runs on the hosts and removes them. Harmless when done already."""
+        """Kill what still runs on the hosts and remove them. Harmless when done already."""
         for process in self._started:
             process.kill()  # also one that is only about to enter its namespace
         self._network.close()
@@ -115,18 +117,21 @@ class Lab:
     # ------------------------------------------------------------ hosts
 
     def address(self, host: int) -> str:
-        """The IPv4 address, without port."""
+        """Return a host's IPv4 address, without port."""
         check_host(host, self.hosts)
         return address_of(host)
 
     def space(self, host: int) -> str:
-        """The name of its namespace: ``ip netns exec NAME COMMAND``."""
+        """Return the name of a host's namespace: ``ip netns exec NAME COMMAND``."""
         check_host(host, self.hosts)
         return spaces.space_name(self._prefix, host)
 
     def environment(self, host: int) -> dict[str, str]:
-        """What commands find in theirs: the host's number and address, and all hosts' addresses in
-        order, its own among them."""
+        """Return the variables that commands find in their environment on this host.
+
+        They are the host's number and address, and all hosts' addresses in order, its own among
+        them.
+        """
         return {
             "ATOLL_LAB_HOST": str(host),
             "ATOLL_LAB_ADDRESS": self.address(host),
@@ -134,20 +139,26 @@ class Lab:
         }
 
     def command(self, host: int, *arguments: str) -> list[str]:
-        """The same command inside the host's namespace."""
+        """Return a command that runs the given one inside the host's namespace."""
         return spaces.enter_command(self.space(host), list(arguments))
 
     def run(
         self, host: int, *arguments: str, timeout_s: float = RUN_TIMEOUT_S, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end. ``options`` are those of subprocess.run; the output is captured
-        as text unless they say otherwise. Raises subprocess.TimeoutExpired."""
+        """Run a command on a host to its end.
+
+        ``options`` are those of subprocess.run; the output is captured as text unless they say
+        otherwise. Raises subprocess.TimeoutExpired.
+        """
         options = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL} | options
         options["env"] = (options.get("env") or os.environ) | self.environment(host)
         return subprocess.run(self.command(host, *arguments), timeout=timeout_s, **options)
 
     def start(self, host: int, *arguments: str, **options: Any) -> subprocess.Popen[Any]:
-        """Start a command, in a session of its own. ``options`` are those of subprocess.Popen."""
+        """Start a command on a host, in a session of its own.
+
+        ``options`` are those of subprocess.Popen.
+        """
         options = {"start_new_session": True} | options
         options["env"] = (options.get("env") or os.environ) | self.environment(host)
         process = subprocess.Popen(self.command(host, *arguments), **options)
@@ -161,13 +172,16 @@ class Lab:
         family: int = socket.AF_INET,
         protocol: int = 0,
     ) -> socket.socket:
-        """A socket of this process that lives on that host. Raises OSError."""
+        """Return a socket of this process that lives on that host. Raises OSError."""
         return spaces.open_socket(self.space(host), family, kind, protocol)
 
     # ------------------------------------------------------------ the network
 
     def set_rate(self, host: int, *, up: float | None = None, down: float | None = None) -> None:
-        """Mbit/s from now on, for what waits in the queues too; 0 takes the limit away."""
+        """Set a host's rates in Mbit/s from now on, for what waits in the queues too.
+
+        0 takes the limit away; None leaves a rate as it is.
+        """
         check_host(host, self.hosts)
         with self._lock:
             before = self._rates_mbit[host]
@@ -177,8 +191,10 @@ class Lab:
             self._shape(host)
 
     def set_path(self, source: int, target: int, **changes: Any) -> None:
-        """Change some of the PathSettings of what ``source`` sends to ``target``; packets on their
-        way keep what they have. Queues are sized anew to the longest round trip."""
+        """Change some of the PathSettings of what ``source`` sends to ``target``.
+
+        Packets on their way keep what they have. Queues are sized anew to the longest round trip.
+        """
         with self._lock:
             for one, other in self._pairs(source, target, both=False):
                 path = replace(self._path(one, other), **changes)
@@ -189,8 +205,10 @@ class Lab:
                 self._shape(other)
 
     def cut(self, source: int, target: int, *, both: bool = False) -> None:
-        """What ``source`` sends to ``target`` vanishes from now on, what is on its way included;
-        ``both``: the other direction too."""
+        """Let what ``source`` sends to ``target`` vanish from now on, what is on its way included.
+
+        ``both``: the other direction too.
+        """
         for one, other in self._pairs(source, target, both):
             self._network.set_cut(one, other, True)
 
@@ -203,7 +221,7 @@ class Lab:
             self._network.set_cut(one, other, False)
 
     def counters(self, host: int) -> Counters:
-        """What it has sent and received, and what was dropped, since the beginning."""
+        """Return what a host has sent and received, and what was dropped, since the beginning."""
         check_host(host, self.hosts)
         return self._network.counters(host)
 

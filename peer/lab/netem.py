@@ -1,4 +1,4 @@
-"""A lab's network out of the kernel's own parts, where there is no compiler for the forwarder.
+"""Make a lab's network of the kernel's own parts, where no compiler is there for the forwarder.
 
 Every host has a link (veth) to a hub, which is one more namespace and routes. The host's end of the
 link is its uplink: a token bucket (tbf). The hub's end is its downlink: a class of htb for each
@@ -36,7 +36,10 @@ END_TIMEOUT_S = 10.0
 
 
 def has_netem() -> bool:
-    """Whether this kernel has netem, found out where it changes nothing."""
+    """Return whether this kernel has netem, found out where it changes nothing.
+
+    False too where one of the commands is missing that set it up.
+    """
     if any(shutil.which(tool) is None for tool in TOOLS):
         return False
     add = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
@@ -45,7 +48,7 @@ def has_netem() -> bool:
 
 
 class Netem:
-    """The same methods as Forwarder's, with the same meaning."""
+    """Control a network of netem: the same methods as Forwarder's, with the same meaning."""
 
     def __init__(self, prefix: str, hosts: int, mtu_bytes: int, seed: int) -> None:
         del seed  # see above
@@ -151,7 +154,7 @@ class Netem:
             self.set_rate(host, (0.0, 0.0), (0, 0))
 
     def _sort(self, host: int) -> None:
-        """A class for each sender on the way to this host."""
+        """Make a class for each sender on the way to this host."""
         link = ["dev", f"to-{host}"]
         self._tc(self._hub, "qdisc", "add", *link, "root", "handle", "1:", "htb")
         for other in self._others(host):

@@ -1,4 +1,4 @@
-"""What a lab's network can be asked for, and what that means for its queues. Pure functions."""
+"""Check what a lab's network is asked for, and size its queues. Pure functions."""
 
 from __future__ import annotations
 
@@ -40,10 +40,13 @@ Rate = float | tuple[float, float]  # Mbit/s both ways, or (up, down); 0: no lim
 
 @dataclass(frozen=True)
 class PathSettings:
-    """One way between two hosts. ``delay_ms``: milliseconds of every packet. ``jitter_ms``: each
-    packet's delay differs from that by up to so much, uniformly; packets keep their order, so one
-    that would overtake leaves together with the one before it, unless ``reorder``. ``loss``:
-    percent of the packets, each drawn by itself."""
+    """Describe one way between two hosts.
+
+    ``delay_ms``: milliseconds of every packet. ``jitter_ms``: each packet's delay differs from that
+    by up to so much, uniformly; packets keep their order, so one that would overtake leaves
+    together with the one before it, unless ``reorder``. ``loss``: percent of the packets, each
+    drawn by itself.
+    """
 
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
@@ -53,7 +56,10 @@ class PathSettings:
 
 @dataclass(frozen=True)
 class LabSettings:
-    """A lab as it begins; see Lab for the meaning. Raises ConfigError."""
+    """Describe a lab as it begins; see Lab for the meaning.
+
+    Raises ConfigError for what cannot be.
+    """
 
     hosts: int
     rate_mbit: float | Mapping[int, Rate] = 0.0
@@ -81,17 +87,18 @@ class LabSettings:
 
     @property
     def path(self) -> PathSettings:
-        """Of every ordered pair at first: half of the round trip each way."""
+        """Return the path of every ordered pair at first: half of the round trip each way."""
         return PathSettings(self.rtt_ms / 2, self.jitter_ms, self.loss, self.reorder)
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one host since the lab began: IPv4 packets between hosts, bytes with IP headers.
+    """Count one host's IPv4 packets to and from other hosts since the lab began.
 
-    Sent is what entered the host's uplink queue or was refused there. ``dropped_queue``: packets
-    refused by the full queue of its uplink or its downlink. ``dropped_loss`` and ``dropped_cut``:
-    packets that it sent and that paths lost or cuts swallowed.
+    Bytes are with IP headers. Sent is what entered the host's uplink queue or was refused there.
+    ``dropped_queue``: packets refused by the full queue of its uplink or its downlink.
+    ``dropped_loss`` and ``dropped_cut``: packets that it sent and that paths lost or cuts
+    swallowed.
     """
 
     sent_packets: int
@@ -104,34 +111,37 @@ class Counters:
 
     @property
     def dropped_packets(self) -> int:
-        """For all reasons together."""
+        """Return how many packets were dropped, for all reasons together."""
         return self.dropped_queue + self.dropped_loss + self.dropped_cut
 
 
 def address_of(host: int) -> str:
-    """The IPv4 address of a host, without port. The forwarder knows hosts by its last byte."""
+    """Return a host's IPv4 address, without port. The forwarder knows hosts by its last byte."""
     return f"10.78.0.{host + 1}"
 
 
 def rate_of(rate_mbit: float | Mapping[int, Rate], host: int) -> tuple[float, float]:
-    """(up, down) in Mbit/s of this host; a host that a mapping does not name has no limit."""
+    """Return (up, down) of a host in Mbit/s; 0, no limit, for one that a mapping does not name."""
     rate = rate_mbit.get(host, 0.0) if isinstance(rate_mbit, Mapping) else rate_mbit
     return rate if isinstance(rate, tuple) else (rate, rate)
 
 
 def queue_bytes(rate_mbit: float, rtt_ms: float) -> int:
-    """What a link of this rate holds back before it drops: one bandwidth-delay product."""
+    """Return how many bytes a link of this rate holds back before it drops.
+
+    That is one bandwidth-delay product, and QUEUE_BYTES_MIN at least.
+    """
     return max(QUEUE_BYTES_MIN, math.ceil(rate_mbit * 1e6 / 8 * rtt_ms / 1e3))
 
 
 def check_host(host: int, hosts: int) -> None:
-    """Raises ConfigError unless it is one of ``hosts`` hosts."""
+    """Raise ConfigError unless ``host`` is the number of one of ``hosts`` hosts."""
     if not 0 <= host < hosts:
         raise ConfigError(f"there is no host {host}: they are 0 to {hosts - 1}")
 
 
 def check_rate(*rates_mbit: float) -> None:
-    """Raises ConfigError for a rate in Mbit/s that no link has."""
+    """Raise ConfigError for a rate in Mbit/s that no link has."""
     for rate in rates_mbit:
         if not 0 <= rate <= RATE_MBIT_MAX:
             limits = f"0 (no limit) to {RATE_MBIT_MAX:g}"
@@ -139,7 +149,7 @@ def check_rate(*rates_mbit: float) -> None:
 
 
 def check_path(path: PathSettings) -> None:
-    """Raises ConfigError for a path that cannot be."""
+    """Raise ConfigError for a path that cannot be."""
     if not 0 <= path.delay_ms <= DELAY_MS_MAX:
         raise ConfigError(
             f"a delay is 0 to {DELAY_MS_MAX:g} ms one way, not {path.delay_ms:g}",

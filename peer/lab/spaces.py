@@ -1,4 +1,4 @@
-"""Network namespaces of a lab: their names, entering one, removing what was left behind.
+"""Name a lab's network namespaces, enter one, and remove what was left behind.
 
 The forwarder makes and removes them. A name carries the process id of the lab's owner, so that a
 later lab can tell what is left of one whose owner and forwarder were both killed.
@@ -40,17 +40,17 @@ _serial = itertools.count()
 
 
 def new_prefix() -> str:
-    """What the namespaces of one lab of this process are called, before the host."""
+    """Return how the names of a new lab's namespaces begin, before the host's number."""
     return f"{PREFIX}-{os.getpid()}-{next(_serial)}"
 
 
 def space_name(prefix: str, host: int) -> str:
-    """As ``ip netns`` shows it."""
+    """Return the name of a host's namespace, as ``ip netns`` shows it."""
     return f"{prefix}-h{host}"
 
 
 def check_possible(*, need_tun: bool = True) -> None:
-    """Raises ConfigError, with what is missing, where no lab can be."""
+    """Raise ConfigError, with what is missing, where no lab can be."""
     if os.geteuid() != 0:
         raise ConfigError(
             "a lab needs root, because it makes network namespaces",
@@ -66,12 +66,15 @@ def check_possible(*, need_tun: bool = True) -> None:
 
 
 def enter_command(space: str, arguments: list[str]) -> list[str]:
-    """The same command inside the namespace. It replaces nsenter: the process id is its own."""
+    """Return a command that runs the given one inside the namespace.
+
+    It replaces nsenter: the process id is its own.
+    """
     return ["nsenter", f"--net={NAMESPACES / space}", "--", *arguments]
 
 
 def open_socket(space: str, family: int, kind: int, protocol: int) -> socket.socket:
-    """A socket that lives in the namespace, whoever uses it. Raises OSError."""
+    """Return a socket that lives in the namespace, whoever uses it. Raises OSError."""
 
     def inside() -> socket.socket:
         with (NAMESPACES / space).open() as file:
@@ -93,7 +96,7 @@ def remove(prefix: str) -> None:
 
 
 def spaces_of(prefix: str) -> list[Path]:
-    """The namespaces of a lab that there are."""
+    """Return the paths of the namespaces of a lab that there are."""
     with contextlib.suppress(FileNotFoundError):
         pattern = re.compile(rf"{re.escape(prefix)}-h\d+")
         return [path for path in NAMESPACES.iterdir() if pattern.fullmatch(path.name)]

@@ -1,1 +1,1 @@
-"""How fast, how far and how lossy the links to the others are, and who is told."""
+"""Measure how fast, how far and how lossy the links to the others are, and tell the coordinator."""

@@ -1,4 +1,4 @@
-"""What is known of the link to one peer, and of this peer's own two: machines without clocks.
+"""Estimate the link to one peer, and this peer's own two: machines without clocks.
 
 A rate is the largest of some time, because a link that carried it has it, and all that disturbs a
 measurement makes it smaller. What may make it smaller for long, without the link being any slower,
@@ -36,12 +36,12 @@ __all__ = ["Best", "LinkEstimate", "OwnLinks", "PairEstimate"]
 # A rate is the largest of so long before the last free sample. Long enough that probes, which are
 # seldom, find one another; a link that has become slower is believed to be so after this.
 KEPT_S = 1800.0
-# Of its pace: who reaches that is held back by it and not by the network.
+# A stream that reaches this share of its pace is held back by it and not by the network.
 PACE_REACHED = 0.85
-# Of an estimate: who reaches that shows that it still holds.
+# A sample that reaches this share of an estimate shows that it still holds.
 CONFIRMS = 0.9
-# Of what so many streams carry at most on such a way: kernels keep a part of a buffer for what is
-# no payload. Who has carried more must have had more streams.
+# Share of what so many streams carry at most on such a way: kernels keep a part of a buffer for
+# what is no payload. Who has carried more must have had more streams.
 STREAM_SHARE = 0.75
 # Before a stream has moved so much, or for so long, since it was idle, the first round trips and
 # the buckets of traffic shapers say more about its rate than the link.
@@ -61,23 +61,23 @@ FORGOTTEN_S = 6 * 3600.0
 
 
 class Best:
-    """The largest of the last samples, in bytes per second."""
+    """Keep the largest of the last samples, in bytes per second."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()  # (time, rate), rates descending
 
     @property
     def value(self) -> float:
-        """0 as long as nothing is known."""
+        """Return the largest rate; 0 as long as nothing is known."""
         return self._samples[0][1] if self._samples else 0.0
 
     def known(self, now_s: float) -> float:
-        """The same; 0 too when nothing has borne it out for FORGOTTEN_S."""
+        """Return the largest rate; 0 too when nothing has borne it out for FORGOTTEN_S."""
         is_fresh = bool(self._samples) and now_s - self._samples[-1][0] < FORGOTTEN_S
         return self.value if is_fresh else 0.0
 
     def free(self, rate: float, now_s: float) -> None:
-        """What the link could carry just then."""
+        """Take a free sample: what the link could carry just then."""
         while self._samples and self._samples[0][0] < now_s - KEPT_S:
             self._samples.popleft()
         while self._samples and self._samples[-1][1] <= rate:
@@ -85,8 +85,11 @@ class Best:
         self._samples.append((now_s, rate))
 
     def at_least(self, rate: float, now_s: float) -> None:
-        """It carried this, and might have carried more. Nothing as long as no free sample is known;
-        what comes near to the estimate shows that it still holds as it is."""
+        """Take a sample of what the link carried when it might have carried more.
+
+        It counts for nothing as long as no free sample is known. What comes near to the estimate
+        shows that it still holds as it is.
+        """
         value = self.value
         if value and rate > value:
             self.free(rate, now_s)
@@ -97,7 +100,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """Of one directed pair, what is known now; rates in bytes per second of the wire, else 0.
+    """Hold what is known now of one directed pair; rates in bytes per second of the wire, else 0.
 
     ``rtt_s``: the least round trip. ``out``: what can be sent. ``loss``: fraction of the bytes that
     had to be sent again while no queue stood on the way, None if too few were sent. ``age_s``: how
@@ -115,11 +118,11 @@ class LinkEstimate:
 
 
 class PairEstimate:
-    """Feed ``handle`` with what all streams to one peer did between two readings.
+    """Estimate the link to one peer from what all streams to it did between two readings.
 
-    A rate is counted over windows. What the kernel says of the last round trip is noisier, since
-    machines hand over in bursts; it stands for links on which nothing ever lasts for a window.
-    ``bbr``: losses do not slow the streams to this peer.
+    ``handle`` is fed with that. A rate is counted over windows. What the kernel says of the last
+    round trip is noisier, since machines hand over in bursts; it stands for links on which nothing
+    ever lasts for a window. ``bbr``: losses do not slow the streams to this peer.
     """
 
     def __init__(self, *, bbr: bool = True) -> None:
@@ -134,9 +137,12 @@ class PairEstimate:
         self._probe_best = 0.0  # the best that the kernel has seen in the probe at hand
 
     def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
-        """``alone``: it is certain that nothing else was on this pair's links, neither way.
-        ``full``: of a probe, whose sender has bytes ready all the time, whatever the kernel thinks;
-        what it finds is believed when ``probed`` is called, because it was not broken off."""
+        """Take in what all streams to this peer did between two readings.
+
+        ``alone``: it is certain that nothing else was on this pair's links, neither way. ``full``:
+        of a probe, whose sender has bytes ready all the time, whatever the kernel thinks; what it
+        finds is believed when ``probed`` is called, because it was not broken off.
+        """
         for one in out:
             self.round_trip(one.min_rtt_s, now_s)
         moving = [one for one in out if one.moving]
@@ -156,7 +162,10 @@ class PairEstimate:
             self._rest()
 
     def round_trip(self, rtt_s: float, now_s: float) -> None:
-        """The least that a connection to this peer has seen of late; 0: it has seen none yet."""
+        """Take in the least round trip that a connection to this peer has seen of late, in seconds.
+
+        0: it has seen none yet.
+        """
         if rtt_s <= 0:
             return
         if self._rtts and now_s - self._rtts[-1][0] < RTT_STEP_S:
@@ -171,8 +180,10 @@ class PairEstimate:
         self._probe_best = 0.0
 
     def probed(self, now_s: float) -> bool:
-        """Believe the probe that has come to its end; false if it has found nothing. It is too
-        short to be counted over a window, and a first guess: rounds raise it."""
+        """Believe the probe that has come to its end; return False if it has found nothing.
+
+        It is too short to be counted over a window, and a first guess: rounds raise it.
+        """
         if self._probe_best:
             few = self._more_streams_carried(1, now_s)
             (self._counted.at_least if few else self._counted.free)(self._probe_best, now_s)
@@ -224,7 +235,7 @@ class PairEstimate:
             self._free_s = now_s
 
     def _more_streams_carried(self, count: int, now_s: float) -> bool:
-        """Whether so few streams could not show what this pair is known to have."""
+        """Return whether so few streams could not show what this pair is known to have."""
         one = stream_bytes_per_s(self._rtt_s(), 0.0 if self._bbr else self._loss() or 0.0)
         return self._counted.known(now_s) > STREAM_SHARE * count * one
 
@@ -241,8 +252,11 @@ class PairEstimate:
 
 
 class OwnLinks:
-    """What left this peer, and what came, while it exchanged with several at a time: estimates of
-    its uplink and its downlink from below. The slower side of each pair is another's then."""
+    """Estimate this peer's own uplink and downlink, from below.
+
+    What counts is what left this peer, and what came, while it exchanged with several at a time.
+    The slower side of each pair is another's then.
+    """
 
     def __init__(self) -> None:
         self._up, self._down = Best(), Best()
@@ -251,7 +265,7 @@ class OwnLinks:
     def handle(
         self, out: Sequence[Sequence[Slice]], into: Sequence[Sequence[Slice]], now_s: float
     ) -> None:
-        """What all streams did between two readings, by peer."""
+        """Take in what all streams did between two readings, by peer."""
         leaving = [[one for one in pair if one.moving] for pair in out]
         streams = [one for pair in leaving for one in pair]
         if sum(any(one.whole for one in pair) for pair in leaving) < 2:
@@ -274,7 +288,7 @@ class OwnLinks:
             _seen(self._down, rate, now_s)
 
     def up(self, now_s: float) -> float:
-        """Bytes per second; 0 if unknown."""
+        """Return the rate of the uplink in bytes per second; 0 if unknown."""
         return self._up.known(now_s)
 
     def down(self, now_s: float) -> float:
@@ -282,8 +296,11 @@ class OwnLinks:
 
 
 def _seen(best: Best, rate: float, now_s: float) -> None:
-    """A receiver does not know what held its senders back: what comes near shows that the estimate
-    holds, and what does not replaces it only when it has grown old."""
+    """Take a sample of a receiver, who does not know what held its senders back.
+
+    What comes near shows that the estimate holds, and what does not replaces it only when it has
+    grown old.
+    """
     if best.value and rate >= CONFIRMS * best.value:
         best.at_least(rate, now_s)
     else:

@@ -1,4 +1,4 @@
-"""The frames of a probe: nobody wants them, so whoever receives one drains it. Sans-I/O."""
+"""Define the frames of a probe: nobody wants them, so whoever receives one drains it. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def probe_header(view: View) -> DataHeader:
 
 
 def check_probe(header: DataHeader) -> None:
-    """RemoteProtocolError for one that takes more memory than a probe may."""
+    """Raise RemoteProtocolError for a probe that takes more memory than a probe may."""
     if header.length > PROBE_FRAME_BYTES:
         raise RemoteProtocolError(
             f"a probe of {header.length:,} bytes; at most {PROBE_FRAME_BYTES:,} are allowed"

@@ -1,4 +1,4 @@
-"""What peers say about measuring, over their control links."""
+"""Define what peers say about measuring, over their control links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Values = Annotated[tuple[float | None, ...], Within(0, MEMBERS_MAX)]
 @message(wire="LinkRow")
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """Member to coordinator: what it has measured. Of a full view this takes 72 KiB.
+    """Tell the coordinator what a member has measured. Of a full view this takes 72 KiB.
 
     ``up``, ``down``: what it has seen its own links carry; ``out``: to each of ``peers``; bytes per
     second of the wire. ``rtt_s``: the least round trip to each. ``loss``: fraction of the bytes to
@@ -49,14 +49,17 @@ class LinkRow:
 @message(wire="AskProbe")
 @dataclass(frozen=True, slots=True)
 class AskProbe:
-    """May I send a probe to you now?"""
+    """Ask whether the sender may send a probe to the receiver now."""
 
 
 @message(wire="MayProbe")
 @dataclass(frozen=True, slots=True)
 class MayProbe:
-    """The answer. Who may ends with ProbeOver, and in time even without it. ``never``: whoever
-    answers takes no probes (`--probes off`)."""
+    """Answer an AskProbe.
+
+    Who may probe ends with ProbeOver, and in time even without it. ``never``: whoever answers takes
+    no probes (`--probes off`).
+    """
 
     granted: bool
     never: bool = False
@@ -65,8 +68,10 @@ class MayProbe:
 @message(wire="ProbeOver")
 @dataclass(frozen=True, slots=True)
 class ProbeOver:
-    """Others may probe you, as far as I am concerned. ``out``: what I can send to you, in bytes per
-    second, as far as I know it now."""
+    """Say that others may probe the receiver, as far as the sender is concerned.
+
+    ``out``: what the sender can send to it, in bytes per second, as far as it is known now.
+    """
 
     out: float | None = None
 
@@ -77,10 +82,12 @@ class ProbeOver:
 @message(wire="StreamPlan")
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """Coordinator to a member: over how many ``streams`` to send to each of ``peers`` in the coming
-    rounds, and at which ``pace``, all streams to one together: bytes per second of the wire; 0: as
-    fast as it goes. ``lossy``: the way there loses so much that loss must not slow a stream, so
-    these use BBR, where the sender's kernel has it."""
+    """Tell a member how to send to the others in the coming rounds; the coordinator's message.
+
+    ``streams``: over how many to each of ``peers``. ``pace``: how fast, all streams to one
+    together: bytes per second of the wire; 0: as fast as it goes. ``lossy``: the way there loses so
+    much that loss must not slow a stream, so these use BBR, where the sender's kernel has it.
+    """
 
     peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
     streams: Annotated[tuple[Annotated[int, Within(1, STREAMS_MAX)], ...], Within(0, MEMBERS_MAX)]
@@ -96,7 +103,7 @@ class StreamPlan:
                 raise ValueError(f"a pace of {value} bytes per second is none")
 
     def rows(self) -> Iterator[tuple[bytes, int, float, bool]]:
-        """(peer, streams, pace, lossy) of each."""
+        """Return an iterator over (peer, streams, pace, lossy) of each peer."""
         return zip(self.peers, self.streams, self.pace, self.lossy, strict=True)
 
 

@@ -1,4 +1,4 @@
-"""What of the measurements is worth a line in the log. No clock."""
+"""Decide what of the measurements is worth a line in the log. No clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["News"]
 FACTOR = 2.0
 # Round trips within a machine or a building differ by more than that, and nobody minds.
 RTT_MIN_S = 0.005
-# Between two lines about one pair. In its first so long a pair is only getting known.
+# Time between two lines about one pair. In its first so long a pair is only getting known.
 PAUSE_S = 60.0
 
 
@@ -28,7 +28,7 @@ class News:
             del self._first_s[peer], self._known[peer]
 
     def about(self, peer: bytes, link: LinkEstimate, now_s: float) -> str:
-        """A line if the link to ``peer`` has changed much since the last one."""
+        """Return a line if the link to ``peer`` has changed much since the last one, or ""."""
         if not link.complete:
             return ""
         if now_s - self._first_s.setdefault(peer, now_s) < PAUSE_S:

@@ -1,4 +1,4 @@
-"""What all members have measured, at the coordinator: a ``Network`` to plan with. No clock."""
+"""Keep what all members have measured, at the coordinator: a ``Network`` to plan with. No clock."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ LOSS_SHOWN = 0.0005  # what rounds to a tenth of a percent
 
 
 class Picture:
-    """The last row of each member of the view. What a row says is believed within the bounds of
-    ``measured``, and only about links of who sent it."""
+    """Keep the last row of each member of the view.
+
+    What a row says is believed within the bounds of ``measured``, and only about links of who sent
+    it.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[bytes, LinkRow] = {}
@@ -27,16 +30,16 @@ class Picture:
         self._rows[peer] = row
 
     def keep(self, members: Collection[bytes]) -> None:
-        """Rows of all others are dropped."""
+        """Drop the rows of all peers but ``members``."""
         self._rows = {peer: row for peer, row in self._rows.items() if peer in members}
 
     def out(self, source: bytes, target: bytes) -> float:
-        """Bytes per second from one to the other; 0 if unknown."""
+        """Return the rate from one peer to another in bytes per second; 0 if unknown."""
         row = self._rows.get(source)
         return (row.out[row.peers.index(target)] or 0.0) if row and target in row.peers else 0.0
 
     def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
-        """In ascending order of peer id: whose streams need not be slowed by losses."""
+        """Return, for each peer in ascending order, whether losses need not slow its streams."""
         rows = (self._rows.get(peer) for peer in sorted(participants))
         return tuple(row is not None and row.bbr for row in rows)
 
@@ -68,10 +71,10 @@ class Picture:
         )
 
     def network(self, participants: Sequence[bytes]) -> Network:
-        """In ascending order of peer id, whatever the order given. ConfigError for nobody.
+        """Return the network of these peers in ascending order of peer id, whatever order is given.
 
         A round trip is the same from both ends: the smaller one has met fewer queues. An uplink has
-        at least what one of its pairs has.
+        at least what one of its pairs has. Raises ConfigError for nobody.
         """
         order = sorted(participants)
         index = {peer: n for n, peer in enumerate(order)}
@@ -105,7 +108,7 @@ class Picture:
 
 
 def describe(network: Network) -> str:
-    """In one line, for the log."""
+    """Describe a network in one line, for the log."""
     peers = range(network.count)
     pairs = [(i, j) for i in peers for j in peers if i != j]
     if not pairs:
@@ -123,9 +126,11 @@ def describe(network: Network) -> str:
 def _fill_beside_local(
     pair: dict[tuple[int, int], float], up: Sequence[float | None], down: Sequence[float | None]
 ) -> None:
-    """Give the unmeasured ways of peers that share a machine with others what their links to other
-    machines are known to have, or usually have where nothing is known: what is within the machine
-    says nothing of those."""
+    """Give a rate to the unmeasured ways of peers that share a machine with others.
+
+    It is what their links to other machines are known to have, or usually have where nothing is
+    known: what is within the machine says nothing of those.
+    """
     shared = {n for way, rate in pair.items() if rate == LOCAL_BYTES_PER_S for n in way}
     if not shared:
         return
@@ -144,5 +149,8 @@ def _fill_beside_local(
 
 
 def _larger(known: float | None, rate: float) -> float | None:
-    """An end of which nothing else is known is left to ``measured``."""
+    """Return the larger rate, but None for an end of which nothing else is known.
+
+    Such an end is left to ``measured``.
+    """
     return known if known is None else max(known, rate)

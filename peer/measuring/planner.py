@@ -1,4 +1,4 @@
-"""Plans the coming rounds where this peer coordinates, and does what another's plan asks of it."""
+"""Plan the coming rounds where this peer coordinates, and do what another's plan asks of it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from atoll.peer.rounds.state import ReplicatedState
 __all__ = ["Planner", "round_bytes"]
 
 LOOK_S = 1.0  # between two looks whether the plan still suits
-# Between two plans for the same peers: so long a plan is tried before another one is made of what
-# it taught.
+# Time between two plans for the same peers: so long a plan is tried before another one is made
+# of what it taught.
 REPLAN_S = 10.0
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
@@ -34,7 +34,7 @@ GAPS_WAIT_S = 120.0
 
 
 class PlannedStreams(Protocol):
-    """The data streams of a daemon (peer/rounds/streams.py)."""
+    """Set the number and the pace of a daemon's data streams (peer/rounds/streams.py)."""
 
     def widen(self, peer: bytes, count: int) -> None: ...
 
@@ -42,7 +42,7 @@ class PlannedStreams(Protocol):
 
 
 class Links(Protocol):
-    """What is measured (peer/measuring/surveyor.py)."""
+    """Tell what is measured of the links between peers (peer/measuring/surveyor.py)."""
 
     def gaps(self, participants: Collection[bytes]) -> int: ...
 
@@ -52,7 +52,7 @@ class Links(Protocol):
 
 
 class Planner:
-    """Lives in the event loop. ``send`` is false without a control link."""
+    """Make and follow plans, in the event loop. ``send`` is false without a control link."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Planner:
         self._said_gaps = gaps > 0
 
     def _waits(self, gaps: int, count: int, now_s: float, *, same: bool) -> bool:
-        """Whether a plan is not made yet, because ways between these ``count`` peers are unknown.
+        """Return whether a plan must wait, because ways between these ``count`` peers are unknown.
 
         The time runs from the first gap on, whoever comes meanwhile: else one joiner after the
         other would keep all the others waiting. ``same``: there is a plan for these.
@@ -127,7 +127,10 @@ class Planner:
         return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
 
     def _training(self) -> tuple[bytes, ...]:
-        """Who will take part in the next round, ascending; nobody where another coordinates."""
+        """Return who will take part in the next round, in ascending order of peer id.
+
+        That is nobody where another peer coordinates.
+        """
         lead = self._node.coordinator
         if lead is None:
             return ()
@@ -147,7 +150,7 @@ class Planner:
             self._log(layout.why)
 
     def on_message(self, source: bytes, message: object) -> bool:
-        """False for what is not a plan."""
+        """Take what has arrived if it is a plan; return False if it is not."""
         if not isinstance(message, StreamPlan):
             return False
         view = self._node.view
@@ -156,8 +159,11 @@ class Planner:
         return True
 
     def _obey(self, plan: StreamPlan) -> None:
-        """From the next round on. What an earlier plan has said of others does not hold any more:
-        they share no link with these."""
+        """Follow a plan from the next round on.
+
+        What an earlier plan has said of others does not hold any more: they share no link with
+        these.
+        """
         view = self._node.view
         known = [row for row in plan.rows() if view is not None and row[0] in view.peers]
         for peer in self._paced - {row[0] for row in known}:
@@ -170,8 +176,10 @@ class Planner:
 
 
 def round_bytes(state: ReplicatedState | None, count: int) -> int:
-    """Return what each of so many peers sends in a round of equal shares; 0 while nobody knows what
-    their rounds reduce, as in a run without an optimizer."""
+    """Return the bytes that each of so many peers sends in a round of equal shares.
+
+    0 while nobody knows what their rounds reduce, as in a run without an optimizer.
+    """
     if state is None or state.spec.method in CARRIED or count < 2:
         return 0
     grid, codec = _reduced(state, count)
@@ -180,7 +188,7 @@ def round_bytes(state: ReplicatedState | None, count: int) -> int:
 
 
 def _reduced(state: ReplicatedState, count: int) -> tuple[ChunkGrid, Decoder]:
-    """The vector of a round of so many, and the codec of its result."""
+    """Return the chunk grid of the vector of a round of so many, and the codec of its result."""
     if state.spec.method in CARRIED:
         return grid_for(COLLECTIVE_ELEMENTS), get_codec("float32")
     return state.fragment_grid(0), state.spec.result_codec((1.0,) * count)

@@ -1,4 +1,4 @@
-"""The plan of the coming rounds, made of what was measured. No clock.
+"""Make the plan of the coming rounds from what was measured. No clock.
 
 A plan has two parts. The *layout* (which collective, in which shape, who owns how much) goes into
 BEGIN, because all participants must use the same one. Who sends over how many streams, and how
@@ -45,7 +45,7 @@ FINE_PARTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What the coordinator is advised, what each participant is told, and why."""
+    """Hold what the coordinator is advised, what each participant is told, and why."""
 
     advice: Advised
     told: Mapping[bytes, StreamPlan]
@@ -61,9 +61,10 @@ def plan_rounds(
     *,
     kinds: tuple[str, ...] = KINDS,
 ) -> RoundPlan:
-    """For rounds of these, in ascending order of peer id as ``network`` has them, over a vector of
-    this grid. ``codec`` is that of the result. ``bbr``, ``kinds``: see Task. May take seconds for
-    very many.
+    """Plan rounds of these participants over a vector of this grid. May take seconds for very many.
+
+    They are in ascending order of peer id, as ``network`` has them. ``codec`` is that of the
+    result. ``bbr``, ``kinds``: see Task.
 
     The cost model knows one size of chunks: the mean of a part's and a result's, so that each line
     carries the right sum of both, of equal shares.
@@ -97,7 +98,7 @@ def plan_rounds(
 
 
 def differs(before: Network, now: Network) -> bool:
-    """Whether a plan for the one may not suit the other."""
+    """Return whether a plan for the one network may not suit the other."""
     if before.count != now.count or before.sites != now.sites:
         return True
     for one, other in ((before.up, now.up), (before.down, now.down), (before.pair, now.pair)):
@@ -110,14 +111,17 @@ def differs(before: Network, now: Network) -> bool:
 
 
 def _is_lossy(network: Network, source: int, target: int, bytes_per_s: float) -> bool:
-    """Whether a stream that gives way to every loss would fall short of this pace."""
+    """Return whether a stream that gives way to every loss would fall short of this pace."""
     trip_s = float(network.latency_s[source, target] + network.latency_s[target, source])
     loss = float(network.loss[source, target])
     return loss > 0 and stream_bytes_per_s(trip_s, loss) < bytes_per_s
 
 
 def _pace(bytes_per_s: float, *, lossy: bool, bbr: bool) -> float:
-    """0: none. BBR has a pace of its own, and is slower with two (docs/log.md)."""
+    """Return the pace to tell a sender, in bytes per second; 0: none.
+
+    BBR has a pace of its own, and is slower with two (docs/log.md).
+    """
     if not 0 < bytes_per_s < PACED_BYTES_PER_S_MAX or (lossy and bbr):
         return 0.0
     return LOSSY_SLACK * bytes_per_s if lossy else bytes_per_s

@@ -1,4 +1,4 @@
-"""Sends probes, and gives others their turn: the shell of survey.py and turns.py.
+"""Send probes, and give others their turn: the shell of survey.py and turns.py.
 
 A probe is sent by a thread of its own, as fast as its stream takes it, and watched from the event
 loop, which ends it when it is enough or in the way.
@@ -40,7 +40,7 @@ class StreamSource(Protocol):
 
 
 class Prober:
-    """Lives in the event loop.
+    """Send probes to other peers and answer theirs, in the event loop.
 
     ``reducing``: whether a reduction is under way, here or elsewhere in the view. ``send`` is false
     without a control link. ``budget_bytes``: of all probes in an hour. ``on``: false if this peer
@@ -83,7 +83,10 @@ class Prober:
             self._probing.cancel()
 
     def look(self, pairs: Mapping[bytes, PairEstimate], traffic: Traffic, now_s: float) -> None:
-        """After each reading of the counters. ``pairs``: whom to probe, with what is known."""
+        """Watch the probe under way, or begin one that is due, after each reading of the counters.
+
+        ``pairs``: whom to probe, with what is known.
+        """
         self._traffic = traffic
         if not self._sending:
             self.filled = b""  # not before its last bytes have been counted as such
@@ -158,7 +161,7 @@ class Prober:
         return MayProbe(granted=False)
 
     async def _send_probe(self, stream: DataStream, probe: Probe) -> bool:
-        """Whether it came to its end by itself."""
+        """Send a probe; return whether it came to its end by itself, and undisturbed."""
         view, paced = self._view(), stream.pace_bytes_per_s
         if view is None:
             return False
@@ -187,7 +190,10 @@ class Prober:
     def _send_frames(
         self, outlet: FrameOutlet, bytes_max: int, ended: asyncio.Future[bool]
     ) -> None:
-        """In a thread of its own."""
+        """Send the frames of a probe, in a thread of its own.
+
+        ``ended`` is told in the event loop whether that went well.
+        """
         payload, well = memoryview(self._noise), True
         try:
             while not self._enough.is_set() and self._sent_bytes + len(payload) <= bytes_max:

@@ -1,4 +1,4 @@
-"""What one connection has done between two readings of its counters. Sans-I/O.
+"""Find what one connection has done between two readings of its counters. Sans-I/O.
 
 Bytes and rates are those of the wire, headers included, because that is what links have a rate of.
 """
@@ -23,14 +23,15 @@ WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 1.0, 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """``took_s`` between the two readings; ``busy_s`` of that something was on its way.
+    """Describe what one connection has done between two readings.
 
+    ``took_s``: seconds between the two readings; ``busy_s``: of those something was on its way.
     ``delivered``: bytes that the other side has, in whatever order; ``sent``, ``lost``: bytes sent,
     and of those the ones that had to be sent again. ``rate``: bytes per second over the last round
     trip as the kernel says, 0 if it says nothing new; ``app_limited``: that was all there was to
-    send.
-    ``unsent``: bytes that wait in the kernel. ``pace``: bytes per second that it was told to keep
-    to, 0 if to none. ``arrived``: bytes from the other side. ``rtt_s``, ``min_rtt_s``: see TcpInfo.
+    send. ``unsent``: bytes that wait in the kernel. ``pace``: bytes per second that it was told to
+    keep to, 0 if to none. ``arrived``: bytes from the other side. ``rtt_s``, ``min_rtt_s``: see
+    TcpInfo.
     """
 
     took_s: float
@@ -52,18 +53,21 @@ class Slice:
 
     @property
     def is_load(self) -> bool:
-        """Enough to be in the way of others."""
+        """Return whether it sent enough to be in the way of others."""
         return self.sent >= LOAD_BYTES
 
     @property
     def whole(self) -> bool:
-        """It was busy from one reading to the next."""
+        """Return whether it was busy from one reading to the next."""
         return self.busy_s >= BUSY_SHARE * self.took_s
 
 
 def between(before: TcpInfo | None, after: TcpInfo, took_s: float, pace: float = 0.0) -> Slice:
-    """``before`` is None for the first reading of a connection, of which only its round trip is
-    taken: when it moved what it has moved is not known."""
+    """Return what a connection has done between two readings, ``took_s`` seconds apart.
+
+    ``before`` is None for the first reading of a connection, of which only its round trip is taken:
+    when it moved what it has moved is not known. ``pace``: what it was told to keep to.
+    """
     if before is None or took_s <= 0:
         return Slice(max(took_s, 0.0), rtt_s=after.rtt_s, min_rtt_s=after.min_rtt_s, pace=pace)
     wire = after.headers
@@ -90,8 +94,11 @@ def between(before: TcpInfo | None, after: TcpInfo, took_s: float, pace: float =
 
 
 class Window:
-    """Counts over consecutive slices until they are long enough for a rate. Each window begins in
-    the middle of the one before. ``held_back``: something but the network limited the last one."""
+    """Count over consecutive slices until they are long enough for a rate.
+
+    Each window begins in the middle of the one before. ``held_back``: something but the network
+    limited the last one.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -108,8 +115,11 @@ class Window:
     def add(
         self, took_s: float, nbytes: float, rtt_s: float = 0.0, *, held_back: bool = False
     ) -> float:
-        """Bytes per second of a window that this completes; 0 as long as it is too short.
-        ``held_back``: what was counted says only that the link can carry so much."""
+        """Count a slice; return the rate of a window that it completes, in bytes per second.
+
+        0 as long as the window is too short. ``held_back``: what was counted says only that the
+        link can carry so much.
+        """
         self._bytes += nbytes
         self._took_s += took_s
         self._rtt_s = max(self._rtt_s, rtt_s)
@@ -127,5 +137,5 @@ class Window:
 
 
 def _since(before: int, after: int) -> int:
-    """Of a counter that starts again at 2^32."""
+    """Return how far a counter that starts again at 2^32 has moved."""
     return (after - before) % (1 << 32)

@@ -1,4 +1,4 @@
-"""Which link to probe next, when a probe is enough, and when to tell the coordinator. No clock.
+"""Decide which link to probe next, when it is enough, and when to tell the coordinator. No clock.
 
 A link that carries rounds is measured by them. What they cannot show, because streams share links
 then or are paced, a probe shows: bytes that the other side drops, sent as fast as they go, to one
@@ -25,14 +25,15 @@ __all__ = [
     "share_bytes",
 ]
 
-# Of one pair in an hour. A first guess is all that a plan needs: the rounds that follow it measure
-# for nothing what a link has, and a short probe sees what a round would see in so many bytes.
+# Limit of one pair in an hour. A first guess is all that a plan needs: the rounds that follow it
+# measure for nothing what a link has, and a short probe sees what a round would see in so many
+# bytes.
 PROBE_BYTES_MAX = 1 << 20
 # With less a probe would find how TCP starts and nothing of the link.
 PROBE_BYTES_MIN = 256 << 10
-# Of one probe: some round trips, also of long ways; nobody notices so short a load.
+# Limit of one probe: some round trips, also of long ways; nobody notices so short a load.
 PROBE_S_MAX = 1.0
-# Of a peer's uplink, on the average: a probe that took a second is followed by 19 without one.
+# Share of a peer's uplink, on average: a probe that took a second is followed by 19 without one.
 LINK_SHARE = 0.05
 # So many others a peer probes, however many there are, and it is probed by as many: what its own
 # link carries shows with a few of them, and the probes of all grow with the number of peers.
@@ -42,7 +43,7 @@ HOUR_S = 3600.0
 DUE_S = HOUR_S
 # The links rest for so long after a reduction: the next may follow at once.
 QUIET_S = 0.5
-# Before the next probe to anybody, and before one to a peer that could not be probed.
+# Pauses before the next probe to anybody, and before one to a peer that could not be probed.
 PAUSE_S, REFUSED_S, FAILED_S = 0.25, 1.0, 30.0
 
 # A row is sent when a value differs by this share from what was said last, and every ROW_S in case
@@ -57,13 +58,13 @@ ROW_PAUSE_PER_MEMBER_S = 0.1
 
 @dataclass(slots=True)
 class PairBudget:
-    """Holds what has been sent to one peer in probes, and when it may be the next one's turn."""
+    """Hold what has been sent to one peer in probes, and when it may be probed again."""
 
     not_before_s: float = 0.0
     spent: deque[tuple[float, int]] = field(default_factory=deque)  # (when, bytes)
 
     def spent_bytes(self, now_s: float) -> int:
-        """Return what the last hour has cost."""
+        """Return the bytes that the probes of the last hour have cost."""
         while self.spent and self.spent[0][0] <= now_s - HOUR_S:
             self.spent.popleft()
         return sum(count for _, count in self.spent)
@@ -71,7 +72,7 @@ class PairBudget:
 
 @dataclass(slots=True)
 class Probe:
-    """One probe under way, and how much it may send."""
+    """Describe one probe under way, and how much it may send."""
 
     peer: bytes
     bytes_max: int
@@ -82,7 +83,7 @@ class Probe:
 
 
 class Survey:
-    """Says whom to probe (``next``) and hears what came of it (``ended``).
+    """Say whom to probe (``next``) and hear what came of it (``ended``).
 
     The pair that nothing has measured for longest has its turn; of several that nothing has ever
     measured, the one that was tried longest ago. So what is broken off all the time, or refused,
@@ -95,8 +96,10 @@ class Survey:
         self._busy_s = float("-inf")  # when the links were last seen in use
 
     def keep(self, peers: Collection[bytes], now_s: float) -> None:
-        """Forget all others. Who left may be back: what was spent on it counts until that is an
-        hour ago."""
+        """Forget all peers but these.
+
+        Who left may be back: what was spent on it counts until that is an hour ago.
+        """
         for peer, pair in list(self._pairs.items()):
             if peer not in peers and not pair.spent_bytes(now_s):
                 del self._pairs[peer]
@@ -126,7 +129,10 @@ class Survey:
         return min(waiting, key=lambda turn: turn[:2])[2] if waiting else None
 
     def refused(self, peer: bytes, now_s: float, *, for_long: bool = False) -> None:
-        """Hear that it is busy, or somebody else probes it; ``for_long``: it wants no probes."""
+        """Hear that a peer is busy, or that somebody else probes it.
+
+        ``for_long``: it wants no probes.
+        """
         pause_s = HOUR_S if for_long else REFUSED_S
         self._pairs.setdefault(peer, PairBudget()).not_before_s = now_s + pause_s
 
@@ -139,8 +145,10 @@ class Survey:
         took_s: float = 0.0,
         failed: bool = False,
     ) -> None:
-        """Hear that a probe has ended after so many bytes and seconds; ``failed``: it could not be
-        sent."""
+        """Hear that a probe has ended after so many bytes and seconds.
+
+        ``failed``: it could not be sent.
+        """
         pair = self._pairs.setdefault(peer, PairBudget())
         if sent_bytes:
             pair.spent.append((now_s, sent_bytes))
@@ -149,14 +157,16 @@ class Survey:
 
 
 def share_bytes(budget_bytes: int, pairs: int) -> int:
-    """Return what each of so many pairs may have of an hour's budget."""
+    """Return how many bytes of an hour's budget each of so many pairs may have."""
     return min(budget_bytes // max(1, pairs), PROBE_BYTES_MAX)
 
 
 def probed_peers(me: bytes, others: Collection[bytes], budget_bytes: int) -> list[bytes]:
-    """Return whom this peer probes: those that follow it in the order of ids, as many as the budget
-    of an hour is enough for, and PROBED_MAX at most. So everybody is probed by as many, and not
-    all begin with the same."""
+    """Return whom this peer probes: those that follow it in the order of ids.
+
+    They are as many as the budget of an hour is enough for, and PROBED_MAX at most. So everybody is
+    probed by as many, and not all begin with the same.
+    """
     after = [peer for peer in sorted(others) if peer > me]
     order = after + [peer for peer in sorted(others) if peer < me]
     return order[: min(PROBED_MAX, budget_bytes // PROBE_BYTES_MIN)]
@@ -164,14 +174,17 @@ def probed_peers(me: bytes, others: Collection[bytes], budget_bytes: int) -> lis
 
 @dataclass(slots=True)
 class RowTimes:
-    """When this member tells the coordinator of its view what it has measured."""
+    """Keep what this member has told the coordinator of its view, and when."""
 
     said: LinkRow | None = None
     at_s: float = float("-inf")
     to: tuple[bytes, int] = (b"", 0)  # the coordinator and the number of its view
 
     def due(self, row: LinkRow, to: tuple[bytes, int], members: int, now_s: float) -> bool:
-        """``to``: the coordinator and the number of its view; it keeps rows of that view alone."""
+        """Return whether the coordinator is to be told this row now.
+
+        ``to``: the coordinator and the number of its view; it keeps rows of that view alone.
+        """
         age_s = now_s - self.at_s
         if age_s < max(ROW_PAUSE_S, ROW_PAUSE_PER_MEMBER_S * members):
             return False
@@ -182,7 +195,7 @@ class RowTimes:
 
 
 def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
-    """Whether somebody who knows ``before`` should know ``after``."""
+    """Return whether somebody who knows ``before`` should know ``after``."""
     if before is None or set(before.peers) != set(after.peers):
         return True
     if _differs(before.up, after.up) or _differs(before.down, after.down):

@@ -1,4 +1,4 @@
-"""Measures the links to the other members, and tells the coordinator: the shell.
+"""Measure the links to the other members, and tell the coordinator: the shell.
 
 Reads the counters of all data streams at intervals, carries messages, and has probes sent. What is
 decided is in estimates.py, traffic.py and picture.py.
@@ -35,7 +35,7 @@ ROW_LOOK_S = 1.0  # between two looks whether somebody is to be told
 
 
 class StreamSource(Protocol):
-    """The data streams of a daemon (peer/rounds/streams.py)."""
+    """Give access to the data streams of a daemon (peer/rounds/streams.py)."""
 
     @property
     def bbr(self) -> bool: ...
@@ -48,7 +48,7 @@ class StreamSource(Protocol):
 
 
 class Surveyor:
-    """Lives in the event loop.
+    """Measure links and keep what others say of theirs, in the event loop.
 
     ``control``: what the kernel tells of the control link to a peer. ``is_local``: whether a peer
     runs on this machine; nobody measures those. ``begins``: of the reductions that are under way,
@@ -104,7 +104,7 @@ class Surveyor:
     # ------------------------------------------------------------ what is known
 
     def link(self, peer: bytes) -> LinkEstimate:
-        """The link to ``peer``, as far as is known here."""
+        """Return the estimate of the link to ``peer``, as far as it is known here."""
         pair = self._pairs.get(peer)
         if pair is None:
             return LinkEstimate()
@@ -112,7 +112,10 @@ class Surveyor:
         return replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0) if self._is_local(peer) else link
 
     def status(self, peer: bytes) -> dict[str, Any]:
-        """What people see of one member; only what is known. Rates in bytes per second."""
+        """Return what people see of one member; only what is known.
+
+        Rates are in bytes per second.
+        """
         link = self.link(peer)
         if self._is_local(peer):
             return {"local": True, "rtt_ms": round(1e3 * link.rtt_s, 2)}
@@ -131,22 +134,24 @@ class Surveyor:
         return found
 
     def gaps(self, participants: Collection[bytes]) -> int:
-        """Of how many ways between these this peer knows no rate, or no round trip."""
+        """Count the ways between these of which this peer knows no rate, or no round trip."""
         self._picture.put(self._me, self._row(self._loop.time()))
         return self._picture.gaps(participants)
 
     def network(self, participants: Collection[bytes]) -> Network:
-        """The links between these, in ascending order of peer id, as this peer knows them: only the
-        coordinator of a view knows more than its own. ConfigError for nobody."""
+        """Return the links between these, in ascending order of peer id, as this peer knows them.
+
+        Only the coordinator of a view knows more than its own. Raises ConfigError for nobody.
+        """
         self._picture.put(self._me, self._row(self._loop.time()))
         return self._picture.network(sorted(participants))
 
     def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
-        """In the same order: whose streams need not be slowed by losses."""
+        """Return, for each peer in ascending order, whether losses need not slow its streams."""
         return self._picture.bbr(participants)
 
     def totals(self) -> dict[str, int]:
-        """What this peer's own links have been seen to carry, bytes per second; 0 if unknown."""
+        """Return what this peer's own links have carried, in bytes per second; 0 if unknown."""
         now_s = self._loop.time()
         return {
             "up_bytes_per_s": round(self._own.up(now_s)),
@@ -183,11 +188,11 @@ class Surveyor:
             self._tell(view, now_s)
 
     def _reducing(self) -> int:
-        """Participants of the largest reduction under way; 0 for none."""
+        """Return how many take part in the largest reduction under way; 0 for none."""
         return max((len(begin.participants) for begin in self._begins()), default=0)
 
     def _others(self, view: View | None) -> list[bytes]:
-        """Members with which data are exchanged."""
+        """Return the members with which data are exchanged."""
         members = view.members if view is not None else ()
         if not any(m.peer == self._me and m.role == REPLICA for m in members):
             return []
@@ -196,7 +201,7 @@ class Surveyor:
     def _slices(
         self, streams: Sequence[tuple[bytes, DataStream]]
     ) -> defaultdict[bytes, list[Slice]]:
-        """What each stream did since the last reading, by peer."""
+        """Return what each stream did since the last reading, by peer."""
         found: defaultdict[bytes, list[Slice]] = defaultdict(list)
         for peer, stream in streams:
             info, at_s = parse(stream.tcp_info()), self._loop.time()
@@ -210,7 +215,7 @@ class Surveyor:
     # ------------------------------------------------------------ messages
 
     def on_message(self, source: bytes, message: object) -> bool:
-        """False for what is not about links."""
+        """Take what has arrived if it is about links; return False if it is not."""
         if not isinstance(message, ABOUT_LINKS):
             return False
         view = self._view()
@@ -254,7 +259,7 @@ class Surveyor:
             self._told.sent(row, to, now_s)
 
     def _say_full(self, view: View) -> None:
-        """Once in the life of a daemon."""
+        """Log the network when all of it is measured, once in the life of a daemon."""
         replicas = [m.peer for m in view.members if m.role == REPLICA]
         remote = not all(self._is_local(peer) for peer in replicas if peer != self._me)
         if not self._said_full and remote and not self._picture.gaps(replicas):

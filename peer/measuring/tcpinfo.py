@@ -1,4 +1,4 @@
-"""What the kernel counts of one TCP connection: Linux' ``struct tcp_info``. Sans-I/O.
+"""Read what the kernel counts of a TCP connection: Linux' ``struct tcp_info``. Sans-I/O.
 
 The struct has only ever grown at its end, so its size says what a kernel knows. Everything that is
 read here is there since Linux 4.19; of an older kernel, and of other systems, nothing is known.
@@ -26,7 +26,9 @@ HEADERS_MIN, HEADERS_MAX = 1.0, 1.25
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """Counters are of the whole life of the connection; bytes are TCP's payload.
+    """Hold what the kernel counts of one TCP connection.
+
+    Counters are of the whole life of the connection; bytes are TCP's payload.
 
     ``rtt_s``, ``min_rtt_s``: smoothed, and the least of the last minutes; 0 if there was none yet.
     ``delivery_rate``: bytes per second over about the last round trip, 0 if unknown; it may be what
@@ -55,7 +57,7 @@ class TcpInfo:
 
 
 def parse(data: bytes) -> TcpInfo | None:
-    """What the kernel has filled in; None if that is less than what is read here."""
+    """Read what the kernel has filled in; return None if that is less than what is read here."""
     if len(data) < TCP_INFO_BYTES:
         return None
     flags, mss, received_mss, pmtu, rtt_us, received, unsent, min_rtt_us, packets, *rest = (

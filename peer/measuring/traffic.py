@@ -1,4 +1,4 @@
-"""What all streams of this peer did between two readings, and what disturbs what. Sans-I/O."""
+"""Say what this peer's streams did between two readings, and what disturbs what. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Slices = Mapping[bytes, Sequence[Slice]]  # of all streams to, or from, each pee
 
 
 class Traffic:
-    """``sending``, ``arriving``: the peers to which, and from which, there was load."""
+    """Hold what all streams to, and from, each peer did between two readings.
+
+    ``sending``, ``arriving``: the peers to which, and from which, there was load.
+    """
 
     def __init__(self, out: Slices, into: Slices) -> None:
         self.out, self.into = out, into
@@ -24,7 +27,7 @@ class Traffic:
         )
 
     def is_alone(self, peer: bytes) -> bool:
-        """Nothing shared this peer's links with what went to ``peer``.
+        """Return whether nothing shared this peer's links with what went to ``peer``.
 
         What goes to others takes its part of the uplink. What arrives, from whomever, fills the
         queue of the downlink, and in it wait the acknowledgements of what goes to ``peer``: TCP

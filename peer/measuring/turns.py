@@ -1,4 +1,4 @@
-"""Who probes whom: a peer sends one probe or receives one, never two at a time. Without a clock.
+"""Decide who probes whom: a peer sends or receives one probe at a time. Without a clock.
 
 Two probes that meet in one peer disturb each other, whatever their directions. Two that arrive
 share its downlink. One that leaves while another arrives gets its acknowledgements from behind the
@@ -22,8 +22,11 @@ UNUSED_S = 0.5
 
 
 class ProbeTurns:
-    """Of the peer ``me``. Call ``asks`` before the question to another one, ``begins`` when that
-    has said yes, and ``ends`` in any case; and ``ask`` and ``over`` for what others say."""
+    """Keep the turns of the peer ``me``.
+
+    Call ``asks`` before the question to another one, ``begins`` when that has said yes, and
+    ``ends`` in any case; and ``ask`` and ``over`` for what others say.
+    """
 
     def __init__(self, me: bytes) -> None:
         self._me = me
@@ -33,14 +36,17 @@ class ProbeTurns:
         self._last: dict[bytes, float] = {}  # when the last turn of each began, of the last AGAIN_S
 
     def given(self, now_s: float) -> bool:
-        """Somebody else has the turn."""
+        """Return whether somebody else has the turn."""
         return now_s < self._until_s
 
     def asks(self) -> None:
         self._asking = True
 
     def begins(self, now_s: float) -> bool:
-        """The other side agrees. False: this peer has given its turn away meanwhile."""
+        """Note that the other side agrees to a probe.
+
+        Returns False if this peer has given its turn away meanwhile.
+        """
         self._asking, self._sending = False, not self.given(now_s)
         return self._sending
 
@@ -48,8 +54,10 @@ class ProbeTurns:
         self._asking = self._sending = False
 
     def ask(self, peer: bytes, now_s: float, *, busy: bool) -> bool:
-        """Whether ``peer`` may begin a probe now; ``busy``: a reduction, or other data on the way
-        from here or to here."""
+        """Return whether ``peer`` may begin a probe now; if so it has the turn.
+
+        ``busy``: a reduction, or other data on the way from here or to here.
+        """
         self._last = {p: at_s for p, at_s in self._last.items() if now_s - at_s < AGAIN_S}
         taken = self._peer != peer and self.given(now_s)
         # Of those that ask each other, in a pair or in a circle, one must give in, and not all.
@@ -61,7 +69,7 @@ class ProbeTurns:
         return True
 
     def over(self, peer: bytes, now_s: float) -> None:
-        """It has ended its probe, or gives its turn back."""
+        """Note that ``peer`` has ended its probe, or gives its turn back."""
         if peer != self._peer:
             return
         self._until_s = float("-inf")

@@ -1,1 +1,1 @@
-"""Connections between peers: who is at the other end, and control messages."""
+"""Connect peers: prove who is at the other end, and carry control messages."""

@@ -1,4 +1,4 @@
-"""Counts the bytes that go over the network, by what they are for.
+"""Count the bytes that go over the network, by what they are for.
 
 Counted is what is given to sockets and what comes out of them: with the framing of TLS and of
 sealed streams, without the headers of TCP and IP and what the kernel sends again.
@@ -19,7 +19,7 @@ PURPOSES: Final = (ROUNDS, STATE, PROBES, CONTROL)
 
 
 class ByteCounts:
-    """Adds up for one daemon. Any thread may count and ask."""
+    """Add up the bytes that one daemon sends and receives. Any thread may count and ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

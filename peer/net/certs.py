@@ -1,4 +1,4 @@
-"""TLS of a run: everybody derives the same certificate authority from the run secret.
+"""Set up the TLS of a run: all peers derive the same certificate authority from its secret.
 
 Nobody hands out certificates. The CA's key is HKDF of the secret, its certificate is the same bytes
 everywhere, and each peer signs a leaf for its own identity key. So "the certificate chain is valid"
@@ -44,7 +44,7 @@ _LEAF_NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "atoll peer")])
 
 @dataclass(frozen=True, slots=True)
 class RunTls:
-    """The two contexts of one identity in one run. Both check the other's certificate."""
+    """Hold the two TLS contexts of one identity in one run. Both check the other's certificate."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -52,9 +52,10 @@ class RunTls:
 
 
 def run_tls(home: Home, secret: bytes) -> RunTls:
-    """The contexts for ``home``'s identity. Leaves the leaf and its key in ``<home>/tls``.
+    """Return the TLS contexts for ``home``'s identity in the run with this secret.
 
-    ``ssl`` loads a chain from files only, so they must exist; the folder is private like the home.
+    The leaf certificate and its key are left in ``<home>/tls``: ``ssl`` loads a chain from files
+    only, so they must exist; the folder is private like the home.
     """
     folder = home.path / "tls"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -71,13 +72,20 @@ def run_tls(home: Home, secret: bytes) -> RunTls:
 
 
 def tag_of(leaf: x509.Certificate) -> str:
-    """Eight hexadecimal digits that differ between run secrets: of the CA's public key's hash."""
+    """Return eight hexadecimal digits that differ between run secrets, from a leaf certificate.
+
+    They begin the hash of the CA's public key. Raises x509.ExtensionNotFound for a certificate that
+    does not name the key of its issuer.
+    """
     issuer = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
     return (issuer.key_identifier or b"").hex()[:8]
 
 
 def unverified_context() -> ssl.SSLContext:
-    """To look at the certificate of a peer that refused us, and for nothing else."""
+    """Return a TLS context that does not check the other side's certificate.
+
+    It is there to look at the certificate of a peer that refused us, and for nothing else.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -86,7 +94,11 @@ def unverified_context() -> ssl.SSLContext:
 
 
 def peer_id_of(tls: ssl.SSLObject) -> bytes:
-    """The 32-byte peer id that the other side of a finished handshake has proved."""
+    """Return the 32-byte peer id that the other side of a finished handshake has proved.
+
+    It is the Ed25519 public key of the other side's certificate. Raises RemoteProtocolError where
+    there is no such certificate or key.
+    """
     der = tls.getpeercert(binary_form=True)
     if der is None:
         raise RemoteProtocolError("the other side showed no certificate")
@@ -100,13 +112,19 @@ def peer_id_of(tls: ssl.SSLObject) -> bytes:
 
 
 def ca_key(secret: bytes) -> Ed25519PrivateKey:
-    """The run's CA key. The run name does not enter: a wrong one is told apart at the hello."""
+    """Derive the private key of the run's CA from the run secret, with HKDF.
+
+    The run name does not enter: a wrong one is told apart at the hello.
+    """
     kdf = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"atoll-ca")
     return Ed25519PrivateKey.from_private_bytes(kdf.derive(secret))
 
 
 def ca_certificate(authority: Ed25519PrivateKey) -> x509.Certificate:
-    """The run's CA certificate: a function of the key alone (Ed25519 signatures have no nonce)."""
+    """Make the run's CA certificate, which is a function of the key alone.
+
+    Ed25519 signatures have no nonce, so every peer makes the same bytes.
+    """
     public = authority.public_key()
     return (
         _builder(_CA_NAME, public, serial=1)
@@ -118,7 +136,7 @@ def ca_certificate(authority: Ed25519PrivateKey) -> x509.Certificate:
 
 
 def leaf_certificate(identity: Ed25519PublicKey, authority: Ed25519PrivateKey) -> x509.Certificate:
-    """A certificate that says: the holder of ``identity`` knows the run secret."""
+    """Make a certificate that says: the holder of ``identity`` knows the run secret."""
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     # Serials must differ below one CA; the identity is unique. 20 bytes at most, top bit clear.
     serial = int.from_bytes(identity.public_bytes_raw()[:16], "big") + 2

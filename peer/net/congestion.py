@@ -1,4 +1,4 @@
-"""Which congestion control the data streams ask the kernel for.
+"""Choose which congestion control the data streams ask the kernel for.
 
 Over a network whose losses are not known it is BBR, where the kernel has it: on paths with losses
 that no queue has caused it keeps most of the rate, of which cubic keeps a tenth (docs/log.md). A
@@ -31,7 +31,7 @@ AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 class Congestion:
-    """Of all data streams of a daemon. ``choice``: a name, or AUTO."""
+    """Set the congestion control of all data streams of a daemon. ``choice``: a name, or AUTO."""
 
     def __init__(self, choice: str, log: Callable[[str], None]) -> None:
         self._choice, self._log = choice, log
@@ -39,8 +39,11 @@ class Congestion:
         self._missed: set[str] = set()  # what the log has a line about
 
     def apply(self, stream: DataStream) -> None:
-        """To one on which this side is about to send. Where the kernel lacks what is wanted, the
-        stream keeps what the system prefers, and the log says so once."""
+        """Set the congestion control of a stream on which this side is about to send.
+
+        Where the kernel lacks what is wanted, the stream keeps what the system prefers, and the log
+        says so once.
+        """
         if self._choice != AUTO:
             why_not = stream.use_congestion(name := self._choice, lasting=True)
         else:
@@ -51,7 +54,11 @@ class Congestion:
 
 
 def suited(stream: DataStream, *, paced: bool = False, lossy: bool = True) -> str:
-    """What "auto" means for a stream of this plan, or of none."""
+    """Return what "auto" means for a stream of this plan, or of none: CUBIC or BBR.
+
+    ``paced``: the stream keeps to a pace of the plan; ``lossy``: its way has losses, or the losses
+    are not known.
+    """
     return CUBIC if stream.is_local or (paced and not lossy) else BBR
 
 
@@ -63,7 +70,7 @@ def _may_be_bbr(choice: str) -> bool:
 
 
 def ask(sock: socket.socket, name: str) -> str:
-    """Use this control from now on; "" or why not."""
+    """Set the socket's congestion control from now on; return "", or why that failed."""
     if not hasattr(socket, "TCP_CONGESTION"):
         return f"this system does not let one choose {name}"
     try:
@@ -76,7 +83,7 @@ def ask(sock: socket.socket, name: str) -> str:
 
 
 def in_use(sock: socket.socket) -> str:
-    """The name of a socket's control; "" where the system does not tell."""
+    """Return the name of a socket's congestion control; "" where the system does not tell."""
     try:
         name = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, NAME_BYTES)
     except (OSError, AttributeError):
@@ -85,7 +92,7 @@ def in_use(sock: socket.socket) -> str:
 
 
 def check(choice: str) -> str:
-    """``choice`` as the user gave it, if a socket may have it. ConfigError."""
+    """Return ``choice``, as the user gave it, if a socket may have it; raise ConfigError if not."""
     if choice == AUTO:
         return choice
     with socket.socket() as sock:

@@ -1,4 +1,4 @@
-"""Reaching a peer: DNS, TCP, TLS, hello. Whatever fails is an error that names its stage.
+"""Reach a peer: DNS, TCP, TLS, hello. Whatever fails is an error that names its stage.
 
 "Failed to connect" alone sends people to edit library timeouts (style.md 2.1 no. 1); the stage,
 the elapsed time and the next thing to try are what they need.
@@ -37,16 +37,17 @@ SECRET = "secret"  # ... somebody is there, with another run secret
 
 # All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
 DIAL_TIMEOUT_S = 5.0
-# To look at a certificate again, after a refusal.
+# Time to look at a certificate again, after a refusal.
 TAG_TIMEOUT_S = 2.0
 # A name may have many addresses; the dead ones must leave time for the living.
 ADDRESSES_MAX = 4
 
 
 class Dial:
-    """One attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it.
+    """Make one attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it.
 
-    ``counts``: where its bytes are counted.
+    ``tag``: that of our run secret, for errors. ``counts``: where its bytes are counted. Raises
+    ConnectError for what is no address.
     """
 
     def __init__(self, address: str, run: str, tag: str, counts: ByteCounts | None = None) -> None:
@@ -63,12 +64,15 @@ class Dial:
 
     @property
     def is_connected(self) -> bool:
-        """TCP has connected: somebody is there, whoever it is."""
+        """Return whether TCP has connected: then somebody is there, whoever it is."""
         return self._stage not in UNREACHED
 
     @contextlib.asynccontextmanager
     async def limited(self, timeout_s: float = DIAL_TIMEOUT_S) -> AsyncIterator[None]:
-        """Ends what runs inside after ``timeout_s``; turns its errors into ConnectErrors."""
+        """End what runs inside after ``timeout_s``; turn its errors into ConnectErrors.
+
+        Where a certificate was refused, by either side, that is an AdmissionError.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 yield
@@ -85,7 +89,10 @@ class Dial:
         expect_peer: bytes | None = None,
         expect_fingerprint: bytes | None = None,
     ) -> tuple[TlsChannel, bytes]:
-        """A channel that has proved who is there, and that peer's id."""
+        """Return a channel that has proved who is there, and that peer's id.
+
+        Raises ConnectError if it is another peer than the one that is expected.
+        """
         sock, rtt_s = await self._connect()
         counts = self._counts
         channel = TlsChannel(sock, context, server_side=False, rtt_s=rtt_s, counts=counts)
@@ -107,13 +114,13 @@ class Dial:
         return channel, peer_id
 
     async def bare(self) -> socket.socket:
-        """A connection on which nothing has been said, to open a data stream on."""
+        """Return a connection on which nothing has been said, to open a data stream on."""
         sock, _ = await self._connect()
         self._stage = "data stream"
         return sock
 
     async def greet(self, channel: TlsChannel, mine: Hello) -> Hello | Refused:
-        """The answer to our hello."""
+        """Send our hello and return the answer to it."""
         self._stage = "admission"
         await channel.send(mine)
         return await channel.receive()
@@ -125,7 +132,7 @@ class Dial:
         return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
 
     async def _connect(self) -> tuple[socket.socket, float]:
-        """A connected socket and one round trip, in seconds; tries the addresses in turn."""
+        """Return a connected socket and one round trip, in seconds; try the addresses in turn."""
         loop = asyncio.get_running_loop()
         found = await _resolve(self.host, self.port)
         self._stage = "TCP"
@@ -158,7 +165,10 @@ class Dial:
         )
 
     async def _their_tag(self) -> str:
-        """What the other side's certificate says about its secret, for the error only."""
+        """Return what the other side's certificate says about its secret, for the error only.
+
+        That is the tag of the secret, or "unknown".
+        """
         try:
             async with asyncio.timeout(TAG_TIMEOUT_S):
                 sock, rtt_s = await self._connect()
@@ -201,8 +211,11 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tup
 
 
 def is_refusal(error: ssl.SSLError) -> bool:
-    """Our certificate was refused (an alert, in TLS 1.3 seen as late as the first read), or we
-    refused the other side's: in both cases the run secrets differ."""
+    """Return whether a certificate was refused: in both cases the run secrets differ.
+
+    Either ours was (an alert, in TLS 1.3 seen as late as the first read), or we refused the other
+    side's.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return True
     reason = error.reason or ""

@@ -1,4 +1,4 @@
-"""Limits on connections that have not yet proved anything. Sans-I/O.
+"""Limit connections that have not yet proved anything. Sans-I/O.
 
 A stranger costs a descriptor, some kilobytes and a millisecond of signatures. These limits keep a
 flood of strangers from taking what the members need (reliability_and_security.md 3.2).
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Limits(NamedTuple):
-    """How many places there are in all, of them for one network, and of them for one address."""
+    """Hold how many places there are: in all, for one network, and for one address."""
 
     total: int
     per_network: int
@@ -88,7 +88,7 @@ MEMBERS_PER_ADDRESS_MAX = 4
 
 
 class Origin(NamedTuple):
-    """Where a connection comes from, as limits count it."""
+    """Describe where a connection comes from, as limits count it."""
 
     ip: str
     address: str  # an IPv4 address, or of IPv6 the network of one customer
@@ -103,7 +103,7 @@ class _Failures(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """What one connection holds until it has proved itself. ``give_up`` ends it."""
+    """Describe what one connection holds until it has proved itself. ``give_up`` ends it."""
 
     origin: Origin
     of_member: bool
@@ -111,7 +111,7 @@ class Place:
 
 
 class _Places:
-    """Of one kind, the oldest first."""
+    """Keep the places of one kind, the oldest first."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -136,8 +136,10 @@ class _Places:
         return True
 
     def full(self, origin: Origin) -> str:
-        """Return what has no room for one more from there, or nothing. All programs of a machine
-        share loopback, so it counts towards the total only."""
+        """Return which limit leaves no room for one more connection from there, or "".
+
+        All programs of a machine share loopback, so it counts towards the total only.
+        """
         total, per_network, per_address = self._limits
         if len(self._held) >= total:
             return f"{total} connections"
@@ -148,7 +150,7 @@ class _Places:
         return ""
 
     def oldest(self, origin: Origin) -> Place:
-        """Return the one that has to go first, so that there is room for one from there."""
+        """Return the place that has to go first, so that there is room for one from there."""
         _, per_network, per_address = self._limits
         held: Iterable[Place] = self._held
         if not origin.is_loopback and self._of[origin.address] >= per_address:
@@ -159,7 +161,7 @@ class _Places:
 
 
 class Gate:
-    """Counts unproved connections; :meth:`enter` and :meth:`leave` go in pairs."""
+    """Count unproved connections; :meth:`enter` and :meth:`leave` go in pairs."""
 
     def __init__(self) -> None:
         self._failures: dict[str, _Failures] = {}  # since the last success, the latest last
@@ -170,13 +172,15 @@ class Gate:
 
     @property
     def pending(self) -> int:
-        """Return how many have entered and not left."""
+        """Return how many connections have entered and not left."""
         kinds = (*self._silent.values(), *self._speaking.values())
         return sum(len(places) for places in kinds)
 
     def enter(self, origin: Origin, now_s: float, *, of_member: bool) -> Place | str:
-        """Return a silent place, or the reason why the connection may not begin. Another silent
-        connection may have to give up its place for it."""
+        """Return a silent place, or the reason why the connection may not begin.
+
+        Another silent connection may have to give up its place for it.
+        """
         is_limited = not of_member and not origin.is_loopback
         if is_limited and (reason := self._over_rate(origin.address, now_s)):
             return reason
@@ -190,7 +194,7 @@ class Gate:
         return place
 
     def speaks(self, place: Place) -> str:
-        """Note its first byte; return the reason why its handshake may not begin, or nothing."""
+        """Note a connection's first byte; return why its handshake may not begin, or ""."""
         speaking = self._speaking[place.of_member]
         if full := speaking.full(place.origin):
             return f"{full} are already waiting to be admitted"
@@ -199,12 +203,12 @@ class Gate:
         return ""
 
     def leave(self, place: Place) -> None:
-        """Take back the place of one that is closed, or has proved itself."""
+        """Take back the place of a connection that is closed, or has proved itself."""
         for kind in (self._silent, self._speaking):
             kind[place.of_member].remove(place)
 
     def failed(self, address: str, now_s: float) -> None:
-        """Note that what entered has proved nothing, or was not admitted."""
+        """Note that a connection from this address has proved nothing, or was not admitted."""
         count = self._failures.pop(address, _Failures(0, 0.0)).in_a_row + 1
         pause_s = min(PAUSE_S * 2.0 ** min(count - FAILURES_FREE, 10), PAUSE_S_MAX)
         if len(self._failures) >= PAUSED_MAX:
@@ -214,7 +218,7 @@ class Gate:
         )
 
     def succeeded(self, address: str) -> None:
-        """Note that what entered is a peer of the run: whoever shares its address begins anew."""
+        """Note that a connection is a peer of the run: whoever shares its address begins anew."""
         self._failures.pop(address, None)
 
     def _over_rate(self, address: str, now_s: float) -> str:
@@ -232,8 +236,12 @@ class Gate:
 
 
 def check_members(ip: str, others: Sequence[str], most: int | None) -> None:
-    """AddressFullError if as many peers as may come from one address have a link: ``most``, or
-    MEMBERS_PER_ADDRESS_MAX if that is None, of which private networks are exempt. 0: any number."""
+    """Raise AddressFullError if as many peers as may come from one address have a link.
+
+    ``ip``: of one that wants a link; ``others``: of the peers that have one. ``most``: how many may
+    come from one address, 0 for any number; None for MEMBERS_PER_ADDRESS_MAX, of which private
+    networks are exempt.
+    """
     if most is None:
         most = 0 if is_trusted_network(ip) else MEMBERS_PER_ADDRESS_MAX
     mine = counted_as(ip)
@@ -245,14 +253,17 @@ def check_members(ip: str, others: Sequence[str], most: int | None) -> None:
 
 
 def plain_ip(ip: str) -> str:
-    """An IPv4 address that arrived on a dual socket, as IPv4, so that it counts as one address."""
+    """Return an IP address in its one plain form, so that it counts as one address.
+
+    That is IPv4 for an IPv4 address that arrived on a dual socket, and no zone.
+    """
     address = ipaddress.ip_address(ip.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)
 
 
 def counted_as(ip: str) -> str:
-    """What limits per address count a plain ip as: of IPv6, the network that it is in."""
+    """Return what limits per address count a plain IP as: of IPv6, the network that it is in."""
     if isinstance(ipaddress.ip_address(ip), ipaddress.IPv6Address):
         return str(ipaddress.ip_network((ip, IPV6_PREFIX_BITS), strict=False))
     return ip

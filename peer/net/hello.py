@@ -1,4 +1,4 @@
-"""The first message in each direction of a connection, and what it is checked against. Sans-I/O.
+"""Define the first message in each direction of a connection, and check it. Sans-I/O.
 
 TLS has already proved that both sides know the run's secret and hold the key of their peer id. The
 dialler says hello first. The other side answers with its own hello, or with the reason why not, so
@@ -60,23 +60,26 @@ HELLO_BYTES_MAX = 4 << 10
 CONTROL, DATA, PROBE = "control", "data", "probe"
 # Refused.code of a second control link between the same two peers.
 DUPLICATE = "duplicate"
-# Of every IdentityInUseError.
+# What to do about every IdentityInUseError.
 COPIED_HOME_FIX = "give one of the two daemons another --home; never copy a home folder"
 
 _NAME_CHARACTERS_MAX = 64
 _ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
 _WHAT_CHARACTERS_MAX = 1000
 _PROGRAM = re.compile(r"[0-9A-Za-z.+!_-]{0,64}")  # what PEP 440 allows, and short
-# Of what an authority has given a peer: twice what the largest takes (authority/grants.py).
+# Limit of what an authority has given a peer: twice what the largest takes (authority/grants.py).
 _CREDENTIAL_BYTES_MAX = 1 << 10
 
 
 @message(wire="Hello")
 class Hello:
-    """Who speaks, what for. ``address`` is where this peer can be dialled, "" if nowhere;
-    ``ciphers`` what its data streams can do besides TLS, nothing in the first version;
-    ``credential`` and ``role`` what it was granted and wants to be, in a run with an authority;
-    ``program`` the version of atoll, for people, "" in protocol 1."""
+    """Say who speaks, and what for.
+
+    ``address`` is where this peer can be dialled, "" if nowhere; ``ciphers`` what its data streams
+    can do besides TLS, nothing in the first version; ``credential`` and ``role`` what it was
+    granted and wants to be, in a run with an authority; ``program`` the version of atoll, for
+    people, "" in protocol 1.
+    """
 
     protocol_min: int
     protocol_max: int
@@ -104,8 +107,11 @@ class Hello:
 
 @message(wire="Refused")
 class Refused:
-    """Why the hello was not accepted. ``what`` is for people, ``code`` for programs; the rest says
-    what refused, as in a hello. Protocol 1 had no such fields."""
+    """Say why the hello was not accepted.
+
+    ``what`` is for people, ``code`` for programs; the rest says what refused, as in a hello.
+    Protocol 1 had no such fields.
+    """
 
     code: str
     what: str
@@ -123,16 +129,19 @@ class Refused:
 
 
 class Door:
-    """What a peer must show besides its knowledge of the run secret. This door asks for nothing."""
+    """Check what a peer must show besides the run secret. This door asks for nothing."""
 
     credential = b""
     role = ""
 
     def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
-        """AdmissionError if the peer may not have a control link. ``called``: we dialled it."""
+        """Raise AdmissionError if the peer may not have a control link.
+
+        ``called``: we dialled it.
+        """
 
     def check_address(self, ip: str, others: Sequence[str]) -> None:
-        """AddressFullError if no more peers may come from this IP address, beside ``others``."""
+        """Raise AddressFullError if no more peers may come from an IP address, beside others."""
 
 
 def check(mine: Hello, theirs: Hello, who: str = "that peer") -> None:
@@ -151,13 +160,13 @@ def check(mine: Hello, theirs: Hello, who: str = "that peer") -> None:
 
 
 def refusal_of(error: AtollError) -> Refused:
-    """What the other side is told about ``error``, which :func:`refusal_error` turns back."""
+    """Return what the other side is told about ``error``; :func:`refusal_error` turns it back."""
     what = error.what[:_WHAT_CHARACTERS_MAX]
     return Refused(error.code, what, PROTOCOL_MIN, PROTOCOL_MAX, VERSION)
 
 
 def refusal_error(refused: Refused, who: str) -> AtollError:
-    """The error that the dialler raises when ``who`` answered ``refused``."""
+    """Return the error that the dialler raises when ``who`` answered ``refused``."""
     if refused.code == VersionError.code:
         mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, VERSION)
         return _version_error(mine, refused, who)
@@ -168,7 +177,7 @@ def refusal_error(refused: Refused, who: str) -> AtollError:
 
 
 def fix_of(error: AtollError) -> str:
-    """What a person can do about a refusal of this kind."""
+    """Return what a person can do about a refusal of this kind; "" if nothing is known."""
     return _FIXES.get(type(error), "")
 
 

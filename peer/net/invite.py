@@ -1,10 +1,11 @@
-"""The one line that lets a machine into a run: address, run name, fingerprint, admission token.
+"""Write and read invites: the one line that lets a machine into a run.
 
+It has the address, the run's name, a fingerprint and the admission token:
 ``atoll://HOST:PORT/RUN#TOKEN``; the token is base32 (lower case, unpadded) of::
 
     version u8 = 1 | fingerprint 8 bytes | run secret 32 bytes | crc32 of all before, big-endian
 
-In a run with an authority it is made there, for the authority's grant (peer/authority/grants.py)::
+In a run with an authority an invite is made there, for a grant (peer/authority/grants.py)::
 
     version u8 = 2 | run secret 32 | authority's public key 32 | seed 32 | grant | crc32
 
@@ -59,7 +60,10 @@ _FIX = "copy the whole `atoll join` line that was printed, with the part after #
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """``str()`` is the invite itself, secret included; ``repr()`` hides the secret."""
+    """Hold what an invite says.
+
+    ``str()`` is the line, secret included; ``repr()`` hides the secret.
+    """
 
     host: str
     port: int
@@ -72,7 +76,7 @@ class Invite:
 
     @property
     def address(self) -> str:
-        """``host:port``, an IPv6 host in brackets."""
+        """Return the address as ``host:port``, an IPv6 host in brackets."""
         return format_address(self.host, self.port)
 
     def __str__(self) -> str:
@@ -87,7 +91,10 @@ class Invite:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The invite in ``text``. ConfigError says which part is wrong, never what the token is."""
+        """Return the invite in ``text``.
+
+        Raises ConfigError, which says which part is wrong, never what the token is.
+        """
         text = text.strip()
         if not text.startswith(_SCHEME):
             raise ConfigError("an invite begins with atoll://", fix=_FIX)
@@ -106,12 +113,12 @@ class Invite:
 
 
 def fingerprint_of(peer_id: bytes) -> bytes:
-    """The 8 bytes by which an invite names the peer that made it."""
+    """Return the 8 bytes by which an invite names the peer that made it."""
     return hashlib.sha256(peer_id).digest()[:FINGERPRINT_BYTES]
 
 
 def check_run_name(run: str) -> str:
-    """``run`` itself if it is a run name, ConfigError otherwise."""
+    """Return ``run`` itself if it is a run name; raise ConfigError otherwise."""
     if not _RUN_NAME.fullmatch(run):
         raise ConfigError(
             f"{run[:80]!r} is not a run name",
@@ -121,12 +128,12 @@ def check_run_name(run: str) -> str:
 
 
 def format_address(host: str, port: int) -> str:
-    """``host:port``, an IPv6 host in brackets."""
+    """Return the address as ``host:port``, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
-    """``host:port`` or ``[ipv6]:port`` as (host, port); ConfigError otherwise.
+    """Return host and port of ``host:port`` or ``[ipv6]:port``; raise ConfigError otherwise.
 
     ``port_min`` 0 admits "any free port", for the address to listen on.
     """
@@ -148,7 +155,10 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
 
 
 def _parse_token(token: str) -> bytes:
-    """Its body: version and all fields, of a length that the version permits."""
+    """Return a token's body: version and all fields, of a length that the version permits.
+
+    Raises ConfigError for a token that is damaged, or of another version.
+    """
     try:
         raw = base64.b32decode(token.upper() + "=" * (-len(token) % 8))
     except (binascii.Error, ValueError):

@@ -1,4 +1,4 @@
-"""One control link: frames both ways over an established TLS connection, inside the event loop.
+"""Run one control link: frames both ways over an established TLS connection, in the event loop.
 
 No task and no stream: the loop calls back when the socket can be read or written, so the death of
 the other process (EOF or RST) is reported in the same turn of the loop in which it is seen.
@@ -37,7 +37,7 @@ CONTROL_QUEUE_BYTES_MAX = 8 << 20
 NO_PROGRESS_TIMEOUT_S = 10.0
 # How long the side that does not close a superseded link waits for the side that does.
 DRAIN_TIMEOUT_S = 5.0
-# Of a defect's traceback, in the log: where it arose and who called that.
+# So many calls of a defect's traceback are in the log: where it arose and who called that.
 DEFECT_CALLS = 4
 
 
@@ -50,10 +50,11 @@ class _State(enum.Enum):
 
 
 class ControlLink:
-    """Calls ``on_payload(link, payload)`` for each frame and ``on_end(link, why)`` once.
+    """Carry frames both ways between this peer and another.
 
-    ``on_end`` is for ends that this side did not ask for; after :meth:`close` it is not called.
-    ``counts``: where its bytes are counted.
+    Calls ``on_payload(link, payload)`` for each frame and ``on_end(link, why)`` once. ``on_end`` is
+    for ends that this side did not ask for; after :meth:`close` it is not called. ``counts``: where
+    its bytes are counted.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class ControlLink:
         self._loop.call_soon(self._pump)  # something may have arrived behind the hello
 
     def send(self, data: bytes, purpose: str = CONTROL) -> bool:
-        """Queue one frame, never blocking. False if the link is ending."""
+        """Queue one frame, never blocking. Returns False if the link is ending."""
         if self._state is not _State.OPEN:
             return False
         if len(self._unsent) + len(data) > CONTROL_QUEUE_BYTES_MAX:
@@ -103,7 +104,7 @@ class ControlLink:
         return True
 
     def tcp_info(self) -> bytes:
-        """What the kernel tells of this connection; nothing where it tells nothing, or closed."""
+        """Return the kernel's struct tcp_info of this connection; b"" if none, or if closed."""
         return tcp_info(self._sock)
 
     def close(self, *, deliver: bool = False) -> None:
@@ -126,7 +127,10 @@ class ControlLink:
         self._flush()
 
     def drain(self) -> None:
-        """A newer link took this one's place and the other side will close it: only read on."""
+        """Read on but take nothing more to send: a newer link took this one's place.
+
+        The other side will close this one; if it does not, it ends after DRAIN_TIMEOUT_S.
+        """
         if self._state is _State.OPEN:
             self._leave(_State.DRAINING, DRAIN_TIMEOUT_S, deliver=True)
 
@@ -193,8 +197,10 @@ class ControlLink:
             self.end(f"broke the protocol: {error.what}")
 
     def _flush(self, purpose: str = CONTROL) -> None:
-        """Give the kernel what it takes; the loop calls again when it takes more. ``purpose``: of
-        what TLS has made since the last call."""
+        """Give the kernel what it takes; the loop calls again when it takes more.
+
+        ``purpose``: of what TLS has made since the last call.
+        """
         sealed = self._outgoing.read()
         self._counts.add_sent(purpose, len(sealed))
         self._unsent += sealed
@@ -228,7 +234,7 @@ class ControlLink:
 
 
 def defect_summary(error: Exception) -> str:
-    """The error and the calls that led to it, in one line of the log."""
+    """Return the error and the calls that led to it, as one line for the log."""
     calls = traceback.extract_tb(error.__traceback__)[-DEFECT_CALLS:]
     where = ", ".join(f"{PurePath(call.filename).name}:{call.lineno} {call.name}" for call in calls)
     text = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""All connections of a daemon: one port in, any number out, one control link per peer.
+"""Keep all connections of a daemon: one port in, any number out, one control link per peer.
 
 The shell between sockets and the daemon's decisions. What arrives is reported by callbacks in the
 event loop; nothing here decides about membership. Any defect of the other side ends that side's
@@ -54,7 +54,7 @@ MET_MAX = 1024  # addresses whose peers find places of their own when they come 
 
 
 class LinkHost:
-    """Listens, dials and carries messages. Use it inside one running event loop.
+    """Listen, dial and carry messages. Use it inside one running event loop.
 
     Callbacks, all in that loop and none after :meth:`close` has begun:
 
@@ -120,7 +120,10 @@ class LinkHost:
         )
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Open the port; returns the bound address (``port`` 0 picks a free one). ConfigError."""
+        """Open the port and return the bound address; ``port`` 0 picks a free one.
+
+        Raises ConfigError if the address cannot be listened on.
+        """
         if CIPHER_NONE in self._streams.ciphers:
             self._log("data streams are neither secret nor protected with peers that agree to that")
         return self._listener.open(host, port)
@@ -137,7 +140,7 @@ class LinkHost:
         await asyncio.gather(*(link.ended.wait() for link in links))
 
     def send(self, peer_id: bytes, msg: object) -> bool:
-        """Queue ``msg``; never blocks. False without a working control link to ``peer_id``."""
+        """Queue ``msg`` without blocking; return False if no control link to ``peer_id`` works."""
         link = self._links.get(peer_id)
         if link is None:
             return False
@@ -146,8 +149,10 @@ class LinkHost:
         return link.send(frame(encode(msg)), purpose)
 
     def drop(self, peer_id: bytes, why: str, *, expelled: bool = False) -> None:
-        """End the control link to ``peer_id``, if any; ``on_down`` follows. Data streams that the
-        peer has opened outlive a link, but not that it is ``expelled``."""
+        """End the control link to ``peer_id``, if any; ``on_down`` follows.
+
+        Data streams that the peer has opened outlive a link, unless it is ``expelled``.
+        """
         if expelled:
             self._streams.expel(peer_id)
         link = self._links.pop(peer_id, None)
@@ -160,11 +165,14 @@ class LinkHost:
             asyncio.get_running_loop().call_soon(self._report_down, peer_id, why)
 
     def link_peers(self) -> tuple[bytes, ...]:
-        """The peers with a control link, sorted."""
+        """Return the peers with a control link, sorted."""
         return tuple(sorted(self._links))
 
     def srtt_s(self, peer_id: bytes) -> float:
-        """A round trip to ``peer_id`` in seconds, measured while connecting; 0 without a link."""
+        """Return a round trip to ``peer_id`` in seconds; 0 without a link.
+
+        It was measured while connecting.
+        """
         link = self._links.get(peer_id)
         return link.rtt_s if link is not None else 0.0
 
@@ -174,7 +182,7 @@ class LinkHost:
         return link is not None and link.is_local
 
     def tcp_info(self, peer_id: bytes) -> bytes:
-        """What the kernel tells of the link to ``peer_id``; nothing without one."""
+        """Return the kernel's struct tcp_info of the link to ``peer_id``; b"" without one."""
         link = self._links.get(peer_id)
         return link.tcp_info() if link is not None else b""
 
@@ -184,9 +192,10 @@ class LinkHost:
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
     ) -> bytes:
-        """Make a control link (or find that there is one); returns the peer's id. At most 5 s.
+        """Make a control link, or find that there is one, and return the peer's id.
 
-        Raises ConnectError naming the stage, AdmissionError, VersionError, or IdentityInUseError.
+        Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
+        IdentityInUseError.
         """
         if expect_peer is not None and expect_peer in self._links:
             return expect_peer
@@ -209,14 +218,18 @@ class LinkHost:
         return peer_id
 
     async def open_data(self, peer_id: bytes, address: str) -> DataStream:
-        """A stream on which this side sends to ``peer_id``; ConnectErrors as of :meth:`dial`.
+        """Open a stream on which this side sends to ``peer_id``.
 
-        At most 5 s, and as long again if TLS has to be tried after a sealed stream.
+        Takes at most 5 s, and as long again if TLS has to be tried after a sealed stream. Raises
+        ConnectErrors as :meth:`dial` does.
         """
         return await self._streams.open(peer_id, address)
 
     async def _call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
-        """What a data stream through TLS is made of."""
+        """Return a connection for a data stream through TLS, when both sides have said hello.
+
+        Raises the error of a refusal.
+        """
         channel, _, answer = await self._call(DATA, address, peer_id, None)
         if isinstance(answer, Refused):
             channel.close()
@@ -226,9 +239,10 @@ class LinkHost:
     async def probe(
         self, peer_id: bytes, address: str, timeout_s: float
     ) -> Literal["up", "refused", "silent"]:
-        """Is ``peer_id``'s daemon alive? "refused": its machine answers, nobody listens.
+        """Find out whether ``peer_id``'s daemon is alive.
 
-        "up" means that it proved its identity just now: TCP and TLS, two round trips.
+        "up" means that it proved its identity just now: TCP and TLS, two round trips. "refused":
+        its machine answers, nobody listens. "silent": anything else.
         """
         try:
             attempt = self._attempt(address)
@@ -245,7 +259,10 @@ class LinkHost:
     async def _call(
         self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
     ) -> tuple[TlsChannel, bytes, Hello | Refused]:
-        """Dial and say hello; the answer, from a peer that is not this one."""
+        """Dial and say hello; return the channel, the peer's id and its answer.
+
+        Raises an error if that peer is this one.
+        """
         mine = self._hello(kind)
         attempt = self._attempt(address)
         async with attempt.limited():
@@ -274,8 +291,13 @@ class LinkHost:
         return Dial(address, self._run, self._tls.tag, self.counts)
 
     def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
-        """Of two processes with one identity exactly one stays: the newer, once a peer has a link
-        to it; before that, the one that was found running."""
+        """Raise an error if the peer that answered is one with our own identity.
+
+        Of two processes with one identity exactly one stays: the newer, once a peer has a link to
+        it; before that, the one that was found running. Raises IdentityInUseError if the other's
+        incarnation is the higher one, ConnectError if it is this daemon itself or an older life of
+        it.
+        """
         if peer_id != self.peer_id:
             return
         if inc in (said_inc, self._inc()):  # we may have become a new incarnation meanwhile
@@ -290,7 +312,7 @@ class LinkHost:
         )
 
     async def _greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
-        """Answer the hello of a connection that was made to us; None if all is done."""
+        """Answer the hello of a connection made to us; return the refusal to send, if any."""
         mine = self._hello(theirs.kind)
         try:
             check(theirs, mine)  # in words for the dialler
@@ -358,7 +380,7 @@ class LinkHost:
         )
 
     def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
-        """Whether a new link to ``old``'s peer takes its place; both sides decide alike."""
+        """Return whether a new link to ``old``'s peer takes its place; both sides decide alike."""
         if inc != old.hello.inc:
             return inc > old.hello.inc  # a newer life of the peer
         if dialled_by == old.dialled_by:
@@ -369,7 +391,7 @@ class LinkHost:
         return dialled_by < old.dialled_by
 
     def _install(self, link: ControlLink) -> bool:
-        """Make ``link`` the peer's control link, unless there is a better one."""
+        """Make ``link`` the peer's control link; return False if there is a better one."""
         peer_id, inc = link.peer_id, link.hello.inc
         old = self._links.get(peer_id)
         if old is not None and not self._prefers_new(old, inc, link.dialled_by):

@@ -1,4 +1,4 @@
-"""The one port: accepts connections, lets few strangers in at a time, and hears what they want.
+"""Accept connections on the one port, let few strangers in at a time, and hear what they want.
 
 The first byte of a connection says whether TLS follows or a data stream with a cipher of its own.
 """
@@ -33,7 +33,7 @@ from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, reason_of
 
 __all__ = ["Listener"]
 
-# For the first byte: a peer sends it as soon as it is connected, and TCP repeats it in a second.
+# Time for the first byte: a peer sends it once it is connected, and TCP repeats it in a second.
 FIRST_BYTE_TIMEOUT_S = 2.0
 # From there on for handshake and hello together, or the opening of a data stream.
 ADMISSION_TIMEOUT_S = 5.0
@@ -54,7 +54,7 @@ LOG_INTERVAL_S = 1.0
 
 
 class _Caller:
-    """A connection that nobody has taken yet."""
+    """Hold a connection that nobody has taken yet."""
 
     def __init__(self, sock: socket.socket, where: str, place: Place) -> None:
         self.where, self.place = where, place
@@ -71,7 +71,7 @@ class _Caller:
 
 
 class Listener:
-    """Brings connections as far as a proved peer id and a hello, then asks ``greet``.
+    """Bring connections as far as a proved peer id and a hello, then ask ``greet``.
 
     ``greet`` takes the channel (and returns None) or returns the refusal to send. ``accept_stream``
     takes the socket of a data stream, behind its first byte, or raises. What fails before that is
@@ -97,7 +97,10 @@ class Listener:
         self._logged_s, self._unlogged = -LOG_INTERVAL_S, 0
 
     def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen; returns the bound address (``port`` 0 picks a free one). ConfigError if taken."""
+        """Listen and return the bound address; ``port`` 0 picks a free one.
+
+        Raises ConfigError if the address is taken, or cannot be listened on.
+        """
         self._socket = _bound(host, port)
         asyncio.get_running_loop().add_reader(self._socket, self._on_acceptable)
         name = self._socket.getsockname()
@@ -183,7 +186,10 @@ class Listener:
             await caller.held.goodbye()  # nothing, if the channel was taken
 
     async def _hear_first(self, caller: _Caller) -> bytes:
-        """Return the first byte, once there is a place for a handshake."""
+        """Return the first byte, once there is a place for a handshake.
+
+        Raises ConnectionRefusedError where there is none.
+        """
         assert isinstance(caller.held, socket.socket)
         head = await asyncio.get_running_loop().sock_recv(caller.held, 1)
         if not head:
@@ -194,7 +200,11 @@ class Listener:
         return head
 
     async def _hear(self, caller: _Caller, head: bytes) -> None:
-        """What the connection is for, and whether that may be."""
+        """Go on with a connection as its first byte asks: TLS and a hello, or a data stream.
+
+        Raises RemoteProtocolError for a byte that begins neither, and what a handshake, a hello or
+        the opening of a stream raises.
+        """
         sock = caller.held
         assert isinstance(sock, socket.socket)
         if head[0] == TLS_FIRST_BYTE:

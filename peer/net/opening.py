@@ -1,4 +1,4 @@
-"""Opens a data stream over bare TCP: both sides prove, in the event loop, that they have its key.
+"""Open a data stream over bare TCP: both sides prove, in the event loop, that they have its key.
 
 The socket is then given to a ``SealedStream`` or a ``PlainStream``. Nothing of it is kept before
 the dialler has proved itself, and nothing is read beyond that.
@@ -33,12 +33,12 @@ from atoll.peer.net.streamkeys import (
 
 __all__ = ["Accepted", "accept_stream", "answer_asked", "open_stream"]
 
-# For the whole exchange, of either side (reliability_and_security.md 3.1).
+# Time for the whole exchange, of either side (reliability_and_security.md 3.1).
 OPENING_TIMEOUT_S = 3.0
 
 
 class Accepted(NamedTuple):
-    """A stream that was opened to this side by ``peer``."""
+    """Describe a stream that was opened to this side by ``peer``."""
 
     peer: bytes
     cipher: str
@@ -53,9 +53,10 @@ def answer_asked(
     remote_ip: str,
     allowed: tuple[str, ...] = CIPHERS,
 ) -> StreamGranted | StreamDenied:
-    """What ``peer``, whose control link comes from ``remote_ip``, is told; inside a running loop.
+    """Return what ``peer``, which asked for a stream, is told. Call it inside a running loop.
 
-    ``allowed``: the ciphers that this side's user permits, as far as they are ``permitted``.
+    ``remote_ip``: where its control link comes from. ``allowed``: the ciphers that this side's user
+    permits, as far as they are ``permitted``. What is granted is added to ``grants``.
     """
     allowed = permitted(allowed, remote_ip)
     cipher = choose_cipher(asked.ciphers, allowed)
@@ -68,7 +69,7 @@ def answer_asked(
 
 
 async def open_stream(sock: socket.socket, granted: StreamGranted) -> bytes:
-    """The dialler's side, on a connected non-blocking socket; returns the stream's secret.
+    """Open a stream as the dialler, on a connected non-blocking socket; return its secret.
 
     Raises OSError (TimeoutError after OPENING_TIMEOUT_S) or RemoteProtocolError; the socket stays
     the caller's to close.
@@ -82,9 +83,10 @@ async def open_stream(sock: socket.socket, granted: StreamGranted) -> bytes:
 
 
 async def accept_stream(sock: socket.socket, grants: Grants) -> Accepted:
-    """The other side, once the byte STREAM_FIRST_BYTE has been read from the socket.
+    """Open a stream as the other side, once STREAM_FIRST_BYTE has been read from the socket.
 
-    Errors as of :func:`open_stream`. The grant is used up when the dialler has proved itself.
+    Raises errors as :func:`open_stream` does. The grant is used up when the dialler has proved
+    itself.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(OPENING_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""All data streams of a daemon: how they are opened, by others and to others, with which cipher.
+"""Open all data streams of a daemon, by others and to others, and choose how each is protected.
 
 A stream is sealed where both sides can do that (``streamkeys``), and goes through TLS otherwise:
 with peers that list no cipher in their hello, and with those where opening a sealed one has failed.
@@ -56,7 +56,7 @@ DETOUR_S, DETOUR_S_MAX = 60.0, 3600.0
 
 
 class _Question(NamedTuple):
-    """A StreamAsked that waits for the answer of ``peer``, or for why there will be none."""
+    """Keep a StreamAsked that waits for the answer of ``peer``, or for why there will be none."""
 
     peer: bytes
     answer: asyncio.Future[StreamGranted | str]
@@ -67,14 +67,17 @@ class _Question(NamedTuple):
 
 
 class _Detour(NamedTuple):
-    """Streams to a peer go through TLS until then; ``pause_s`` long if it is not for ever."""
+    """Say until when streams to a peer go through TLS.
+
+    The detour is ``pause_s`` long if it is not for ever.
+    """
 
     until_s: float
     pause_s: float
 
 
 class StreamHost:
-    """Lives in the event loop beside the control links.
+    """Open and accept data streams, in the event loop beside the control links.
 
     ``ciphers``: what this side can do, the preferred one first; ``congestion``: the control of what
     it sends, a name or AUTO; ``link_of`` gives a peer's control link; ``send`` puts a message on
@@ -106,8 +109,8 @@ class StreamHost:
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
         self._detours: dict[bytes, _Detour] = {}  # of linked peers
-        # With the peer that opened it, b"" for us. They belong to who sends or reads on them: one
-        # that has ended must not keep its buffers.
+        # Open streams, with the peer that opened each, b"" for us. They belong to who sends
+        # or reads on them: one that has ended must not keep its buffers.
         self._open: WeakKeyDictionary[DataStream, bytes] = WeakKeyDictionary()
         self._closing = False
 
@@ -120,7 +123,7 @@ class StreamHost:
             question.end("this daemon is closing")
 
     def forget(self, peer: bytes) -> None:
-        """The control link to ``peer`` is gone, and what was agreed on it with it."""
+        """Forget what was agreed on the control link to ``peer``, which is gone."""
         self._grants.forget(peer)
         self._detours.pop(peer, None)
         for question in self._questions.values():
@@ -136,7 +139,7 @@ class StreamHost:
     # ------------------------------------------------------------ to others
 
     async def open(self, peer: bytes, address: str) -> DataStream:
-        """A stream on which this side sends. ConnectErrors as of a dial."""
+        """Open a stream on which this side sends. Raises ConnectErrors as a dial does."""
         link = self._link_of(peer)
         if link is None:
             raise ConnectError(f"a data stream to {address} needs a control link first")
@@ -175,9 +178,10 @@ class StreamHost:
         return self._added(b"", stream)
 
     async def _open_agreed(self, link: ControlLink, address: str) -> DataStream | str:
-        """A stream with a cipher that both have, or why TLS is to be tried.
+        """Open a stream with a cipher that both have, or return why TLS is to be tried.
 
-        ConnectError where nobody can be reached at all, and where the control link has ended.
+        Raises ConnectError where nobody can be reached at all, and where the control link has
+        ended.
         """
         usable = self._usable(link)
         if not usable:
@@ -198,15 +202,22 @@ class StreamHost:
             return error.what
 
     def _check_current(self, link: ControlLink, address: str) -> None:
-        """A link that has ended takes its keys with it, which says nothing about the next one."""
+        """Raise ConnectError if the control link has ended meanwhile.
+
+        A link that has ended takes its keys with it, which says nothing about the next one.
+        """
         if self._link_of(link.peer_id) is not link:
             raise ConnectError(f"the control link to {address} has ended meanwhile")
 
     async def _agree(
         self, peer: bytes, usable: tuple[str, ...], sock: socket.socket, address: str
     ) -> DataStream:
-        """Ask for a key and open the stream with it. Asked when the connection stands: its address
-        says which ciphers are permitted, and no key is given out that nobody comes for."""
+        """Ask for a key and open the stream with it.
+
+        The key is asked for when the connection stands: its address says which ciphers are
+        permitted, and no key is given out that nobody comes for. Raises ConnectError if no cipher
+        is left, or no key is granted.
+        """
         remote_ip = str(sock.getpeername()[0])
         asked = StreamAsked(next(self._numbers), permitted(usable, remote_ip))
         if not asked.ciphers:
@@ -234,7 +245,7 @@ class StreamHost:
     # ------------------------------------------------------------ from others
 
     def on_message(self, link: ControlLink, msg: object) -> bool:
-        """Take what has arrived on a control link if it is about streams."""
+        """Take what has arrived on a control link if it is about streams; return whether it is."""
         if not isinstance(msg, StreamAsked | StreamGranted | StreamDenied):
             return False
         current, question = self._link_of(link.peer_id), self._questions.get(msg.number)
@@ -255,7 +266,7 @@ class StreamHost:
         )
 
     def why_full(self, peer: bytes) -> str:
-        """Why ``peer`` may not open another stream; "" if it may."""
+        """Return why ``peer`` may not open another stream; "" if it may."""
         count = sum(by == peer and not stream.closed for stream, by in self._open.items())
         return f"{count} data streams are open" if count >= STREAMS_PER_PEER_MAX else ""
 
@@ -274,7 +285,7 @@ class StreamHost:
         self._on_data(accepted.peer, self._added(accepted.peer, stream))
 
     def accept_tls(self, link: ControlLink, connection: TlsSocket) -> None:
-        """The other side of a stream through TLS, whose hello has been answered."""
+        """Take the connection of a stream through TLS, whose hello has been answered."""
         stream = TlsStream(connection, link.hello.address or link.remote_ip)
         self._on_data(link.peer_id, self._added(link.peer_id, stream))
 

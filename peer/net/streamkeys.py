@@ -1,4 +1,4 @@
-"""Keys for data streams over bare TCP: agreed on the control link, proved on the stream. Sans-I/O.
+"""Agree on keys for data streams over bare TCP, and prove them on the stream. Sans-I/O.
 
 Whoever wants to send asks over the control link (``StreamAsked``). The other side, which will have
 to read, answers with a connection id and a fresh key (``StreamGranted``), or says why not
@@ -86,7 +86,7 @@ _TRUSTED = [
     *map(ipaddress.ip_network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
     *map(ipaddress.ip_network, ("169.254.0.0/16", "::1/128", "fc00::/7", "fe80::/10")),
 ]
-# That a peer, perhaps of a later version, may say it can do.
+# How many ciphers a peer, perhaps of a later version, may say it can do.
 CIPHERS_MAX = 8
 CipherName = Annotated[str, Within(1, 64)]
 _WHAT_CHARACTERS_MAX = 1000
@@ -94,9 +94,10 @@ _WHAT_CHARACTERS_MAX = 1000
 
 @message(wire="StreamAsked")
 class StreamAsked:
-    """May I open a data stream to you? ``number`` comes back in the answer.
+    """Ask whether the sender may open a data stream to the receiver.
 
-    ``ciphers``: what the dialler can do, the preferred one first.
+    ``number`` comes back in the answer. ``ciphers``: what the dialler can do, the preferred one
+    first.
     """
 
     number: Annotated[int, Within(0, 2**63 - 1)]
@@ -105,7 +106,7 @@ class StreamAsked:
 
 @message(wire="StreamGranted")
 class StreamGranted:
-    """Yes: with this id and this key, for one connection, within GRANT_S."""
+    """Grant a data stream: with this id and this key, for one connection, within GRANT_S."""
 
     number: Annotated[int, Within(0, 2**63 - 1)]
     cipher: CipherName
@@ -118,26 +119,29 @@ class StreamGranted:
 
 @message(wire="StreamDenied")
 class StreamDenied:
-    """No, and why, for people."""
+    """Deny a data stream and say why, for people."""
 
     number: Annotated[int, Within(0, 2**63 - 1)]
     what: Annotated[str, Within(0, _WHAT_CHARACTERS_MAX)]
 
 
 def choose_cipher(asked: tuple[str, ...], allowed: tuple[str, ...]) -> str:
-    """The first of ``asked`` that is among ``allowed``; "" if none is."""
+    """Return the first of ``asked`` that is among ``allowed``; "" if none is."""
     return next((name for name in asked if name in allowed), "")
 
 
 def permitted(ciphers: tuple[str, ...], remote_ip: str) -> tuple[str, ...]:
-    """Those that may be used with this address: CIPHER_NONE only if ``is_trusted_network``."""
+    """Return the ciphers that may be used with this address.
+
+    CIPHER_NONE is among them only if ``is_trusted_network``.
+    """
     if is_trusted_network(remote_ip):
         return ciphers
     return tuple(name for name in ciphers if name != CIPHER_NONE)
 
 
 def check_granted(asked: StreamAsked, granted: StreamGranted, remote_ip: str) -> None:
-    """RemoteProtocolError unless ``granted`` answers ``asked`` with something that it asked for.
+    """Raise RemoteProtocolError unless ``granted`` is an answer that ``asked`` has asked for.
 
     ``remote_ip``: where the stream goes. Nobody can talk this side into CIPHER_NONE there unless
     it asked for that, and ``is_trusted_network``.
@@ -149,7 +153,10 @@ def check_granted(asked: StreamAsked, granted: StreamGranted, remote_ip: str) ->
 
 
 def is_trusted_network(ip: str) -> bool:
-    """Whether CIPHER_NONE may be used with this address: private, of this link or this machine."""
+    """Return whether CIPHER_NONE may be used with this address.
+
+    Such an address is private, of this link or of this machine.
+    """
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:
@@ -163,7 +170,7 @@ def is_trusted_network(ip: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What ``peer`` may open until ``until_s``."""
+    """Describe what ``peer`` may open until ``until_s``."""
 
     peer: bytes
     granted: StreamGranted
@@ -171,7 +178,7 @@ class Grant:
 
 
 class Grants:
-    """The ids that have been given out and not yet used."""
+    """Keep the ids that have been given out and not yet used."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, Grant] = {}
@@ -180,7 +187,7 @@ class Grants:
         return len(self._open)
 
     def add(self, peer: bytes, granted: StreamGranted, now_s: float) -> str:
-        """Remember what ``peer`` is about to be told; "", or why it must be denied instead."""
+        """Remember what a peer is about to be told; return "", or why it must be denied instead."""
         self._open = {i: grant for i, grant in self._open.items() if grant.until_s > now_s}
         if sum(grant.peer == peer for grant in self._open.values()) >= GRANTS_PER_PEER_MAX:
             return f"{GRANTS_PER_PEER_MAX} data streams are being opened already"
@@ -190,18 +197,21 @@ class Grants:
         return ""
 
     def find(self, conn_id: bytes, now_s: float) -> Grant | None:
-        """The grant of this id, if nobody has used it and there is still time."""
+        """Return the grant of this id, if nobody has used it and there is still time."""
         grant = self._open.get(conn_id)
         return grant if grant is not None and grant.until_s > now_s else None
 
     def take(self, conn_id: bytes, now_s: float) -> Grant | None:
-        """As :meth:`find`, and nobody gets it again. Of two that prove themselves one is late."""
+        """Return the grant as :meth:`find` does, and give it to nobody again.
+
+        Of two that prove themselves one is late.
+        """
         grant = self.find(conn_id, now_s)
         self._open.pop(conn_id, None)
         return grant
 
     def forget(self, peer: bytes) -> None:
-        """The control link to ``peer`` is gone, and what was agreed on it with it."""
+        """Forget what was agreed on the control link to ``peer``, which is gone."""
         self._open = {i: grant for i, grant in self._open.items() if grant.peer != peer}
 
 
@@ -209,7 +219,10 @@ class Grants:
 
 
 def conn_id_of(opening: bytes) -> bytes:
-    """The connection id in the dialler's first message. RemoteProtocolError if it is none."""
+    """Return the connection id in the dialler's first message.
+
+    Raises RemoteProtocolError if it is no opening of a data stream, or one of another version.
+    """
     if len(opening) != OPENING_BYTES or opening[0] != STREAM_FIRST_BYTE:
         raise RemoteProtocolError("not the opening of a data stream")
     if opening[1] != STREAM_VERSION:
@@ -220,20 +233,20 @@ def conn_id_of(opening: bytes) -> bytes:
 
 
 class Handshake:
-    """One side's view of one opening. The methods are called in the order of the messages."""
+    """Carry out one side of one opening. The methods are called in the order of the messages."""
 
     def __init__(self, granted: StreamGranted) -> None:
         self._granted = granted
         self._said = b""  # all that has been said so far, by either side
 
     def opening(self, random: bytes) -> bytes:
-        """The dialler's first message. ``random``: RANDOM_BYTES, fresh."""
+        """Return the dialler's first message. ``random``: RANDOM_BYTES, fresh."""
         head = bytes((STREAM_FIRST_BYTE, STREAM_VERSION))
         self._said = head + self._granted.conn_id + _checked(random)
         return self._said
 
     def greeting(self, opening: bytes, random: bytes) -> bytes:
-        """The acceptor's answer to ``opening``. ``random``: RANDOM_BYTES, fresh."""
+        """Return the acceptor's answer to ``opening``. ``random``: RANDOM_BYTES, fresh."""
         if conn_id_of(opening) != self._granted.conn_id:
             raise LocalProtocolError("the opening of another data stream")
         self._said = bytes(opening) + _checked(random)
@@ -242,7 +255,7 @@ class Handshake:
         return self._said[OPENING_BYTES:]
 
     def answer(self, greeting: bytes) -> bytes:
-        """The dialler's proof. RemoteProtocolError if the greeting does not prove the key."""
+        """Return the dialler's proof; raise RemoteProtocolError if the greeting is no proof."""
         self._said += greeting[:RANDOM_BYTES]
         self._check("acceptor", greeting[RANDOM_BYTES:])
         self._said += greeting[RANDOM_BYTES:]
@@ -251,12 +264,15 @@ class Handshake:
         return proof
 
     def finish(self, proof: bytes) -> None:
-        """The acceptor's check of the dialler's proof. RemoteProtocolError if it is none."""
+        """Check the dialler's proof, as the acceptor. Raises RemoteProtocolError if it is none."""
         self._check("dialler", proof)
         self._said += proof
 
     def secret(self) -> bytes:
-        """What both sides make the records' keys from: 32 bytes, of this connection alone."""
+        """Return the 32 bytes that both sides make the records' keys from.
+
+        They are of this connection alone.
+        """
         return self._derive("records", salt=self._said)
 
     def _proof(self, side: Literal["dialler", "acceptor"]) -> bytes:

@@ -1,4 +1,4 @@
-"""TLS 1.3 in memory over a raw socket, and its first, asynchronous stage of life.
+"""Run TLS 1.3 in memory over a raw socket, and carry out the first, asynchronous stage of its life.
 
 ``asyncio`` streams cannot give a connection to a thread once TLS runs on it, so atoll keeps the
 socket and the TLS object itself. A connection is born a :class:`TlsChannel`, which does the
@@ -55,7 +55,7 @@ GOODBYE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class TlsSocket:
-    """A connected non-blocking TCP socket and the TLS object that its bytes pass through."""
+    """Hold a connected non-blocking TCP socket and the TLS object that its bytes pass through."""
 
     sock: socket.socket
     tls: ssl.SSLObject
@@ -66,7 +66,7 @@ class TlsSocket:
 
 
 class TlsChannel:
-    """A connection that is proving itself. Every wait is the caller's to limit.
+    """Carry a connection while it proves itself. Every wait is the caller's to limit.
 
     ``head``: what the caller has read from the socket. ``counts``: where its bytes are counted.
     """
@@ -122,12 +122,12 @@ class TlsChannel:
         await self._flush()
 
     async def send(self, msg: Hello | Refused) -> None:
-        """One message; returns when the kernel has it."""
+        """Send one message; return when the kernel has it."""
         self.tls.write(frame(encode(msg)))
         await self._flush()
 
     async def receive(self) -> Hello | Refused:
-        """One message. Takes not a byte beyond it, for the next owner reads what follows."""
+        """Receive one message and not a byte beyond it, for the next owner reads what follows."""
         length = int.from_bytes(await self._read_exactly(FRAME_HEADER_BYTES), "big")
         if not 0 < length <= HELLO_BYTES_MAX:
             raise RemoteProtocolError(
@@ -189,7 +189,11 @@ class TlsChannel:
         return bytes(data)
 
     async def _fill(self) -> None:
-        """Feed TLS with what arrives next; end of file is for TLS to judge."""
+        """Feed TLS with what arrives next.
+
+        Raises ConnectionResetError at the end of the stream, and RemoteProtocolError for more than
+        UNPROVED_BYTES_MAX from a side that has not proved itself.
+        """
         assert self._sock is not None
         allowed = READ_BYTES if self._proved else UNPROVED_BYTES_MAX - self._received_bytes
         if allowed <= 0:
@@ -211,7 +215,7 @@ class TlsChannel:
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong with a connection, in a few words and without a path or a line number."""
+    """Say what went wrong with a connection, in a few words and without a path or a line number."""
     if isinstance(error, ssl.SSLEOFError):
         return "the other side closed the connection without a goodbye"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -228,8 +232,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def _kernel_rtt_s(sock: socket.socket) -> float:
-    """The smoothed round trip of its packets, without what either side thinks about meanwhile; 0
-    where the kernel does not tell."""
+    """Return the smoothed round trip of the socket's packets in seconds.
+
+    It is without what either side thinks about meanwhile; 0 where the kernel does not tell.
+    """
     if not hasattr(socket, "TCP_INFO"):
         return 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_US.size)
@@ -245,14 +251,14 @@ def is_local(sock: socket.socket) -> bool:
 
 
 def tcp_info(sock: socket.socket) -> bytes:
-    """What the kernel tells of a connection; nothing where it tells nothing, or closed."""
+    """Return the kernel's struct tcp_info of a connection; b"" if none, or if closed."""
     with contextlib.suppress(OSError, AttributeError):
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     return b""
 
 
 def tune(sock: socket.socket) -> None:
-    """What every connection between peers has: no waiting for more, and keepalive."""
+    """Set what every connection between peers has: no waiting for more, and keepalive."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages must not wait
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

@@ -1,4 +1,4 @@
-"""Control frames and messages: bytes in, checked frozen dataclasses out. Sans-I/O.
+"""Turn messages into control frames, and frames into checked frozen dataclasses. Sans-I/O.
 
 A frame is a big-endian u32 length and that many bytes of msgpack: ``[type name, {field: value}]``.
 Everything that arrives is hostile until :func:`decode` has returned: lengths are checked before
@@ -62,7 +62,7 @@ _Check = Callable[[Any, str], Any]
 
 
 class FrameReader:
-    """Cuts a byte stream into frames, in linear time and bounded memory.
+    """Cut a byte stream into frames, in linear time and bounded memory.
 
     It keeps at most one incomplete frame. ``limit_bytes`` may be raised later: a connection that
     has not yet proved itself gets a small one.
@@ -73,7 +73,10 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """The payloads that ``data`` completes. RemoteProtocolError if a length is not allowed."""
+        """Return the payloads that ``data`` completes.
+
+        Raises RemoteProtocolError if a length is not allowed.
+        """
         buffer = self._buffer
         buffer += data
         payloads: list[bytes] = []
@@ -95,7 +98,10 @@ class FrameReader:
 
 
 def frame(payload: bytes) -> bytes:
-    """``payload`` as it goes on the wire. LocalProtocolError if a receiver would refuse it."""
+    """Return ``payload`` as it goes on the wire.
+
+    Raises LocalProtocolError if a receiver would refuse it.
+    """
     if not 0 < len(payload) <= CONTROL_FRAME_BYTES_MAX:
         raise LocalProtocolError(
             f"a control frame of {len(payload):,} bytes was about to be sent;"
@@ -106,10 +112,11 @@ def frame(payload: bytes) -> bytes:
 
 @dataclass_transform(frozen_default=True)
 def message(*, wire: str) -> Callable[[type[_T]], type[_T]]:
-    """Class decorator: a frozen dataclass that :func:`encode` and :func:`decode` know as ``wire``.
+    """Make the decorated class a message: a frozen dataclass that goes on the wire as ``wire``.
 
-    The name on the wire is said beside the class, so that a class can be renamed and the bytes stay
-    what they are. The names of fields travel too, and are what they are called here.
+    :func:`encode` and :func:`decode` know it by that name, which is said beside the class, so that
+    a class can be renamed and the bytes stay what they are. The names of fields travel too, and are
+    what they are called here.
 
     Fields may be int (-2^63 to 2^64-1, what msgpack carries), float (NaN and infinities too),
     bool, str, bytes, ``X | None``, ``tuple[X, ...]`` (at most ARRAY_ITEMS_MAX), ``dict[str, X]``
@@ -142,7 +149,10 @@ def name_of(msg: object) -> str:
 
 
 def encode(msg: object) -> bytes:
-    """The payload of one frame. LocalProtocolError for what no receiver could decode."""
+    """Return the payload of one frame.
+
+    Raises LocalProtocolError for what no receiver could decode.
+    """
     try:
         payload = msgpack.packb([name_of(msg), _to_map(msg)], default=_to_map)
     except (TypeError, ValueError, OverflowError) as error:
@@ -152,7 +162,7 @@ def encode(msg: object) -> bytes:
 
 
 def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
-    """The message in one frame; only classes in ``allowed`` if that is given.
+    """Return the message in one frame; only classes in ``allowed`` if that is given.
 
     Raises RemoteProtocolError for whatever is wrong with the bytes, and nothing else.
     """
@@ -171,9 +181,12 @@ def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Bounds that :func:`decode` checks, both allowed: of an int, of the bytes of a str or bytes,
-    of the items of an array. What this program makes itself is not checked: a number that has
-    arrived just inside its bounds may still be counted up."""
+    """Set bounds that :func:`decode` checks, both allowed.
+
+    They are those of an int, of the bytes of a str or bytes, of the items of an array. What this
+    program makes itself is not checked: a number that has arrived just inside its bounds may still
+    be counted up.
+    """
 
     low: int
     high: int
@@ -246,7 +259,10 @@ def _schema_of(cls: type, wire: str) -> tuple[_Field, ...]:
 
 
 def _check_for(hint: Any, where: str) -> _Check:
-    """The check that a field's type hint asks for, made once when the class is defined."""
+    """Return the check that a field's type hint asks for, made once when the class is defined.
+
+    Raises LocalProtocolError for a type that no message field may have.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in _EXACT:
         return _EXACT[hint]

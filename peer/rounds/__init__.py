@@ -1,1 +1,1 @@
-"""The data plane: a round's bytes, from submissions to the state that they change."""
+"""Carry the bytes of rounds, from submissions to the state that they change: the data plane."""

@@ -1,4 +1,4 @@
-"""How an attempt whose aggregates are audited is begun: parts are promised before they are sent.
+"""Begin attempts whose aggregates are audited: parts are promised before they are sent.
 
 The whole contribution is encoded before anything is sent, because its digests are what a peer
 commits to; so it takes the memory of one encoded vector more, and of the parts of the shard that
@@ -24,8 +24,11 @@ __all__ = ["AuditedAttempts"]
 
 
 class AuditedAttempts:
-    """Begins them. ``start(job, plan, how)`` starts a reduction with more arguments; the other
-    callables are the reducer's. Lives in the event loop."""
+    """Begin audited attempts. Lives in the event loop.
+
+    ``start(job, plan, how)`` starts a reduction with the further arguments ``how``; the other
+    callables are the reducer's.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,12 @@ class AuditedAttempts:
     async def begin(
         self, job: Job, terms: AuditTerms, source: Callable[[int, F32], None], steps: bytes
     ) -> None:
-        """Commit to all parts, and to the local ``steps`` behind them; once all others have, send
-        them."""
+        """Commit to all parts and to the local ``steps``; send the parts once all others have too.
+
+        The attempt fails here if this peer has promised something in it before, if its trainer has
+        committed to no local steps where validators need them, or if its contribution cannot be
+        encoded.
+        """
         begin, work = job.begin, terms.work
         if not self._audits.may_promise(terms):
             self._failed(begin, (), "this peer has promised something in this attempt before")

@@ -1,4 +1,7 @@
-"""The terms of an audited attempt (peer/audit/terms.py): of its BEGIN and the specification."""
+"""Work out the terms of an audited attempt from its BEGIN and the run's specification.
+
+What the terms are: peer/audit/terms.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ __all__ = ["terms_of"]
 
 
 def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
-    """The terms of an attempt; None if it is not audited. ConfigError where it cannot be."""
+    """Return the terms of an attempt, or None if it is not audited.
+
+    ConfigError where it cannot be audited: too many participants, a layout that is no butterfly, or
+    shards that are too large.
+    """
     if not spec.audit or begin.kind != STEP:
         return None
     count, layout = len(begin.participants), begin.layout
@@ -49,8 +56,11 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
 def _shares_that_fit(
     spec: RunSpec, planned: tuple[int, ...], count: int, chunks: int
 ) -> tuple[int, ...]:
-    """Those that were planned, where every owner can sign what it has to say of its shard, or else
-    equal ones: all work them out alike. ConfigError if these are too large as well."""
+    """Return the planned shares, or equal ones where some owner could not sign for its shard.
+
+    What an owner has to say of its shard must fit. All peers work the shares out alike. ConfigError
+    if equal ones are too large as well.
+    """
     most = shard_chunks_max(spec.rule, count)
     for shares in (planned, tuple(min(share, 1) for share in planned)):
         if sum(shares) < 1 or -(-max(shares) * chunks // sum(shares)) <= most:

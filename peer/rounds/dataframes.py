@@ -1,4 +1,4 @@
-"""The fixed header in front of every bulk frame on a data stream. Sans-I/O.
+"""Pack and unpack the fixed header in front of every bulk frame on a data stream. Sans-I/O.
 
 Big-endian, 40 bytes. A receiver knows from the header alone whether the frame belongs to what it
 is reducing now and how long it is, before it takes a single byte of payload.
@@ -28,7 +28,7 @@ DATA_HEADER_BYTES = _STRUCT.size
 
 
 class DataHeader(NamedTuple):
-    """What a bulk frame is (``kind``), of which attempt of which round, and its payload length."""
+    """Describe a bulk frame: its ``kind``, its attempt and round, and its payload length."""
 
     kind: int  # u8, the schedule's frame kind
     flags: int  # u8
@@ -43,7 +43,7 @@ class DataHeader(NamedTuple):
 
 
 def pack_header(header: DataHeader) -> bytes:
-    """The header's 40 bytes. LocalProtocolError if a field does not fit."""
+    """Return the header as 40 bytes; raise LocalProtocolError if a field does not fit."""
     if header.length > DATA_FRAME_BYTES_MAX or len(header.lineage8) != 8:
         raise LocalProtocolError(f"a data frame that no receiver would take: {header}")
     try:
@@ -53,7 +53,7 @@ def pack_header(header: DataHeader) -> bytes:
 
 
 def unpack_header(data: bytes | bytearray | memoryview) -> DataHeader:
-    """The header in ``data`` (exactly 40 bytes). RemoteProtocolError if its length is too large."""
+    """Read a header of exactly 40 bytes; raise RemoteProtocolError if its length is too large."""
     header = DataHeader._make(_STRUCT.unpack(data))
     if header.length > DATA_FRAME_BYTES_MAX:
         raise RemoteProtocolError(

@@ -1,4 +1,7 @@
-"""A data stream: bulk frames for one thread, blocking, never stuck; and the plain one, bare TCP."""
+"""Carry bulk frames on a data stream: blocking, for one thread, and never stuck.
+
+The base class of all data streams, and the plain one, which is bare TCP.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ LOCAL_BUFFER_BYTES = 128 << 10
 
 
 class DataStream(abc.ABC):
-    """One connection: one owner at a time, progress or an error, one way to end.
+    """Carry frames on one connection: one owner at a time, progress or an error, one way to end.
 
     The dialler sends, the other side receives. Threads that send take turns, frame by frame, and
     one thread receives; :meth:`close` may be called from any, and wakes them: their calls then
@@ -107,13 +110,13 @@ class DataStream(abc.ABC):
 
     @property
     def closed(self) -> bool:
-        """Nothing can be sent or received any more: closed here, or broken."""
+        """Return whether nothing can be sent or received any more: closed here, or broken."""
         return self._closed or self._broken
 
     @property
     @abc.abstractmethod
     def worn(self) -> bool:
-        """True when a new stream, with a new key, should replace this one."""
+        """Return whether a new stream, with a new key, should replace this one."""
 
     def sendall(
         self,
@@ -122,12 +125,13 @@ class DataStream(abc.ABC):
         urgency: int = 0,
         purpose: str = ROUNDS,
     ) -> int:
-        """Send ``parts`` back to back; where they end, for ``has_delivered``. ConnectError if it
-        ends, or no byte moves for 10 s.
+        """Send ``parts`` back to back; return where they end, for ``has_delivered``.
 
-        ``aside``: they are no part of a round, so ``moved_bytes`` does not count them, and they
-        come last. Else the smaller ``urgency`` goes first (turns.py). ``purpose``: as what they are
-        counted (bytecounts.py).
+        ConnectError if the stream ends, or if no byte moves for 10 s.
+
+        ``aside``: the parts belong to no round, so ``moved_bytes`` does not count them, and they
+        are sent last. Else the smaller ``urgency`` goes first (turns.py). ``purpose``: what they
+        are counted as (bytecounts.py).
         """
         views = [view for part in parts if (view := memoryview(part).cast("B"))]
         with self._turns.turn(LAST if aside else urgency), self._in_use:
@@ -144,7 +148,10 @@ class DataStream(abc.ABC):
                 raise
 
     def has_delivered(self, end: int) -> bool:
-        """Whether the other side's kernel is known to have all up to there. Never waits."""
+        """Return whether the other side's kernel is known to have all bytes up to ``end``.
+
+        Never waits.
+        """
         if end > self._delivered_bytes:  # mostly an answer for several frames
             with self._asking:
                 handed = self._handed_bytes  # before the question: it may only be too small
@@ -154,10 +161,10 @@ class DataStream(abc.ABC):
         return end <= self._delivered_bytes
 
     def recv_into(self, view: memoryview, *, idle: bool = False) -> None:
-        """Fill ``view`` (writable bytes) exactly. ConnectError if the stream ends before that.
+        """Fill ``view`` (writable bytes) exactly; ConnectError if the stream ends before that.
 
         No byte for 10 s is an error too, but with ``idle`` the first byte may take for ever: that
-        is how one waits for the next frame. Keepalive finds a vanished host meanwhile.
+        is how to wait for the next frame. Keepalive finds a vanished host meanwhile.
         """
         target = view.cast("B")
         with self._in_use:
@@ -172,11 +179,11 @@ class DataStream(abc.ABC):
                 raise
 
     def pace(self, bytes_per_s: float = 0.0, congestion: str = "") -> bool:
-        """Send no faster than that from now on, headers included; 0: as fast as TCP finds right.
+        """Send no faster than ``bytes_per_s`` from now on, headers included.
 
-        Who knows its share of a link and keeps to it fills no queue, and loses nothing there.
-        ``congestion``: see ``use_congestion``. False if the kernel lacks one of the two; without
-        that control the pace stays as it is.
+        0: as fast as TCP finds right. A sender that knows its share of a link and keeps to it fills
+        no queue, and loses nothing there. ``congestion``: see ``use_congestion``. Return False if
+        the kernel lacks one of the two; without that control the pace stays as it is.
         """
         if congestion and self.use_congestion(congestion):
             return False
@@ -188,9 +195,10 @@ class DataStream(abc.ABC):
         return False
 
     def use_congestion(self, name: str, *, lasting: bool = False) -> str:
-        """Send with this congestion control from now on ("cubic", "bbr"); "", or why not.
+        """Send with this congestion control ("cubic", "bbr") from now on; return "", or why not.
 
-        ``lasting``: the user wants it, and nobody who asks for another one later is heard.
+        ``lasting``: the user wants it, and later requests for another one that do not last are
+        ignored.
         """
         if self._keeps_congestion and not lasting:
             return ""
@@ -200,11 +208,14 @@ class DataStream(abc.ABC):
 
     @property
     def congestion(self) -> str:
-        """The control in use; "" where the system does not tell."""
+        """Return the congestion control in use; "" where the system does not tell."""
         return in_use(self._sock)
 
     def tcp_info(self) -> bytes:
-        """What the kernel tells of this connection; nothing where it tells nothing, or closed."""
+        """Return what the kernel tells of this connection (``struct tcp_info``).
+
+        Empty where it tells nothing, or if the stream is closed.
+        """
         return tcp_info(self._sock)
 
     def close(self) -> None:
@@ -234,7 +245,7 @@ class DataStream(abc.ABC):
 
     @abc.abstractmethod
     def _receive(self, view: memoryview, idle: bool) -> None:
-        """Fill the view."""
+        """Fill ``view``; with ``idle`` its first byte may take for ever."""
 
     @abc.abstractmethod
     def _goodbye(self) -> None:
@@ -268,14 +279,14 @@ class DataStream(abc.ABC):
                 views[-1] = views[-1][count:]
 
     def _get(self, view: memoryview, *, forever: bool) -> None:
-        """Fill the view; ``forever``: its first byte may take so long."""
+        """Fill the view; with ``forever`` its first byte may take for ever."""
         filled = self._get_some(view, forever=True) if forever else 0
         while filled < len(view):
             rest = view[filled:] if filled else view
             filled += self._get_some(rest, forever=False, flags=socket.MSG_WAITALL)
 
     def _get_some(self, view: memoryview, *, forever: bool, flags: int = 0) -> int:
-        """Receive at least one byte, at most the view full."""
+        """Receive at least one byte, at most the view full; return how many."""
         if forever:
             flags = socket.MSG_DONTWAIT  # what is awaited for ever is mostly there
         waits_s = 0.0
@@ -317,7 +328,10 @@ class DataStream(abc.ABC):
 
 
 class PlainStream(DataStream):
-    """Neither secret nor protected from changes: for networks that are trusted, and benchmarks."""
+    """Carry frames on bare TCP, neither secret nor protected from changes.
+
+    For networks that are trusted, and benchmarks.
+    """
 
     cipher = CIPHER_NONE
 
@@ -333,18 +347,24 @@ class PlainStream(DataStream):
         self._get(view, forever=idle)
 
     def _goodbye(self) -> None:
-        """Bare TCP has none but its own."""
+        """Do nothing: bare TCP has no goodbye but its own."""
 
 
 def unsent_limit_bytes(rate_bytes_per_s: float) -> int:
-    """What may wait in the kernel unsent on a stream of this rate; 0: it is not known yet."""
+    """Return how many bytes may wait unsent in the kernel on a stream of this rate.
+
+    A rate of 0 is one that is not known yet.
+    """
     if not rate_bytes_per_s:
         return UNSENT_BYTES_MAX
     return int(min(max(rate_bytes_per_s * UNSENT_S, UNSENT_BYTES_MIN), UNSENT_BYTES_MAX))
 
 
 def rate_bytes_per_s(sock: socket.socket) -> int:
-    """At which the other side acknowledged what was sent last; 0 where the kernel does not tell."""
+    """Return the rate at which the other side acknowledged what was sent last.
+
+    In bytes per second; 0 where the kernel does not tell, or does not know yet.
+    """
     if not hasattr(socket, "TCP_INFO"):
         return 0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, DELIVERY_RATE.size)
@@ -352,8 +372,11 @@ def rate_bytes_per_s(sock: socket.socket) -> int:
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int | None:
-    """What the other side has not acknowledged of what the kernel was given, unsent or on its way;
-    also of a connection that was reset. None where the kernel does not tell, or closed."""
+    """Return how many bytes of what the kernel was given the other side has not acknowledged.
+
+    They are unsent or on their way; also of a connection that was reset. None where the kernel does
+    not tell, or if the socket is closed.
+    """
     if not TELLS_DELIVERY:
         return None
     with contextlib.suppress(OSError, ValueError):  # ValueError: closed

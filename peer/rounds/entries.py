@@ -1,4 +1,4 @@
-"""Log entries: what a committed round was, and the root that covers its bytes.
+"""Describe committed rounds as log entries, and compute the root that covers their bytes.
 
 The result R of a round is the encoded bytes of the chunks of one fragment. A chunk's *origin* says
 whose submissions are in its mean, with which weights: chunks that were kept from a broken attempt
@@ -61,14 +61,20 @@ Fragment = Annotated[int, Within(0, FRAGMENTS_MAX - 1)]
 
 
 def fragment_of(round_number: int, fragments: int) -> int:
-    """Which fragment a round reduces: in turn, from round 2 on; round 1 (INIT) is the whole."""
+    """Return the number of the fragment that a round reduces.
+
+    From round 2 on they take turns; round 1 (INIT) is the whole vector, and counts as fragment 0.
+    """
     return (round_number - 2) % fragments if round_number > 1 else 0
 
 
 @message(wire="Origin")
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """``participants`` are sorted peer ids, each with its weight in the mean."""
+    """Name whose submissions are in a mean, and with which weights.
+
+    ``participants`` are sorted peer ids, each with its weight in the mean.
+    """
 
     participants: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
     weights: Annotated[tuple[float, ...], Within(0, MEMBERS_MAX)]
@@ -83,7 +89,7 @@ class Origin:
 
     @property
     def contributors(self) -> int:
-        """How many submissions are in the mean; those without weight are not."""
+        """Return how many submissions are in the mean; those without weight are not."""
         return sum(weight > 0 for weight in self.weights)
 
     def digest(self) -> bytes:
@@ -96,9 +102,10 @@ class Origin:
 @message(wire="EntryHead")
 @dataclass(frozen=True, slots=True)
 class EntryHead:
-    """Everything about a committed round but its bytes. ``chain`` is the one after it.
+    """Describe everything about a committed round but its bytes.
 
-    ``origin_of`` has one byte per chunk of the fragment; empty means origin 0 for all.
+    ``chain`` is the one after it. ``origin_of`` has one byte per chunk of the fragment; empty means
+    origin 0 for all.
     """
 
     round: Rounds
@@ -119,28 +126,33 @@ class EntryHead:
             raise ValueError("a chunk's origin is one of the entry's")
 
     def share_of(self, peer: bytes) -> float:
-        """The peer's part of the mean, 0 to 1, in the chunks that the last attempt reduced."""
+        """Return the peer's part of the mean, 0 to 1.
+
+        In the chunks that the last attempt reduced.
+        """
         last = self.origins[-1]
         weights = dict(zip(last.participants, last.weights, strict=True))
         return weights.get(peer, 0.0) / sum(weights.values())
 
     @property
     def contributors(self) -> tuple[bytes, ...]:
-        """Whose submissions have a part of that mean, in order."""
+        """Return the peers whose submissions are in the mean of the last attempt, in order."""
         last = self.origins[-1]
         pairs = zip(last.participants, last.weights, strict=True)
         return tuple(peer for peer, weight in pairs if weight > 0)
 
     def origin(self, chunk: int) -> Origin:
-        """Whose submissions are in a chunk of the fragment. The root says the same, so nobody can
-        say otherwise."""
+        """Return whose submissions are in a chunk of the fragment, with their weights.
+
+        The root says the same, so nobody can say otherwise.
+        """
         return self.origins[self.origin_of[chunk] if self.origin_of else 0]
 
 
 def entry_root(
     origins: Sequence[Origin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""
 ) -> bytes:
-    """The root of R from the SHA-256 ``digests`` of its encoded chunks, in order.
+    """Return the root of R from the SHA-256 ``digests`` of its encoded chunks, in order.
 
     StateError if ``origin_of`` speaks of another number of chunks.
     """
@@ -159,5 +171,5 @@ def entry_root(
 
 
 def entry_chain(before: bytes, head: EntryHead) -> bytes:
-    """What ``head.chain`` must be, given the chain after the round before."""
+    """Return what ``head.chain`` must be, given the chain after the round before."""
     return chain_after(before, head.round, head.fragment, head.root)

@@ -1,4 +1,4 @@
-"""The attempts at hand on this peer, one for each round under way, and the memory of their results.
+"""Keep the attempts at hand on this peer, one for each round under way, and their results.
 
 A retry of a round goes on in the memory of the attempt before: what that has finished may be kept.
 """
@@ -42,7 +42,7 @@ __all__ = ["Job", "Jobs", "plan_of", "rule_of"]
 
 @dataclass(slots=True)
 class Job:
-    """One attempt on this peer, whether it takes part or copies the result."""
+    """Hold one attempt on this peer, whether it takes part or copies the result."""
 
     begin: Begin
     kept: tuple[Kept, ...]
@@ -67,12 +67,15 @@ class Job:
 
     @property
     def is_read(self) -> bool:
-        """Nobody may write to the result any more: bytes of two attempts would be sent as one."""
+        """Return whether the result is read, so that nobody may write to it any more.
+
+        Else bytes of two attempts would be sent as one.
+        """
         return self.lent or (self.reduction is not None and self.reduction.uses_result)
 
     @property
     def is_reducing(self) -> bool:
-        """Its frames are under way, our own or those that others need from us."""
+        """Return whether its frames are under way, our own or those that others need from us."""
         return self.reduction is not None and not self.ended
 
     @property
@@ -80,7 +83,7 @@ class Job:
         return self.reduction.progress_bytes if self.reduction is not None else 0
 
     def end(self) -> None:
-        """No thread writes to the result any more; what is final stays so."""
+        """End the attempt: no thread writes to the result any more, and what is final stays so."""
         self.ended = True
         if self.audit is not None:
             self.audit.end()
@@ -92,9 +95,12 @@ class Job:
 
     @property
     def finals(self) -> bytes:
-        """The digests of the chunks that a retry may keep. Where every participant has a slot in a
-        chunk, those of an attempt with others would not fit: it begins anew. So it does with a
-        robust rule or an audit: nobody is believed to have a chunk that others have not."""
+        """Return the digests of the chunks that a retry may keep; empty if it may keep none.
+
+        Where every participant has a slot in a chunk, those of an attempt with others would not
+        fit: it begins anew. So it does with a robust rule or an audit: nobody is believed to have a
+        chunk that others have not.
+        """
         if self.rule or self.terms or isinstance(self.result.codec, Gathered):
             return b""
         return self.result.packed_digests
@@ -104,7 +110,7 @@ class Job:
         return entry_root(begin.origins, self._origin_of(), digests, begin.blob)
 
     def entry(self, chain: bytes) -> EntryHead:
-        """The log entry that this result becomes; ``chain`` is the one after it."""
+        """Return the log entry that this result becomes; ``chain`` is the one after it."""
         begin = self.begin
         return EntryHead(
             begin.round,
@@ -118,7 +124,7 @@ class Job:
         )
 
     def chunks_with(self, peer: bytes) -> list[int]:
-        """The chunks of the result that have this participant's part in them."""
+        """Return the chunks of the result that have this participant's part in them."""
         begin, origin_of = self.begin, self._origin_of() or bytes(self.result.grid.count)
         weights = [dict(zip(o.participants, o.weights, strict=True)) for o in begin.origins]
         if not weights[0].get(peer):
@@ -133,7 +139,7 @@ class Job:
 
 
 class Jobs:
-    """By round. ``spare(nbytes)`` gives memory for a result."""
+    """Keep the jobs by round. ``spare(nbytes)`` gives memory for a result."""
 
     def __init__(self, spare: Callable[[int], NDArray[np.uint8]]) -> None:
         self._spare = spare
@@ -154,7 +160,7 @@ class Jobs:
 
     @property
     def progress_bytes(self) -> int:
-        """Of all reductions so far; only ever grows."""
+        """Return the progress of all reductions so far, in bytes; it only ever grows."""
         return self._progress_before + sum(job.progress_bytes for job in self.all)
 
     def drop(self, over: Callable[[int], bool]) -> None:
@@ -165,7 +171,7 @@ class Jobs:
             self._forget(job)
 
     def open(self, begin: Begin, state: ReplicatedState | None, members: int) -> Job:
-        """The job of a new attempt; the one before at this round has been ended.
+        """Return the job of a new attempt; the one before at this round has been ended.
 
         Takes a while for INIT and where a result has to be copied. AtollError for an opening that
         makes no sense, MemoryError.
@@ -196,7 +202,10 @@ class Jobs:
         return job
 
     def begun_again(self, before: Job, job: Job) -> None:
-        """``job`` follows ``before`` at its round. In the event loop, as ``sent_again``."""
+        """Carry over what was sent and counted from ``before`` to ``job``, which follows it.
+
+        Both are at the same round. Called in the event loop, as is ``sent_again``.
+        """
         job.tries, job.again_bytes = before.tries, before.again_bytes
         if _attempt_of(before.begin) == _attempt_of(job.begin):  # what it has not got is fetched
             job.sent, job.source = before.sent, before.source
@@ -212,7 +221,7 @@ class Jobs:
             job.again_bytes += nbytes
 
     def _forget(self, job: Job) -> None:
-        """Of an ended job: its buffers go at once, not with the next collection of cycles."""
+        """Free the buffers of an ended job at once, not with the next collection of cycles."""
         self._progress_before += job.progress_bytes
         job.reduction = job.copying = None
 
@@ -220,8 +229,11 @@ class Jobs:
 def plan_of(
     begin: Begin, grid: ChunkGrid, kept: Collection[int], rule: RobustRule | None = None
 ) -> ReducePlan:
-    """Of an attempt; all chunks but the ``kept`` ones are reduced. ``rule``: what takes the place
-    of the mean. ConfigError if it makes none, as where the rule needs more peers."""
+    """Return the reduction plan of an attempt; all chunks but the ``kept`` ones are reduced.
+
+    ``rule``: what takes the place of the mean. ConfigError if the attempt makes no plan, as where
+    the rule needs more peers.
+    """
     layout = begin.layout
     if layout is not None and layout.is_pairwise:
         plan = pairwise_plan(begin.participants, begin.weights, grid, kept)
@@ -237,7 +249,7 @@ def plan_of(
 
 
 def rule_of(begin: Begin, state: ReplicatedState | None) -> RobustRule | None:
-    """What takes the place of the mean in this round, if that bears anybody."""
+    """Return the rule that takes the place of the mean in this round; None if it bears nobody."""
     rule = state.spec.rule if state is not None and begin.kind == STEP else None
     return None if rule is None or rule.is_mean else rule
 

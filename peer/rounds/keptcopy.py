@@ -1,4 +1,4 @@
-"""Fetching the kept chunks that this peer lacks, and handing out those that it holds.
+"""Fetch the kept chunks that this peer lacks, and hand out those that it holds.
 
 A BEGIN names, for each chunk that it keeps, its digest and who holds it (peer/group/kept.py). A
 participant asks a holder, which answers with frames on its data stream, one per chunk, while the
@@ -49,7 +49,7 @@ U8 = NDArray[np.uint8]
 @message(wire="FetchKept")
 @dataclass(frozen=True, slots=True)
 class FetchKept:
-    """Participant of an attempt to holder: send me these chunks of your result of this round."""
+    """Ask a holder, as a participant of an attempt, for these chunks of its result of the round."""
 
     lineage: Lineage
     view: Views
@@ -63,7 +63,10 @@ def pack_chunks(chunks: Iterable[int]) -> bytes:
 
 
 def parse_chunks(packed: bytes, count: int) -> list[int]:
-    """RemoteProtocolError if there is one beyond ``count``."""
+    """Return the chunk numbers of a packed list of u32.
+
+    RemoteProtocolError if it is malformed, or if there is one beyond ``count``.
+    """
     if len(packed) % 4:
         raise RemoteProtocolError(f"{len(packed)} bytes are not a list of chunks")
     chunks = [int(chunk) for chunk in np.frombuffer(packed, ">u4")]
@@ -73,7 +76,7 @@ def parse_chunks(packed: bytes, count: int) -> list[int]:
 
 
 class KeptPlan:
-    """Which chunk to ask of whom. ``lacking`` maps each chunk to its holders.
+    """Decide which chunk to ask of whom. ``lacking`` maps each chunk to its holders.
 
     ``turn`` differs from peer to peer, so that they do not all ask the same holder first.
     """
@@ -97,8 +100,10 @@ class KeptPlan:
         self.asked.pop(chunk, None)
 
     def ask(self, chunks: Iterable[int]) -> dict[bytes, list[int]]:
-        """The next holder of each of these chunks, with what to ask it for; without a name, those
-        that nobody is left for. What is here by now is not asked for."""
+        """Return the next holder of each of these chunks, with what to ask it for.
+
+        Under an empty name: those that nobody is left for. What is here by now is not asked for.
+        """
         orders: dict[bytes, list[int]] = {}
         for chunk in filter(self.wants, chunks):
             holders = self._untried[chunk]
@@ -112,7 +117,7 @@ class KeptPlan:
 
 
 class KeptCopy:
-    """The lacking chunks of one attempt on their way here. Called from any thread.
+    """Receive the lacking chunks of one attempt. Called from any thread.
 
     ``put(chunk, data)`` stores one and returns whether it is what was kept. ``ask(holder, chunks)``
     sends a request. ``failed(holder, why)``: it was the last one that some chunk could be had from.
@@ -142,7 +147,7 @@ class KeptCopy:
         self._ask_for(self.lacking, b"", "BEGIN names nobody else who holds it")
 
     def reserve(self, source: bytes, chunk: int, length: int) -> memoryview | None:
-        """A buffer for a frame, or None to drop it."""
+        """Return a buffer for a frame, or None to drop it."""
         with self._lock:
             if not self._plan.wants(chunk):
                 return None
@@ -166,13 +171,13 @@ class KeptCopy:
             self._refused(source, chunk, "its bytes do not have their digest")
 
     def gave_up(self, holder: bytes, why: str) -> None:
-        """Nothing more comes from this holder: ask others for what it was asked for."""
+        """Ask others for what this holder was asked for: nothing more comes from it."""
         with self._lock:
             chunks = self._plan.expected_of(holder)
         self._ask_for(chunks, holder, why)
 
     def check_stalls(self, why: str) -> None:
-        """To be called now and then: holders that were silent all the time since are given up."""
+        """Give up the holders that were silent since the last call; to be called now and then."""
         with self._lock:
             stalled = set(self._plan.asked.values()) - self._moved - {b""}
             self._moved.clear()
@@ -196,8 +201,10 @@ class KeptCopy:
 
 
 class KeptServer:
-    """Answers FETCH-KEPT. ``find(question)`` is this peer's result of that round, None without one;
-    ``sent(round, nbytes)`` is told of each chunk, from any thread.
+    """Answer FETCH-KEPT with the chunks that this peer holds.
+
+    ``find(question)`` is this peer's result of that round, None without one; ``sent(round,
+    nbytes)`` is told of each chunk, from any thread.
 
     Sends in threads of its own: a slow receiver must not take those that commits need.
     """
@@ -242,8 +249,11 @@ def _send_kept(
     outlet: FrameOutlet,
     sent: Callable[[int], None],
 ) -> None:
-    """An attempt that begins meanwhile may write to the memory that is copied here: the receiver's
-    check finds such bytes."""
+    """Send each chunk that is final, and an empty frame in the place of each other one.
+
+    An attempt that begins meanwhile may write to the memory that is copied here: the receiver's
+    check finds such bytes.
+    """
     for chunk in chunks:
         final = result is not None and result.digests[chunk]
         data = (result.view(chunk).copy().data,) if result and final else ()
@@ -252,5 +262,5 @@ def _send_kept(
 
 
 def header_of(about: Begin | FetchKept) -> DataHeader:
-    """Of every frame of an attempt; kind, chunk and length are filled in for each."""
+    """Return the header of an attempt's frames; kind, chunk and length are filled in for each."""
     return DataHeader(0, 0, 0, 0, about.lineage[:8], about.view, about.round, about.attempt, 0)

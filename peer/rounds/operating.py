@@ -1,4 +1,4 @@
-"""What becomes of the round of a session's own collective when it is committed."""
+"""Commit the rounds of a session's own collectives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ __all__ = ["commit_operation"]
 
 
 def commit_operation(replica: Replica, effect: ev.Apply, job: Job | None) -> ReplicatedState:
-    """Hand the result of a REDUCE to our trainer, if it is in it (``job``), and move the state on
-    by a round that changes nothing in it. In a worker thread.
+    """Hand the result of a REDUCE to our trainer, and move the state on by a round.
+
+    The round changes nothing in the state. ``job``: None if this peer takes no part in a REDUCE. In
+    a worker thread.
 
     The log keeps the entry without its bytes: laggards need its place in the history only.
     CodecError if the result does not decode.

@@ -1,4 +1,4 @@
-"""Carries out attempts at rounds: reduce, fetch the result instead, list what is final, abort.
+"""Carry out attempts at rounds: reduce, fetch the result instead, list what is final, abort.
 
 Several rounds of different fragments may be under way. Reductions run in threads of their own, and
 fetches in tasks, so that no round waits for another one. Orders come in the order in which they
@@ -48,7 +48,7 @@ KEPT_STALL_S = 5.0
 
 
 class Reducer:
-    """Lives in the event loop."""
+    """Carry out the attempts of this peer. Lives in the event loop."""
 
     def __init__(
         self,
@@ -98,13 +98,16 @@ class Reducer:
     # ------------------------------------------------------------ at once
 
     def want(self, begin: Begin) -> None:
-        """An order about this attempt is on its way; orders about older ones are void."""
+        """Note that an order about this attempt is on its way; orders about older ones are void."""
         self._wanted[begin.round] = begin
         self._router.promise_attempt(begin)
 
     def abort(self, round_number: int, attempt: int) -> None:
-        """Its frames no longer count, and nothing more becomes final. Its threads end by
-        themselves: what they still send carries its number and is dropped on arrival."""
+        """End an attempt: its frames no longer count, and nothing more becomes final.
+
+        Its threads end by themselves: what they still send carries its number and is dropped on
+        arrival.
+        """
         wanted = self._wanted.get(round_number)
         if wanted is not None and wanted.attempt == attempt:
             del self._wanted[round_number]
@@ -124,14 +127,17 @@ class Reducer:
         return ev.FinalChunks(round_number, attempt, digests, missing)
 
     def settle(self, round_number: int) -> None:
-        """The state is the one after this round, whatever way it came about."""
+        """Drop the rounds up to this one: the state is the one after it, however it came about."""
         self._router.settle(round_number)
         self.jobs.drop(lambda number: number <= round_number)
         self._wanted = {r: begin for r, begin in self._wanted.items() if r > round_number}
         self._note_busy()
 
     def forget(self) -> None:
-        """The state is not what rounds under way have built on. Orders in the queue stand."""
+        """End all attempts, because the state is not what they have built on.
+
+        Orders in the queue stand.
+        """
         for job in self.jobs.all:
             self._end(job)
         self.jobs.drop(lambda number: True)
@@ -170,7 +176,7 @@ class Reducer:
         return self._wanted.get(begin.round) is begin
 
     async def _open(self, begin: Begin) -> Job:
-        """The attempt before at this round has let go of its memory before the new one writes."""
+        """Open a job once the attempt before at this round has let go of its memory."""
         before = self.jobs.get(begin.round)
         if before is not None:
             self._end(before)
@@ -255,15 +261,18 @@ class Reducer:
         reduction.start({index: CountingOutlet(outlet, job.sent)})
 
     def _drop_excluded(self, begin: Begin) -> None:
-        """A retry goes on without some peers: wake the senders that are stuck on them."""
+        """Wake the senders that are stuck on peers that a retry goes on without."""
         before = self.jobs.get(begin.round)
         if before is not None:
             for peer in set(before.begin.participants) - set(begin.participants):
                 self._streams.close_to(peer)
 
     def _reduced(self, job: Job, root: bytes) -> None:
-        """Not after an abort: attempts of the next view count from 1 again, so what is said late of
-        this one would be taken for that one's."""
+        """Report that an attempt is reduced, unless it was aborted.
+
+        Attempts of the next view count from 1 again, so what is said late of this one would be
+        taken for that one's.
+        """
         begin = job.begin
         if self.jobs.get(begin.round) is job and not job.root and not job.ended:
             job.root = root
@@ -274,7 +283,7 @@ class Reducer:
             self._feed(ev.ReduceFailed(begin.round, begin.attempt, peers, why))
 
     def on_broken(self, peer: bytes, why: str) -> None:
-        """A stream from this peer has ended. Called by the thread that read it."""
+        """Handle the end of a stream from this peer. Called by the thread that read it."""
         self._threadsafe(self._stream_broken, peer, why)
 
     def _stream_broken(self, peer: bytes, why: str) -> None:
@@ -352,7 +361,11 @@ class Reducer:
         self._reduced(job, await asyncio.to_thread(job.root_of, digests))
 
     def complete_result(self, number: int, attempt: int) -> tuple[U8, EncodedLayout, int] | None:
-        """For a donor. Whoever reads it may still do so when a retry begins."""
+        """Return the encoded result, its layout and its number of chunks, for a donor.
+
+        None if it is not complete, or if the attempt has ended. Whoever reads it may still do so
+        when a retry begins.
+        """
         job = self.jobs.at(number, attempt)
         if job is None or not job.root or job.ended:
             return None
@@ -378,5 +391,5 @@ async def _watch(copying: KeptCopy) -> None:
 
 
 def _others(peer: bytes, me: bytes) -> tuple[bytes, ...]:
-    """How ReduceFailed names the culprit: nobody else, when it is ourselves."""
+    """Return the culprit as ReduceFailed names it: nobody else, when it is ourselves."""
     return () if peer == me else (peer,)

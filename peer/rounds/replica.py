@@ -1,4 +1,4 @@
-"""What this peer holds for its rounds, and what it contributes to them."""
+"""Hold what this peer has for its rounds, and find what it contributes to them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ Own = Callable[[int], F32]
 
 @dataclass(slots=True)
 class Replica:
-    """What this peer holds: the state, the last rounds, its trainer's input, what codecs have left
-    out of that, and the view."""
+    """Hold the state, the last rounds, the input of this peer's trainer, and the view.
+
+    Also what codecs have left out of that input.
+    """
 
     log: RoundLog
     state: ReplicatedState | None = None
@@ -38,8 +40,10 @@ class Replica:
 
 
 def contribution(replica: Replica, job: Job) -> tuple[Own | None, Source | None]:
-    """Where the own part of an attempt lies, if it lies anywhere, and what fills it in; (None,
-    None) if there is none."""
+    """Return where the own part of an attempt lies, and what fills it in.
+
+    The first is None if the part lies nowhere yet; both are None if there is no part.
+    """
     own = _own(replica, job)
     if own is None:
         return None, _source(replica, job)
@@ -51,7 +55,7 @@ def contribution(replica: Replica, job: Job) -> tuple[Own | None, Source | None]
 
 
 def _source(replica: Replica, job: Job) -> Source | None:
-    """Of a step, whose part is computed from what the trainer has submitted."""
+    """Return what computes our part of a step from the submission of the trainer, or None."""
     inputs, state, begin = replica.inputs, replica.state, job.begin
     if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
         return None
@@ -60,7 +64,7 @@ def _source(replica: Replica, job: Job) -> Source | None:
 
 
 def _own(replica: Replica, job: Job) -> Own | None:
-    """Of all others, whose part lies in the trainer's memory as it is."""
+    """Return our part of any other round, which lies in the trainer's memory as it is, or None."""
     inputs, grid = replica.inputs, job.result.grid
     if job.begin.kind == STEP or inputs is None or inputs.size != grid.total:
         return None

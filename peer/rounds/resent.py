@@ -1,4 +1,4 @@
-"""What a round costs twice: payload of an attempt for chunks that the next one reduces again.
+"""Count what a round costs twice: payload of chunks that the next attempt reduces again.
 
 A chunk that the next attempt keeps was not sent in vain. What it sends of the others is more than
 the same round would have taken without the death, and so are kept chunks that are handed out.
@@ -17,7 +17,10 @@ __all__ = ["CountingOutlet", "SentPayload"]
 
 
 class SentPayload:
-    """Of one attempt of this peer, by chunk, without headers. Called from any thread."""
+    """Count what one attempt of this peer has sent, by chunk, without headers.
+
+    Called from any thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,8 +36,11 @@ class SentPayload:
             return self._bytes.total()
 
     def carry(self, before: SentPayload, kept: Container[int]) -> int:
-        """Go on from a broken attempt. What it sent of ``kept`` chunks counts as sent by this one,
-        which may break as well; the rest was in vain, and is returned."""
+        """Go on from a broken attempt; return the bytes that it has sent in vain.
+
+        What it sent of ``kept`` chunks counts as sent by this one, which may break as well; the
+        rest was in vain.
+        """
         with before._lock:
             sent = Counter(before._bytes)
         for chunk, nbytes in sent.items():
@@ -44,8 +50,10 @@ class SentPayload:
 
 
 class CountingOutlet:
-    """An outlet whose frames count when they are begun: a stream that breaks has sent some part of
-    its last one, and nobody knows which."""
+    """Count frames when they are begun, and send them through another outlet.
+
+    A stream that breaks has sent some part of its last one, and nobody knows which.
+    """
 
     def __init__(self, outlet: Outlet, sent: SentPayload) -> None:
         self._outlet, self._sent = outlet, sent

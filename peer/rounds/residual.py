@@ -1,4 +1,4 @@
-"""Error feedback of this peer: what the codec has left out of its contributions so far.
+"""Keep the error feedback of this peer: what the codec has left out of its contributions so far.
 
 It is this peer's alone, and is in no checkpoint. An attempt reads it; the commit of a round that
 has our part in it moves it on, chunk by chunk. A round that is given up, or goes on without us,
@@ -22,7 +22,9 @@ __all__ = ["Residual"]
 
 
 class Residual:
-    """Takes no memory before it is needed: then 4 bytes per parameter.
+    """Keep what the codec has left out of the contributions of this peer.
+
+    Takes no memory before it is needed: then 4 bytes per parameter.
 
     Threads that reduce read it while others commit, but never the chunks of one fragment at once:
     its next round begins after the commit.
@@ -35,8 +37,10 @@ class Residual:
     def source(
         self, state: ReplicatedState, submission: F32, begin: Begin
     ) -> Callable[[int, F32], None]:
-        """What our part of a step is computed with: ``state.delta_of``, and what is kept.
-        ConfigError for a layout in which parts may not be sent as they are encoded here."""
+        """Return what computes our part of a step: ``state.delta_of``, and what is kept.
+
+        ConfigError for a layout in which parts may not be sent as they are encoded here.
+        """
         delta, spec = state.delta_of(submission, begin.fragment), state.spec
         if not spec.error_feedback:
             return delta
@@ -50,13 +54,16 @@ class Residual:
         return Compensated(delta, self.feedback, state.fragment_grid(begin.fragment), first)
 
     def commit(self, job: Job, me: bytes) -> None:
-        """The result of ``job`` is about to be applied, and θ is still the one before it."""
+        """Take over what the codec leaves out of our part in ``job``.
+
+        Its result is about to be applied, and θ is still the one before it.
+        """
         chunks = job.chunks_with(me)
         if chunks and isinstance(job.source, Compensated):
             job.source.commit(job.result, job.begin.participants.index(me), chunks)
             self._rounds += 1
 
     def forget(self) -> int:
-        """Begin anew; how many rounds were in it."""
+        """Begin anew; return how many rounds were in it."""
         rounds, self._rounds, self.feedback = self._rounds, 0, None
         return rounds

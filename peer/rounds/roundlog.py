@@ -1,4 +1,4 @@
-"""The last committed rounds, in memory: what laggards, joiners and checkpoints replay.
+"""Keep the last committed rounds in memory: what laggards, joiners and checkpoints replay.
 
 Entries are contiguous, oldest first, and the oldest go when the cap is reached. Every method may
 be called in any thread.
@@ -41,9 +41,10 @@ class _Entry:
 
 
 class RoundLog:
-    """Entries ``first`` to ``last``; none if ``first`` is ``last + 1``, as at the beginning.
+    """Keep the entries ``first`` to ``last``.
 
-    ``cap_bytes`` may be set at any time (``optim.spec.log_cap_bytes`` when the model is known).
+    There are none if ``first`` is ``last + 1``, as at the beginning. ``cap_bytes`` may be set at
+    any time (``optim.spec.log_cap_bytes`` when the model is known).
     """
 
     def __init__(self, cap_bytes: int = LOG_BYTES_DEFAULT) -> None:
@@ -73,13 +74,16 @@ class RoundLog:
         return self._nbytes
 
     def head(self, round_number: int) -> EntryHead | None:
-        """The head of a round's entry; None if it is not here (any more)."""
+        """Return the head of a round's entry; None if it is not here (any more)."""
         with self._lock:
             entry = self._find(round_number)
             return entry.head if entry else None
 
     def encoded(self, round_number: int) -> U8 | None:
-        """R of a round, to be read only; it stays as it is as long as anybody holds it."""
+        """Return R of a round, to be read only; None if it is not here.
+
+        It stays as it is as long as anybody holds it.
+        """
         with self._lock:
             entry = self._find(round_number)
             if entry is None:
@@ -88,7 +92,7 @@ class RoundLog:
             return entry.encoded
 
     def chain_after(self, round_number: int) -> bytes:
-        """The chain after a round of the log, or after the one before it; else empty."""
+        """Return the chain after a round of the log, or after the one before it; else empty."""
         with self._lock:
             entry = self._find(round_number)
             if entry is not None:
@@ -96,12 +100,12 @@ class RoundLog:
             return self._before if round_number == self._first() - 1 else b""
 
     def digest_after(self, round_number: int) -> bytes | None:
-        """The state digest after a round, of the last DIGESTS_MAX rounds."""
+        """Return the state digest after a round, of the last DIGESTS_MAX rounds; else None."""
         with self._lock:
             return self._digests.get(round_number)
 
     def pin(self, round_number: int) -> bool:
-        """Keep the entries from this round on (at most 2 x cap); whether none is missing.
+        """Keep the entries from this round on (at most 2 x cap); return whether none is missing.
 
         Give it back with ``unpin`` in any case.
         """
@@ -133,7 +137,7 @@ class RoundLog:
             self._shrink()
 
     def restart(self, round_number: int, digest: bytes, chain: bytes = b"") -> None:
-        """The state was loaded: no entries, and the next one is that of the round after."""
+        """Begin anew with a state that was loaded: the next entry is that of the round after it."""
         with self._lock:
             self._clear()
             self._before = chain
@@ -150,7 +154,7 @@ class RoundLog:
             self._digests = {k: d for k, d in self._digests.items() if k <= round_number}
 
     def spare(self, nbytes: int) -> U8:
-        """Memory for a result, uint8[nbytes] with any contents: a dropped entry's, or new."""
+        """Return memory for a result, uint8[nbytes] of any contents: a dropped entry's or new."""
         with self._lock:
             for i, array in enumerate(self._spares):
                 if array.nbytes == nbytes:
@@ -159,7 +163,7 @@ class RoundLog:
         return np.empty(nbytes, np.uint8)
 
     def give_back(self, array: U8) -> None:
-        """Memory from ``spare`` that did not get into the log."""
+        """Take back memory from ``spare`` that did not get into the log."""
         with self._lock:
             self._spares.append(array)
 

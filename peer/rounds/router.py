@@ -1,4 +1,4 @@
-"""Where an incoming data frame belongs: an attempt at hand, a transfer, or nowhere.
+"""Decide where an incoming data frame belongs: an attempt at hand, a transfer, or nowhere.
 
 Several rounds may be under way, one attempt at each. Frames of older attempts, views and rounds are
 drained and dropped. A frame of an attempt that this peer has not begun yet (its BEGIN is still on
@@ -39,7 +39,7 @@ class _Attempt:
 
 
 class Router:
-    """Called by reader threads (FrameSink) and steered from the event loop."""
+    """Route incoming frames. Called by reader threads (FrameSink), steered from the event loop."""
 
     def __init__(self, on_broken: Callable[[bytes, str], None]) -> None:
         self.copies = Copies()
@@ -57,8 +57,11 @@ class Router:
     # ------------------------------------------------------------ steering
 
     def enter(self, lineage: bytes) -> None:
-        """A view of this lineage is at hand. The numbers of another one say nothing about its own:
-        whoever gives way may come from a higher view to a lower one."""
+        """Take note that a view of this lineage is at hand.
+
+        The numbers of another one say nothing about its own: whoever gives way may come from a
+        higher view to a lower one.
+        """
         with self._changed:
             if lineage[:8] == self._lineage8:
                 return
@@ -70,14 +73,20 @@ class Router:
             self._changed.notify_all()
 
     def promise_attempt(self, begin: Begin) -> None:
-        """It is expected later, or ended: its frames wait for the commits before it. A frame that
-        is dropped cannot be had again, and the attempt would stall."""
+        """Let the frames of an attempt wait that is expected, or ended, later.
+
+        They wait for the commits before it. A frame that is dropped cannot be had again, and the
+        attempt would stall.
+        """
         with self._changed:
             self._promised[begin.round] = (begin.view, begin.attempt)
             self._changed.notify_all()
 
     def expect_attempt(self, begin: Begin, reduction: Reduction, kept: KeptCopy) -> None:
-        """Frames of this attempt are wanted; those of older ones, or of older views, are not."""
+        """Take the frames of this attempt from now on.
+
+        Those of older ones, or of older views, are not wanted any more.
+        """
         index = {peer: i for i, peer in enumerate(begin.participants)}
         with self._changed:
             self._attempts[begin.round] = _Attempt(begin, reduction, kept, index)
@@ -95,8 +104,10 @@ class Router:
                 self._changed.notify_all()
 
     def settle(self, round_number: int) -> None:
-        """The state is the one after this round: no frame of it or of an earlier one is wanted.
-        After a rollback this is less than before."""
+        """Drop frames of this round and of earlier ones: the state is the one after it.
+
+        After a rollback this is less than before.
+        """
         with self._changed:
             self._settled = round_number
             self._attempts = {r: a for r, a in self._attempts.items() if r > round_number}
@@ -105,7 +116,7 @@ class Router:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Whoever waits need not any more."""
+        """Wake whoever waits: nothing needs to be waited for any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Carries out what the membership machine decides about rounds and state.
+"""Carry out what the membership machine decides about rounds and state.
 
 Effects are done one after the other, in the order in which they were decided, by one task; only
 Abort, ListFinal and a newer goal of a catch-up take hold at once. Arithmetic runs in worker
@@ -47,7 +47,7 @@ DIGESTS_KEPT = 64  # for people and tests that compare peers
 
 
 class RoundRunner:
-    """Owns the replicated state and the log. Lives in the event loop."""
+    """Own the replicated state and the log, and carry out effects. Lives in the event loop."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RoundRunner:
         rounds = self.replica.log
 
         def in_loop(line: str) -> None:
-            """The threads that read from donors fill the shelf."""
+            """Log from any thread: the threads that read from donors fill the shelf."""
             self._loop.call_soon_threadsafe(log, line)
 
         self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, log)
@@ -132,12 +132,19 @@ class RoundRunner:
 
     @property
     def progress_bytes(self) -> int:
-        """For stall detectors. With local work: who contributes alone may send nothing for long."""
+        """Return a number that grows while this peer gets on, for stall detectors.
+
+        The bytes that it has moved, and local work: who contributes alone may send nothing for
+        long.
+        """
         moved = self.streams.moved_bytes + self.reducer.jobs.progress_bytes
         return moved + self._audits.progress
 
     def installed(self, view: View) -> None:
-        """BEGIN names the holders of kept chunks by their positions in it."""
+        """Take over a view that was installed.
+
+        BEGIN names the holders of kept chunks by their positions in it.
+        """
         before, self.replica.view = self.replica.view, view
         self.router.enter(view.lineage)
         if before is not None and before.lineage not in (view.lineage, *view.ancestors):
@@ -156,16 +163,19 @@ class RoundRunner:
         self.catch_up.lost(peer)
 
     def believed(self, message: object) -> object:
-        """The message as the machine may take it: under a robust rule or an audit nobody's word is
-        enough for a chunk to be kept, because nobody else may have it (Jobs.open refuses such a
-        BEGIN)."""
+        """Return the message as the machine may take it.
+
+        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
+        nobody else may have it (Jobs.open refuses such a BEGIN): digests of final chunks are left
+        out.
+        """
         spec = self.state.spec if self.state is not None else None
         if spec is None or not spec.keeps_nothing or not isinstance(message, Finals):
             return message
         return replace(message, digests=b"")
 
     def on_message(self, source: bytes, message: object) -> bool:
-        """Questions and answers about state and results; false for anything else."""
+        """Handle questions and answers about state and results; return False for anything else."""
         if isinstance(message, FetchKept):
             self.reducer.kept_server.on_fetch_kept(source, message)
         elif isinstance(message, ResultHead):
@@ -248,7 +258,10 @@ class RoundRunner:
         self._feed(ev.Applied(begin.round, state.digest))
 
     def _commit(self, effect: ev.Apply, job: Job | None) -> ReplicatedState:
-        """In a worker thread. From here on the result belongs to the log."""
+        """Apply a committed round, and append it to the log. In a worker thread.
+
+        From here on the result belongs to the log.
+        """
         begin, chain = effect.begin, effect.chain
         if job is None or begin.operation is not None:
             return commit_operation(self.replica, effect, job)
@@ -279,21 +292,24 @@ class RoundRunner:
             self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
 
     async def _aim(self, _: ev.CatchUp) -> None:
-        """In its turn, because what was committed before is to be applied first."""
+        """Begin a catch-up in its turn: what was committed before is to be applied first."""
         goal, self._goal = self._goal, None
         assert goal is not None
         self.donor.is_open = False  # what others attest must not wait for whoever is behind itself
         self.catch_up.aim(goal)
 
     def _adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
-        """The catch-up has brought the state there, and the log with it."""
+        """Take over the state that the catch-up has brought to this round, and the log with it."""
         if self.replica.view is None:
             self.digests.clear()  # a checkpoint's may be of another history than the run's
         self._moved_to(state, "the state of others was loaded")
         self._feed(ev.CaughtUp(round_number, chain, state.digest))
 
     def _moved_to(self, state: ReplicatedState, otherwise: str) -> None:
-        """By a round that was applied here; or ``otherwise``."""
+        """Go on from this state.
+
+        It was reached by a round that was applied here; or ``otherwise``, which then says how.
+        """
         if otherwise and (rounds := self.replica.residual.forget()):
             self._log(f"error feedback forgets what {rounds} rounds have left out: {otherwise}")
         self.state = state

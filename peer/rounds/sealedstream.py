@@ -1,4 +1,4 @@
-"""A data stream of sealed records over bare TCP, for one thread.
+"""Carry bulk frames in sealed records over bare TCP, for one thread.
 
 A part that is sent is enciphered from where it lies into a buffer of this stream and handed to the
 kernel. A record that arrives is collected in another buffer and deciphered from there to where its
@@ -35,7 +35,7 @@ _NOTHING = memoryview(b"")
 
 
 class SealedStream(DataStream):
-    """Encrypted and authenticated with AES-256-GCM.
+    """Carry frames encrypted and authenticated with AES-256-GCM.
 
     ``secret``: 32 bytes of which the two sides have agreed, for this connection alone; ``dialled``:
     whether this side is the dialler. What arrives is given to the reader when it is authenticated.
@@ -67,7 +67,7 @@ class SealedStream(DataStream):
 
     @property
     def worn(self) -> bool:
-        """True when the keys have been renewed so often that a new stream should replace this."""
+        """Return whether the keys were renewed so often that a new stream should replace this."""
         return max(self._sealer.epoch, self._opener.epoch) >= EPOCHS_WORN
 
     # ------------------------------------------------------------ sending
@@ -88,7 +88,7 @@ class SealedStream(DataStream):
         self._out_end += self._sealer.seal(kind, plain, room)
 
     def _room(self, count: int) -> memoryview:
-        """Where the next ``count`` bytes are sealed into, behind what waits there already."""
+        """Return where to seal the next ``count`` bytes: behind what waits there already."""
         if self._out_end + count > BUFFER_BYTES_MAX:
             self._flush()
         if self._out_end + count > len(self._out):
@@ -118,7 +118,10 @@ class SealedStream(DataStream):
             filled += count
 
     def _open_into(self, view: memoryview, *, idle: bool) -> int:
-        """Open the next record into ``view``, or beside it if it is longer; the bytes in it."""
+        """Open the next record into ``view``, or beside it if it is longer.
+
+        Return how many bytes are in ``view`` now.
+        """
         self._in_end = 0
         kind, length = self._opener.expect(self._await(RECORD_HEADER_BYTES, idle=idle))
         record = self._await(length + RECORD_OVERHEAD_BYTES)
@@ -137,7 +140,7 @@ class SealedStream(DataStream):
         return self._opened_buffer[:length]
 
     def _await(self, count: int, *, idle: bool = False) -> memoryview:
-        """The next ``count`` bytes of a record, whose first ones may be here already."""
+        """Return the first ``count`` bytes of a record, some of which may be here already."""
         if count > len(self._in):
             self._in = _grown(self._in[: self._in_end], count)
         have, self._in_end = self._in_end, count
@@ -149,7 +152,10 @@ class SealedStream(DataStream):
 
 
 def _grown(kept: memoryview, count: int) -> memoryview:
-    """A larger buffer that begins with ``kept`` and holds ``count`` bytes; at least doubled."""
+    """Return a larger buffer that begins with ``kept`` and holds ``count`` bytes.
+
+    At least doubled, up to BUFFER_BYTES_MAX.
+    """
     size = min(BUFFER_BYTES_MAX, max(count, 2 * len(kept)))
     buffer = memoryview(bytearray(size))
     buffer[: len(kept)] = kept

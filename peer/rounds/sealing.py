@@ -1,4 +1,4 @@
-"""Records of an encrypted data stream: keys, nonces, sealing, opening, wear. Sans-I/O.
+"""Seal and open records of an encrypted data stream: keys, nonces, wear. Sans-I/O.
 
 A record is a header of 16 bytes, the ciphertext (as long as the plaintext) and a tag of 16 bytes::
 
@@ -65,7 +65,7 @@ _NOTHING = memoryview(b"")
 
 
 class Kind(enum.IntEnum):
-    """What a record is for. Only DATA has a payload, and that is never empty."""
+    """Say what a record is for. Only DATA has a payload, and that is never empty."""
 
     DATA = 0
     KEY = 1  # the next record is under the next epoch's key
@@ -76,7 +76,7 @@ _KINDS = frozenset(Kind)
 
 
 def direction_secrets(secret: bytes) -> tuple[bytes, bytes]:
-    """The first secrets of the two directions: what the dialler sends, what the other side does.
+    """Return the first secrets of the two directions: the dialler's, then the other side's.
 
     ``secret``: SECRET_BYTES that both sides know and that no other connection ever uses.
     """
@@ -86,7 +86,7 @@ def direction_secrets(secret: bytes) -> tuple[bytes, bytes]:
 
 
 class _Direction:
-    """The key of one direction, what it has protected in this epoch, and the next counter."""
+    """Hold the key of one direction, what it has protected in this epoch, and the next counter."""
 
     def __init__(self, secret: bytes) -> None:
         self.epoch = 0
@@ -107,7 +107,10 @@ class _Direction:
         self.records = self.wire_bytes = 0
 
     def fits(self, length: int, *, spare: int = 0) -> bool:
-        """Whether the key may protect a record of ``length`` and ``spare`` empty ones besides."""
+        """Return whether the key may protect one more record of this ``length``.
+
+        And ``spare`` empty ones besides.
+        """
         wire_bytes = length + (1 + spare) * RECORD_OVERHEAD_BYTES
         return (
             self.records + 1 + spare <= EPOCH_RECORDS_MAX
@@ -115,7 +118,7 @@ class _Direction:
         )
 
     def consume(self, length: int) -> bytearray:
-        """The nonce of the next record, valid until the next call. Nobody gets it twice."""
+        """Return the nonce of the next record, valid until the next call. Nobody gets it twice."""
         _COUNTER.pack_into(self._nonce, _SALT_BYTES, self.counter)
         self.counter += 1
         self.records += 1
@@ -124,7 +127,7 @@ class _Direction:
 
 
 class Sealer:
-    """Makes the records of one direction, in order. One thread at a time."""
+    """Make the records of one direction, in order. One thread at a time."""
 
     def __init__(self, secret: bytes, now_s: float) -> None:
         self._key = _Direction(secret)
@@ -136,7 +139,7 @@ class Sealer:
         return self._key.epoch
 
     def is_due(self, length: int, now_s: float) -> bool:
-        """True when :meth:`rekey` must come before a record with ``length`` bytes of plaintext.
+        """Return whether :meth:`rekey` must come before a record of ``length`` plaintext bytes.
 
         ``now_s``: of the clock that the sealer was made with, and that never goes back.
         """
@@ -144,7 +147,7 @@ class Sealer:
         return now_s - self._since_s >= EPOCH_S_MAX or not self._key.fits(length, spare=2)
 
     def seal(self, kind: Kind, plain: memoryview, out: memoryview) -> int:
-        """Write one record into ``out``, which must not overlap ``plain``; returns its bytes.
+        """Write one record into ``out``, which must not overlap ``plain``; return its bytes.
 
         ``plain``: at most RECORD_BYTES_MAX; ``out``: RECORD_OVERHEAD_BYTES more, at least. The
         counter is used up even if the record is never sent. LocalProtocolError for what no opener
@@ -165,7 +168,10 @@ class Sealer:
         return end
 
     def rekey(self, out: memoryview, now_s: float) -> int:
-        """Write the record that announces the next key, and take that key; returns its bytes."""
+        """Write the record that announces the next key, and take that key; return its bytes.
+
+        LocalProtocolError if all epochs are used up.
+        """
         if self._key.epoch >= _EPOCH_MAX:
             raise LocalProtocolError("a data stream has used up all its epochs")
         end = self.seal(Kind.KEY, _NOTHING, out)
@@ -175,7 +181,7 @@ class Sealer:
 
 
 class Opener:
-    """Takes the records of one direction, in order, and nothing after the first defect."""
+    """Take the records of one direction, in order, and nothing after the first defect."""
 
     def __init__(self, secret: bytes) -> None:
         self._key = _Direction(secret)
@@ -186,7 +192,7 @@ class Opener:
         return self._key.epoch
 
     def expect(self, header: memoryview) -> tuple[Kind, int]:
-        """The kind of the record that begins with ``header``, and its plaintext bytes.
+        """Return the kind of the record that begins with ``header``, and its plaintext bytes.
 
         Not authenticated before :meth:`open` has returned: good for waiting for the rest only.
         RemoteProtocolError if it cannot be the next record; the length is at most
@@ -211,10 +217,11 @@ class Opener:
         return Kind(kind), length
 
     def open(self, record: memoryview, out: memoryview) -> Kind:
-        """Verify one whole record and write its plaintext into ``out``, exactly as long as that.
+        """Verify one whole record and write its plaintext into ``out``; return its kind.
 
-        RemoteProtocolError if anything about the record is wrong; ``out`` is all zeros then, and
-        holds nothing that has not been authenticated.
+        ``out`` is exactly as long as the plaintext, else LocalProtocolError. RemoteProtocolError if
+        anything about the record is wrong; ``out`` is all zeros then, and holds nothing that has
+        not been authenticated.
         """
         kind, length = self.expect(record[:RECORD_HEADER_BYTES])
         if len(record) != length + RECORD_OVERHEAD_BYTES or len(out) != length:

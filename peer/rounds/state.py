@@ -1,4 +1,4 @@
-"""The replicated state of a run: outer parameters and momentum, and the arithmetic of a commit.
+"""Hold the replicated state of a run, outer parameters and momentum, and commit rounds to it.
 
 Two buffers: the current one is what everybody reads (trainer, donors, pseudo-gradients) and never
 changes; a commit writes the next state into the other and swaps. The two differ only in the chunks
@@ -46,13 +46,16 @@ _serials = itertools.count(1)  # tells a trainer that it has to map another stat
 
 
 def state_digest(blob: bytes, root: bytes) -> bytes:
-    """``root`` is the Merkle root of the leaves, ``blob`` the run's specification."""
+    """Return the digest of a state.
+
+    ``root`` is the Merkle root of the leaves, ``blob`` the run's specification.
+    """
     return hashlib.sha256(hashlib.sha256(blob).digest() + root).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkCopy:
-    """What ``read_chunk`` has copied: a chunk of the state after ``round``.
+    """Describe what ``read_chunk`` has copied: a chunk of the state after ``round``.
 
     ``proof`` leads from ``leaf`` to the Merkle root in that state's digest (collectives/merkle.py).
     """
@@ -65,9 +68,10 @@ class ChunkCopy:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A state and where it lies. Replaced in one step, so that readers see what belongs together.
+    """Describe a state and where it lies.
 
-    ``generation`` is the buffer's when this state was complete.
+    Replaced in one step, so that readers see what belongs together. ``generation`` is the buffer's
+    when this state was complete.
     """
 
     round: int
@@ -79,7 +83,9 @@ class _Position:
 
 
 class ReplicatedState:
-    """``shared`` holds θ0, θ1, b0, b1, each float32[elements], for the trainer to map.
+    """Hold the outer parameters θ and the momentum b of a run.
+
+    ``shared`` holds θ0, θ1, b0, b1, each float32[elements], for the trainer to map.
 
     Any thread may read; whoever reads a buffer in place checks ``generation`` of it before and
     after. One thread at a time commits (``apply``, ``undo``) or loads.
@@ -110,7 +116,7 @@ class ReplicatedState:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Round, current buffer and its generation, which belong together."""
+        """Return round, current buffer and its generation, which belong together."""
         now = self._now
         return now.round, now.buffer, now.generation
 
@@ -124,7 +130,7 @@ class ReplicatedState:
 
     @property
     def digest(self) -> bytes:
-        """Empty before INIT, as are ``root`` and ``leaves``."""
+        """Return the digest of the state; empty before INIT, as are ``root`` and ``leaves``."""
         return self._now.digest
 
     @property
@@ -138,33 +144,33 @@ class ReplicatedState:
         return tree.leaves if tree else ()
 
     def version(self, chunk: int) -> int:
-        """The round that last changed the chunk, or a later one that did not."""
+        """Return the round that last changed the chunk, or a later one that did not."""
         return self._now.versions[chunk]
 
     def chunks_of(self, fragment: int) -> tuple[int, int]:
-        """The chunks [first, end) of a fragment."""
+        """Return the chunks [first, end) of a fragment."""
         return self.manifest.chunks_of(fragment, self.spec.fragments)
 
     def chunks_in(self, head: EntryHead) -> range:
-        """The chunks that an entry changes."""
+        """Return the chunks that an entry changes."""
         if head.kind == STEP:
             return range(*self.chunks_of(head.fragment))
         return range(self.grid.count if head.kind == INIT else 0)
 
     def fragment_grid(self, fragment: int) -> ChunkGrid:
-        """The grid of a fragment's reduction; its chunk 0 is ``chunks_of(fragment)[0]``."""
+        """Return the grid of a fragment's reduction; its chunk 0 is ``chunks_of(fragment)[0]``."""
         return fragment_grid(self.grid, *self.chunks_of(fragment))
 
     def codec_of(self, head: EntryHead) -> Decoder:
-        """How the bytes of an entry are encoded."""
+        """Return the decoder of the bytes of an entry."""
         return self._buffers.codec(head)
 
     def layout(self, head: EntryHead) -> EncodedLayout:
-        """Where the chunks that an entry changes lie in R, counted from 0."""
+        """Return where the chunks that an entry changes lie in R, counted from 0."""
         return self._buffers.layout(head, self.chunks_in(head))
 
     def chunk_bytes(self, chunk: int) -> int:
-        """The size of a chunk's parameters and momentum."""
+        """Return the size of a chunk's parameters and momentum in bytes."""
         return 8 * self.grid.size(chunk)
 
     def close(self) -> None:
@@ -173,9 +179,10 @@ class ReplicatedState:
     # ------------------------------------------------------------ reading
 
     def delta_of(self, submission: Floats, fragment: int = 0) -> Callable[[int, Floats], None]:
-        """The source of a reduction: Δ of one chunk of a fragment, counted from 0.
+        """Return the source of a reduction: it gives Δ of one chunk of a fragment.
 
-        From the state as it is now; valid until a later round of this fragment is applied.
+        Chunks are counted from 0. Δ is computed from the state as it is now; valid until a later
+        round of this fragment is applied.
         """
         return delta_source(self.spec, self.manifest, self.theta, submission, fragment)
 
@@ -204,8 +211,9 @@ class ReplicatedState:
     # ------------------------------------------------------------ commits
 
     def apply(self, head: EntryHead, encoded: U8) -> None:
-        """The outer step of a committed round, from the exact bytes that everyone holds; or log
-        entry 1: the first trainer's θ as float32, and momentum is zero.
+        """Do the outer step of a committed round, from the exact bytes that everyone holds.
+
+        Or log entry 1: the first trainer's θ as float32, and momentum is zero.
 
         StateError if it is not the next round or of another size, CodecError for malformed bytes;
         then the state stays what it was. A load that is under way is given up.
@@ -214,7 +222,7 @@ class ReplicatedState:
             self._commit(head, encoded)
 
     def undo(self) -> bool:
-        """Go back to the state before the last commit, if it has not been overwritten."""
+        """Go back to the state before the last commit; return False if it has been overwritten."""
         with self._writing:
             before = self._before
             if before is None:
@@ -250,7 +258,10 @@ class ReplicatedState:
         self._before, self._differ = now, frozenset(chunks)
 
     def _begin_write(self, chunks: range) -> frozenset[int]:
-        """From now on the other buffer holds nothing whole; the chunks that are stale in it."""
+        """Begin to write to the other buffer, which holds nothing whole from now on.
+
+        Return the chunks that are stale in it.
+        """
         stale = self._differ
         self._load = self._before = None
         self._differ = stale | frozenset(chunks)  # should the write fail half-way
@@ -260,7 +271,10 @@ class ReplicatedState:
     def _finish_write(
         self, round_number: int, versions: list[int], leaves: list[bytes], expected: bytes = b""
     ) -> None:
-        """Swap; StateError, and no swap, if another digest is ``expected``."""
+        """Make the other buffer the current one.
+
+        StateError, and no swap, if another digest is ``expected``.
+        """
         target = 1 - self.current
         tree = MerkleTree(leaves)
         digest = state_digest(self.blob, tree.root)
@@ -274,7 +288,7 @@ class ReplicatedState:
 
 
 class StateLoad:
-    """Fills the other buffer of a state, chunk by chunk, while the current one stays in use.
+    """Fill the other buffer of a state, chunk by chunk, while the current one stays in use.
 
     Chunks may be of different rounds; ``replay`` brings them forward. Who fills it checks what it
     gets; here only the whole is compared with a digest. Any thread may call it. A commit and a
@@ -291,21 +305,24 @@ class StateLoad:
 
     @property
     def is_open(self) -> bool:
-        """False once a commit, a newer load or ``cancel`` has ended it."""
+        """Return whether it goes on: no commit, newer load or ``cancel`` has ended it."""
         return not self._cancelled and self._state._load is self
 
     def has(self, chunk: int) -> bool:
         return self._versions[chunk] >= 0
 
     def leaf(self, chunk: int) -> bytes:
-        """Hash of the bytes as they are: what was put, else the current state's; may be empty."""
+        """Return the hash of a chunk's bytes as they are; may be empty.
+
+        Of what was put, else of the current state's.
+        """
         state = self._state
         if not self.has(chunk) and not state.leaves:
             return b""
         return state._buffers.leaf(chunk, 1 - state.current if self.has(chunk) else state.current)
 
     def confirm(self, chunk: int, version: int) -> None:
-        """The chunk that was put is that of round ``version``, whatever it was said to be."""
+        """Declare the chunk that was put that of round ``version``, whatever it was said to be."""
         with self._state._writing:
             self._check_open()
             if not self.has(chunk):
@@ -313,7 +330,7 @@ class StateLoad:
             self._versions[chunk] = version
 
     def version(self, chunk: int) -> int:
-        """The round that the chunk is of; -1 while it is missing."""
+        """Return the round that the chunk is of; -1 while it is missing."""
         return self._versions[chunk]
 
     def put(self, chunk: int, version: int, data: Bytes) -> None:
@@ -333,7 +350,7 @@ class StateLoad:
         self._fill(chunk, version, state._buffers.parts(chunk, state.current))
 
     def replay(self, head: EntryHead, encoded_chunk: Bytes, chunk: int) -> bool:
-        """Bring ``chunk`` (of the whole vector) to the entry's round; false if it is there already.
+        """Bring ``chunk`` (of the whole vector) to the entry's round; False if it is there already.
 
         The caller replays every entry of the chunk's fragment in order; INIT needs no chunk.
         CodecError for malformed bytes.
@@ -356,7 +373,7 @@ class StateLoad:
         return True
 
     def finish(self, round_number: int, digest: bytes = b"") -> None:
-        """Make it the current state, of that round, with the leaves of what is there.
+        """Make the load the current state, of that round, with the leaves of what is there.
 
         StateError while a chunk is missing or newer, or if ``digest`` is given and not the state's;
         then nothing has happened, and chunks may be put again.
@@ -377,7 +394,10 @@ class StateLoad:
             state._load = None
 
     def cancel(self) -> None:
-        """Give it up without waiting; what is being written ends before the next commit begins."""
+        """Give up the load without waiting.
+
+        What is being written ends before the next commit begins.
+        """
         self._cancelled = True
 
     def _fill(self, chunk: int, version: int, parts: tuple[U8, U8]) -> None:

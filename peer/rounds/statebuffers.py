@@ -1,4 +1,4 @@
-"""Two buffers of parameters and momentum, and the arithmetic on one chunk of them.
+"""Hold two buffers of parameters and momentum, and do the arithmetic on one chunk of them.
 
 Which buffer is current, and who may write when, is the state's business (state.py).
 """
@@ -27,7 +27,10 @@ _FLOAT32 = get_codec("float32")  # of INIT, whatever the run's codec
 
 
 class StateBuffers:
-    """``shared`` holds θ0, θ1, b0, b1, each float32[elements]. One thread at a time writes."""
+    """Hold two buffers of parameters θ and momentum b. One thread at a time writes.
+
+    ``shared`` holds θ0, θ1, b0, b1, each float32[elements].
+    """
 
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
@@ -39,17 +42,20 @@ class StateBuffers:
         self.momentum = (floats[2 * count : 3 * count], floats[3 * count :])
 
     def codec(self, head: EntryHead) -> Decoder:
-        """How the bytes of an entry are encoded. Where every participant has a slot in them, they
-        are of one attempt: such rounds keep no chunks."""
+        """Return the decoder of the bytes of an entry.
+
+        Where every participant has a slot in them, they are of one attempt: such rounds keep no
+        chunks.
+        """
         return _FLOAT32 if head.kind == INIT else self._spec.result_codec(head.origin(0).weights)
 
     def layout(self, head: EntryHead, chunks: range) -> EncodedLayout:
-        """Where ``chunks`` lie in the encoded bytes of an entry that consists of them."""
+        """Return where ``chunks`` lie in the encoded bytes of an entry that consists of them."""
         lo, hi = self.grid.bounds(chunks.start)[0], self.grid.bounds(chunks.stop - 1)[1]
         return encoded_layout(ChunkGrid(hi - lo, self.grid.chunk_elements), self.codec(head))
 
     def step(self, head: EntryHead, chunk: int, encoded: U8, source: int, target: int) -> None:
-        """One chunk of an entry: read from one buffer, write to the other or to the same.
+        """Apply one chunk of an entry: read from one buffer, write to the other or to the same.
 
         CodecError for malformed bytes; then nothing is written.
         """
@@ -69,19 +75,19 @@ class StateBuffers:
         momentum.fill(0)
 
     def leaf(self, chunk: int, buffer: int) -> bytes:
-        """The SHA-256 of a chunk's parameters and momentum."""
+        """Return the SHA-256 of a chunk's parameters and momentum."""
         theta, momentum = self.parts(chunk, buffer)
         text = hashlib.sha256(theta.data)
         text.update(momentum.data)
         return text.digest()
 
     def parts(self, chunk: int, buffer: int) -> tuple[U8, U8]:
-        """The bytes of a chunk's parameters and of its momentum, in place."""
+        """Return the bytes of a chunk's parameters and of its momentum, in place."""
         theta, momentum = self._pair(chunk, buffer)
         return theta.view(np.uint8), momentum.view(np.uint8)
 
     def fill(self, chunk: int, buffer: int, parts: tuple[U8, U8]) -> None:
-        """Overwrite a chunk with such bytes."""
+        """Overwrite a chunk with the bytes of parameters and momentum, as ``parts`` gives them."""
         for target, source in zip(self.parts(chunk, buffer), parts, strict=True):
             np.copyto(target, source)
 

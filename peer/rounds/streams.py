@@ -1,4 +1,4 @@
-"""Data streams to and from the other peers, and the routing of frames that arrive.
+"""Keep data streams to and from the other peers, and route the frames that arrive.
 
 A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
 it, so that a round does not wait for it, and again after it broke. A round opens as many as `widen`
@@ -59,20 +59,25 @@ PURPOSES = {
 
 
 class FrameSink(Protocol):
-    """Where the payload of an incoming frame goes. Called in the reader threads of the source;
-    ``lane``: which of its streams brings it, 0 for the only one."""
+    """Take the payloads of incoming frames. Called in the reader threads of the source.
+
+    ``lane``: which of its streams brings a frame, 0 for the only one.
+    """
 
     def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
-        """A buffer of ``header.length`` bytes, or None to drop the frame. May wait, bounded."""
+        """Return a buffer of ``header.length`` bytes, or None to drop the frame.
+
+        May wait, bounded.
+        """
 
     def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
-        """The reserved buffer is full."""
+        """Take a frame whose reserved buffer is full."""
 
     def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
-        """The rest of a reserved frame will not come on this stream."""
+        """Give up a reserved frame whose rest will not come on this stream."""
 
     def broken(self, source: bytes, why: str) -> None:
-        """No more frames from this peer, before it opens a stream again."""
+        """Expect no more frames from this peer, before it opens a stream again."""
 
 
 class Lane(NamedTuple):
@@ -81,17 +86,19 @@ class Lane(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What a plan says of the streams to a peer: bytes per second of all lanes together; 0: none.
-    ``lossy``: see StreamPlan."""
+    """Describe what a plan says of the streams to a peer.
+
+    Bytes per second of all lanes together; 0: no pace. ``lossy``: see StreamPlan.
+    """
 
     bytes_per_s: float = 0.0
     lossy: bool = True  # as long as nobody knows
 
 
 class FrameOutlet:
-    """The sending end of one attempt's frames to one peer (collectives.engine.Outlet).
+    """Send the frames of one attempt to one peer (collectives.senders.Outlet).
 
-    ``aside``: of frames that are no part of a round.
+    ``aside``: the frames are no part of a round.
     """
 
     def __init__(self, stream: DataStream, header: DataHeader, *, aside: bool = False) -> None:
@@ -116,7 +123,10 @@ class FrameOutlet:
 
 
 class Streams:
-    """Lives in the event loop; only reader threads and senders run elsewhere."""
+    """Keep the data streams of a daemon.
+
+    Lives in the event loop; only reader threads and senders run elsewhere.
+    """
 
     def __init__(self, host: LinkHost, sink: FrameSink) -> None:
         self._host = host
@@ -147,7 +157,10 @@ class Streams:
 
     @property
     def sent_for_rounds_bytes(self) -> int:
-        """On the wire: without pieces for learners, and nothing of what wraps them."""
+        """Return the bytes sent for rounds, as they are on the wire.
+
+        Without pieces for learners, and nothing of what wraps them.
+        """
         with self._counting:
             found = sum(stream.sent_for_rounds_bytes for stream in self._outgoing.values())
             return self._sent_for_rounds_before + found
@@ -159,19 +172,22 @@ class Streams:
 
     @property
     def moved_bytes(self) -> int:
-        """Only ever grows; a stall detector looks whether it does. Without pieces for learners."""
+        """Return the bytes moved both ways, without pieces for learners; it only ever grows.
+
+        A stall detector looks whether it does.
+        """
         with self._counting:
             streams = [*self._outgoing.values(), *self._incoming]
             return self._moved_before + sum(stream.moved_bytes for stream in streams)
 
     def ciphers(self) -> dict[str, int]:
-        """How many streams go with which cipher, both ways."""
+        """Return how many streams go with which cipher, both ways."""
         with self._counting:
             streams = [*self._outgoing.values(), *self._incoming]
         return dict(Counter(stream.cipher for stream in streams if not stream.closed))
 
     def outgoing(self) -> list[tuple[bytes, DataStream]]:
-        """All streams on which this side sends, with their peers."""
+        """Return all streams on which this side sends, with their peers."""
         with self._counting:
             return [(lane.peer, stream) for lane, stream in self._outgoing.items()]
 
@@ -192,15 +208,15 @@ class Streams:
 
     @property
     def bbr(self) -> bool:
-        """Losses need not slow what this side sends: see Congestion."""
+        """Return whether losses need not slow what this side sends: see Congestion."""
         return self._host.bbr
 
     def lanes(self, peer: bytes) -> int:
-        """How many streams a round uses to this peer."""
+        """Return how many streams a round uses to this peer."""
         return self._lanes.get(peer, 1)
 
     def widen(self, peer: bytes, count: int) -> None:
-        """From the next round on; what is open stays so."""
+        """Use ``count`` streams to this peer from the next round on; what is open stays so."""
         count = min(max(1, count), STREAMS_MAX)
         if count > self.lanes(peer):
             self._untried.add(peer)
@@ -215,9 +231,12 @@ class Streams:
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
-        """Some rounds go without paces: they show what links have gained. So does the first one
-        over more lanes to a peer, or with another pace: it shows whether fewer lanes, or a probe
-        that was too short, had limited what was measured."""
+        """Set or lift the paces for a round.
+
+        Some rounds go without paces: they show what links have gained. So does the first one over
+        more lanes to a peer, or with another pace: it shows whether fewer lanes, or a probe that
+        was too short, had limited what was measured.
+        """
         before = (self._paced, self._open_to)
         self._paced, self._open_to, self._untried = not is_open(number), self._untried, set()
         if before != (self._paced, self._open_to):
@@ -238,13 +257,16 @@ class Streams:
                 stream.pace(rate)
 
     def warm(self, peer: bytes) -> None:
-        """Have a stream to this peer soon; failures show when a round needs it."""
+        """Open a stream to this peer soon; failures show when a round needs it."""
         stream = self._outgoing.get(Lane(peer, 0))
         if stream is None or stream.closed:
             self._open(Lane(peer, 0)).add_done_callback(_retrieve)
 
     async def to(self, peer: bytes, lane: int = 0) -> DataStream:
-        """A stream to this peer, the same one for a number again. ConnectError after OPEN_TRIES."""
+        """Return a stream to this peer, the same one for a lane again.
+
+        ConnectError after OPEN_TRIES.
+        """
         stream = self._outgoing.get(Lane(peer, lane))
         if stream is not None and not stream.closed and not stream.worn:
             return stream
@@ -316,7 +338,7 @@ class Streams:
             stream.close()
 
     def forget(self, peer: bytes) -> None:
-        """The peer's process is gone."""
+        """Close the streams to a peer whose process is gone, and forget its lanes and paces."""
         self.close_to(peer)
         self.reached.discard(peer)
         self._lanes.pop(peer, None)
@@ -336,7 +358,7 @@ class Streams:
     # ------------------------------------------------------------ incoming
 
     def accept(self, peer: bytes, stream: DataStream) -> None:
-        """A peer opened a stream to us: read it in a thread of its own until it ends."""
+        """Read a stream that a peer has opened to us in a thread of its own, until it ends."""
         with self._counting:
             self._incoming[stream] = peer
         name = f"read-from-{short(peer)}"
@@ -400,12 +422,12 @@ class Streams:
 
 
 def same_pace(before: float, after: float) -> bool:
-    """Return whether a plan that was made again asks for the same: estimates waver."""
+    """Return whether two plans ask for the same pace, but for estimates that waver."""
     return abs(after - before) <= PACE_CHANGE * max(before, after)
 
 
 def purpose_of(kind: int) -> str:
-    """Return as what the bytes of a frame of this kind are counted."""
+    """Return what the bytes of a frame of this kind are counted as."""
     return PURPOSES.get(kind, ROUNDS)
 
 
@@ -421,6 +443,9 @@ def _drain(stream: DataStream, length: int, scratch: memoryview) -> None:
 
 
 def _retrieve(task: asyncio.Task[DataStream]) -> None:
-    """A warm-up may fail in silence: the round that needs the stream asks again and reports."""
+    """Let a warm-up fail in silence.
+
+    The round that needs the stream asks again and reports.
+    """
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""A data stream inside TLS: for peers with which no sealed stream comes about."""
+"""Carry bulk frames inside TLS, for peers with which no sealed stream comes about."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ KEY_BYTES_MAX = 256 << 30
 
 
 class TlsStream(DataStream):
-    """Slower than a ``SealedStream``: OpenSSL makes and takes records of 16 KiB, one per call."""
+    """Carry frames inside TLS, slower than a ``SealedStream``.
+
+    OpenSSL makes and takes records of 16 KiB, one per call.
+    """
 
     cipher = CIPHER_TLS
 
     def __init__(self, connection: TlsSocket, peer: str, until_s: float = math.inf) -> None:
-        """``until_s``, of the monotonic clock: then a better one may be had in its place."""
+        """Take over a connection.
+
+        ``until_s``, of the monotonic clock: then a better one may be had in its place.
+        """
         super().__init__(connection.sock, peer)
         self._until_s = until_s
         self._tls = connection.tls

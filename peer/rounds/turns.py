@@ -1,4 +1,4 @@
-"""Whose frame goes next on a stream that several rounds and a donor share.
+"""Decide whose frame goes next on a stream that several rounds and a donor share.
 
 A lock of frames: it goes to the most urgent one that waits, and among equals to the one that has
 waited longest. Rounds commit in order, so the oldest is the most urgent; what no round waits for
@@ -19,7 +19,7 @@ PASSED_MAX = 16
 
 
 class Turns:
-    """Shared by the threads that send on one stream."""
+    """Give turns to the threads that send on one stream."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -30,7 +30,7 @@ class Turns:
 
     @contextlib.contextmanager
     def turn(self, urgency: int) -> Iterator[None]:
-        """Wait for it and hold it; ``urgency``: the smaller, the sooner."""
+        """Wait for a turn and hold it; the smaller the ``urgency``, the sooner."""
         with self._changed:
             if self._held or self._waiting:
                 self._wait(urgency)

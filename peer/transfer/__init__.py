@@ -1,1 +1,1 @@
-"""State for those who lack it: pieces from many donors, and results of attempts."""
+"""Bring state to those who lack it: pieces from many donors, and results of attempts."""

@@ -1,4 +1,4 @@
-"""The state that is being put together: which round each chunk is of, and what it needs next.
+"""Account for a state that is being put together: the round of each chunk, and its next need.
 
 A chunk comes from a donor as it is in *its* state, with a proof that leads to that state's digest;
 it counts once the digest is agreed among several members. Then it is brought forward entry by
@@ -28,7 +28,7 @@ class _Chunk:
 
 
 class Assembly:
-    """One attempt at one state, across goals. ``store`` has the bytes, this the account of them."""
+    """Keep the account of one attempt at one state, across goals; ``store`` has the bytes."""
 
     def __init__(self, store: Store, blob_digest: bytes) -> None:
         self.store, self.blob_digest = store, blob_digest
@@ -50,7 +50,7 @@ class Assembly:
         reaches_back: Callable[[int], bool],
         asked: Piece | None = None,
     ) -> Piece | None:
-        """What to get for this chunk now; None if it is there, or has to wait for knowledge.
+        """Return what to get for this chunk now; None if it is there, or has to wait for knowledge.
 
         While the heads do not reach the goal, it is brought to where they end. What has been
         ``asked`` and still helps is waited for.
@@ -77,37 +77,37 @@ class Assembly:
         return Piece(chunk, parts[0].round, parts[:RUN_MAX][-1].round)
 
     def nbytes(self, piece: Piece, heads: Heads | None) -> int:
-        """As much as a donor may send for it."""
+        """Return how many bytes a donor may send for a piece."""
         if not piece.entry:
             return self.store.state_bytes(piece.chunk)
         return sum(self.store.entry_bytes(head, piece.chunk) for head in self.run(piece, heads))
 
     def run(self, piece: Piece, heads: Heads | None) -> list[EntryHead]:
-        """The entries of which a piece has parts, in order; none if the heads do not say."""
+        """Return the entries of which a piece has parts, in order; none if the heads do not say."""
         if heads is None or not heads.first <= piece.entry <= piece.last <= heads.last:
             return []
         entries = heads.between(piece.entry - 1, piece.last)
         return [head for head in entries if self.store.place(head, piece.chunk)]
 
     def needs_heads_from(self, goal: int) -> int:
-        """The first entry that some chunk before the goal could need; 0 for none."""
+        """Return the first entry that some chunk before the goal could need; 0 for none."""
         behind = [chunk.at for chunk in self._chunks if 0 <= chunk.at < goal]
         return min(behind) + 1 if behind else 0
 
     def origins(self) -> frozenset[int]:
-        """The rounds whose state digests have to be agreed."""
+        """Return the rounds whose state digests have to be agreed."""
         return frozenset(c.origin for c in self._chunks if c.at >= 0 and c.digest)
 
     def is_complete(self, goal: int, agreed: Mapping[int, bytes]) -> bool:
         return all(c.at == goal and (not c.digest or c.origin in agreed) for c in self._chunks)
 
     def ahead_of(self, goal: int) -> int:
-        """The newest round of any chunk, if it is beyond the goal; else 0."""
+        """Return the newest round of any chunk, if it is beyond the goal; else 0."""
         newest = max(chunk.at for chunk in self._chunks)
         return newest if newest > goal else 0
 
     def round_of(self, chunk: int) -> int:
-        """-1: it is not here."""
+        """Return the round that a chunk is of; -1 if it is not here."""
         return self._chunks[chunk].at
 
     # ------------------------------------------------------------ what has come
@@ -121,7 +121,10 @@ class Assembly:
         self._written.add(chunk)
 
     def seed(self, number: int) -> None:
-        """Our own state after this round is on the history of the goal."""
+        """Take what is missing from our own state, which is on the history of the goal.
+
+        ``number``: the round of that state. Chunks whose bytes here were overwritten stay missing.
+        """
         for index, chunk in enumerate(self._chunks):
             if chunk.at < 0 and index not in self._written:
                 self.store.keep(index, number)
@@ -130,17 +133,17 @@ class Assembly:
     # ------------------------------------------------------------ what turns out to be wrong
 
     def go_back(self, goal: int) -> None:
-        """The goal is before what was wanted: chunks beyond it are wanted again."""
+        """Want chunks beyond the goal again: it is before what was wanted."""
         for index, chunk in enumerate(self._chunks):
             if chunk.at > goal:
                 self._chunks[index] = _Chunk()
 
     def distrust_all(self) -> None:
-        """Only what a donor confirms counts from now on."""
+        """Forget all chunks: only what a donor confirms counts from now on."""
         self._chunks = [_Chunk() for _ in self._chunks]
 
     def expose(self, agreed: Mapping[int, bytes]) -> dict[bytes, int]:
-        """Donors of chunks that are of another state than the agreed one, each with a round.
+        """Return donors of chunks of another state than the agreed one, each with a round.
 
         The chunks are wanted again. Where another digest was agreed before, the history has
         changed, and nobody is to blame.
@@ -159,13 +162,13 @@ class Assembly:
         return liars
 
     def forget_unsettled(self, agreed: Mapping[int, bytes]) -> None:
-        """Chunks of states about which there was no agreement are wanted again."""
+        """Want chunks again that are of states about which there was no agreement."""
         for index, chunk in enumerate(self._chunks):
             if chunk.at >= 0 and chunk.digest and chunk.origin not in agreed:
                 self._chunks[index] = _Chunk()
 
     def change_history(self, old: Heads | None, new: Heads) -> int:
-        """Keep what is the same in both histories; how many chunks are wanted again.
+        """Keep what is the same in both histories; return how many chunks are wanted again.
 
         Chunks as they came from a donor stay: the digests of the new history decide on them.
         """

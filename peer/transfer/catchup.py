@@ -1,4 +1,4 @@
-"""Bringing a peer to the group's state from many donors while the run goes on. Sans-I/O.
+"""Bring a peer to the group's state from many donors while the run goes on. Sans-I/O.
 
     IDLE -> LOOKING    ask every donor what it has, until a digest is agreed (proven.py)
          -> READING    with nothing at hand: get the specification that this digest covers
@@ -44,7 +44,10 @@ class Phase(Enum):
 
 
 class CatchingUp:
-    """``handle`` returns effects; call it again at ``next_deadline_s`` with a Tick."""
+    """Decide what to do next to reach the state of a goal.
+
+    ``handle`` returns effects; call it again at ``next_deadline_s`` with a Tick.
+    """
 
     def __init__(self) -> None:
         self.phase = Phase.IDLE
@@ -103,7 +106,10 @@ class CatchingUp:
         return self._now_s + TICK_S
 
     def describe(self, now_s: float) -> str:
-        """For people: which state is being loaded, since when, who has it; "" if none is."""
+        """Describe for people which state is being loaded, since when, and who has it.
+
+        Return "" if none is.
+        """
         if self.phase is Phase.IDLE or self.goal is None:
             return ""
         if self.phase is Phase.FINISHING:
@@ -117,7 +123,7 @@ class CatchingUp:
         return f"the state of round {self.goal.round} ({so_far} so far), {who}"
 
     def expects(self, source: bytes, ticket: int) -> Piece | None:
-        """The piece that this ticket is for, if it is still wanted."""
+        """Return the piece that this ticket is for, if it is still wanted."""
         return self.supply.pull.expects(source, ticket) if self.phase is Phase.PULLING else None
 
     # ------------------------------------------------------------ the task
@@ -149,7 +155,7 @@ class CatchingUp:
         self._say_s = self._now_s + USUAL_S if own.round else self._now_s
 
     def _stop(self) -> None:
-        """Nothing is under way any more. What is here stays."""
+        """Stop what is under way. What is here stays."""
         self.phase = Phase.IDLE
         self._say_s = float("inf")
         self.gathering.release()
@@ -161,7 +167,7 @@ class CatchingUp:
         self._out.append(ln.Failed(why))
 
     def _advance(self) -> None:
-        """Whatever can be done now."""
+        """Do whatever can be done now."""
         if self.phase is Phase.IDLE or self.goal is None:
             return
         if self._finishing is not None:
@@ -214,7 +220,7 @@ class CatchingUp:
             self._fail(f"nothing came for {PROGRESS_S:.0f} s towards round {goal.round}: {why}")
 
     def _on_linked(self, peers: frozenset[bytes]) -> None:
-        """What was asked over a link that has ended is not waited for."""
+        """Stop waiting for what was asked over a link that has ended."""
         for peer in self.supply.linked - peers:
             self.gathering.lost(peer)
             if peer == self._blob_asked[0]:
@@ -223,7 +229,7 @@ class CatchingUp:
             self.gathering.learned()
 
     def _on_heard(self, source: bytes, message: object) -> bool:
-        """Whether there may be more to do than before."""
+        """Take a message of a donor; return whether there may be more to do than before."""
         if not self.supply.knows(source) or self.phase is Phase.IDLE:
             return False
         match message:
@@ -239,7 +245,7 @@ class CatchingUp:
         return True
 
     def _on_refused(self, source: bytes, message: ft.NoPiece) -> None:
-        """Each donor that cannot connect to this peer says so once."""
+        """Say, once of each donor, that it cannot connect to this peer."""
         if message.unreachable and source not in self._unreached_by:
             self._unreached_by.add(source)
             todo = "open that port, or start again with --advertise HOST:PORT"
@@ -314,7 +320,10 @@ class CatchingUp:
     # ------------------------------------------------------------ the end
 
     def _on_finished(self) -> None:
-        """The state is in place. If the goal has moved on meanwhile, so do we, from there."""
+        """Report that the state is in place.
+
+        If the goal has moved on meanwhile, so do we, from there.
+        """
         if self._finishing is None or self.goal is None:
             return
         (goal, digest), self._finishing = self._finishing, None
@@ -340,11 +349,11 @@ class CatchingUp:
 
 
 def _reach(has: ft.StateIs | None) -> tuple[int, int] | None:
-    """The rounds that a donor can bring others to."""
+    """Return the rounds that a donor can bring others to."""
     return (has.log_first, has.round) if has is not None else None
 
 
 def _is_at(own: ln.Own, goal: Goal) -> bool:
-    """There is nothing to do."""
+    """Return whether there is nothing to do: the own state is that of the goal."""
     here = (own.round, own.chain) == (goal.round, goal.chain)
     return here and bool(own.digest) and not goal.doubtful

@@ -1,4 +1,4 @@
-"""Where an incoming frame of a transfer belongs, and results in progress.
+"""Find where an incoming frame of a transfer belongs, and hold results in progress.
 
 A transfer's first frame may overtake the head that announces it: it pauses its stream for a bounded
 time. Frames of transfers that nobody asked for, or that were given up, are drained and dropped.
@@ -37,7 +37,10 @@ HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and 
 
 
 class TransferKind(IntEnum):
-    """Frame kinds beside those of attempts (1, 2, 6 and 9; see router.py) and of probes (7)."""
+    """Number the frame kinds beside those of attempts and of probes.
+
+    Those are 1, 2, 6 and 9 (see router.py), and 7.
+    """
 
     RESULT_COPY = 3
     STATE = 4
@@ -49,7 +52,7 @@ OF_PIECES = (TransferKind.STATE, TransferKind.ENTRY)
 
 
 class Transfer(Protocol):
-    """All chunks of something, from one donor."""
+    """Receive all chunks of something, from one donor."""
 
     source: bytes
     kind: int
@@ -64,7 +67,7 @@ class Transfer(Protocol):
 
 
 class PieceSink(Protocol):
-    """Takes pieces of the state and of entries (learner.py)."""
+    """Take pieces of the state and of entries (learner.py)."""
 
     def reserve(self, source: bytes, header: DataHeader) -> memoryview | None: ...
 
@@ -74,7 +77,10 @@ class PieceSink(Protocol):
 
 
 class Copies:
-    """Finds the transfer of a frame. Called by reader threads and steered from the event loop."""
+    """Find the transfer of a frame.
+
+    Called by reader threads and steered from the event loop.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -83,12 +89,12 @@ class Copies:
         self.pieces: PieceSink | None = None
 
     def ask(self, key: TransferKey) -> None:
-        """Frames of this transfer may overtake its head: they wait for it."""
+        """Let frames of this transfer, which may overtake its head, wait for it."""
         with self._changed:
             self._asked.add(key)
 
     def expect(self, transfer: Transfer) -> None:
-        """The head is here."""
+        """Let the frames of a transfer in: its head is here."""
         with self._changed:
             key = _key(transfer)
             self._transfers[key] = transfer
@@ -96,7 +102,7 @@ class Copies:
             self._changed.notify_all()
 
     def end(self, key: TransferKey) -> None:
-        """Whatever still comes is to be dropped."""
+        """End a transfer: whatever still comes is to be dropped."""
         with self._changed:
             self._transfers.pop(key, None)
             self._asked.discard(key)
@@ -141,8 +147,9 @@ def _key(transfer: Transfer) -> TransferKey:
 
 
 class EncodedCopy:
-    """An encoded vector on its way into ``result``; ``on_done`` hears the marks of its chunks, one
-    for each that is here, once all are.
+    """Copy an encoded vector into ``result`` as its frames arrive.
+
+    ``on_done`` hears the marks of its chunks, one for each that is here, once all are.
 
     What is in ``result`` already stays: it is of the same vector, so the source's is the same.
     Frames land in a buffer of their own and move on under a lock, so that after ``close`` no reader
@@ -203,9 +210,10 @@ class EncodedCopy:
 
 
 class ResultCopy(EncodedCopy):
-    """R of an attempt, fetched from a holder instead of reduced; done with its chunks' digests.
+    """Copy R of an attempt from a holder, instead of reducing it.
 
-    What does not decode would end every peer, once committed.
+    ``on_done`` hears the digests of its chunks. What does not decode would end every peer, once
+    committed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The donor's side: serving state, log entries and results to peers that lack them.
+"""Serve state, log entries and results to peers that lack them: the donor's side.
 
 Pieces are copied and sent one at a time per learner, in worker threads, while rounds go on: memory
 is one chunk with its proof (2 MiB and 646 bytes at most) for each of SERVES_MAX learners, 8.4 MB in
@@ -60,7 +60,7 @@ Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
 
 
 class Donor:
-    """Answers everything in ``fetching.ASKED_OF_DONORS``. Lives in the event loop.
+    """Answer everything in ``fetching.ASKED_OF_DONORS``. Lives in the event loop.
 
     ``is_open`` is false while this peer is no donor: it is catching up itself, or its state may be
     wrong. Results of attempts are served regardless.
@@ -94,7 +94,10 @@ class Donor:
         self._trees_lock = threading.Lock()
 
     def busy(self, reducing: bool) -> None:
-        """A reduction of this peer's own begins, or the last of them has ended."""
+        """Slow pieces down while this peer's own reductions are under way.
+
+        Called when a reduction begins, and when the last of them has ended.
+        """
         self.pace.busy(reducing)
 
     def close(self) -> None:
@@ -139,7 +142,7 @@ class Donor:
         return ft.StateIs(-1)
 
     def _log_first(self) -> int:
-        """The first entry that can be proven and replayed: the chain before it is known."""
+        """Return the first entry that can be proven and replayed: the chain before it is known."""
         first = max(self._rounds.first, 2)  # INIT is the state itself
         return first if self._rounds.chain_after(first - 1) else first + 1
 
@@ -176,7 +179,10 @@ class Donor:
         self._host.send(source, ft.NoPiece(ticket, why[:WHY_CHARACTERS_MAX], unreachable))
 
     async def _serve(self, source: bytes, queue: Queue) -> None:
-        """Until nothing is asked for; what cannot be sent is refused, so that others are asked."""
+        """Send pieces to a learner until nothing is asked for.
+
+        What cannot be sent is refused, so that others are asked.
+        """
         try:
             stream = await self._streams.to(source)
             await self._loop.run_in_executor(self._threads, self._send_all, source, queue, stream)
@@ -191,7 +197,7 @@ class Donor:
             self._on_fetch(source, message)
 
     def _send_all(self, source: bytes, queue: Queue, stream: DataStream) -> None:
-        """In a worker thread."""
+        """Send the pieces that wait in the queue, in a worker thread."""
         buffer = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
         while (message := queue.next()) is not None:
             try:
@@ -208,7 +214,7 @@ class Donor:
     def _piece(
         self, message: ft.FetchPiece, buffer: memoryview
     ) -> tuple[TransferKind, int, tuple[memoryview, ...]]:
-        """Kind, round and bytes of what is asked for; StateError if it is not here."""
+        """Return kind, round and bytes of what is asked for; StateError if it is not here."""
         state = self.state
         if state is None or not self.is_open or message.chunk >= state.grid.count:
             raise StateError("no such chunk of the state here")
@@ -221,7 +227,10 @@ class Donor:
         return TransferKind.STATE, copy.round, (head, buffer[:nbytes])
 
     def _run(self, state: ReplicatedState, message: ft.FetchPiece) -> tuple[memoryview, ...]:
-        """The chunk's parts of consecutive entries, as many as are here and fit into a frame."""
+        """Return the chunk's parts of consecutive entries, as many as are here and fit in a frame.
+
+        Each as its head and its data. StateError if there is none.
+        """
         parts: list[memoryview] = []
         size = 0
         for number in range(message.entry, max(message.entry, message.last) + 1):
@@ -316,7 +325,10 @@ class Donor:
         return self._host.send(source, ft.ResultHead(message.round, message.attempt, found))
 
     def _cannot_send(self, source: bytes, what: str, error: AtollError | MemoryError) -> None:
-        """Once for a learner and a reason: it asks again, and so will this happen again."""
+        """Log that something cannot be sent, once for a learner and a reason.
+
+        It asks again, and so will this happen again.
+        """
         why = self._why(source, error)
         if self._early.get(source) != why:
             self._early[source] = why

@@ -1,4 +1,4 @@
-"""Fetching the result of an attempt from a peer that holds it (REPAIR)."""
+"""Fetch the result of an attempt from a peer that holds it (REPAIR)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STALL_TIMEOUT_S = 20.0  # ... and so is one that sends no chunk (2 MiB, at 1 Mbi
 
 
 class Fetcher:
-    """Copies R of an attempt from one holder at a time, instead of reducing it again."""
+    """Copy R of an attempt from one holder at a time, instead of reducing it again."""
 
     def __init__(self, host: LinkHost, copies: Copies) -> None:
         self._host = host
@@ -41,7 +41,11 @@ class Fetcher:
         holder: bytes,
         result: RoundResult,
     ) -> list[bytes]:
-        """Copy what ``result`` lacks of R of an attempt; the digests of all chunks."""
+        """Copy what ``result`` lacks of R of an attempt; return the digests of all chunks.
+
+        ConnectError without a link to the holder, StateError if it does not hold the result or the
+        transfer breaks, RoundTimeoutError if it does not answer or sends nothing.
+        """
         lacking = [chunk for chunk, digest in enumerate(result.digests) if not digest]
         some = len(lacking) < min(len(result.digests), KEPT_MAX + 1)
         chunks = pack_chunks(lacking) if some else b""  # a list of all says no more
@@ -81,7 +85,7 @@ class Fetcher:
 
 @contextmanager
 def asking(copies: Copies, key: TransferKey) -> Iterator[None]:
-    """Frames of this transfer are wanted from now until the end of the block."""
+    """Take frames of this transfer from now until the end of the block."""
     copies.ask(key)
     try:
         yield
@@ -90,8 +94,10 @@ def asking(copies: Copies, key: TransferKey) -> Iterator[None]:
 
 
 async def receive(copies: Copies, copy: EncodedCopy, done: asyncio.Future[str]) -> None:
-    """Wait until all chunks are here. RoundTimeoutError after a time without a byte, StateError if
-    the transfer breaks."""
+    """Wait until all chunks are here.
+
+    RoundTimeoutError after a time without a byte, StateError if the transfer breaks.
+    """
     copies.expect(copy)
     before = -1
     try:
@@ -109,7 +115,10 @@ async def receive(copies: Copies, copy: EncodedCopy, done: asyncio.Future[str]) 
 
 
 def completion() -> tuple[asyncio.Future[str], Callable[[], None], Callable[[str], None]]:
-    """A future of "" or why it failed, and two callbacks that complete it from any thread."""
+    """Return a future and two callbacks that complete it from any thread.
+
+    The first one completes it with "", the second one with why it failed.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""The messages between a peer that lacks state or a result and those that have it.
+"""Define the messages between a peer that lacks state or a result and those that have it.
 
 A learner asks over the control link; small answers come back there, pieces as frames of the donor's
 data stream. A *piece* is a chunk of the state, or the same chunk's parts of committed rounds.
@@ -46,7 +46,7 @@ Ticket = Annotated[int, Within(1, (1 << 32) - 1)]  # names one request: its fram
 @message(wire="AskState")
 @dataclass(frozen=True, slots=True)
 class AskState:
-    """Which state do you hold, and which digests did the states from round ``first`` on have?"""
+    """Ask which state a donor holds, and the digests of the states from round ``first`` on."""
 
     first: Rounds
 
@@ -54,8 +54,11 @@ class AskState:
 @message(wire="StateIs")
 @dataclass(frozen=True, slots=True)
 class StateIs:
-    """``round`` -1: there is none that others may have. ``digest`` is that of ``blob_digest`` and
-    Merkle ``root``; ``digests`` has 32 bytes for each round from ``first`` on, zeros for unknown.
+    """Say which state a donor holds, and which digests states have had.
+
+    ``round`` -1: there is none that others may have. The state's digest is that of ``blob_digest``
+    and Merkle ``root``; ``digests`` has 32 bytes for each round from ``first`` on, zeros for
+    unknown.
 
     Entries from ``log_first`` to ``round`` can be had.
     """
@@ -71,7 +74,7 @@ class StateIs:
 @message(wire="AskBlob")
 @dataclass(frozen=True, slots=True)
 class AskBlob:
-    """The run's specification and manifest, please."""
+    """Ask for the run's specification and manifest."""
 
 
 @message(wire="BlobIs")
@@ -83,7 +86,7 @@ class BlobIs:
 @message(wire="AskHeads")
 @dataclass(frozen=True, slots=True)
 class AskHeads:
-    """The heads of the log's entries ``first`` to ``last``, please."""
+    """Ask for the heads of the log's entries ``first`` to ``last``."""
 
     first: Rounds
     last: Rounds
@@ -92,7 +95,10 @@ class AskHeads:
 @message(wire="HeadsAre")
 @dataclass(frozen=True, slots=True)
 class HeadsAre:
-    """As many of them as fit, from ``first`` on, and the chain ``before`` the first. None: gone."""
+    """Give as many heads as fit, from ``first`` on, and the chain ``before`` the first.
+
+    None: they are gone.
+    """
 
     first: Rounds
     before: Digest
@@ -102,7 +108,9 @@ class HeadsAre:
 @message(wire="FetchPiece")
 @dataclass(frozen=True, slots=True)
 class FetchPiece:
-    """``entry`` 0: the chunk as it is now; else its parts of the entries ``entry`` to ``last`` that
+    """Ask for a chunk of the state, or for its parts of committed rounds.
+
+    ``entry`` 0: the chunk as it is now; else its parts of the entries ``entry`` to ``last`` that
     have one, from the first on as many as are here.
 
     ``have`` is the leaf of what the learner has: an equal chunk is confirmed, not sent.
@@ -118,8 +126,10 @@ class FetchPiece:
 @message(wire="NoPiece")
 @dataclass(frozen=True, slots=True)
 class NoPiece:
-    """Not from me: ask somebody else, or me again later. ``unreachable``: whoever asks cannot be
-    connected to."""
+    """Refuse a piece: ask somebody else for it, or this donor again later.
+
+    ``unreachable``: whoever asks cannot be connected to.
+    """
 
     ticket: Ticket
     why: Annotated[str, Within(0, 300)]
@@ -129,7 +139,7 @@ class NoPiece:
 @message(wire="DropPieces")
 @dataclass(frozen=True, slots=True)
 class DropPieces:
-    """Others were faster: what has not been sent yet need not be."""
+    """Take requests back, because others were faster: what has not been sent need not be."""
 
     tickets: Annotated[tuple[Ticket, ...], Within(0, ASKED_MAX)]
 
@@ -137,7 +147,7 @@ class DropPieces:
 @message(wire="FetchResult")
 @dataclass(frozen=True, slots=True)
 class FetchResult:
-    """Peer to holder: send me the result of this attempt. Answer: RESULT_HEAD and data frames.
+    """Ask a holder for the result of this attempt. Answer: RESULT_HEAD and data frames.
 
     ``chunks``: the numbers of those that are lacking, u32 each; empty for all.
     """
@@ -152,7 +162,7 @@ class FetchResult:
 @message(wire="ResultHead")
 @dataclass(frozen=True, slots=True)
 class ResultHead:
-    """``found`` false: ask somebody else."""
+    """Say whether the result is here; if it is not ``found``, ask somebody else."""
 
     round: Rounds
     attempt: Attempts

@@ -1,4 +1,4 @@
-"""Getting chunks and entries until every chunk is at the goal. Sans-I/O.
+"""Get chunks and entries until every chunk is at the goal. Sans-I/O.
 
 The part of the machine in catchup.py that works once there is memory: which pieces are needed
 (assembly.py), the heads that prove entries (histories.py), and what arrives.
@@ -24,7 +24,10 @@ REVIEW_CHUNKS = 1000  # at a time: 10 ms, with the learner's lock held, of a mod
 
 
 class Gathering:
-    """Lives as long as the machine: what has been received stays from one task to the next."""
+    """Gather the chunks of a state, from one task to the next.
+
+    Lives as long as the machine: what has been received stays.
+    """
 
     def __init__(self, supply: Supply, out: list[ln.Effect]) -> None:
         self.assembly: Assembly | None = None
@@ -43,7 +46,7 @@ class Gathering:
     # ------------------------------------------------------------ the task
 
     def aim(self, goal: Goal) -> bool:
-        """False if this goal is of another history than what was loaded so far."""
+        """Set the goal; return False if it is of another history than what was loaded so far."""
         before, self._goal = self._goal, goal.round
         if goal.round != before:
             self._went_back = goal.round < before
@@ -67,7 +70,7 @@ class Gathering:
         self.progress_s = now_s
 
     def take_shelved(self, shelved: Sequence[tuple[int, int, bytes]]) -> None:
-        """Chunks of an earlier life that donors may confirm and bring forward."""
+        """Take chunks of an earlier life that donors may confirm and bring forward."""
         assert self.assembly is not None
         taken = 0
         for chunk, number, digest in shelved:
@@ -82,21 +85,24 @@ class Gathering:
             )
 
     def release(self) -> None:
-        """Nothing that was asked for is taken any more."""
+        """Stop taking what was asked for."""
         if self.assembly is not None:
             self._want_nothing(self.assembly)
             self.assembly.forget_unsettled(self._supply.attestation.agreed)
 
     def lost(self, peer: bytes) -> None:
-        """The control link to this donor has ended."""
+        """Stop waiting for heads of this donor, whose control link has ended."""
         self._histories.forget(peer)
 
     def learned(self) -> None:
-        """Donors have said something new."""
+        """Look at all chunks again, because donors have said something new."""
         self._look_again()
 
     def agreed(self) -> None:
-        """Other digests are agreed than before."""
+        """Look at all chunks again, because other digests are agreed than before.
+
+        Donors of chunks that are of another state than the agreed one are excluded.
+        """
         self._look_again()
         if self.assembly is not None:
             for peer, number in self.assembly.expose(self._supply.attestation.agreed).items():
@@ -120,7 +126,7 @@ class Gathering:
         self._ask_heads(assembly, goal, now_s)
 
     def pull(self, goal: Goal, now_s: float) -> bool:
-        """Ask for what is wanted; true when all of the goal's state is here."""
+        """Ask for what is wanted; return True when all of the goal's state is here."""
         assembly, pull = self.assembly, self._supply.pull
         assert assembly is not None
         asks, drops = pull.plan(now_s)
@@ -134,7 +140,7 @@ class Gathering:
     # ------------------------------------------------------------ history
 
     def _look_again(self) -> None:
-        """Something has changed that may concern every chunk."""
+        """Look at all chunks again: something has changed that may concern every one."""
         self._due = self.assembly.count if self.assembly is not None else 0
 
     def _want_nothing(self, assembly: Assembly) -> None:
@@ -142,7 +148,10 @@ class Gathering:
             self._drop(self._supply.pull.forget(chunk))
 
     def _judge_own(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
-        """Whether our own state is on the history of the goal: then it needs entries only."""
+        """Decide whether our own state is on the history of the goal.
+
+        Then it needs entries only.
+        """
         if not self._supply.usable():
             return  # links are being renewed
         own, heads = self._own, self._histories.valid
@@ -222,7 +231,10 @@ class Gathering:
             self._supply.tell(peer, ft.DropPieces(tuple(tickets)))
 
     def take_piece(self, event: ln.Arrived, goal: Goal, now_s: float) -> None:
-        """Verify and store what has arrived, if it is still wanted; leave out who sends rubbish."""
+        """Verify and store what has arrived, if it is still wanted.
+
+        Who sends rubbish is left out from now on.
+        """
         piece = self._supply.pull.expects(event.source, event.ticket)
         assembly = self.assembly
         if piece is None or assembly is None or not assembly.store.is_open:
@@ -240,7 +252,7 @@ class Gathering:
         self._refresh(assembly, goal, piece.chunk, now_s)
 
     def _store(self, assembly: Assembly, piece: Piece, event: ln.Arrived) -> str:
-        """Empty, or what is wrong with the piece."""
+        """Store a piece; return "", or what is wrong with it."""
         if piece.entry:
             return self._store_run(assembly, piece, event.parts)
         store, chunk = assembly.store, piece.chunk
@@ -266,7 +278,10 @@ class Gathering:
         return ""
 
     def _store_run(self, assembly: Assembly, piece: Piece, parts: Sequence[Part]) -> str:
-        """As many entries as came, the first of them first."""
+        """Replay as many entries as came, the first of them first.
+
+        Return "", or what is wrong with them.
+        """
         store, chunk = assembly.store, piece.chunk
         entries = assembly.run(piece, self._histories.valid)
         if not entries:

@@ -1,4 +1,4 @@
-"""Getting the heads of log entries, from one donor at a time, and proving them. Sans-I/O."""
+"""Get the heads of log entries, from one donor at a time, and prove them. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Question:
 
 
 class Histories:
-    """``heads`` is proven: it leads to the chain of a goal."""
+    """Ask for heads and prove them; ``heads`` is proven: it leads to the chain of a goal."""
 
     def __init__(self) -> None:
         self.heads: Heads | None = None
@@ -47,14 +47,14 @@ class Histories:
 
     @property
     def valid(self) -> Heads | None:
-        """The heads, if they are of the history of the goal."""
+        """Return the heads, if they are of the history of the goal."""
         return None if self._left else self.heads
 
     def head(self, number: int) -> EntryHead | None:
         return self.valid.head(number) if self.valid is not None else None
 
     def aim(self, number: int, chain: bytes) -> bool:
-        """False if the heads say that this goal is of another history."""
+        """Set the goal; return False if the heads say that it is of another history."""
         known = self.heads.chain_after(number) if self.heads else b""
         self._left = bool(known) and known != chain
         return not self._left
@@ -67,7 +67,10 @@ class Histories:
         donors: Sequence[tuple[bytes, StateIs]],
         now_s: float,
     ) -> Tell | None:
-        """The next question, if heads from ``first`` to the goal are lacking and can be had."""
+        """Return the next question, if heads from ``first`` to the goal are lacking.
+
+        None if none are, or if they cannot be had now.
+        """
         if self._more is not None:
             more, self._more = self._more, None
             return more
@@ -94,7 +97,10 @@ class Histories:
         return Tell(peer, AskHeads(first, last))
 
     def take(self, source: bytes, answer: HeadsAre, now_s: float) -> str:
-        """What is wrong with the donor, if anything is; heads that are proven are kept."""
+        """Take heads from a donor; return what is wrong with the donor, or "".
+
+        Heads that are proven are kept.
+        """
         asked = self._question
         if asked is None or source != asked.peer or answer.first != asked.next:
             return ""
@@ -121,7 +127,7 @@ class Histories:
         return ""
 
     def forget(self, peer: bytes) -> None:
-        """Its answer is not waited for: the link by which it was asked has ended."""
+        """Stop waiting for an answer of this donor: the link by which it was asked has ended."""
         if self._question is not None and self._question.peer == peer:
             self._question = self._more = None
 

@@ -1,4 +1,4 @@
-"""The learner's side: carries out what catchup.py decides. Sockets, threads and memory.
+"""Carry out what catchup.py decides, the learner's side: sockets, threads and memory.
 
 Pieces are hashed and stored in the reader threads of the donors' streams, under one lock with the
 decisions. Memory beside the state: a frame (2 MiB) for each donor that is sending, at most
@@ -36,7 +36,7 @@ FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
 
 
 class CatchUp:
-    """One for the life of a daemon. Lives in the event loop.
+    """Bring this peer to the state of a goal. Lives in the event loop, one for each daemon.
 
     ``adopt(state, round, chain)`` takes over a state that is in place, with the log begun anew;
     ``failed(why)`` says that nothing is under way any more.
@@ -80,7 +80,10 @@ class CatchUp:
         return self._machine.phase is not Phase.IDLE
 
     def describe(self) -> str:
-        """For people: what is being loaded, since when, and who or what that waits for; or ""."""
+        """Describe for people what is being loaded, since when, and who or what that waits for.
+
+        Return "" if nothing is.
+        """
         now_s = self._loop.time()
         with self._lock:
             text = self._machine.describe(now_s)
@@ -95,8 +98,11 @@ class CatchUp:
         self._feed(ln.Aim(goal, self._own()))
 
     def lost(self, peer: bytes) -> None:
-        """The control link to a donor ended: answers to what was asked may be lost with it, also
-        when it is back before anybody has looked."""
+        """Handle the end of the control link to a donor.
+
+        Answers to what was asked may be lost with it, also when it is back before anybody has
+        looked.
+        """
         self._feed(ln.Linked(frozenset(self._host.link_peers()) - {peer}))
 
     def cancel(self) -> None:
@@ -114,7 +120,7 @@ class CatchUp:
             task.cancel()
 
     def on_message(self, source: bytes, message: object) -> None:
-        """One of ``fetching.ANSWERED_TO_LEARNERS`` but ResultHead."""
+        """Handle one of ``fetching.ANSWERED_TO_LEARNERS`` but ResultHead."""
         self._feed(ln.Heard(source, message))
 
     def _own(self) -> ln.Own:
@@ -125,7 +131,7 @@ class CatchUp:
         return ln.Own(state.round, chain, state.digest, blob_digest)
 
     def _feed(self, event: ln.Event) -> None:
-        """From any thread."""
+        """Give an event to the machine, and have its effects carried out. From any thread."""
         with self._lock:
             if self._closed:
                 return
@@ -263,8 +269,11 @@ class CatchUp:
 
 
 class _Store:
-    """``learning.Store`` on a StateLoad. Chunks that are kept are copied when that is needed; what
-    is put is shelved as well, while the shelf is open."""
+    """Put a state together on a StateLoad: ``learning.Store``.
+
+    Chunks that are kept are copied when that is needed; what is put is shelved as well, while the
+    shelf is open.
+    """
 
     def __init__(self, state: ReplicatedState, shelf: Shelf) -> None:
         self.state, self._shelf = state, shelf
@@ -309,7 +318,7 @@ class _Store:
         self._shelf.add(chunk, number, digest, sha, data)
 
     def take_shelved(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
-        """Open the shelf; (chunk, round, digest of that round's state) of what it has."""
+        """Open the shelf; return (chunk, round, digest of that round's state) of what it has."""
         sizes = [self.state_bytes(chunk) for chunk in range(self.chunks)]
         self._shelf.begin(blob_digest, sum(sizes))
         taken: dict[int, tuple[int, int, bytes]] = {}

@@ -1,4 +1,4 @@
-"""What goes into the machine that catches up (catchup.py) and what comes out of it."""
+"""Define what goes into the machine that catches up (catchup.py) and what comes out of it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,14 @@ __all__ = [
 
 
 class Store(Protocol):
-    """The state that is being put together. Fast enough for a lock: one chunk at a time."""
+    """Hold the state that is being put together.
+
+    Fast enough for a lock: one chunk at a time.
+    """
 
     @property
     def is_open(self) -> bool:
-        """False once something else has written where it writes."""
+        """Return whether nothing else has written where it writes."""
 
     @property
     def chunks(self) -> int: ...
@@ -49,29 +52,38 @@ class Store(Protocol):
     def state_bytes(self, chunk: int) -> int: ...
 
     def entry_bytes(self, head: EntryHead, chunk: int) -> int:
-        """Of a part of that entry."""
+        """Return the size of a chunk's part of that entry."""
 
     def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:
-        """Index of the chunk in the entry and the entry's chunks; None if it has no part in it."""
+        """Return the index of the chunk in the entry, and how many chunks the entry has.
+
+        None if the chunk has no part in it.
+        """
 
     def leaf(self, chunk: int) -> bytes:
-        """Hash of the bytes here: put or kept, else the own state's; empty if there are none."""
+        """Return the hash of the bytes here: put or kept, else the own state's.
+
+        Empty if there are none.
+        """
 
     def hint(self, chunk: int) -> bytes:
-        """``leaf`` as it was noted, without a look at the bytes; empty if it was not."""
+        """Return ``leaf`` as it was noted, without a look at the bytes; empty if it was not."""
 
     def keep(self, chunk: int, number: int) -> None:
-        """The bytes here are those of round ``number``."""
+        """Declare the bytes here those of round ``number``."""
 
     def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
-        """``sha``: of the data; ``digest``: of the state after round ``number``."""
+        """Store a chunk of the state after round ``number``.
+
+        ``sha``: of the data; ``digest``: of that state.
+        """
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The state at hand; round 0 and no blob if there is none."""
+    """Describe the state at hand; round 0 and no blob if there is none."""
 
     round: int = 0
     chain: bytes = b""
@@ -97,7 +109,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """These peers have a control link now, and no others."""
+    """Report which peers have a control link now; no others have."""
 
     peers: frozenset[bytes]
 
@@ -110,7 +122,10 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A piece for a ticket that this donor has. ``number``: of the state, or the first entry's."""
+    """Report a piece for a ticket that this donor has.
+
+    ``number``: of the state, or the first entry's.
+    """
 
     source: bytes
     ticket: int
@@ -120,7 +135,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The donor's data stream broke: what was asked of it does not come."""
+    """Report that the donor's data stream broke: what was asked of it does not come."""
 
     source: bytes
 
@@ -138,12 +153,12 @@ class Unprepared:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The state is in place and has the digest that was asked for."""
+    """Report that the state is in place and has the digest that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """It is not in place. ``is_mismatch``: it has another digest."""
+    """Report that the state is not in place. ``is_mismatch``: it has another digest."""
 
     why: str
     is_mismatch: bool

@@ -1,5 +1,7 @@
-"""What a learner knows for certain: heads that fold to a chain, digests that several peers name,
-pieces that lead to a root. Pure.
+"""Prove what a learner is told. Pure.
+
+What it knows for certain: heads that fold to a chain, digests that several peers name, pieces that
+lead to a root.
 
 Folding proves a whole stretch from its end: who knows the chain after the last entry knows, because
 nobody finds another input with the same hash, every head before it and the chain before the first.
@@ -48,7 +50,10 @@ _UNKNOWN = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A chunk as it arrives. ``same``: the learner has these bytes already; then none follow."""
+    """Describe a chunk as it arrives.
+
+    ``same``: the learner has these bytes already; then none follow.
+    """
 
     same: bool
     proof: bytes
@@ -57,14 +62,15 @@ class Part:
 
 
 def part_head(proof: bytes, nbytes: int, *, same: bool) -> bytes:
-    """What stands before ``nbytes`` of data."""
+    """Return what stands before ``nbytes`` of data in a piece."""
     return _HEAD.pack(same, len(proof) // LEAF_BYTES, nbytes) + proof
 
 
 def open_parts(payload: memoryview) -> tuple[Part, ...]:
-    """What is in a piece: one part or more, each a ``part_head`` and its data.
+    """Return what is in a piece: one part or more, each a ``part_head`` and its data.
 
-    For bytes from anyone: RemoteProtocolError. Hashes: not for the event loop.
+    For bytes from anyone: RemoteProtocolError if they are malformed. Hashes: not for the event
+    loop.
     """
     parts: list[Part] = []
     begin = 0
@@ -83,19 +89,19 @@ def open_parts(payload: memoryview) -> tuple[Part, ...]:
 
 
 def state_of(leaf: bytes, chunk: int, chunks: int, proof: bytes, blob_digest: bytes) -> bytes:
-    """The state digest that a chunk's proof leads to; empty if it leads nowhere."""
+    """Return the state digest that a chunk's proof leads to; empty if it leads nowhere."""
     root = merkle_climb(leaf, chunk, chunks, proof)
     return hashlib.sha256(blob_digest + root).digest() if root else b""
 
 
 def entry_leaf(head: EntryHead, index: int, sha: bytes) -> bytes:
-    """The leaf of an entry's chunk (see ``entries.entry_root``)."""
+    """Return the leaf of an entry's chunk (see ``entries.entry_root``)."""
     origin = head.origins[head.origin_of[index] if index < len(head.origin_of) else 0]
     return hashlib.sha256(b"atoll-r" + origin.digest() + sha).digest()
 
 
 def entry_holds(head: EntryHead, index: int, count: int, part: Part) -> bool:
-    """Whether these are the bytes of chunk ``index`` of the entry, from the origin it names."""
+    """Return whether these are an entry's bytes of chunk ``index``, from the origin it names."""
     root = merkle_climb(entry_leaf(head, index, part.sha), index, count, part.proof)
     if root and head.blob:  # INIT
         root = hashlib.sha256(hashlib.sha256(head.blob).digest() + root).digest()
@@ -106,7 +112,7 @@ def entry_holds(head: EntryHead, index: int, count: int, part: Part) -> bool:
 
 
 def fold(before: bytes, first: int, heads: Sequence[EntryHead]) -> bytes:
-    """The chain after the last of consecutive heads; empty if they contradict themselves."""
+    """Return the chain after the last of consecutive heads; empty if they contradict themselves."""
     chain = before
     for number, head in enumerate(heads, first):
         if head.round != number or head.chain != entry_chain(chain, head):
@@ -116,7 +122,7 @@ def fold(before: bytes, first: int, heads: Sequence[EntryHead]) -> bytes:
 
 
 class Heads:
-    """Entries ``first`` to ``last`` of the history that leads to ``tip``."""
+    """Hold the heads of entries ``first`` to ``last`` of the history that leads to ``tip``."""
 
     def __init__(self, before: bytes, first: int, heads: Sequence[EntryHead]) -> None:
         self.before, self.first = before, first
@@ -131,7 +137,7 @@ class Heads:
         return self._heads[-1].chain if self._heads else self.before
 
     def chain_after(self, number: int) -> bytes:
-        """Empty for a round that is not covered."""
+        """Return the chain after a round; empty for one that is not covered."""
         if number == self.first - 1:
             return self.before
         head = self.head(number)
@@ -147,14 +153,14 @@ class Heads:
         self._heads += heads
 
     def contradicts(self, other: Heads) -> bool:
-        """Whether they are of different histories, as far as both reach."""
+        """Return whether the two are of different histories, as far as both reach."""
         last = min(self.last, other.last)
         mine, others = self.chain_after(last), other.chain_after(last)
         return bool(mine) and bool(others) and mine != others
 
 
 class Attestation:
-    """Who names which digest for the state after which round.
+    """Record who names which digest for the state after which round, and what is agreed.
 
     A digest is agreed when the coordinator names it and as many other members as can, two at most.
     Without the coordinator among those that hold the state, three members are asked for. A member
@@ -174,7 +180,10 @@ class Attestation:
                 self._named.setdefault(first + i, {})[peer] = digest
 
     def settle(self, coordinator: bytes, members: Mapping[bytes, int], now_s: float) -> bool:
-        """Count again; whether anything has changed. ``members``: each with the round it is at."""
+        """Count again; return whether anything has changed.
+
+        ``members``: each with the round it is at.
+        """
         before, self.agreed = self.agreed, {}
         disputed = False
         for number, named in self._named.items():
@@ -201,7 +210,7 @@ class Attestation:
         return self.agreed != before
 
     def dissenters(self) -> dict[bytes, int]:
-        """Peers that name another digest than the agreed one, each with a round."""
+        """Return peers that name another digest than the agreed one, each with a round."""
         found: dict[bytes, int] = {}
         for number, digest in self.agreed.items():
             for peer, named in self._named.get(number, {}).items():
@@ -210,13 +219,13 @@ class Attestation:
         return found
 
     def forget(self, peer: bytes) -> None:
-        """What it has named; so memory is bounded by one answer of each donor."""
+        """Forget what a peer has named; so memory is bounded by one answer of each donor."""
         for named in self._named.values():
             named.pop(peer, None)
         self._named = {number: named for number, named in self._named.items() if named}
 
     def describe(self, number: int) -> str:
-        """Who says what about a round, for people."""
+        """Describe for people who says what about a round."""
         named = self._named.get(number, {})
         said = ", ".join(f"{short(p)} says {d.hex()[:8]}" for p, d in sorted(named.items()))
         return said or "nobody names one"

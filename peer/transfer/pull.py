@@ -1,4 +1,4 @@
-"""Who sends which piece: several donors of different speed share the work. Sans-I/O.
+"""Decide who sends which piece: several donors of different speed share the work. Sans-I/O.
 
 A piece that is wanted is *open* until it is asked of a donor. Entries come first, those that the
 fewest donors offer before the others and the oldest of these first (rarest first: logs drop their
@@ -60,7 +60,7 @@ class _Donor:
         return not piece.entry or self.first <= piece.entry <= self.last
 
     def speed(self, now_s: float) -> float:
-        """Bytes per second, no more than what a wait that still goes on allows."""
+        """Return bytes per second, no more than what a wait that still goes on allows."""
         head = next(iter(self.asked.values()), None)
         if head is None:
             return self.rate
@@ -69,7 +69,10 @@ class _Donor:
 
 
 class Pull:
-    """Steered by catchup.py, which says what is wanted and who is there."""
+    """Share wanted pieces among donors.
+
+    Steered by catchup.py, which says what is wanted and who is there.
+    """
 
     def __init__(self) -> None:
         self._donors: dict[bytes, _Donor] = {}
@@ -85,12 +88,15 @@ class Pull:
         return tuple(self._donors)
 
     def offer(self, peer: bytes, first: int, last: int) -> None:
-        """This donor has the state, and entries ``first`` to ``last``."""
+        """Count on this donor for the state, and for entries ``first`` to ``last``."""
         donor = self._donors.setdefault(peer, _Donor())
         donor.first, donor.last = first, last
 
     def reaches_back(self, entry: int) -> bool:
-        """Whether the log of any donor has this entry, or will have it: one newer than all."""
+        """Return whether the log of any donor has this entry, or will have it.
+
+        It will have one that is newer than all.
+        """
         newest = max((donor.last for donor in self._donors.values()), default=-1)
         return any(
             donor.first <= entry and (entry <= donor.last or entry > newest)
@@ -98,12 +104,12 @@ class Pull:
         )
 
     def lose(self, peer: bytes) -> None:
-        """The donor is gone; what was asked of it is asked of others."""
+        """Forget a donor that is gone; what was asked of it is asked of others."""
         self.interrupt(peer)
         self._donors.pop(peer, None)
 
     def interrupt(self, peer: bytes) -> None:
-        """What was asked of it will not come, though it may be asked again."""
+        """Give up what was asked of a donor: it will not come, though it may be asked again."""
         donor = self._donors.get(peer)
         for ticket in list(donor.asked) if donor else ():
             self._give_up(peer, ticket)
@@ -117,8 +123,11 @@ class Pull:
     # ------------------------------------------------------------ pieces
 
     def want(self, piece: Piece, nbytes: int) -> list[Drop]:
-        """Get it. Whatever else of its chunk was wanted is not any more, but what has been asked
-        of somebody and begins as this does: more entries can be had when those are here."""
+        """Want a piece; return the requests for its chunk that are void now.
+
+        Whatever else of its chunk was wanted is not any more, but what has been asked of somebody
+        and begins as this does: more entries can be had when those are here.
+        """
         before = self._wanted.get(piece.chunk)
         if before == piece:
             return []
@@ -130,7 +139,7 @@ class Pull:
         return drops
 
     def forget(self, chunk: int) -> list[Drop]:
-        """Nothing of this chunk is wanted."""
+        """Want nothing of this chunk any more; return the requests that are void now."""
         piece = self._wanted.pop(chunk, None)
         if piece is None:
             return []
@@ -141,13 +150,16 @@ class Pull:
         return [Drop(peer, ticket) for peer, ticket in holders.items()]
 
     def expects(self, peer: bytes, ticket: int) -> Piece | None:
-        """The piece that this ticket was for, if it is still wanted of this donor."""
+        """Return the piece that this ticket was for, if it is still wanted of this donor."""
         donor = self._donors.get(peer)
         asked = donor.asked.get(ticket) if donor else None
         return asked.piece if asked else None
 
     def arrived(self, peer: bytes, ticket: int, now_s: float) -> list[Drop]:
-        """A wanted piece is here. Others that were asked for it need not send it."""
+        """Note that a wanted piece is here; return the requests for it to others.
+
+        They need not send it.
+        """
         donor = self._donors[peer]
         asked = donor.asked[ticket]
         begun_s = max(donor.idle_until_s, asked.since_s)
@@ -158,7 +170,7 @@ class Pull:
         return [drop for drop in drops if drop.peer != peer]
 
     def asked(self, chunk: int, now_s: float) -> Piece | None:
-        """What of this chunk has been asked of somebody who does not seem to hang."""
+        """Return what of this chunk has been asked of somebody who does not seem to hang."""
         piece = self._wanted.get(chunk)
         for peer, ticket in self._holders.get(piece, {}).items() if piece is not None else ():
             donor = self._donors[peer]
@@ -177,7 +189,10 @@ class Pull:
     # ------------------------------------------------------------ who sends what
 
     def plan(self, now_s: float) -> tuple[list[Ask], list[Drop]]:
-        """What to ask of whom now, until everybody has as much as one may have asked of a donor."""
+        """Decide what to ask of whom now; return requests to make, and others to take back.
+
+        Until everybody has as much as one may have asked of a donor.
+        """
         asks: list[Ask] = []
         drops: list[Drop] = []
         ready = [p for p, d in self._donors.items() if d.rests_until_s <= now_s]
@@ -201,7 +216,7 @@ class Pull:
         return asks, drops
 
     def next_deadline_s(self, now_s: float) -> float | None:
-        """When a resting donor may be asked again."""
+        """Return when a resting donor may be asked again; None if none rests."""
         rests = [d.rests_until_s for d in self._donors.values() if d.rests_until_s > now_s]
         return min(rests, default=None)
 
@@ -219,7 +234,10 @@ class Pull:
         return sum(donor.first <= entry <= donor.last for donor in self._donors.values())
 
     def _worth_stealing(self, thief: bytes, now_s: float) -> tuple[_Asked, list[Drop]] | None:
-        """The request that would be answered last, if ``thief`` is so much faster."""
+        """Return the request that would be answered last, if ``thief`` is so much faster.
+
+        With it, what its donor need not send any more.
+        """
         mine = self._donors[thief]
         if not mine.rate and mine.asked:
             return None  # its first piece will tell
@@ -252,7 +270,7 @@ class Pull:
         return asked, [Drop(victim, found)]
 
     def _last_unshared(self, donor: _Donor, thief: _Donor) -> int:
-        """The last of its requests that the other could take over; 0 for none."""
+        """Return the last of its requests that the other could take over; 0 for none."""
         for ticket in reversed(donor.asked):
             piece = donor.asked[ticket].piece
             if len(self._holders[piece]) < HOLDERS_MAX and thief.offers(piece):
@@ -269,7 +287,7 @@ class Pull:
         return Ask(peer, self._ticket, piece)
 
     def _give_up(self, peer: bytes, ticket: int) -> None:
-        """One donor will not send it: it is open again, unless another one does."""
+        """Open a piece again that one donor will not send, unless another one does."""
         asked = self._donors[peer].asked.pop(ticket)
         holders = self._holders[asked.piece]
         holders.pop(peer, None)

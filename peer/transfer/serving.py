@@ -1,4 +1,4 @@
-"""What a donor's threads share with its event loop: requests that wait, and how fast to answer."""
+"""Hold what a donor's threads share with its event loop: requests that wait, and the pace."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ IDLE_S = 0.5
 
 
 class Queue:
-    """The requests of one learner, first come, first served."""
+    """Keep the requests of one learner, first come, first served."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: OrderedDict[int, FetchPiece] = OrderedDict()  # by ticket
 
     def add(self, message: FetchPiece) -> bool:
-        """False if it asks for more than one may."""
+        """Add a request; return False if the learner asks for more than one may."""
         with self._lock:
             if len(self._waiting) >= ASKED_MAX:
                 return False
@@ -55,8 +55,10 @@ class Queue:
 
 
 class Pace:
-    """While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends, or
-    BUSY_BYTES."""
+    """Limit how fast pieces are sent.
+
+    While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends, or BUSY_BYTES.
+    """
 
     def __init__(self, sent_bytes: Callable[[], int], clock: Callable[[], float]) -> None:
         self._sent_bytes = sent_bytes  # of all rounds so far, and of nothing else
@@ -82,7 +84,10 @@ class Pace:
             self._changed.notify_all()
 
     def wait(self, nbytes: int) -> None:
-        """Until so many bytes may be sent. StateError after PACE_TIMEOUT_S, or at the end."""
+        """Wait until so many bytes may be sent.
+
+        StateError after PACE_TIMEOUT_S, or at the end.
+        """
         deadline_s = self._clock() + PACE_TIMEOUT_S
         with self._changed:
             while self._busy and not self._closed and not self._takes(nbytes):
@@ -93,7 +98,10 @@ class Pace:
                 raise StateError("this donor is closing")
 
     def _takes(self, nbytes: int) -> bool:
-        """Whether there is room for so many; then they count, but where nothing else is sent."""
+        """Return whether there is room for so many; if so, count them.
+
+        Where nothing else is sent, there is room, and they do not count.
+        """
         reduced_bytes = self._sent_bytes() - self._since_bytes
         now_s = self._clock()
         if reduced_bytes > self._reduced_bytes:

@@ -1,4 +1,4 @@
-"""Chunks that a joiner has received, kept in its home until its state is in place.
+"""Keep chunks that a joiner has received, in its home, until its state is in place.
 
 The state that is being put together lies in memory and dies with the process; whoever is killed in
 the middle of a long way finds here what had come. Every chunk has been verified before it is kept,
@@ -39,8 +39,11 @@ SIZE_FACTOR_MAX = 2
 
 
 class Shelf:
-    """One file. For several threads: who reads ends where another one begins anew or closes.
-    Trouble with the disk is logged and costs nothing but this."""
+    """Keep chunks in one file.
+
+    For several threads: who reads ends where another one begins anew or closes. Trouble with the
+    disk is logged and costs nothing but this.
+    """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self._path, self._log = path, log
@@ -49,7 +52,7 @@ class Shelf:
         self._lock = threading.RLock()  # a descriptor that is in use must not be closed
 
     def begin(self, blob_digest: bytes, state_bytes: int) -> None:
-        """Chunks of a state of this specification are going to come."""
+        """Open the file for chunks of a state of this specification, which are going to come."""
         with self._lock:
             self.close()
             try:
@@ -77,8 +80,10 @@ class Shelf:
             )
 
     def chunks(self, sizes: Sequence[int]) -> Iterator[Record]:
-        """Those whose bytes are right, in the order in which they came. ``sizes``: bytes of each
-        chunk."""
+        """Yield the records whose bytes are right, in the order in which they came.
+
+        ``sizes``: bytes of each chunk.
+        """
         file, end = self._file, len(MAGIC) + 32
         while True:
             with self._lock:
@@ -96,7 +101,7 @@ class Shelf:
             yield record
 
     def add(self, chunk: int, number: int, digest: bytes, sha: bytes, data: memoryview) -> None:
-        """``data`` is a verified chunk of the state after round ``number``, with that digest."""
+        """Add a verified chunk of the state after round ``number``, which has that digest."""
         wanted = RECORD.size + len(data)
         fields = HEAD.pack(chunk, number, digest, sha, len(data))
         head = RECORD.pack(fields, zlib.crc32(fields))
@@ -113,7 +118,7 @@ class Shelf:
                 self._give_up(str(error))
 
     def clear(self) -> None:
-        """The state is in place: nothing is kept any more."""
+        """Remove the file: the state is in place, and nothing is kept any more."""
         self.close()
         try:
             self._path.unlink(missing_ok=True)
@@ -121,7 +126,7 @@ class Shelf:
             self._log(f"{self._path} cannot be removed, and is not needed any more: {error}")
 
     def close(self) -> None:
-        """What is kept stays for the next process."""
+        """Close the file; what is kept stays for the next process."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
@@ -133,7 +138,10 @@ class Shelf:
 
 
 def read_record(file: BinaryIO, at: int, sizes: Sequence[int]) -> Record | None:
-    """None: it is not whole, or not of such a state, or its bytes are not those that were noted."""
+    """Return the record at a place of the file.
+
+    None if it is not whole, or not of such a state, or if its bytes are not those that were noted.
+    """
     file.seek(at)
     head = file.read(RECORD.size)
     if len(head) < RECORD.size:

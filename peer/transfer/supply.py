@@ -1,4 +1,4 @@
-"""Who can give what: donors, their links, what they say they have, and whom not to believe.
+"""Know who can give what: donors, their links, what they say they have, whom not to believe.
 
 Sans-I/O; a part of the machine in catchup.py, whose effects it appends to ``out``.
 """
@@ -33,7 +33,7 @@ _SILENT = 1 << 62  # as the round of a member: of what it has not named yet it w
 
 
 def digest_of(has: ft.StateIs) -> bytes:
-    """The state digest, from the two things that it covers."""
+    """Return the state digest, from the two things that it covers."""
     return hashlib.sha256(has.blob_digest + has.root).digest()
 
 
@@ -48,7 +48,7 @@ class _Donor:
     empty: bool = False  # it said that it has no state to give
 
     def stands_at(self, now_s: float) -> int:
-        """Its round, for counting voices; -1 if that is not known."""
+        """Return the round of a donor, for counting voices; -1 if that is not known."""
         if now_s > self.open_s + VOICE_S:
             return _SILENT
         return self.has.round if self.has is not None else -1
@@ -66,14 +66,14 @@ class Supply:
         self._donors: dict[bytes, _Donor] = {}
 
     def begin(self, now_s: float) -> None:
-        """A new task: members that have no link yet are waited for again."""
+        """Begin a new task: members that have no link yet are waited for again."""
         self._gathers_until_s = now_s + GATHER_S
         for donor in self._donors.values():
             donor.open_s = float("inf")
             donor.mute = donor.mute if donor.mute >= MUTE_MAX else 0
 
     def set_goal(self, goal: Goal) -> None:
-        """Who may give; the coordinator first, if there are more than enough."""
+        """Set who may give; the coordinator first, if there are more than enough."""
         self._coordinator = goal.coordinator
         able = sorted(
             (m for m in goal.donors if m.role != WITNESS), key=lambda m: m.peer != goal.coordinator
@@ -90,7 +90,7 @@ class Supply:
                 self.attestation.forget(peer)
 
     def forgive(self) -> None:
-        """On another history those who seemed to be wrong may be right."""
+        """Forget whom not to believe: on another history they may be right."""
         self.excluded.clear()
         self.attestation = Attestation()
         for donor in self._donors.values():
@@ -98,14 +98,14 @@ class Supply:
             donor.mute = 0
 
     def release(self) -> None:
-        """Nothing that was asked for is taken any more."""
+        """Stop taking what was asked for."""
         for peer in self.pull.donors:
             self.pull.lose(peer)
 
     # ------------------------------------------------------------ what donors say
 
     def set_linked(self, peers: frozenset[bytes]) -> bool:
-        """Whether that is news."""
+        """Set which peers have a control link; return whether that is news."""
         changed = peers != self.linked
         for peer in self.linked - peers:
             self.pull.lose(peer)
@@ -119,7 +119,7 @@ class Supply:
         return peer in self._donors and peer not in self.excluded
 
     def said(self, peer: bytes) -> ft.StateIs | None:
-        """What this donor has, as far as it is counted on."""
+        """Return what this donor has, as far as it is counted on."""
         return self._donors[peer].has if peer in self.pull.donors else None
 
     def hear(self, source: bytes, has: ft.StateIs) -> None:
@@ -137,7 +137,10 @@ class Supply:
         self.pull.offer(source, has.log_first, has.round)
 
     def settle(self, now_s: float) -> bool:
-        """Count who names what and leave out whoever is alone with it; whether that is news."""
+        """Count who names what, and leave out whoever is alone with it.
+
+        Return whether that is news.
+        """
         if not self.attestation.settle(self._coordinator, self._members(now_s), now_s):
             return False
         for peer, number in self.attestation.dissenters().items():
@@ -154,7 +157,10 @@ class Supply:
         self._out.append(ln.Say(f"{short(peer)} is not asked for the state any more: {why}"))
 
     def gave_no_heads(self, peer: bytes) -> bool:
-        """Whether it counts as a donor of chunks only from now on, whatever it says it has."""
+        """Count a question about its log that this donor has answered with nothing, or not at all.
+
+        Return whether it counts as a donor of chunks only from now on, whatever it says it has.
+        """
         donor = self._donors.get(peer)
         if donor is None or donor.has is None or donor.mute >= MUTE_MAX:
             return False
@@ -177,7 +183,7 @@ class Supply:
         return max((has.round for _, has in self.usable()), default=-1)
 
     def _members(self, now_s: float) -> dict[bytes, int]:
-        """Whose word on digests is waited for, and at which round they are (-1: not known)."""
+        """Return whose word on digests is waited for, and at which round they are (-1: unknown)."""
         return {
             peer: donor.stands_at(now_s)
             for peer, donor in self._donors.items()
@@ -211,7 +217,7 @@ class Supply:
         self._out.append(ln.Tell(peer, message))
 
     def describe(self) -> str:
-        """For an error: who is there."""
+        """Describe for an error who is there."""
         names = [f"{short(peer)} at round {has.round}" for peer, has in self.usable()]
         left_out = [f"{short(peer)} left out" for peer in self.excluded]
         return f"from {', '.join(names + left_out)}" if names or left_out else "no donor answers"

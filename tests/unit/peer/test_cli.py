@@ -48,8 +48,8 @@ def test_examples_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]
     *rows, todo = capsys.readouterr().out.splitlines()
     assert {row.split()[0]: row.partition(" ")[2].strip() for row in rows} == {
         "lm": "Train a small byte-level language model together with the other peers of a run.",
-        "by-hand": "A training loop of your own: gradients are averaged over all peers at every"
-        " step.",
+        "by-hand": "Write a training loop of your own: gradients are averaged over all peers at"
+        " every step.",
     }
     assert "atoll example lm > train.py" in todo
 
