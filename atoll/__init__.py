@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AtollError
 from atoll.collectives.version import VERSION as __version__
-from atoll.peer.session import Outcome, Reduced, Session, connect
+from atoll.peer.client.session import Outcome, Reduced, Session, connect
 
 if TYPE_CHECKING:
     from atoll.optim import (

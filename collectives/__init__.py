@@ -10,7 +10,7 @@ from atoll.collectives.codecs import Codec, Contract, get_codec
 from atoll.collectives.engine import Reduction
 from atoll.collectives.plan import ReducePlan, butterfly_plan, pairwise_plan, shared_plan
 from atoll.collectives.result import RoundResult
-from atoll.collectives.schedule import Frame, Kind
+from atoll.collectives.schedule import Frame, FrameKind
 from atoll.collectives.senders import Outlet
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "Contract",
     "EncodedLayout",
     "Frame",
-    "Kind",
+    "FrameKind",
     "Outlet",
     "ReducePlan",
     "Reduction",

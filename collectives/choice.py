@@ -31,13 +31,13 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network
 from atoll.collectives.pair_costs import pairwise_cost
 from atoll.collectives.plan import EVERYONE, STREAMS_MAX
+from atoll.collectives.ring_order import best_tour
 from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards, equal_shards
-from atoll.collectives.tours import best_tour
 from atoll.collectives.units import duration, listed, rate
 
-__all__ = ["KINDS", "Choice", "Task", "choose", "stream_bytes_per_s", "streams_for"]
+__all__ = ["KINDS", "Choice", "ReductionTask", "choose", "stream_bytes_per_s", "streams_for"]
 
 KINDS: Final = ("butterfly", "ring", "tree", "hierarchical", "pairwise")
 ARITIES: Final = (2, 3, 4, 8)
@@ -68,7 +68,7 @@ PAIRWISE_NOISE: Final = 1.0  # see ``Shape.noise``: the mean is not encoded agai
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ReductionTask:
     """Describe what is to be reduced, and what may be chosen for it.
 
     ``bits``: encoded bits per element, scales included. ``chunk_elements``: 0 leaves the size to
@@ -167,7 +167,7 @@ class _Candidate:
         return f"{self.kind} of {self.arity}" if self.arity else self.kind
 
 
-def choose(network: Network, task: Task, names: Sequence[str] = ()) -> Choice:
+def choose(network: Network, task: ReductionTask, names: Sequence[str] = ()) -> Choice:
     """Return the collective for this task on this network, the same on every machine.
 
     ``names``: of the participants, in what is said to people; their numbers if empty. Raises
@@ -210,7 +210,7 @@ def choose(network: Network, task: Task, names: Sequence[str] = ()) -> Choice:
 # ---------------------------------------------------------------- what may be chosen
 
 
-def _allowed(network: Network, task: Task) -> tuple[set[str], list[str]]:
+def _allowed(network: Network, task: ReductionTask) -> tuple[set[str], list[str]]:
     """Return the kinds that may be chosen, and why others may not."""
     n, sites = network.count, len(network.site_up)
     out: dict[str, str] = {}
@@ -237,7 +237,7 @@ def _allowed(network: Network, task: Task) -> tuple[set[str], list[str]]:
     return set(KINDS) - set(out), reasons
 
 
-def _sizes(network: Network, task: Task) -> list[int]:
+def _sizes(network: Network, task: ReductionTask) -> list[int]:
     """Return the numbers of elements in a chunk that are tried, largest first."""
     if task.chunk_elements:
         return [task.chunk_elements]
@@ -249,7 +249,9 @@ def _sizes(network: Network, task: Task) -> list[int]:
     return sorted({max(step, half // step * step) for half in halves} | {largest}, reverse=True)
 
 
-def _candidates(network: Network, task: Task, size: int, allowed: set[str]) -> Iterator[_Candidate]:
+def _candidates(
+    network: Network, task: ReductionTask, size: int, allowed: set[str]
+) -> Iterator[_Candidate]:
     n, chunks, nbytes = network.count, task.chunks(size), task.chunk_bytes(size)
     rates = replace(task.rates, sum_bytes=4 * min(size, task.elements))
     equal = equal_shards(n, chunks)
@@ -288,7 +290,9 @@ def _candidates(network: Network, task: Task, size: int, allowed: set[str]) -> I
                 yield best(shape, splits, arity=arity)
 
 
-def _step_s(network: Network, task: Task) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _step_s(
+    network: Network, task: ReductionTask
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Return the seconds of one step of a ring on each edge, float64[n, n].
 
     In a step a shard of what is reduced crosses the edge, with the edge's latency.
@@ -351,7 +355,9 @@ def streams_for(bytes_per_s: float, round_trip_s: float, loss: float, *, bbr: bo
     return max(1, needed)
 
 
-def _streams(network: Network, task: Task, chosen: _Candidate) -> tuple[tuple[int, int, int], ...]:
+def _streams(
+    network: Network, task: ReductionTask, chosen: _Candidate
+) -> tuple[tuple[int, int, int], ...]:
     """Return (from, to, count) of the pairs that need several streams.
 
     With so many a pair moves its bytes in the time of the whole.
@@ -401,7 +407,7 @@ def _details(chosen: _Candidate, found: dict[str, _Candidate]) -> list[str]:
 
 def _explain_streams(
     network: Network,
-    task: Task,
+    task: ReductionTask,
     streams: Sequence[tuple[int, int, int]],
     names: Sequence[str],
 ) -> list[str]:

@@ -2,10 +2,11 @@
 
 A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
-Several streams to one destination share its chunks, piece by piece (``lanes.py``). The thread that
-receives a stream reserves a buffer, fills it, and adds what it brought to the sum, if it is that
-source's turn; otherwise the thread whose turn comes later adds it. The own part of a sum is added
-when its turn comes, by whichever thread is at it, or by one for chunks to which nobody else adds.
+Several streams to one destination share its chunks, piece by piece (``stripes.py``). The thread
+that receives a stream reserves a buffer, fills it, and adds what it brought to the sum, if it is
+that source's turn; otherwise the thread whose turn comes later adds it. The own part of a sum is
+added when its turn comes, by whichever thread is at it, or by one for chunks to which nobody else
+adds.
 
 Threads and locks: one lock guards the schedule and all shared state. It is held for look-ups and
 copies of a finished chunk or piece, never while a codec, a stream or a callback runs. A sender
@@ -31,20 +32,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from atoll.collectives.arrivals import Arrivals, Arrived
+from atoll.collectives.accumulate import UNHASHED, FoldCalls, Folding
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.folding import UNHASHED, FoldCalls, Folding
-from atoll.collectives.lanes import POLL_S, Lane, Lanes, Receipt, Sending
+from atoll.collectives.gathered_parts import parts_for
 from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import ReducePlan
-from atoll.collectives.refusals import held_too_long, twice, wrong_length
+from atoll.collectives.protocol_errors import held_too_long, twice, wrong_length
+from atoll.collectives.receive_buffers import ReceiveBuffers, ReceivedChunk
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust.gram import InnerProducts
-from atoll.collectives.schedule import Admission, Frame, Idle, Kind, Schedule, Send
+from atoll.collectives.schedule import (
+    Frame,
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+    Schedule,
+)
 from atoll.collectives.senders import Outlet, SendCalls, Senders
-from atoll.collectives.slots import parts_for
+from atoll.collectives.stripes import POLL_S, Receipt, Sending, Stripe, Stripes
 from atoll.collectives.trees import TreeSchedule
 
 __all__ = ["UNHASHED", "Reduction"]
@@ -122,8 +130,8 @@ class Reduction:
             me, self._schedule, self._sums, result, self._changed, hashed=hashed
         )
         told_bytes = self._sums.told_bytes
-        self._arrivals = Arrivals(result, self._layout, self._sums.encoded, told_bytes)
-        self._lanes = Lanes(self._schedule, self._sums.encoded)
+        self._arrivals = ReceiveBuffers(result, self._layout, self._sums.encoded, told_bytes)
+        self._lanes = Stripes(self._schedule, self._sums.encoded)
         self._senders = Senders(self._sums.encoded)
 
     @property
@@ -222,14 +230,14 @@ class Reduction:
             while not self._aborted:
                 admission = self._schedule.admit(frame.src, frame.kind, frame.chunk)
                 if not self._arrivals.fits(frame, length):
-                    codec = self._codec if frame.kind == Kind.CONTRIB else self._result.codec
+                    codec = self._codec if frame.kind == FrameKind.CONTRIB else self._result.codec
                     expected = self._arrivals.size(frame)
                     raise wrong_length(self._plan, frame, length, codec, expected)
-                if admission is Admission.DROP:
+                if admission is FrameAdmission.DROP:
                     return None
                 if frame in self._arrivals:
                     raise twice(self._plan, frame)
-                if admission is Admission.ACCEPT:
+                if admission is FrameAdmission.ACCEPT:
                     return self._arrivals.place(frame, length)[:length].data
                 waited_s = time.monotonic() - begun_s
                 if waited_s >= timeout_s:
@@ -245,22 +253,22 @@ class Reduction:
         """
         src, kind, chunk = frame.src, frame.kind, frame.chunk
         with self._changed:
-            wanted = self._schedule.admit(src, kind, chunk) is not Admission.DROP
+            wanted = self._schedule.admit(src, kind, chunk) is not FrameAdmission.DROP
             writing = self._folding.writing
-            wanted &= not self._aborted and (kind != Kind.RESULT or chunk not in writing)
+            wanted &= not self._aborted and (kind != FrameKind.RESULT or chunk not in writing)
             self._progress_bytes += self._arrivals.length(frame)
             arrived = self._arrivals.filled(frame, wanted=wanted)
             if arrived is None:
                 return
-            if kind == Kind.CONTRIB:
+            if kind == FrameKind.CONTRIB:
                 self._folding.waiting[src, chunk] = arrived.data
                 self._schedule.arrived(src, chunk)
             elif arrived.in_place:
                 writing.add(chunk)  # until it is known to be right
-        if kind == Kind.CONTRIB:
+        if kind == FrameKind.CONTRIB:
             self._folding.fold(chunk, self._fold_calls)
             return
-        if kind == Kind.GRAM:
+        if kind == FrameKind.GRAM:
             data = arrived.data[: self._sums.told_bytes]
             self._folding.told(src, data, self._fold_calls)
         else:
@@ -278,7 +286,7 @@ class Reduction:
             self._folding.finish(chunk, self._fold_calls, data)
         return fits
 
-    def _check_result(self, src: int, chunk: int, arrived: Arrived) -> None:
+    def _check_result(self, src: int, chunk: int, arrived: ReceivedChunk) -> None:
         """Check a result that arrived: after the commit nobody may fail to decode it."""
         data = arrived.data[: self._result.layout.size(chunk)]
         try:
@@ -304,14 +312,14 @@ class Reduction:
 
     # ---- sending
 
-    def _next_send(self, lane: Lane) -> Sending | None:
+    def _next_send(self, lane: Stripe) -> Sending | None:
         dest, turn = lane.dest, self._turns[lane.dest]
         with turn:
             while not self._aborted:
                 found = self._lanes.take(lane, time.monotonic())
                 if isinstance(found, Sending):
-                    self._reading += found.send.kind is Kind.RESULT
-                    for other in self._paced if found.send.kind is Kind.CONTRIB else ():
+                    self._reading += found.send.kind is FrameKind.RESULT
+                    for other in self._paced if found.send.kind is FrameKind.CONTRIB else ():
                         self._turns[other].notify()
                     return found
                 if found is Idle.DONE and self._lanes.is_over(dest, time.monotonic()):
@@ -322,10 +330,10 @@ class Reduction:
                 self._paced.discard(dest)
         return None
 
-    def _load(self, send: Send, buffer: U8) -> U8:
-        if send.kind is Kind.RESULT:
+    def _load(self, send: OutgoingFrame, buffer: U8) -> U8:
+        if send.kind is FrameKind.RESULT:
             return self._result.view(send.chunk)
-        if send.kind is Kind.GRAM:
+        if send.kind is FrameKind.GRAM:
             told = self._sums.to_tell()
             assert told is not None  # the schedule hands it out only then
             return told
@@ -339,16 +347,18 @@ class Reduction:
                 self._own_sent.append(send.chunk)
         return payload
 
-    def _loaded(self, lane: Lane, sending: Sending, payload: U8, buffer: U8) -> bool:
+    def _loaded(self, lane: Stripe, sending: Sending, payload: U8, buffer: U8) -> bool:
         with self._changed:
             if self._lanes.several(lane.dest):
                 self._turns[lane.dest].notify_all()
             return self._lanes.loaded(lane.dest, sending, payload, buffer)
 
-    def _send_ended(self, lane: Lane, sending: Sending, why: str, receipt: Receipt | None) -> None:
+    def _send_ended(
+        self, lane: Stripe, sending: Sending, why: str, receipt: Receipt | None
+    ) -> None:
         payload, broke, dest, now_s = sending.payload, bool(why), lane.dest, time.monotonic()
         with self._changed:
-            self._reading -= sending.send.kind is Kind.RESULT
+            self._reading -= sending.send.kind is FrameKind.RESULT
             if payload is not None and not why:
                 self._progress_bytes += payload.nbytes
                 self._lanes.ended(lane, sending, now_s, receipt)

@@ -7,19 +7,19 @@ all of them. Until then no result is made: owners take in all parts that come (a
 vector in memory), and no part waits for a result. The frame carries the number of its sender's
 first chunk, which names the sender's shard and is checked like any other.
 
-``Exchange`` is one participant's part of the schedule, without locks, clocks or I/O.
+``VoteExchange`` is one participant's part of the schedule, without locks, clocks or I/O.
 """
 
 from __future__ import annotations
 
 from atoll.collectives.plan import NOBODY, ReducePlan
-from atoll.collectives.refusals import refused
-from atoll.collectives.schedule import Admission, Kind, Send
+from atoll.collectives.protocol_errors import refused
+from atoll.collectives.schedule import FrameAdmission, FrameKind, OutgoingFrame
 
-__all__ = ["Exchange"]
+__all__ = ["VoteExchange"]
 
 
-class Exchange:
+class VoteExchange:
     def __init__(self, plan: ReducePlan, me: int) -> None:
         self._plan, self._me = plan, me
         needed = plan.rule is not None and plan.rule.needs_gram
@@ -46,13 +46,13 @@ class Exchange:
         """Note that all parts of all own chunks are here."""
         self._is_known = True
 
-    def next_send(self, dest: int) -> Send | None:
+    def next_send(self, dest: int) -> OutgoingFrame | None:
         if not self._is_known or dest not in self._untold:
             return None
         self._untold.discard(dest)
-        return Send(Kind.GRAM, self._first[self._me])
+        return OutgoingFrame(FrameKind.GRAM, self._first[self._me])
 
-    def admit(self, src: int, chunk: int) -> Admission:
+    def admit(self, src: int, chunk: int) -> FrameAdmission:
         """Judge what another owner tells: whether it is wanted.
 
         Raises RemoteProtocolError if ``src`` has nothing to tell.
@@ -60,7 +60,7 @@ class Exchange:
         if self._me not in self._first or self._first.get(src) != chunk:
             what = f"inner products with chunk {chunk}, which nobody needs"
             raise refused(self._plan.name(src), what)
-        return Admission.ACCEPT if src in self._unheard else Admission.DROP
+        return FrameAdmission.ACCEPT if src in self._unheard else FrameAdmission.DROP
 
     def heard(self, src: int) -> None:
         self._unheard.discard(src)

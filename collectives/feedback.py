@@ -34,7 +34,14 @@ from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.codecs.base import scratch
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["EF21", "EControl", "ErrorFeedback", "Feedback", "RunningMean", "residual_bound"]
+__all__ = [
+    "EControlFeedback",
+    "EF21Feedback",
+    "ErrorFeedback",
+    "Feedback",
+    "RunningMean",
+    "residual_bound",
+]
 
 
 class Feedback(ABC):
@@ -117,7 +124,7 @@ class ErrorFeedback(Feedback):
             residual.fill(0)  # next to float32's limits; it would spoil every later message
 
 
-class EF21(Feedback):
+class EF21Feedback(Feedback):
     """Send how x differs from the ``estimate`` that everybody has of it."""
 
     def __init__(self, codec: Codec, elements: int) -> None:
@@ -132,7 +139,7 @@ class EF21(Feedback):
         np.add(estimate, sent, out=estimate)
 
 
-class EControl(Feedback):
+class EControlFeedback(Feedback):
     """Keep feedback between plain and EF21, by ``eta``.
 
     With ``eta`` 0 it is EF21; theory wants it near alpha, practice 0.001 to 0.1. Raises ConfigError

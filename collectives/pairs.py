@@ -9,8 +9,8 @@ the way. A chunk takes one latency, where a butterfly of two takes two. The byte
 butterfly half of what each sends is parts, and the other half results.
 
 Both end with the same bits because both add the same values: each takes its own part too from the
-encoded bytes that it sends (``Send.added_here``). So each part is quantized once. The mean is not
-quantized at all if the codec of the result is float32, whatever that of the parts is.
+encoded bytes that it sends (``OutgoingFrame.added_here``). So each part is quantized once. The
+mean is not quantized at all if the codec of the result is float32, whatever that of the parts is.
 
 ``PairSchedule`` is the schedule of ONE of the two, a state machine as ``TreeSchedule`` is. One
 participant may also be alone, and it may have no part (weight 0): it takes in what the other adds
@@ -44,8 +44,8 @@ from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.plan import NOBODY, ReducePlan
-from atoll.collectives.refusals import check_frame, refused
-from atoll.collectives.schedule import Admission, Idle, Kind, Send
+from atoll.collectives.protocol_errors import check_frame, refused
+from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 from atoll.collectives.trees import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN, LEAD_PART
 
 __all__ = ["PairSchedule", "pair_lead"]
@@ -115,7 +115,7 @@ class PairSchedule:
 
     # ------------------------------------------------------------ sending
 
-    def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int] = ()) -> OutgoingFrame | Idle:
         if not self._sends or self._sent == len(self._chunks):
             return Idle.DONE
         if self._sent >= self._base + self._lead:
@@ -123,32 +123,32 @@ class PairSchedule:
         chunk = self._chunks[self._sent]
         self._sent += 1
         self._loading.add(chunk)
-        return Send(Kind.CONTRIB, chunk, added_here=True)
+        return OutgoingFrame(FrameKind.CONTRIB, chunk, added_here=True)
 
     def broken(self, dest: int) -> None:
         """Do nothing: nobody else is kept waiting for the other."""
 
     # ------------------------------------------------------------ receiving
 
-    def admit(self, src: int, kind: int, chunk: int) -> Admission:
+    def admit(self, src: int, kind: int, chunk: int) -> FrameAdmission:
         check_frame(self._plan, self._me, src, kind, chunk)
-        if kind != Kind.CONTRIB:
+        if kind != FrameKind.CONTRIB:
             what = f"a result of chunk {chunk}, which everyone adds up for itself"
             raise refused(self._plan.name(src), what)
         if src not in self._sources:
             what = f"a part of chunk {chunk}, which it has none of: its weight is 0"
             raise refused(self._plan.name(src), what)
         if (src, chunk) in self._arrived or self._final[chunk]:
-            return Admission.DROP
+            return FrameAdmission.DROP
         ahead = self._index[chunk] >= self._base + 2 * self._lead
-        return Admission.HOLD if ahead else Admission.ACCEPT
+        return FrameAdmission.HOLD if ahead else FrameAdmission.ACCEPT
 
     def arrived(self, src: int, chunk: int) -> None:
         if src == self._me:
             expected = chunk in self._loading
             self._loading.discard(chunk)
         else:
-            expected = self.admit(src, Kind.CONTRIB, chunk) is Admission.ACCEPT
+            expected = self.admit(src, FrameKind.CONTRIB, chunk) is FrameAdmission.ACCEPT
         if not expected:
             text = f"part of chunk {chunk} arrived, but is not admitted or handed out"
             raise LocalProtocolError(text)

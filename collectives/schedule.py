@@ -10,10 +10,10 @@ from collections.abc import Collection
 from enum import Enum, IntEnum
 from typing import NamedTuple, Protocol
 
-__all__ = ["Admission", "Frame", "Idle", "Kind", "Schedule", "Send"]
+__all__ = ["Frame", "FrameAdmission", "FrameKind", "Idle", "OutgoingFrame", "Schedule"]
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Name what a data frame carries; the values are on the wire."""
 
     CONTRIB = 1
@@ -21,14 +21,14 @@ class Kind(IntEnum):
     GRAM = 9  # what owners tell each other, where the rule needs it: see exchange.py
 
 
-class Send(NamedTuple):
+class OutgoingFrame(NamedTuple):
     """Name the next frame to send.
 
     ``added_here``: an own part that is added here as well. It is encoded once, and ``arrived``
     follows with this participant as its source.
     """
 
-    kind: Kind
+    kind: FrameKind
     chunk: int
     added_here: bool = False
 
@@ -53,7 +53,7 @@ class Idle(Enum):
     DONE = "nothing left to send"
 
 
-class Admission(Enum):
+class FrameAdmission(Enum):
     ACCEPT = "take the bytes in"
     HOLD = "not yet: ask again after the next chunk is final"
     DROP = "not needed: read the bytes and forget them"
@@ -88,7 +88,7 @@ class Schedule(Protocol):
     def is_root(self, chunk: int) -> bool:
         """Return whether the sum of a chunk here is the whole."""
 
-    def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int] = ()) -> OutgoingFrame | Idle:
         """Hand out the next frame for ``dest``, each one once.
 
         CONTRIB is the sum, if there is one here, else the own part. ``unsure``: chunks whose
@@ -98,7 +98,7 @@ class Schedule(Protocol):
     def broken(self, dest: int) -> None:
         """Note that nothing more can be sent to ``dest``, over any stream."""
 
-    def admit(self, src: int, kind: int, chunk: int) -> Admission:
+    def admit(self, src: int, kind: int, chunk: int) -> FrameAdmission:
         """Judge a frame: whether its bytes are wanted.
 
         Several streams may bring the same one; what is complete is judged again. ACCEPT lets

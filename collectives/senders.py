@@ -12,8 +12,8 @@ import numpy as np
 from atoll.collectives.buffers import BufferPool
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
-from atoll.collectives.lanes import Lane, Receipt, Sending
-from atoll.collectives.schedule import Send
+from atoll.collectives.schedule import OutgoingFrame
+from atoll.collectives.stripes import Receipt, Sending, Stripe
 from atoll.collectives.threads import worker
 
 __all__ = ["Outlet", "SendCalls", "SendFrame", "Senders", "reason_of"]
@@ -37,13 +37,13 @@ class Outlet(Protocol):
 class SendCalls(NamedTuple):
     """Hold what the thread of a stream calls to ask, and to tell."""
 
-    next_send: Callable[[Lane], Sending | None]
+    next_send: Callable[[Stripe], Sending | None]
     """(lane) Blocks until there is a frame to send; None ends the thread."""
-    load: Callable[[Send, U8], U8]
+    load: Callable[[OutgoingFrame, U8], U8]
     """(send, buffer) The payload, in ``buffer`` or elsewhere."""
-    loaded: Callable[[Lane, Sending, U8, U8], bool]
+    loaded: Callable[[Stripe, Sending, U8, U8], bool]
     """(lane, sending, payload, buffer) True: other streams need that buffer now, or later."""
-    ended: Callable[[Lane, Sending, str, Receipt | None], None]
+    ended: Callable[[Stripe, Sending, str, Receipt | None], None]
     """(lane, sending, why, receipt) After each frame. With a reason it was the last one on its
     stream; without a payload the destination is not to blame."""
 
@@ -59,7 +59,7 @@ class Senders:
         self._buffers = buffers
         self._threads: list[threading.Thread] = []
 
-    def spawn(self, lane: Lane, send: SendFrame, name: str, calls: SendCalls) -> None:
+    def spawn(self, lane: Stripe, send: SendFrame, name: str, calls: SendCalls) -> None:
         """Start the thread of a stream."""
         self.run(lambda: self._send_all(lane, send, calls), name)
 
@@ -80,7 +80,7 @@ class Senders:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _send_all(self, lane: Lane, send_frame: SendFrame, calls: SendCalls) -> None:
+    def _send_all(self, lane: Stripe, send_frame: SendFrame, calls: SendCalls) -> None:
         buffer = self._buffers.take()
         while (sending := calls.next_send(lane)) is not None:
             send = sending.send

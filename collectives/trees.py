@@ -56,11 +56,11 @@ from collections.abc import Collection
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.collectives.exchange import Exchange
+from atoll.collectives.exchange import VoteExchange
 from atoll.collectives.plan import NOBODY, ReducePlan
-from atoll.collectives.refusals import check_frame, refused
+from atoll.collectives.protocol_errors import check_frame, refused
 from atoll.collectives.routes import ROOT
-from atoll.collectives.schedule import Admission, Idle, Kind, Send
+from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 
 __all__ = [
     "LEAD_BYTES_MAX",
@@ -138,7 +138,7 @@ class TreeSchedule:
         self._own: list[dict[int, int]] = [{} for _ in everyone]  # root -> parts sent, as a leaf
         self._to_come = [0 for _ in everyone]  # results and partial sums that are still to be sent
         self._broken: set[int] = set()
-        self._exchange = Exchange(plan, me)
+        self._exchange = VoteExchange(plan, me)
         self._expect_sends()
         # receiving and adding
         self._arrived: set[tuple[int, int]] = set()  # (source, chunk), not yet added
@@ -216,17 +216,17 @@ class TreeSchedule:
 
     # ------------------------------------------------------------ sending
 
-    def next_send(self, dest: int, unsure: Collection[int] = ()) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int] = ()) -> OutgoingFrame | Idle:
         told = self._exchange.next_send(dest)
         if told is not None:
             self._to_come[dest] -= 1
             return told
         if self._results[dest]:
             self._to_come[dest] -= 1
-            return Send(Kind.RESULT, self._results[dest].popleft())
+            return OutgoingFrame(FrameKind.RESULT, self._results[dest].popleft())
         if self._partials[dest] and not self._may_be_held(self._partials[dest][0], unsure):
             self._to_come[dest] -= 1
-            return Send(Kind.CONTRIB, self._partials[dest].popleft())
+            return OutgoingFrame(FrameKind.CONTRIB, self._partials[dest].popleft())
         own = self._own[dest]
         open_roots = [root for root, sent in own.items() if sent < len(self._chunks_of[root])]
         if open_roots:
@@ -242,7 +242,7 @@ class TreeSchedule:
             if own[root] - SPREAD_CHUNKS >= self._slowest() * len(self._chunks_of[root]):
                 return Idle.PACED
             own[root] += 1
-            return Send(Kind.CONTRIB, self._chunks_of[root][own[root] - 1])
+            return OutgoingFrame(FrameKind.CONTRIB, self._chunks_of[root][own[root] - 1])
         return Idle.WAIT if self._to_come[dest] else Idle.DONE
 
     def _may_be_held(self, chunk: int, unsure: Collection[int]) -> bool:
@@ -272,29 +272,29 @@ class TreeSchedule:
 
     # ------------------------------------------------------------ receiving
 
-    def admit(self, src: int, kind: int, chunk: int) -> Admission:
+    def admit(self, src: int, kind: int, chunk: int) -> FrameAdmission:
         check_frame(self._plan, self._me, src, kind, chunk)
         root = self._plan.owners[chunk]
-        if kind == Kind.GRAM:
+        if kind == FrameKind.GRAM:
             return self._exchange.admit(src, chunk)
-        if kind == Kind.CONTRIB:
+        if kind == FrameKind.CONTRIB:
             return self._judge_part(root, src, chunk)
         if self._down[root] != src:
             raise self._refusal(src, f"a result of chunk {chunk}, which others hand on")
-        return Admission.DROP if self._final[chunk] else Admission.ACCEPT
+        return FrameAdmission.DROP if self._final[chunk] else FrameAdmission.ACCEPT
 
-    def _judge_part(self, root: int, src: int, chunk: int) -> Admission:
+    def _judge_part(self, root: int, src: int, chunk: int) -> FrameAdmission:
         if src not in self._children[root]:
             raise self._refusal(src, f"a part of chunk {chunk}, which it has none of for this peer")
         added = self._added.get(chunk, 0)
         seen = chunk in self._summed or self._sources[root].index(src) < added
         if seen or (src, chunk) in self._arrived or self._final[chunk]:
-            return Admission.DROP
+            return FrameAdmission.DROP
         ahead = self._index[chunk] >= self._base[root] + 2 * self._lead
-        return Admission.HOLD if ahead else Admission.ACCEPT
+        return FrameAdmission.HOLD if ahead else FrameAdmission.ACCEPT
 
     def arrived(self, src: int, chunk: int) -> None:
-        if self.admit(src, Kind.CONTRIB, chunk) is not Admission.ACCEPT:
+        if self.admit(src, FrameKind.CONTRIB, chunk) is not FrameAdmission.ACCEPT:
             raise LocalProtocolError(f"part of chunk {chunk} arrived, but is not admitted")
         self._arrived.add((src, chunk))
 

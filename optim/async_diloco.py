@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
-from atoll.optim.diloco import Blocking
+from atoll.optim.diloco import SynchronousMethod
 from atoll.optim.inner_steps import Inner
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
@@ -26,7 +26,7 @@ from atoll.optim.spec import RunSpec
 __all__ = ["AsyncDiLoCo"]
 
 
-class AsyncDiLoCo(Blocking):
+class AsyncDiLoCo(SynchronousMethod):
     """Train in rounds of ``sync_every`` local steps that each peer begins and ends by itself.
 
     Theory, with g the mean pseudo-gradient of those who came together::
@@ -34,13 +34,13 @@ class AsyncDiLoCo(Blocking):
         every round:      theta = theta - lr g / N
         every N-th also:  m = mu m + (sum of g) / N        theta = theta - lr mu m
 
-    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    does. ``outer_delay`` is N: about as many rounds as the peers complete in the time in which each
-    has completed one, so the number of peers, if they are of similar speed. With a momentum in
-    every round, peers that come one after the other would take much longer steps than with
-    ``DiLoCo`` (in the paper a perplexity of 44.27 instead of 41.35). What is one arrival there is
-    one round here, also if several peers are in it: with peers that always come together, N = 1 is
-    ``DiLoCo``.
+    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
+    ``round_s`` does. ``outer_delay`` is N: about as many rounds as the peers complete in the time
+    in which each has completed one, so the number of peers, if they are of similar speed. With a
+    momentum in every round, peers that come one after the other would take much longer steps than
+    with ``DiLoCo`` (in the paper a perplexity of 44.27 instead of 41.35). What is one arrival
+    there is one round here, also if several peers are in it: with peers that always come together,
+    N = 1 is ``DiLoCo``.
 
     ``outer_momentum``: where peers come in turn, none knows what the others have just submitted.
     Then 0.9, as in ``DiLoCo``, oscillates for long: of four peers, each half-way to the optimum in

@@ -20,7 +20,7 @@ from atoll.collectives.errors import AtollError
 from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
 from atoll.optim.diloco import DiLoCo
 from atoll.optim.text import load_text
-from atoll.peer.session import connect
+from atoll.peer.client.session import connect
 
 __all__ = ["main"]
 

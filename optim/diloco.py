@@ -34,9 +34,9 @@ from atoll.optim.replay.state import TrainingState
 from atoll.optim.replay.validating import Validator
 from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
 from atoll.optim.spec import RunSpec
-from atoll.peer.session import Outcome
+from atoll.peer.client.session import Outcome
 
-__all__ = ["Blocking", "DiLoCo", "segment_steps_of"]
+__all__ = ["DiLoCo", "SynchronousMethod", "segment_steps_of"]
 
 
 def segment_steps_of(replay: Replay | None, validators: int) -> int:
@@ -54,7 +54,7 @@ def segment_steps_of(replay: Replay | None, validators: int) -> int:
     return replay.segment_steps
 
 
-class Blocking(Method):
+class SynchronousMethod(Method):
     """Train with local steps, and wait for each round.
 
     ``round_s``: each peer takes as many local steps as it gets done in so many seconds, by its own
@@ -194,13 +194,13 @@ class Blocking(Method):
         self._local.return_to(place["local_steps"])
 
 
-class DiLoCo(Blocking):
+class DiLoCo(SynchronousMethod):
     """Train with DiLoCo: local steps, then Nesterov on the peers' mean pseudo-gradient.
 
     A round has ``sync_every`` local steps.
 
-    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``,
-    ``replay`` and ``validators`` do.
+    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
+    ``round_s``, ``replay`` and ``validators`` do.
 
     ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
     is ``torch.optim.Muon``, as of those that ``muon_and_adamw`` makes.

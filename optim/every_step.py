@@ -18,9 +18,9 @@ as long as what it does with the result is the same. Every ``check_every`` steps
 compared, and whoever differs from most is a newcomer again.
 
 No call is taken for another one: vectors of states have an odd length, and half the length of those
-of exchanges says which call of a step it is; what is gathered says what it is for (purposes.py). A
-trainer that has missed rounds on the other side of a network that was cut, and does not know it,
-finds it by their numbers.
+of exchanges says which call of a step it is; what is gathered says what it is for
+(gather_tags.py). A trainer that has missed rounds on the other side of a network that was cut, and
+does not know it, finds it by their numbers.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     StateError,
 )
-from atoll.optim.companions import check_alone
-from atoll.optim.exchange import Attempt, Exchange, Exchanged, Given, check_part
+from atoll.optim.exchange import Exchange, ExchangeAttempt, Exchanged, Given, check_part
+from atoll.optim.gather_tags import COUNTS, LATER, MORE, NEW, GatheredPart, Pieces, gather_parts
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.memory import say_of_steps
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.presence import Presence
-from atoll.optim.purposes import COUNTS, LATER, MORE, NEW, Part, Pieces, gather_parts
 from atoll.optim.sessions import OperationsSession
+from atoll.optim.side_channel import check_alone
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
+from atoll.optim.state_claim import StateClaim
 from atoll.optim.step_buffers import StepBuffers
 from atoll.optim.trainer import Trainer, say
 
@@ -191,7 +191,7 @@ class EveryStep(Trainer):
                     counts = self._take_state() and counts
                 elif self._unchecked >= self.spec.check_every and not self._is_new:
                     self._compare()
-                found = work(Attempt(self._total, self._gathered, counts))
+                found = work(ExchangeAttempt(self._total, self._gathered, counts))
             except _FlaggedError:
                 flagged = True
             except AgainError as error:
@@ -255,7 +255,9 @@ class EveryStep(Trainer):
             others, more = others or some, pieces.add(alike)
         return pieces.whole(), others
 
-    def _gather_piece(self, purpose: int, data: bytes, flags: int) -> tuple[list[Part], bool]:
+    def _gather_piece(
+        self, purpose: int, data: bytes, flags: int
+    ) -> tuple[list[GatheredPart], bool]:
         """Return the parts that are of this call, and whether others are there.
 
         Raise AgainError if the step has to be exchanged again, _FlaggedError if there is a
@@ -305,7 +307,7 @@ class EveryStep(Trainer):
         self._schedules.go_to(self.steps)
         return unchanged
 
-    def _take_over(self, donor: Presence, is_behind: bool) -> bool:
+    def _take_over(self, donor: StateClaim, is_behind: bool) -> bool:
         """Take over the state of ``donor``; return whether it is what it was here.
 
         Raise AgainError if the donor has gone.
@@ -338,10 +340,10 @@ class EveryStep(Trainer):
         self._vector.zero_gradients()
         return False
 
-    def _choose_donor(self) -> Presence:
-        mine = Presence("", self._is_new, self.steps, self.spec, self.manifest.digest().hex())
+    def _choose_donor(self) -> StateClaim:
+        mine = StateClaim("", self._is_new, self.steps, self.spec, self.manifest.digest().hex())
         given, others = self._gather(_PRESENCE, mine.to_wire())
-        here = [Presence.from_wire(name, data) for name, _, data in given]
+        here = [StateClaim.from_wire(name, data) for name, _, data in given]
         names = tuple(one.name for one in here)
         before, self._founders = self._founders, ()
         if all(one.is_new for one in here) and (others or names != before):

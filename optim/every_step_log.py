@@ -22,10 +22,10 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.every_step import CHECK_EVERY, AgainError
 from atoll.optim.every_step_gather import EveryStepGather
-from atoll.optim.presence import Presence
 from atoll.optim.scalar_log import CHAIN_BYTES, Record, ScalarLog
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
+from atoll.optim.state_claim import StateClaim
 
 __all__ = ["LOG_BYTES_DEFAULT", "EveryStepLog"]
 
@@ -78,7 +78,7 @@ class EveryStepLog(EveryStepGather):
         if self._is_new:
             self._log = self._new_log()  # of the parameters that are here, not of what led to them
 
-    def _take_over(self, donor: Presence, is_behind: bool) -> bool:
+    def _take_over(self, donor: StateClaim, is_behind: bool) -> bool:
         """Take over the state of ``donor``; return whether it is what it was here.
 
         It is done by the log, where all who lack something stand somewhere in it; else by the

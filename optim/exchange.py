@@ -11,8 +11,8 @@ from atoll.collectives.errors import ConfigError
 
 __all__ = [
     "PART_BYTES_MAX",
-    "Attempt",
     "Exchange",
+    "ExchangeAttempt",
     "Exchanged",
     "Given",
     "check_part",
@@ -73,7 +73,7 @@ class Exchange(Protocol):
 
 
 @dataclass(slots=True)
-class Attempt:
+class ExchangeAttempt:
     """Carry out the ``Exchange`` of one attempt at a step."""
 
     sum_up: Callable[[F32, str, bool, int], Exchanged]

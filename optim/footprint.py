@@ -18,7 +18,7 @@ __all__ = [
     "log_cap_bytes",
 ]
 
-# Each daemon keeps the last rounds (peer/rounds/roundlog.py) for who missed some and for joiners.
+# Each daemon keeps the last rounds (peer/rounds/log.py) for who missed some and for joiners.
 # 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
 LOG_BYTES_DEFAULT = 256 * 1024 * 1024
 LOG_BYTES_MIN = 1024 * 1024  # so that even a toy's log has more than a few rounds

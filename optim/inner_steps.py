@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.optim.companions import every_rank
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.side_channel import every_rank
 from atoll.optim.trainer import Trainer
 
 __all__ = ["Inner", "InnerSteps", "inners_of", "unwrapped"]

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.diloco import Blocking, segment_steps_of
+from atoll.optim.diloco import SynchronousMethod, segment_steps_of
 from atoll.optim.inner_steps import Inner, unwrapped
 from atoll.optim.names import settings_text
 from atoll.optim.replay.recorder import Replay
@@ -69,15 +69,15 @@ class QSR:
         return min(steps, left) if left > 0 else steps
 
 
-class LocalSGD(Blocking):
+class LocalSGD(SynchronousMethod):
     """Train in rounds of ``sync_every`` local steps, then take the mean of the peers' parameters.
 
-    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should follow one
-    schedule of the inner learning rate. It is read from the first group of the last inner
-    optimizer, as it is in the first step of a round; ``follow(scheduler)`` brings that of a late
-    joiner there. A peer that is out of step with the others still takes part in the same rounds:
-    they wait for it, and its weight is the number of its steps.
+    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
+    ``round_s`` and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should
+    follow one schedule of the inner learning rate. It is read from the first group of the last
+    inner optimizer, as it is in the first step of a round; ``follow(scheduler)`` brings that of a
+    late joiner there. A peer that is out of step with the others still takes part in the same
+    rounds: they wait for it, and its weight is the number of its steps.
     """
 
     def __init__(

@@ -16,16 +16,16 @@ from typing import Any, ClassVar
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
-from atoll.optim.companions import check_ranks, every_rank, whole
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.memory import say_of_rounds
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.shared_buffers import SharedBuffers
+from atoll.optim.side_channel import check_ranks, every_rank, whole
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
-from atoll.peer.session import Outcome
+from atoll.peer.client.session import Outcome
 
 __all__ = ["Method"]
 

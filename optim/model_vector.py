@@ -26,7 +26,7 @@ __all__ = ["ModelVector", "trainable"]
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """Describe where the values of a parameter lie in the vector: [lo, hi).
 
     They are those that are in this process: all of them, or the rows of an FSDP2 shard.
@@ -198,7 +198,7 @@ class ModelVector:
         places = self._places if fragment is None else self._of(fragment)
         return [p.name for p in places if not bool(p.values.isfinite().all())]
 
-    def _of(self, fragment: int) -> Iterator[Place]:
+    def _of(self, fragment: int) -> Iterator[ParameterPlace]:
         return (place for place in self._places if place.fragment == fragment)
 
     def _reshard(self) -> None:
@@ -211,10 +211,10 @@ class ModelVector:
             cast(Any, module).reshard()
 
 
-def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
+def _place(entry: Parameter, p: nn.Parameter, lo: int) -> ParameterPlace:
     """Return where a parameter lies; raise ConfigError for a shard that is no stretch of rows."""
     if not _is_sharded(p):
-        return Place(entry.name, p, entry.fragment, lo, lo + entry.size)
+        return ParameterPlace(entry.name, p, entry.fragment, lo, lo + entry.size)
     sharded: Any = p
     mesh = sharded.device_mesh
     shards = [
@@ -234,7 +234,9 @@ def _place(entry: Parameter, p: nn.Parameter, lo: int) -> Place:
         first, last = min(rank * each, rows), min((rank + 1) * each, rows)
     width = entry.size // max(1, rows)
     lo, hi = lo + first * width, lo + last * width
-    return Place(entry.name, p, entry.fragment, lo, hi, math.prod(ranks for ranks, *_ in shards))
+    return ParameterPlace(
+        entry.name, p, entry.fragment, lo, hi, math.prod(ranks for ranks, *_ in shards)
+    )
 
 
 def _is_sharded(tensor: Tensor) -> bool:
@@ -255,7 +257,7 @@ def _local(tensor: Any) -> Tensor:
     return local
 
 
-def _copied(place: Place, flat: F32) -> Tensor:
+def _copied(place: ParameterPlace, flat: F32) -> Tensor:
     # A copy, because the run's memory is read-only, which torch has no word for.
     return torch.from_numpy(flat[place.lo : place.hi].copy()).view(place.values.shape)
 

@@ -32,7 +32,6 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
-from atoll.optim.companions import OF_PARTNERS, check_alone
 from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.local_steps import LocalSteps
@@ -41,6 +40,7 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.sessions import GossipSession, VectorAsked
 from atoll.optim.shared_buffers import SharedBuffers
+from atoll.optim.side_channel import OF_PARTNERS, check_alone
 from atoll.optim.spec import RunSpec
 
 __all__ = ["NoLoCo"]

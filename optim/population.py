@@ -27,14 +27,14 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
-from atoll.optim.companions import check_alone
+from atoll.optim.gather_tags import gather_for
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.memory import say_of_copies
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.purposes import gather_for
-from atoll.optim.selection import Bounds, Member, exploited, explored
+from atoll.optim.selection import Bounds, PopulationMember, exploited, explored
 from atoll.optim.sessions import OperationsSession
+from atoll.optim.side_channel import check_alone
 from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
@@ -261,7 +261,7 @@ class Population(InnerSteps):
             f"{found} instead of {before}"
         )
 
-    def _read(self, name: str, data: bytes) -> tuple[int, Member, dict[str, list[float]]]:
+    def _read(self, name: str, data: bytes) -> tuple[int, PopulationMember, dict[str, list[float]]]:
         """Return a member's turn, score and hyper-parameters; RemoteProtocolError if unusable."""
         try:
             turn, score, is_fresh, numbers, model = json.loads(data)
@@ -279,7 +279,7 @@ class Population(InnerSteps):
                 f"what {name} says at turn {self.turn} cannot be used: {str(error)[:200]}",
                 fix="give all members the same model, optimizer and names of hyper-parameters",
             ) from error
-        return turn, Member(name, worth, is_fresh), found
+        return turn, PopulationMember(name, worth, is_fresh), found
 
     # ------------------------------------------------------------ hyper-parameters
 

@@ -29,7 +29,14 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import GossipSession, TrainerSession
 from atoll.optim.spec import FROZEN, RunSpec
 from atoll.optim.trainer import speak
-from atoll.peer.session import CONNECT_TIMEOUT_S, Outcome, Region, Session, connect, map_floats
+from atoll.peer.client.session import (
+    CONNECT_TIMEOUT_S,
+    Outcome,
+    Region,
+    Session,
+    connect,
+    map_floats,
+)
 
 __all__ = ["RankSession", "attach"]
 

@@ -17,8 +17,8 @@ import math
 import numpy as np
 
 from atoll.collectives.codecs import F32
-from atoll.optim.companions import Companions
 from atoll.optim.sessions import TrainerSession
+from atoll.optim.side_channel import SideChannel
 from atoll.optim.spec import RunSpec
 
 __all__ = ["RunClock"]
@@ -39,7 +39,7 @@ class RunClock:
 
     def __init__(self, peer: TrainerSession, spec: RunSpec, *, varies: bool = False) -> None:
         self._peer, self._spec, self._varies = peer, spec, varies
-        self._companions = Companions(peer, NAME)
+        self._companions = SideChannel(peer, NAME)
         self._operations = 0
         self.number = self.rounds = self.steps = 0
         self.is_estimate = False  # nobody could tell

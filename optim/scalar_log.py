@@ -26,7 +26,7 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 
-__all__ = ["CHAIN_BYTES", "SAMPLES_MAX", "SCALARS", "Part", "Record", "ScalarLog", "to_byte"]
+__all__ = ["CHAIN_BYTES", "SAMPLES_MAX", "SCALARS", "Record", "ScalarLog", "ScalarPart", "to_byte"]
 
 SAMPLES_MAX = 4096  # of one peer in one step; each costs two evaluations, and published runs use 30
 PARTS_MAX = 1024  # a run has as many members at most
@@ -59,7 +59,7 @@ def to_byte(value: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScalarPart:
     """Hold what the peer with this number has found in a step: a byte for each sample."""
 
     number: int
@@ -71,10 +71,10 @@ class Record:
     """Hold the learning rate and the parts of one step."""
 
     lr: float
-    parts: tuple[Part, ...]
+    parts: tuple[ScalarPart, ...]
 
     @classmethod
-    def of(cls, lr: float, parts: Iterable[Part]) -> Record:
+    def of(cls, lr: float, parts: Iterable[ScalarPart]) -> Record:
         """Make a record of unordered parts; RemoteProtocolError for what cannot be a step."""
         record = cls(lr, tuple(sorted(parts, key=lambda part: part.number)))
         record._check()
@@ -100,7 +100,7 @@ class Record:
                 for _ in range(count):
                     number, size = _PART.unpack_from(data, at)
                     at += _PART.size + size
-                    parts.append(Part(number, data[at - size : at]))
+                    parts.append(ScalarPart(number, data[at - size : at]))
                 record = cls(lr, tuple(parts))
                 record._check()
                 found.append((record, data[begin:at]))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from atoll.collectives.counter_rng import derive_key
 
-__all__ = ["ONE_OF", "Bounds", "Member", "exploited", "explored"]
+__all__ = ["ONE_OF", "Bounds", "PopulationMember", "exploited", "explored"]
 
 ONE_OF = 5  # members at either end: the paper's 20 %
 FACTORS = (0.8, 1.2)
@@ -20,7 +20,7 @@ Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PopulationMember:
     """Describe a member for the selection.
 
     ``score``: lower is better, NaN worse than anything. ``is_fresh``: it has just begun, and wants
@@ -32,7 +32,7 @@ class Member:
     is_fresh: bool = False
 
 
-def exploited(members: Sequence[Member], seed: int, turn: int) -> dict[str, str]:
+def exploited(members: Sequence[PopulationMember], seed: int, turn: int) -> dict[str, str]:
     """Return who copies whom: name -> name of a better member.
 
     Each of the worst fifth copies one of the best fifth, chosen at random. A fifth is one member at
@@ -63,6 +63,6 @@ def explored(value: float, bounds: Bounds, seed: int, turn: int, *what: str) -> 
     return min(max(value * FACTORS[word & 1], low), high)
 
 
-def _rank(member: Member) -> tuple[bool, float]:
+def _rank(member: PopulationMember) -> tuple[bool, float]:
     is_nan = math.isnan(member.score)
     return is_nan, 0.0 if is_nan else member.score

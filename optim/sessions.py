@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import FROZEN, RunSpec
-from atoll.peer.session import Members, Outcome, Reduced, Validation
+from atoll.peer.client.session import Members, Outcome, Reduced, Validation
 
 __all__ = [
     "Attachable",
@@ -39,7 +39,8 @@ class Attachable(Protocol):
 
 
 class TrainerSession(Attachable, Protocol):
-    """Describe a trainer's session; ``atoll.peer.session.Session`` says what each call does."""
+    """Describe a trainer's session; ``atoll.peer.client.session.Session`` says what each call
+    does."""
 
     round: int
     epoch: int
@@ -74,7 +75,7 @@ class OperationsSession(Attachable, Protocol):
 
 
 class VectorAsked(Protocol):
-    """Describe a vector that was asked for; see ``atoll.peer.session.AskedVector``."""
+    """Describe a vector that was asked for; see ``atoll.peer.client.session.AskedVector``."""
 
     def wait(self, timeout_s: float, /) -> None: ...
 

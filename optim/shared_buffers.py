@@ -20,9 +20,9 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim.buffers import merged, moved
-from atoll.optim.companions import OF_PARTNERS, Companions
 from atoll.optim.model_buffers import ModelBuffers
 from atoll.optim.sessions import GossipSession, VectorAsked
+from atoll.optim.side_channel import OF_PARTNERS, SideChannel
 from atoll.optim.trainer import say
 
 __all__ = ["SharedBuffers"]
@@ -47,7 +47,7 @@ class SharedBuffers:
         self, peer: object, buffers: ModelBuffers, *, waits: bool, of_all: bool = False
     ) -> None:
         self._buffers, self._waits, self._of_all = buffers, waits, of_all
-        self._companions = Companions(peer, NAME)
+        self._companions = SideChannel(peer, NAME)
         self._then: F32 | None = None  # what was published last, if nothing has come of it yet
         self._others: list[tuple[int, VectorAsked]] = []  # and whose were asked for: place, vector
         self._mine = 0  # its own place among the participants

@@ -138,7 +138,7 @@ class Snapshot:
         groups = (group for o in self._inner for group in o.param_groups)
         return (bool(g.get("fused") or g.get("capturable")) for g in groups for _ in g["params"])
 
-    def _parsed(self, description: bytes) -> tuple[int, list[list[_Entry]]]:
+    def _parsed(self, description: bytes) -> tuple[int, list[list[_StateTensor]]]:
         unpacker = zlib.decompressobj()
         try:
             steps, kept = json.loads(unpacker.decompress(description, TEXT_BYTES_MAX))
@@ -148,7 +148,7 @@ class Snapshot:
             if len(kept) != len(self._parameters) or most > ENTRIES_MAX:
                 raise ValueError(f"the state of {len(kept)} parameters, or too much for one")
             entries = [
-                [_Entry.of(p, *item) for item in items]
+                [_StateTensor.of(p, *item) for item in items]
                 for p, items in zip(self._parameters, kept, strict=True)
             ]
         except (zlib.error, ValueError, TypeError, RecursionError) as error:
@@ -160,7 +160,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StateTensor:
     """Describe a tensor of an optimizer's state, or a number: then there is no ``dtype``."""
 
     name: str
@@ -178,7 +178,7 @@ class _Entry:
         shape: Sequence[int] | None,
         number: float,
         on_host: bool,
-    ) -> _Entry:
+    ) -> _StateTensor:
         """Read what ``_entry`` made; ValueError or TypeError for anything else."""
         shape = tuple(p.shape if shape is None else shape)
         if type(name) is not str or (dtype and dtype not in DTYPES):
@@ -213,7 +213,7 @@ def _kept(state: dict[Any, Any], p: nn.Parameter) -> Iterator[tuple[str, object]
 
 
 def _entry(p: nn.Parameter, name: str, value: object) -> list[object]:
-    """Return a value of a state as ``_Entry.of`` reads it.
+    """Return a value of a state as ``_StateTensor.of`` reads it.
 
     ConfigError for what is neither tensor nor number.
 

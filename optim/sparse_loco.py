@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from atoll.optim.diloco import Blocking
+from atoll.optim.diloco import SynchronousMethod
 from atoll.optim.inner_steps import Inner
 from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
@@ -16,7 +16,7 @@ from atoll.optim.spec import RunSpec
 __all__ = ["SparseLoCo"]
 
 
-class SparseLoCo(Blocking):
+class SparseLoCo(SynchronousMethod):
     """Train in rounds that send little of each pseudo-gradient, and keep the rest for later.
 
     After ``sync_every`` local steps each peer r sends little of its pseudo-gradient, and keeps what
@@ -24,12 +24,12 @@ class SparseLoCo(Blocking):
 
         a = decay e_r + (θ - θ_r)    q_r = codec(a)    e_r = a - q_r    θ = θ - outer_lr AGG(q)
 
-    ``Method`` says what the arguments and calls of all methods mean, ``Blocking`` what ``round_s``
-    and ``replay`` do. There is no outer momentum: error feedback takes its place. ``aggregate``:
-    "senders" averages each element over the peers that sent it, as the authors' code does; "all"
-    over all peers, as the paper says. Peers seldom send the same elements, so with R peers a step
-    of "all" is up to R times smaller, and ``outer_lr`` 1 belongs to "senders". The authors' code
-    applies its rate twice, in e and in the step: its 0.8 is 0.64 here.
+    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
+    ``round_s`` and ``replay`` do. There is no outer momentum: error feedback takes its place.
+    ``aggregate``: "senders" averages each element over the peers that sent it, as the authors'
+    code does; "all" over all peers, as the paper says. Peers seldom send the same elements, so
+    with R peers a step of "all" is up to R times smaller, and ``outer_lr`` 1 belongs to "senders".
+    The authors' code applies its rate twice, in e and in the step: its 0.8 is 0.64 here.
 
     "topk" keeps the 64 largest of 4096 *consecutive* elements of all parameters end to end, in the
     order of their names, not of tiles of 64 x 64; its four values are of one chunk (262,144

@@ -133,7 +133,7 @@ class RunSpec:
     validators: int = 0  # peers in each audited round that take local steps of others again ...
     segment_steps: int = 0  # ... so many of them
     # Trainers that have to be there for a round to begin. The run's first value: its members may
-    # agree on another one (peer/group/views.py, Rules).
+    # agree on another one (peer/membership/view.py, Rules).
     min_trainers: int = 1
 
     def __post_init__(self) -> None:

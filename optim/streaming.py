@@ -37,7 +37,7 @@ from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.trainer import say
-from atoll.peer.session import Outcome
+from atoll.peer.client.session import Outcome
 
 __all__ = ["StreamingDiLoCo"]
 

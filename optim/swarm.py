@@ -31,12 +31,12 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, SessionError
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import FROZEN, RunSpec, check_collectives, check_same
-from atoll.optim.swarm_calls import Call, Gather, Reduce, Step, answer
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_calls import FoldCall, GatherCall, StepCall, SwarmCall, answer
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors
 from atoll.optim.trainer import say
-from atoll.optim.turns import WORKERS_MAX, Turns
-from atoll.peer.session import Outcome, Reduced, vector_of
+from atoll.optim.turns import WORKERS_MAX, WorkerTurns
+from atoll.peer.client.session import Outcome, Reduced, vector_of
 
 __all__ = ["Swarm", "SwarmSession"]
 
@@ -67,7 +67,7 @@ class Swarm:
         self.sessions = [SwarmSession(self, n, speed) for n, speed in enumerate(speeds)]
         self.encoded_bytes = 0
         self.round = 0  # the run's
-        self.turns = Turns(workers, self._meet)
+        self.turns = WorkerTurns(workers, self._meet)
         self._state: SwarmState | None = None
 
     def run(self, train: Callable[[SwarmSession], T]) -> list[T]:
@@ -157,7 +157,8 @@ class Swarm:
 
 
 class SwarmSession(SwarmGossip):
-    """Offer training loops what ``atoll.peer.session.Session`` does, which explains each call."""
+    """Offer training loops what ``atoll.peer.client.session.Session`` does, which explains each
+    call."""
 
     run = "swarm"
     epoch = 0  # nothing is ever undone
@@ -169,11 +170,11 @@ class SwarmSession(SwarmGossip):
         self.peer_name = self.vectors.names[number]
         self.round = self.operations = 0
         self.reported: dict[str, float] = {}
-        self.call: Call | None = None  # what it waits for ...
+        self.call: SwarmCall | None = None  # what it waits for ...
         self.answer: Any = None  # ... what has become of it ...
         self.present: tuple[str, ...] = ()  # ... and of whose calls
         self._region: F32 | None = None
-        self._submitted: dict[int, Step] = {}  # by fragment
+        self._submitted: dict[int, StepCall] = {}  # by fragment
 
     def attach(
         self,
@@ -193,8 +194,8 @@ class SwarmSession(SwarmGossip):
         state = self._swarm.state
         spec = state.spec  # as among peers; here all have founded the run
         alike = spec.probation > 0 or (spec.audit and weight > 0)
-        submitted = Submitted(self.number, self._region, 1.0 if alike else float(weight))
-        step = Step(state, submitted, len(self._swarm.sessions), fragment)
+        submitted = SwarmSubmission(self.number, self._region, 1.0 if alike else float(weight))
+        step = StepCall(state, submitted, len(self._swarm.sessions), fragment)
         self._submitted[fragment] = step
 
     def wait(self, fragment: int = 0) -> Outcome:
@@ -232,18 +233,18 @@ class SwarmSession(SwarmGossip):
         return self._local_steps / self.speed
 
     def barrier(self) -> tuple[str, ...]:
-        self._operate(Gather(b"", "barrier()"))
+        self._operate(GatherCall(b"", "barrier()"))
         return self.present
 
     def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
-        every = self._operate(Gather(bytes(data), "all_gather()"))
+        every = self._operate(GatherCall(bytes(data), "all_gather()"))
         return list(zip(self.present, every, strict=True))
 
     def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced:
         vector = vector_of(tensor)
         flat = np.empty(vector.elements, np.float32)
         vector.write(flat)
-        reduced = self._operate(Reduce(flat, op, codec))
+        reduced = self._operate(FoldCall(flat, op, codec))
         return Reduced(vector.read(reduced), self.present, self.round)
 
     def check(self) -> None:
@@ -261,7 +262,7 @@ class SwarmSession(SwarmGossip):
     def close(self) -> None:
         """Do nothing: its part of the next rounds is over when its loop has ended."""
 
-    def _operate(self, call: Gather | Reduce) -> Any:
+    def _operate(self, call: GatherCall | FoldCall) -> Any:
         self._swarm.check_collectives()
         return self._meet(call)
 
@@ -269,10 +270,10 @@ class SwarmSession(SwarmGossip):
     def _waits(self) -> bool:
         return self.call is not None
 
-    def _meet(self, call: Call) -> Any:
+    def _meet(self, call: SwarmCall) -> Any:
         self.call = call
         while self._waits:
             self._swarm.turns.wait(self.number)
         self.round = self._swarm.round
-        self.operations += isinstance(call, Gather | Reduce)
+        self.operations += isinstance(call, GatherCall | FoldCall)
         return self.answer

@@ -13,14 +13,14 @@ import numpy as np
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import CollectiveMismatchError, ConfigError
-from atoll.collectives.together import reduce_together
+from atoll.collectives.reference import reduce_together
 from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
-__all__ = ["Call", "Gather", "Reduce", "Step", "answer"]
+__all__ = ["FoldCall", "GatherCall", "StepCall", "SwarmCall", "answer"]
 
 
-class Call(ABC):
+class SwarmCall(ABC):
     """Describe what one worker waits for.
 
     ``alike``: what must be equal in the calls of all.
@@ -38,11 +38,11 @@ class Call(ABC):
 
 
 @dataclass
-class Step(Call):
+class StepCall(SwarmCall):
     """Carry out a round of the optimizer, on ``state``, which ``replicas`` peers hold."""
 
     state: SwarmState
-    submitted: Submitted
+    submitted: SwarmSubmission
     replicas: int
     fragment: int = 0
 
@@ -50,10 +50,10 @@ class Step(Call):
     def alike(self) -> str:  # type: ignore[override]
         return f"a round of fragment {self.fragment}"
 
-    def answers(self, calls: Sequence[Step]) -> tuple[list[tuple[float, list[int]]], int]:
+    def answers(self, calls: Sequence[StepCall]) -> tuple[list[tuple[float, list[int]]], int]:
         """Return each worker's share in the mean, and the workers whose parts are in it.
 
-        The bytes that were sent come with them, as ``Call.answers`` says.
+        The bytes that were sent come with them, as ``SwarmCall.answers`` says.
         """
         weights = [call.submitted.weight for call in calls]
         part, result = self.state.commit([call.submitted for call in calls], self.fragment)
@@ -65,13 +65,13 @@ class Step(Call):
 
 
 @dataclass
-class Gather(Call):
+class GatherCall(SwarmCall):
     """Gather the bytes of all workers; it is a barrier where they are empty."""
 
     data: bytes
     alike: str
 
-    def answers(self, calls: Sequence[Gather]) -> tuple[list[list[bytes]], int]:
+    def answers(self, calls: Sequence[GatherCall]) -> tuple[list[list[bytes]], int]:
         every = [call.data for call in calls]
         together = sum(LENGTH_BYTES + len(data) for data in every)
         if together > BLOB_BYTES_MAX:
@@ -84,7 +84,7 @@ class Gather(Call):
 
 
 @dataclass
-class Reduce(Call):
+class FoldCall(SwarmCall):
     """Fold vectors, as daemons do it for ``session.all_reduce``."""
 
     flat: F32
@@ -95,7 +95,7 @@ class Reduce(Call):
     def alike(self) -> str:  # type: ignore[override]
         return f'all_reduce() of {self.flat.size:,} elements, op="{self.op}", codec="{self.codec}"'
 
-    def answers(self, calls: Sequence[Reduce]) -> tuple[list[F32], int]:
+    def answers(self, calls: Sequence[FoldCall]) -> tuple[list[F32], int]:
         codec, grid = get_codec(self.codec), grid_for(self.flat.size)
 
         def part(flat: F32, chunk: int, out: F32) -> None:
@@ -111,8 +111,8 @@ class Reduce(Call):
         )
 
 
-def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
-    """Return ``Call.answers``, once all are seen to be alike; else CollectiveMismatchError."""
+def answer(calls: Sequence[SwarmCall]) -> tuple[list[Any], int]:
+    """Return ``SwarmCall.answers``, once all are seen to be alike; else CollectiveMismatchError."""
     kinds = sorted({call.alike for call in calls})
     if len(kinds) > 1:
         raise CollectiveMismatchError(
@@ -122,7 +122,7 @@ def answer(calls: Sequence[Call]) -> tuple[list[Any], int]:
     return calls[0].answers(calls)
 
 
-def _butterfly_bytes(calls: Sequence[Call], part_bytes: int, result_bytes: int) -> int:
+def _butterfly_bytes(calls: Sequence[SwarmCall], part_bytes: int, result_bytes: int) -> int:
     """Return the bytes that all peers together send in a butterfly.
 
     Each part but one's own goes to its owner, each result to all others. Per peer that makes

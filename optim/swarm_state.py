@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.collectives.accumulator import PartError
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.compensated import Compensated
 from atoll.collectives.feedback import ErrorFeedback
-from atoll.collectives.parts import PartError
+from atoll.collectives.reference import reduce_together
 from atoll.collectives.result import RoundResult
-from atoll.collectives.together import reduce_together
 from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep
 from atoll.optim.spec import RunSpec, rule_key
 
-__all__ = ["Submitted", "SwarmState"]
+__all__ = ["SwarmState", "SwarmSubmission"]
 
 Source = Callable[[int, F32], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SwarmSubmission:
     """Hold a worker's parameters, whole, and their weight in the mean."""
 
     worker: int
@@ -51,7 +51,7 @@ class SwarmState:
         self.excluded: list[tuple[int, int, str]] = []  # round, worker, why
         initial(self.theta)
 
-    def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
+    def commit(self, submitted: Sequence[SwarmSubmission], fragment: int = 0) -> tuple[int, int]:
         """Carry out a round of what was submitted, of which the fragment's part counts.
 
         Return how many bytes one peer's encoded part of it has, and how many its result.
@@ -80,7 +80,7 @@ class SwarmState:
         return encoded_layout(grid, codec.part_codec).total_bytes, result.array.nbytes
 
     def _reduced(
-        self, submitted: Sequence[Submitted], grid: ChunkGrid, sources: Sequence[Source]
+        self, submitted: Sequence[SwarmSubmission], grid: ChunkGrid, sources: Sequence[Source]
     ) -> tuple[RoundResult, list[float]]:
         """Return the result of a round, and the weights that count.
 
@@ -98,8 +98,8 @@ class SwarmState:
                 weights[error.participant] = 0.0
                 self.excluded.append((self.round, submitted[error.participant].worker, error.why))
 
-    def _source(self, one: Submitted, grid: ChunkGrid, fragment: int) -> Source:
-        """Return a worker's part, as a daemon computes it (peer/rounds/residual.py)."""
+    def _source(self, one: SwarmSubmission, grid: ChunkGrid, fragment: int) -> Source:
+        """Return a worker's part, as a daemon computes it (peer/rounds/error_feedback.py)."""
         delta = delta_source(self.spec, self.manifest, self.theta, one.values, fragment)
         if not self.spec.error_feedback:
             return delta

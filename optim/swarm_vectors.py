@@ -17,8 +17,8 @@ import numpy as np
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConnectError, RoundTimeoutError, StateError
-from atoll.optim.swarm_calls import Call
-from atoll.peer.session import Members
+from atoll.optim.swarm_calls import SwarmCall
+from atoll.peer.client.session import Members
 
 __all__ = ["Look", "SwarmGossip", "SwarmVectors"]
 
@@ -71,7 +71,7 @@ class SwarmVectors:
         return self._encoded_bytes.get(who, 0)
 
 
-class Seen(NamedTuple):
+class SeenVector(NamedTuple):
     """Hold what a look at a vector has found: its state, the newest number and perhaps its values.
 
     ``state``: here, with ``values`` unless only the newest number was asked for; late: it has not
@@ -84,7 +84,7 @@ class Seen(NamedTuple):
 
 
 @dataclass
-class Look(Call):
+class Look(SwarmCall):
     """Look at what a worker has published.
 
     ``number`` 0: only which is the newest. ``is_new``: the worker that looks has none of this name,
@@ -97,29 +97,29 @@ class Look(Call):
     is_new: bool
     alike = "for vectors"
 
-    def answers(self, calls: Sequence[Look]) -> tuple[list[Seen | None], int]:
+    def answers(self, calls: Sequence[Look]) -> tuple[list[SeenVector | None], int]:
         """Return what each call sees, or None while it may still come; and the bytes sent.
 
         When it may still come for all of them, all are told that it comes too late.
         """
         seen = [call.seen() for call in calls]
         if not any(seen):
-            late = [Seen("late", call.vectors.newest(call.who)) for call in calls]
+            late = [SeenVector("late", call.vectors.newest(call.who)) for call in calls]
             return [*late], 0
         pairs = zip(calls, seen, strict=True)
         sent = [c.who for c, s in pairs if s and s.values is not None and not c.is_new]
         return seen, sum(map(self.vectors.encoded_bytes, sent))
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> SeenVector | None:
         newest, values = self.vectors.newest(self.who), self.vectors.find(self.who, self.number)
         if not self.number or values is not None:
-            return Seen("here", newest, values)
+            return SeenVector("here", newest, values)
         may_come = self.number > newest and self.who[0] in self.vectors.working
-        return None if may_come else Seen("gone", newest)
+        return None if may_come else SeenVector("gone", newest)
 
 
 class SwarmGossip(ABC):
-    """Offer the part of a session that ``atoll.peer.session_gossip`` has for a daemon's."""
+    """Offer the part of a session that ``atoll.peer.client.session_vectors`` has for a daemon's."""
 
     peer_name: str
     vectors: SwarmVectors
@@ -139,7 +139,7 @@ class SwarmGossip(ABC):
     ) -> SwarmAsked:
         return SwarmAsked(self, peer, name, number)
 
-    def _look(self, peer: str, name: str, number: int) -> Seen:
+    def _look(self, peer: str, name: str, number: int) -> SeenVector:
         if peer not in self.vectors.names:
             raise ConnectError(f"{peer} is not in the swarm")
         is_new = not self.vectors.newest((self.peer_name, name))
@@ -148,12 +148,12 @@ class SwarmGossip(ABC):
         return own or self._meet(look)
 
     @abstractmethod
-    def _meet(self, call: Call) -> Any:
+    def _meet(self, call: SwarmCall) -> Any:
         """Return the call's answer, in a meeting of all workers that have not ended."""
 
 
 class SwarmAsked:
-    """Wait for a vector; ``atoll.peer.session.AskedVector`` says what each call does."""
+    """Wait for a vector; ``atoll.peer.client.session.AskedVector`` says what each call does."""
 
     def __init__(self, session: SwarmGossip, peer: str, name: str, number: int) -> None:
         self._session, self._place = session, (peer, name, number)

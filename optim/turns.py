@@ -16,13 +16,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-__all__ = ["WORKERS_MAX", "Turns"]
+__all__ = ["WORKERS_MAX", "WorkerTurns"]
 
 WORKERS_MAX = 1024  # each has a thread; a run has as many members at most
 T = TypeVar("T")
 
 
-class Turns:
+class WorkerTurns:
     """Run workers in threads that take turns.
 
     ``meet`` is called in the thread of the last worker to come.

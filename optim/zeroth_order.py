@@ -31,7 +31,7 @@ from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolErro
 from atoll.optim.every_step import CHECK_EVERY
 from atoll.optim.every_step_log import LOG_BYTES_DEFAULT, EveryStepLog
 from atoll.optim.philox import Stream, sign_bits, signed
-from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Part, Record, to_byte
+from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Record, ScalarPart, to_byte
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
@@ -153,7 +153,7 @@ class ZerothOrder(EveryStepLog):
 
     # ------------------------------------------------------------ stepping
 
-    def _read(self, name: str, data: bytes) -> tuple[Part, float]:
+    def _read(self, name: str, data: bytes) -> tuple[ScalarPart, float]:
         """Return what a trainer gave, and its learning rate; RemoteProtocolError if malformed."""
         if not _STEP.size <= len(data) <= _STEP.size + SAMPLES_MAX:
             raise RemoteProtocolError(
@@ -161,7 +161,7 @@ class ZerothOrder(EveryStepLog):
             )
         number, lr = _STEP.unpack_from(data)
         try:
-            part = Part(number, data[_STEP.size :])
+            part = ScalarPart(number, data[_STEP.size :])
             Record.of(lr, [part])
         except RemoteProtocolError as error:
             raise RemoteProtocolError(

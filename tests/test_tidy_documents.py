@@ -11,8 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
-from atoll.peer.group.phases import TRANSITIONS, Phase, Trigger
-from atoll.peer.group.timing import Timing
+from atoll.peer.membership.phase import TRANSITIONS, Phase, Trigger
+from atoll.peer.membership.timing import Timing
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("collectives", "optim", "peer")

@@ -50,7 +50,7 @@ _PART: Final = re.compile(r"([a-z_]+)(?:\(([^()]*)\))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RulePart:
     """Hold one part of the string: its name and numbers."""
 
     name: str
@@ -84,7 +84,7 @@ class RobustRule:
     """Aggregate vectors by the rule that ``get_rule`` has read. ``parts``: the aggregator last."""
 
     text: str
-    parts: tuple[Part, ...]
+    parts: tuple[RulePart, ...]
     f: int
 
     @property
@@ -161,7 +161,7 @@ class RobustRule:
             count = len(step)
         return mixed
 
-    def _step(self, part: Part, gram: Matrix | None, count: int, key: int) -> Matrix | None:
+    def _step(self, part: RulePart, gram: Matrix | None, count: int, key: int) -> Matrix | None:
         if part.name == "bucketing":
             return mixing.bucketing(count, int(part.number("s", 2)), key)
         if part.name in _BY_COORDINATE and part.name != "bulyan":
@@ -243,7 +243,7 @@ def get_rule(text: str) -> RobustRule:
     return rule
 
 
-def _part(text: str) -> Part:
+def _part(text: str) -> RulePart:
     found = _PART.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text[:40]!r} is not a part of a robust rule", fix=_FIX)
@@ -258,10 +258,10 @@ def _part(text: str) -> Part:
             ) from None
         if not equals:
             raise ConfigError(f"{item[:40]!r} in {text[:80]!r} is not NAME=NUMBER", fix=_FIX)
-    return Part(found[1], numbers)
+    return RulePart(found[1], numbers)
 
 
-def _check_numbers(part: Part, known: tuple[str, ...]) -> None:
+def _check_numbers(part: RulePart, known: tuple[str, ...]) -> None:
     for name, value in part.numbers.items():
         if name not in known:
             raise ConfigError(f"{part.name} has no {name!r}", fix=_FIX)

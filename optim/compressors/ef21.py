@@ -211,7 +211,7 @@ class EF21(Estimates):
 
     def _feedback(self, elements: int) -> feedback.Feedback:
         self._average: F32 | None = None
-        return feedback.EF21(get_codec(self.codec), elements)
+        return feedback.EF21Feedback(get_codec(self.codec), elements)
 
     @property
     def trainer_bytes(self) -> float:
@@ -254,7 +254,7 @@ class EControl(Estimates):
         return super().trainer_bytes + 4.0  # the error
 
     def _feedback(self, elements: int) -> feedback.Feedback:
-        return feedback.EControl(get_codec(self.codec), elements, self.eta)
+        return feedback.EControlFeedback(get_codec(self.codec), elements, self.eta)
 
 
 def _weights(parts: list[_Part]) -> list[float]:

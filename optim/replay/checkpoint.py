@@ -24,8 +24,8 @@ __all__ = [
     "DIGESTS_BYTES",
     "INNER_AT",
     "VALUES_AT",
-    "Checkpoint",
     "Plain",
+    "WorkCheckpoint",
     "checkpoint_bytes_max",
     "leaf_of",
     "plain",
@@ -46,7 +46,7 @@ Plain: TypeAlias = bool | int | float | str | list[Any] | dict[str, Any] | None
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class WorkCheckpoint:
     """Hold what the next local steps of a trainer depend on.
 
     ``inner``: tensors ``OPTIMIZER.PARAMETER.KEY``, counted from 0 in the order in which the
@@ -78,7 +78,7 @@ class Checkpoint:
         return encode(tensors, {VALUES: _text_of(self.values).decode()})
 
     @classmethod
-    def decode(cls, data: bytes | bytearray | memoryview) -> Checkpoint:
+    def decode(cls, data: bytes | bytearray | memoryview) -> WorkCheckpoint:
         """Read a checkpoint from bytes of anyone: the inverse of ``encode``.
 
         RemoteProtocolError for bytes that are none.

@@ -17,7 +17,7 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.merkle import LEAF_BYTES, MerkleTree, merkle_climb
 from atoll.optim.spec import SYNC_EVERY_MAX
 
-__all__ = ["EXTENT_BYTES", "PROOF_BYTES_MAX", "SEGMENTS_MAX", "Commitment", "Extent"]
+__all__ = ["EXTENT_BYTES", "PROOF_BYTES_MAX", "SEGMENTS_MAX", "Extent", "WorkCommitment"]
 
 SEGMENTS_MAX = 1024  # in a round; more would cost more checkpoints than anybody keeps
 PROOF_BYTES_MAX = 12 * LEAF_BYTES  # 2 x 1024 + 1 leaves
@@ -84,7 +84,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Commitment:
+class WorkCommitment:
     """Hold a trainer's own commitment, with all leaves."""
 
     extent: Extent

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from atoll.optim.replay.checkpoint import Checkpoint, Plain
+from atoll.optim.replay.checkpoint import Plain, WorkCheckpoint
 from atoll.optim.replay.tensors import Array, Tensors
 
 __all__ = [
     "MIXED_PRECISION",
     "Differences",
+    "ReplayVerdict",
     "Tolerance",
-    "Verdict",
     "compare",
     "differences",
     "differing_values",
@@ -86,7 +86,7 @@ MIXED_PRECISION = Tolerance(group=5e-2, tensor=5e-1, own=0.0)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplayVerdict:
     """Hold what a comparison has found.
 
     ``differences`` of the groups; ``worst`` is the tensor that differs most, and by how much.
@@ -119,7 +119,7 @@ class Differences:
     why: str = ""
 
 
-def differences(start: Checkpoint, mine: Checkpoint, theirs: Checkpoint) -> Differences:
+def differences(start: WorkCheckpoint, mine: WorkCheckpoint, theirs: WorkCheckpoint) -> Differences:
     sums: dict[str, list[float]] = {}
     tensors: dict[str, float] = {}
     for group, name, before, own, claimed in _pairs(start, mine, theirs):
@@ -134,13 +134,13 @@ def differences(start: Checkpoint, mine: Checkpoint, theirs: Checkpoint) -> Diff
 
 def compare(
     found: Differences, tolerance: Tolerance, own: Differences | None = None, values: str = ""
-) -> Verdict:
+) -> ReplayVerdict:
     """Judge the differences that were found.
 
     ``own``: those of two ends of one's own. ``values``: a line about numbers that differ, or empty.
     """
     if found.why:
-        return Verdict(found.why)
+        return ReplayVerdict(found.why)
     own = own or Differences()
     why = [
         f"{group} differ by {away:.3g}"
@@ -161,17 +161,19 @@ def compare(
     unsteady = [g for g, away in own.groups.items() if tolerance.group_max < away < math.inf]
     if why and unsteady:
         why.append(f"but so do {', '.join(unsteady)} of two replays here: segments are too long")
-    return Verdict("; ".join(why) or values, found.groups, worst, away, not (why and unsteady))
+    return ReplayVerdict(
+        "; ".join(why) or values, found.groups, worst, away, not (why and unsteady)
+    )
 
 
-def differing_values(mine: Checkpoint, theirs: Checkpoint, tolerance: Tolerance) -> str:
+def differing_values(mine: WorkCheckpoint, theirs: WorkCheckpoint, tolerance: Tolerance) -> str:
     """Return a line about the first number, or text, that differs; empty if none does."""
     lines = _differing(dict(mine.values), dict(theirs.values), tolerance.group)
     return next(iter(lines), "")
 
 
 def _pairs(
-    start: Checkpoint, mine: Checkpoint, theirs: Checkpoint
+    start: WorkCheckpoint, mine: WorkCheckpoint, theirs: WorkCheckpoint
 ) -> Iterator[tuple[str, str, Array | None, Array | None, Array | None]]:
     """Yield group, name, start and both ends of each tensor that either end has."""
     for part in ("parameters", "buffers", "inner"):

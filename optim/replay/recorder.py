@@ -11,13 +11,13 @@ from torch import Tensor
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.replay.batches import Batch, Steps, batches_leaf, check_step, pack
-from atoll.optim.replay.checkpoint import Checkpoint, leaf_of
-from atoll.optim.replay.commitment import SEGMENTS_MAX, Commitment, Extent
+from atoll.optim.replay.checkpoint import WorkCheckpoint, leaf_of
+from atoll.optim.replay.commitment import SEGMENTS_MAX, Extent, WorkCommitment
 from atoll.optim.replay.difference import Tolerance
-from atoll.optim.replay.opening import Ending, Opening
-from atoll.optim.replay.replaying import Task
+from atoll.optim.replay.replaying import ReplayTask
 from atoll.optim.replay.state import Stateful, TrainingState
-from atoll.optim.replay.store import FolderStore, MemoryStore, Store
+from atoll.optim.replay.step_disclosure import RoundEnding, StepDisclosure
+from atoll.optim.replay.store import FolderStore, MemoryStore, WorkStore
 from atoll.optim.spec import SYNC_EVERY_MAX
 from atoll.optim.trainer import say
 
@@ -47,7 +47,7 @@ class Replay:
     """
 
     segment_steps: int = 10
-    task: Callable[[], Task] | None = None
+    task: Callable[[], ReplayTask] | None = None
     tolerance: Tolerance = field(default_factory=Tolerance)
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
     rng: bool = False
@@ -68,14 +68,14 @@ class Replay:
     def segments(self, sync_every: int) -> int:
         return -(-sync_every // self.segment_steps)
 
-    def store(self) -> Store:
+    def store(self) -> WorkStore:
         if self.folder is not None:
             return FolderStore(Path(self.folder))
         return MemoryStore(self.memory_bytes)
 
 
 @dataclass
-class Work:
+class RecordedWork:
     """Hold the steps of a round: a checkpoint before each segment, and one at the end.
 
     Of each checkpoint the digests of its parts are here.
@@ -86,7 +86,7 @@ class Work:
     first_step: int
     digests: list[bytes] = field(default_factory=list)
     segments: list[Steps] = field(default_factory=list)
-    commitment: Commitment | None = None
+    commitment: WorkCommitment | None = None
     misses: int = 0
 
 
@@ -105,9 +105,11 @@ class Recorder:
         self.planned = KEPT * (replay.segments(sync_every) + 1)  # checkpoints
         self._store = replay.store()
         self._works = 0
-        self._now: Work | None = None  # None: it was given up
-        self._last: Work | None = None  # the round before, until it is committed
-        self._kept: dict[int, tuple[Work, Work | None]] = {}  # by round; the one before it
+        self._now: RecordedWork | None = None  # None: it was given up
+        self._last: RecordedWork | None = None  # the round before, until it is committed
+        self._kept: dict[
+            int, tuple[RecordedWork, RecordedWork | None]
+        ] = {}  # by round; the one before it
         self._batches: list[Batch] = []  # since the last step
         self._at_boundary = True
 
@@ -118,7 +120,7 @@ class Recorder:
         if self._now is not None and not self._is_kept(self._now):
             self._store.drop(self._now.number)
         self._works += 1
-        self._now = Work(self._works, base, first_step)
+        self._now = RecordedWork(self._works, base, first_step)
         self._batches.clear()
         self._at_boundary = True
 
@@ -130,7 +132,7 @@ class Recorder:
         run's in a moment.
         """
         if self._now is not None and self._now.digests and not self._is_kept(self._now):
-            self._state.load(Checkpoint.decode(self._store.get(self._now.number, 0)))
+            self._state.load(WorkCheckpoint.decode(self._store.get(self._now.number, 0)))
 
     def forget(self) -> None:
         """Forget the last round, from which nothing goes on.
@@ -199,7 +201,7 @@ class Recorder:
 
     # ------------------------------------------------------------ what validators are told
 
-    def commitment(self, round_number: int | None = None) -> Commitment | None:
+    def commitment(self, round_number: int | None = None) -> WorkCommitment | None:
         """Return the commitment to what was submitted last, or to what is in a round.
 
         None if it is not kept.
@@ -209,7 +211,7 @@ class Recorder:
         work = self._kept.get(round_number)
         return None if work is None else work[0].commitment
 
-    def opening(self, round_number: int, segment: int, *, whole: bool = True) -> Opening:
+    def opening(self, round_number: int, segment: int, *, whole: bool = True) -> StepDisclosure:
         """Return the opening of a segment of a round that is kept.
 
         ``whole``: with all of the segment's end, not its digests only. ConfigError if there is
@@ -223,7 +225,7 @@ class Recorder:
                 f"{sorted(self._kept)} are"
             )
         number, at = work.number, 2 * segment
-        return Opening(
+        return StepDisclosure(
             commitment.extent,
             segment,
             self._store.get(number, segment),
@@ -242,7 +244,7 @@ class Recorder:
 
     # ------------------------------------------------------------ inside
 
-    def _is_kept(self, work: Work) -> bool:
+    def _is_kept(self, work: RecordedWork) -> bool:
         return any(work is kept for kept, _ in self._kept.values())
 
     def _take_checkpoint(self) -> None:
@@ -264,7 +266,7 @@ class Recorder:
         self._store.put(work.number, len(work.digests), data)
         work.digests.append(checkpoint.digests())
 
-    def _has_room(self, work: Work, nbytes: int) -> bool:
+    def _has_room(self, work: RecordedWork, nbytes: int) -> bool:
         store = self._store
         too_much = isinstance(store, MemoryStore) and store.used_bytes + nbytes > store.bytes_max
         return not too_much and len(work.digests) <= SEGMENTS_MAX
@@ -288,12 +290,12 @@ class Recorder:
         leaves = [leaf_of(work.digests[0])]
         for segment, digests in zip(work.segments, work.digests[1:], strict=True):
             leaves += [batches_leaf(pack(segment)), leaf_of(digests)]
-        work.commitment = Commitment(extent, leaves)
+        work.commitment = WorkCommitment(extent, leaves)
 
 
-def _ending(work: Work | None) -> Ending | None:
+def _ending(work: RecordedWork | None) -> RoundEnding | None:
     if work is None or work.commitment is None:
         return None
     commitment = work.commitment
     proof = commitment.proof(commitment.extent.leaves - 1)
-    return Ending(commitment.extent, work.digests[-1], proof)
+    return RoundEnding(commitment.extent, work.digests[-1], proof)

@@ -12,25 +12,25 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.optim.inner_steps import Inner
 from atoll.optim.replay.batches import Steps
-from atoll.optim.replay.checkpoint import VALUES_AT, Checkpoint
+from atoll.optim.replay.checkpoint import VALUES_AT, WorkCheckpoint
 from atoll.optim.replay.difference import (
+    ReplayVerdict,
     Tolerance,
-    Verdict,
     compare,
     differences,
     differing_values,
 )
-from atoll.optim.replay.opening import Opened
 from atoll.optim.replay.state import Stateful, TrainingState
+from atoll.optim.replay.step_disclosure import Opened
 from atoll.optim.schedules import Schedules
 
-__all__ = ["Task", "replay"]
+__all__ = ["ReplayTask", "replay"]
 
 I64 = NDArray[np.int64]
 BATCHES_MAX = 64  # of a step, unless a task says otherwise: those of accumulation, and some skipped
 
 
-class Task:
+class ReplayTask:
     """Hold how local steps are taken, as whoever audits knows it.
 
     Its model and inner optimizers are made as every trainer of the run makes them; they are its own
@@ -64,7 +64,7 @@ class Task:
         self._schedules.go_to(step)
 
 
-def replay(opened: Opened, task: Task, tolerance: Tolerance | None = None) -> Verdict:
+def replay(opened: Opened, task: ReplayTask, tolerance: Tolerance | None = None) -> ReplayVerdict:
     """Take the steps of a segment again and compare with where they should end.
 
     If only the digests of the end are there, nothing but the same bits will do.
@@ -74,25 +74,29 @@ def replay(opened: Opened, task: Task, tolerance: Tolerance | None = None) -> Ve
     """
     tolerance = tolerance or Tolerance()
     mine = _end(opened, task)
-    if isinstance(mine, Verdict):
+    if isinstance(mine, ReplayVerdict):
         return mine
     if opened.end is None:
         # At a round's end a GradScaler has not been updated yet when the checkpoint is taken.
         end = VALUES_AT if opened.is_last else None
         same = mine.digests()[:end] == opened.end_digests[:end]
-        return Verdict("" if same else "its end has other bits, and was not sent to be compared")
+        return ReplayVerdict(
+            "" if same else "its end has other bits, and was not sent to be compared"
+        )
     found = differences(opened.start, mine, opened.end)
     values = "" if opened.is_last else differing_values(mine, opened.end, tolerance)
     verdict = compare(found, tolerance, values=values)
     if verdict.passed or found.why or not tolerance.own:
         return verdict
     other = _end(opened, task, rounded=True)
-    if isinstance(other, Verdict):
+    if isinstance(other, ReplayVerdict):
         return verdict
     return compare(found, tolerance, differences(opened.start, other, mine), values)
 
 
-def _end(opened: Opened, task: Task, *, rounded: bool = False) -> Checkpoint | Verdict:
+def _end(
+    opened: Opened, task: ReplayTask, *, rounded: bool = False
+) -> WorkCheckpoint | ReplayVerdict:
     """Return where its steps lead here, or why they lead nowhere.
 
     They are taken from its start or one that is ``rounded`` otherwise.
@@ -101,7 +105,9 @@ def _end(opened: Opened, task: Task, *, rounded: bool = False) -> Checkpoint | V
     before = state.random_states()
     most = max(map(len, steps), default=0)
     if most > task.batches_max:
-        return Verdict(f"{most} batches of one step; at most {task.batches_max} are taken again")
+        return ReplayVerdict(
+            f"{most} batches of one step; at most {task.batches_max} are taken again"
+        )
     try:
         state.load(opened.start)
         if rounded:
@@ -115,13 +121,13 @@ def _end(opened: Opened, task: Task, *, rounded: bool = False) -> Checkpoint | V
         finally:
             hook.remove()
         left = sum(1 for _ in batches)
-        mine = Checkpoint.decode(state.capture().encode())
+        mine = WorkCheckpoint.decode(state.capture().encode())
     except Exception as error:
-        return Verdict(f"its steps cannot be taken: {type(error).__name__}: {error}"[:400])
+        return ReplayVerdict(f"its steps cannot be taken: {type(error).__name__}: {error}"[:400])
     finally:
         state.set_random_states(before)
     if taken.count != len(steps) or left:
-        return Verdict(
+        return ReplayVerdict(
             f"of its batches {left} are left over after {taken.count} steps; it claims {len(steps)}"
         )
     return mine

@@ -12,7 +12,7 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.inner_steps import Inner, inners_of
 from atoll.optim.model_buffers import persistent
 from atoll.optim.model_vector import trainable
-from atoll.optim.replay.checkpoint import Checkpoint, Plain, plain
+from atoll.optim.replay.checkpoint import Plain, WorkCheckpoint, plain
 from atoll.optim.replay.tensors import DTYPE_BYTES, Array, Tensors
 
 __all__ = ["Stateful", "TrainingState"]
@@ -48,7 +48,7 @@ class TrainingState:
         self.inners = inners_of(inner, self._parameters.values())
         self.device = next(iter(self._parameters.values())).device
 
-    def capture(self) -> Checkpoint:
+    def capture(self) -> WorkCheckpoint:
         """Return the state as it is now.
 
         On the host its tensors are those of the model, so encode it at once. ConfigError for a
@@ -69,7 +69,7 @@ class TrainingState:
                         "torch.optim do",
                     )
         others = {name: one.state_dict() for name, one in self._stateful.items()}
-        return Checkpoint(
+        return WorkCheckpoint(
             {name: _array(p, name) for name, p in self._parameters.items()},
             {name: _array(tensor, name) for name, tensor in self._buffers()},
             inner,
@@ -77,7 +77,7 @@ class TrainingState:
         )
 
     @torch.no_grad()
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load(self, checkpoint: WorkCheckpoint) -> None:
         """Load a checkpoint of anyone.
 
         RemoteProtocolError if it is not of such a model, and such optimizers.

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from atoll.collectives.errors import CheckpointError, ConfigError
 
-__all__ = ["FolderStore", "MemoryStore", "Store"]
+__all__ = ["FolderStore", "MemoryStore", "WorkStore"]
 
 
-class Store(Protocol):
+class WorkStore(Protocol):
     """Keep encoded checkpoints of works, by their numbers."""
 
     def put(self, work: int, number: int, data: bytearray, /) -> None: ...

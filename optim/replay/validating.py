@@ -31,16 +31,16 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
     SessionError,
 )
-from atoll.optim.companions import OF_PARTNERS
 from atoll.optim.manifest import Manifest
-from atoll.optim.replay.checkpoint import Checkpoint
+from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.commitment import Extent
-from atoll.optim.replay.opening import Opened, Opening
 from atoll.optim.replay.recorder import Recorder, Replay
-from atoll.optim.replay.replaying import Task, replay
+from atoll.optim.replay.replaying import ReplayTask, replay
+from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
 from atoll.optim.sessions import ValidatingSession, VectorAsked
+from atoll.optim.side_channel import OF_PARTNERS
 from atoll.optim.trainer import say
-from atoll.peer.session import Outcome, Validation
+from atoll.peer.client.session import Outcome, Validation
 
 __all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
 
@@ -84,7 +84,7 @@ class Validator:
     replay: Replay
     manifest: Manifest
     steady: bool
-    _task: Task | None = None
+    _task: ReplayTask | None = None
     _own_bytes: int = 0  # the size of an own segment
     _until_s: float = 0.0
     _fetches: dict[tuple[bytes, bytes], _Fetch] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Validator:
                 )
             self._task = task
 
-    def _unlike_own(self, task: Task) -> str:
+    def _unlike_own(self, task: ReplayTask) -> str:
         """Return why the own steps lead elsewhere when they are taken again; "" if they do not.
 
         A task that is wrong would accuse everybody, and so would a machine without memory.
@@ -217,9 +217,11 @@ class Validator:
             if asked is not None:
                 asked.drop()
 
-    def _judgement(self, validation: Validation, data: bytes, task: Task) -> tuple[int | None, str]:
+    def _judgement(
+        self, validation: Validation, data: bytes, task: ReplayTask
+    ) -> tuple[int | None, str]:
         try:
-            opened = Opening.decode(data, self.manifest).open(validation.work)
+            opened = StepDisclosure.decode(data, self.manifest).open(validation.work)
         except (RemoteProtocolError, RecursionError, MemoryError) as error:
             return WITHHELD, str(error)
         extent = opened.extent
@@ -235,7 +237,7 @@ class Validator:
             return WRONG, error.what
         return (judgement, why) if judgement != RIGHT else self._replayed(opened, task)
 
-    def _replayed(self, opened: Opened, task: Task) -> tuple[int | None, str]:
+    def _replayed(self, opened: Opened, task: ReplayTask) -> tuple[int | None, str]:
         verdict = replay(opened, task, self.replay.tolerance)
         if verdict.passed:
             return RIGHT, ""
@@ -268,7 +270,7 @@ class Validator:
             return WRONG, "it has submitted something else than its steps end in"
         return RIGHT, ""
 
-    def _fits(self, validation: Validation, point: Checkpoint | None, *, start: bool) -> bool:
+    def _fits(self, validation: Validation, point: WorkCheckpoint | None, *, start: bool) -> bool:
         assert point is not None  # its digests alone would not have been taken
         flat = point.flat(self.manifest)
         return self.session.fits(validation, lambda out: np.copyto(out, flat), start=start)

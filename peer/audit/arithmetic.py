@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.collectives.accumulator import PartError
 from atoll.collectives.audit.bounds import widened
 from atoll.collectives.audit.checks import (
     identity_holds,
@@ -28,12 +29,11 @@ from atoll.collectives.audit.recompute import chunk_gram, coefficients, is_linea
 from atoll.collectives.audit.sketch import SKETCH_WIDTH, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError
-from atoll.collectives.parts import PartError
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, unpacked_gram
 from atoll.peer.audit.bodies import shard_gram
-from atoll.peer.audit.numbers import Seen
+from atoll.peer.audit.numbers import ResultNumbers
 from atoll.peer.audit.statements import Check, Resultant
-from atoll.peer.audit.terms import Work
+from atoll.peer.audit.terms import ReductionTerms
 
 __all__ = [
     "doubted",
@@ -58,7 +58,7 @@ _DIGEST_BYTES: Final = 32
 
 
 def part_numbers(
-    work: Work, seed: bytes, chunk: int, part: bytes | U8, result: bytes | U8
+    work: ReductionTerms, seed: bytes, chunk: int, part: bytes | U8, result: bytes | U8
 ) -> bytes:
     """Return sketch and norm, float32[9] as bytes, of an encoded part of a chunk.
 
@@ -78,10 +78,11 @@ def part_numbers(
 # ---------------------------------------------------------------- what all have said together
 
 
-def gram_of(work: Work, said: Mapping[int, Resultant]) -> Matrix | None:
+def gram_of(work: ReductionTerms, said: Mapping[int, Resultant]) -> Matrix | None:
     """Return the inner products of whole vectors, summed from what each owner has signed.
 
-    None where the rule needs none. They are summed as owners sum them (collectives/stacks.py).
+    None where the rule needs none. They are summed as owners sum them
+    (collectives/robust_parts.py).
     """
     if work.rule is None or not work.rule.needs_gram:
         return None
@@ -90,7 +91,7 @@ def gram_of(work: Work, said: Mapping[int, Resultant]) -> Matrix | None:
     return sum(heard, np.zeros((count, count)))
 
 
-def matrix_fits(work: Work, said: Mapping[int, Resultant], owner: int) -> bool:
+def matrix_fits(work: ReductionTerms, said: Mapping[int, Resultant], owner: int) -> bool:
     """Return whether the matrix that an owner has signed is what the rule gives.
 
     The rule makes it of the inner products that all have signed; a difference by rounding
@@ -108,7 +109,7 @@ def matrix_fits(work: Work, said: Mapping[int, Resultant], owner: int) -> bool:
     return bool((np.abs(signed - true) <= MATRIX_OFF * max(1.0, float(np.abs(true).max()))).all())
 
 
-def _matrix(work: Work, said: Resultant) -> Matrix | None:
+def _matrix(work: ReductionTerms, said: Resultant) -> Matrix | None:
     """Return the matrix of coefficients as an owner has signed it.
 
     For rules that need no inner products it is the one that everybody knows; None for a mean.
@@ -122,7 +123,10 @@ def _matrix(work: Work, said: Resultant) -> Matrix | None:
 
 
 def doubted(
-    work: Work, checks: Mapping[int, Check], said: Mapping[int, Resultant], results: Sequence[Seen]
+    work: ReductionTerms,
+    checks: Mapping[int, Check],
+    said: Mapping[int, Resultant],
+    results: Sequence[ResultNumbers],
 ) -> list[int]:
     """Return the chunks whose result or inner products are in doubt, DOUBTED_MAX at most.
 
@@ -169,7 +173,7 @@ class _Told:
     parts, where an owner's result is a sum of them.
     """
 
-    def __init__(self, work: Work, checks: Mapping[int, Check], owner: Resultant) -> None:
+    def __init__(self, work: ReductionTerms, checks: Mapping[int, Check], owner: Resultant) -> None:
         self._work = work
         counted = [checks[index] for index in work.counted]
         shape = (work.grid.count, SKETCH_WIDTH)
@@ -182,7 +186,7 @@ class _Told:
             mean = coefficients(None, None, len(counted), work.plan.key)
             self._weights = mean if matrix is None else matrix[0]
 
-    def result(self, chunk: int, seen: Seen) -> tuple[F32, F64, float]:
+    def result(self, chunk: int, seen: ResultNumbers) -> tuple[F32, F64, float]:
         """Return the sketch of a result, how far it may be off in each bucket, and how far in all.
 
         For the last, each told norm counts as no more than the median: a norm that one alone tells
@@ -238,7 +242,7 @@ class _Told:
 
 
 def recomputed_digest(
-    work: Work, chunk: int, parts: Mapping[int, bytes], owner: Resultant
+    work: ReductionTerms, chunk: int, parts: Mapping[int, bytes], owner: Resultant
 ) -> bytes:
     """Return the SHA-256 of the result that an honest owner makes of these encoded parts.
 
@@ -253,7 +257,9 @@ def recomputed_digest(
     return hashlib.sha256(made).digest()
 
 
-def gram_fits(work: Work, chunk: int, parts: Mapping[int, bytes], owner: Resultant) -> bool:
+def gram_fits(
+    work: ReductionTerms, chunk: int, parts: Mapping[int, bytes], owner: Resultant
+) -> bool:
     """Return whether the inner products that a chunk's owner has signed are those of its parts.
 
     ``parts``: participant -> encoded bytes. False where an honest owner would refuse them; true

@@ -18,12 +18,12 @@ from atoll.peer.audit.arithmetic import doubted
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.judge import accusations, settle
 from atoll.peer.audit.machine import SILENCE_S, Audit
-from atoll.peer.audit.numbers import Numbers, Seen
-from atoll.peer.audit.opening import Opening
+from atoll.peer.audit.numbers import Numbers, ResultNumbers
+from atoll.peer.audit.part_disclosure import PartDisclosure
 from atoll.peer.audit.parts import HeldParts
-from atoll.peer.audit.statements import Check, Phase, Piece
+from atoll.peer.audit.statements import Check, DisclosedPiece, StatementPhase
 from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.group.signing import Signer
+from atoll.peer.membership.signing import Signer
 
 __all__ = ["ELEMENTS_PER_S", "Auditor"]
 
@@ -69,7 +69,7 @@ class Auditor:
         self._held_digests: dict[tuple[int, int], bytes] = {}
         self._results: Sequence[U8] = ()
         self._numbers = Numbers(terms.work, own, self._held)
-        self.opening = Opening(terms, self.index, self._shown, self._is_promised)
+        self.opening = PartDisclosure(terms, self.index, self._shown, self._is_promised)
 
     # ------------------------------------------------------------ the reduction
 
@@ -105,7 +105,7 @@ class Auditor:
     def numbers(self) -> Check:
         return self._numbers.check(self.machine.inbox.seed, self._results)
 
-    def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
+    def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[ResultNumbers]]:
         """Return what others should tell of the parts held here; it needs nothing that they tell.
 
         Beside it, what all results look like (``Numbers.look``).
@@ -124,9 +124,9 @@ class Auditor:
 
     # ------------------------------------------------------------ opening
 
-    def answers(self) -> list[tuple[bytes, Piece]]:
+    def answers(self) -> list[tuple[bytes, DisclosedPiece]]:
         """Return which pieces of our parts to send to whom; none before all verdicts are here."""
-        is_time = self.machine.inbox.is_complete(Phase.VERDICT)
+        is_time = self.machine.inbox.is_complete(StatementPhase.VERDICT)
         return self.opening.answers() if is_time else []
 
     def _shown(self, sender: int, chunk: int) -> Shown | None:

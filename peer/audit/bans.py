@@ -4,8 +4,8 @@ Evidence that stands alone convinces everybody who checks it. The word of a majo
 of a pair, convinces only those who know that these peers were members: whoever took part in the
 attempt, and whoever hears the same from more than half of the members of its view. Of a pair those
 who took part have to agree as well, because its accuser signs what it likes. A view that names a
-ban (peer/group/banned.py) convinces its members, and the file that it names takes the place of any
-other, so that all keep the same. Nothing is ever taken back: a peer that was banned by mistake
+ban (peer/membership/bans.py) convinces its members, and the file that it names takes the place of
+any other, so that all keep the same. Nothing is ever taken back: a peer that was banned by mistake
 comes back with another identity.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding
-from atoll.peer.audit.statements import Said
+from atoll.peer.audit.statements import SignedStatement
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.group.views import short
+from atoll.peer.membership.view import short
 
 __all__ = ["BANS_MAX", "UNSURE_MAX", "Ban", "Bans"]
 
@@ -185,7 +185,7 @@ class Bans:
             del self._unsure[spare]
         return spare is not None
 
-    def _contrary(self, pair: Evidence) -> tuple[Said, Said] | None:
+    def _contrary(self, pair: Evidence) -> tuple[SignedStatement, SignedStatement] | None:
         """Return two statements of an accuser who contradicts two in one attempt, or None."""
         (said,) = pair.said
         for each in self._unsure.values():

@@ -21,7 +21,7 @@ from atoll.peer.audit.statements import (
     Withholding,
     body_of,
 )
-from atoll.peer.audit.terms import AuditTerms, Work
+from atoll.peer.audit.terms import AuditTerms, ReductionTerms
 
 __all__ = ["body_fits", "seed_of", "shard_gram", "told_numbers"]
 
@@ -81,7 +81,7 @@ def _check_fits(body: Check, chunks: int) -> str:
     return "" if all(finite) else "numbers that are not finite"
 
 
-def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
+def _resultant_fits(body: Resultant, work: ReductionTerms, index: int) -> str:
     owned, count = len(work.shards.get(index, ())), len(work.counted)
     if len(body.digests) != _DIGEST_BYTES * owned:
         return f"{len(body.digests)} bytes of digests for {owned} chunks"
@@ -100,7 +100,7 @@ def _resultant_fits(body: Resultant, work: Work, index: int) -> str:
     return ""
 
 
-def _verdict_fits(body: Verdict, work: Work, index: int) -> str:
+def _verdict_fits(body: Verdict, work: ReductionTerms, index: int) -> str:
     """Return what is wrong with a verdict; "" if nothing is.
 
     An owner has the parts of others who count, in the chunks that it owns, and of nobody else: what
@@ -113,7 +113,7 @@ def _verdict_fits(body: Verdict, work: Work, index: int) -> str:
     return ""
 
 
-def shard_gram(work: Work, owner: Resultant) -> bytes:
+def shard_gram(work: ReductionTerms, owner: Resultant) -> bytes:
     """Return the packed inner products over an owner's shard: the sum of those over its chunks.
 
     They are what the owner has told before the rule, if they are those that it has signed; b""
@@ -122,7 +122,7 @@ def shard_gram(work: Work, owner: Resultant) -> bytes:
     return packed_sum(owner.gram, len(work.counted)) if owner.gram else b""
 
 
-def told_numbers(work: Work, check: Check, chunk: int) -> bytes:
+def told_numbers(work: ReductionTerms, check: Check, chunk: int) -> bytes:
     """Return sketch and norm of a chunk, float32[9] as bytes, as a participant has said them."""
     width = 4 * SKETCH_WIDTH
     return (

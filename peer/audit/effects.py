@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AskSaid, Said
-from atoll.peer.audit.steps import Step
+from atoll.peer.audit.statements import AskStatement, SignedStatement
+from atoll.peer.audit.steps import AuditStep
 
-__all__ = ["Convicted", "Effect", "Failed", "Need", "Passed", "Tell"]
+__all__ = ["AuditFailed", "Convicted", "Effect", "Need", "Passed", "TellParticipants"]
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellParticipants:
     """Send to these participants; to all others if none are named."""
 
-    message: Said | AskSaid
+    message: SignedStatement | AskStatement
     peers: tuple[bytes, ...] = ()
 
 
@@ -28,7 +28,7 @@ class Need:
     (``resolved``).
     """
 
-    step: Step
+    step: AuditStep
     parts: tuple[tuple[int, int], ...] = ()
 
 
@@ -45,11 +45,11 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class AuditFailed:
     """Report that the attempt has failed because of these peers (none: it cannot be said)."""
 
     peers: tuple[bytes, ...]
     why: str
 
 
-Effect = Tell | Need | Convicted | Passed | Failed
+Effect = TellParticipants | Need | Convicted | Passed | AuditFailed

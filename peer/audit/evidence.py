@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from atoll.collectives.errors import EvidenceError, RemoteProtocolError
-from atoll.peer.audit.statements import IN_ORDER, Said
+from atoll.peer.audit.statements import IN_ORDER, SignedStatement
 from atoll.peer.audit.terms import AUDITED_PEERS_MAX, AuditTerms
-from atoll.peer.group.views import PeerId
+from atoll.peer.membership.view import PeerId
 from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
 
@@ -53,7 +53,7 @@ class Evidence:
     kind: Annotated[str, Within(1, 32)]
     culprit: PeerId
     terms: AuditTerms
-    said: Annotated[tuple[Said, ...], Within(1, STATEMENTS_MAX)]
+    said: Annotated[tuple[SignedStatement, ...], Within(1, STATEMENTS_MAX)]
     chunk: _Chunk = 0
     parts: Annotated[tuple[Shown, ...], Within(0, AUDITED_PEERS_MAX)] = ()
     result: Annotated[tuple[Shown, ...], Within(0, 1)] = ()

@@ -15,10 +15,10 @@ from atoll.peer.audit.statements import (
     ONCE,
     Check,
     Commitment,
-    Phase,
     Resultant,
     Reveal,
-    Said,
+    SignedStatement,
+    StatementPhase,
     Verdict,
     body_of,
     draw_of,
@@ -32,15 +32,17 @@ __all__ = ["Inbox"]
 class Inbox:
     def __init__(self, terms: AuditTerms) -> None:
         self._terms, self._id = terms, terms.digest
-        self._said: dict[Phase, dict[bytes, Said]] = {phase: {} for phase in ONCE}
-        self._heard: dict[Phase, bytes] = {}  # of phases that are complete
+        self._said: dict[StatementPhase, dict[bytes, SignedStatement]] = {
+            phase: {} for phase in ONCE
+        }
+        self._heard: dict[StatementPhase, bytes] = {}  # of phases that are complete
 
-    def of(self, phase: Phase) -> Mapping[bytes, Said]:
+    def of(self, phase: StatementPhase) -> Mapping[bytes, SignedStatement]:
         return self._said.get(phase, {})
 
-    def heard(self, phase: Phase) -> bytes:
+    def heard(self, phase: StatementPhase) -> bytes:
         """Return the digest of all that was said in the phase before; b"" for the first."""
-        if phase is Phase.COMMIT:
+        if phase is StatementPhase.COMMIT:
             return b""
         if phase in self._heard:
             return self._heard[phase]
@@ -50,18 +52,18 @@ class Inbox:
             self._heard[phase] = heard
         return heard
 
-    def is_complete(self, phase: Phase) -> bool:
+    def is_complete(self, phase: StatementPhase) -> bool:
         return len(self._said[phase]) == len(self._terms.participants)
 
-    def silent(self, phase: Phase) -> list[bytes]:
+    def silent(self, phase: StatementPhase) -> list[bytes]:
         return [peer for peer in self._terms.participants if peer not in self._said[phase]]
 
-    def differing(self, phase: Phase) -> list[bytes]:
+    def differing(self, phase: StatementPhase) -> list[bytes]:
         """Return those who say that they heard something else in the phase before than we have."""
         mine = self.heard(phase)
         return [p for p, each in self._said[phase].items() if each.statement.heard != mine]
 
-    def add(self, each: Said) -> Evidence | None:
+    def add(self, each: SignedStatement) -> Evidence | None:
         """Keep a new statement; return evidence where it shows that its signer lies.
 
         What a signer may say often is not kept.
@@ -77,7 +79,7 @@ class Inbox:
         have[each.signer] = each
         return None
 
-    def _is_malformed(self, each: Said) -> bool:
+    def _is_malformed(self, each: SignedStatement) -> bool:
         index = self._terms.participants.index(each.signer)
         try:
             return bool(body_fits(self._terms, index, each.statement))
@@ -86,25 +88,33 @@ class Inbox:
 
     # ------------------------------------------------------------ what was said, by participant
 
-    def _bodies(self, phase: Phase) -> dict[int, object]:
+    def _bodies(self, phase: StatementPhase) -> dict[int, object]:
         place = {peer: index for index, peer in enumerate(self._terms.participants)}
         return {place[p]: body_of(each.statement) for p, each in self._said[phase].items()}
 
     @property
     def commitments(self) -> dict[int, Commitment]:
-        return {i: b for i, b in self._bodies(Phase.COMMIT).items() if isinstance(b, Commitment)}
+        return {
+            i: b
+            for i, b in self._bodies(StatementPhase.COMMIT).items()
+            if isinstance(b, Commitment)
+        }
 
     @property
     def resultants(self) -> dict[int, Resultant]:
-        return {i: b for i, b in self._bodies(Phase.RESULT).items() if isinstance(b, Resultant)}
+        return {
+            i: b for i, b in self._bodies(StatementPhase.RESULT).items() if isinstance(b, Resultant)
+        }
 
     @property
     def checks(self) -> dict[int, Check]:
-        return {i: b for i, b in self._bodies(Phase.CHECK).items() if isinstance(b, Check)}
+        return {i: b for i, b in self._bodies(StatementPhase.CHECK).items() if isinstance(b, Check)}
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        return {i: b for i, b in self._bodies(Phase.VERDICT).items() if isinstance(b, Verdict)}
+        return {
+            i: b for i, b in self._bodies(StatementPhase.VERDICT).items() if isinstance(b, Verdict)
+        }
 
     def result_digests(self) -> dict[int, bytes]:
         """Return the SHA-256 of each chunk of the result, as its owner has signed it."""
@@ -124,13 +134,13 @@ class Inbox:
     @property
     def seed(self) -> bytes:
         """Return the common draw; only once all secrets are known."""
-        secrets = {peer: _secret(each) for peer, each in self._said[Phase.REVEAL].items()}
+        secrets = {peer: _secret(each) for peer, each in self._said[StatementPhase.REVEAL].items()}
         return seed_of(self._terms, secrets)
 
     def broken_draw(self) -> Evidence | None:
         """Return evidence if somebody has revealed another number than it had committed to."""
-        for peer, each in self._said[Phase.REVEAL].items():
-            commit = self._said[Phase.COMMIT].get(peer)
+        for peer, each in self._said[StatementPhase.REVEAL].items():
+            commit = self._said[StatementPhase.COMMIT].get(peer)
             if commit is None:
                 continue
             body = body_of(commit.statement)
@@ -145,15 +155,15 @@ class Inbox:
         Only once all secrets are known.
         """
         seed = self.seed
-        for peer, each in self._said[Phase.CHECK].items():
+        for peer, each in self._said[StatementPhase.CHECK].items():
             body = body_of(each.statement)
             if isinstance(body, Check) and body.seed != seed:
-                told = (*self._said[Phase.REVEAL].values(), each)
+                told = (*self._said[StatementPhase.REVEAL].values(), each)
                 return Evidence("seed", peer, self._terms, told)
         return None
 
 
-def _secret(each: Said) -> bytes:
+def _secret(each: SignedStatement) -> bytes:
     body = body_of(each.statement)
     assert isinstance(body, Reveal)
     return body.secret

@@ -20,7 +20,7 @@ from atoll.peer.audit.arithmetic import (
 from atoll.peer.audit.bodies import told_numbers
 from atoll.peer.audit.evidence import Evidence, Shown
 from atoll.peer.audit.inbox import Inbox
-from atoll.peer.audit.statements import Phase, Said
+from atoll.peer.audit.statements import SignedStatement, StatementPhase
 from atoll.peer.audit.terms import AuditTerms
 
 __all__ = ["accusations", "settle"]
@@ -75,9 +75,9 @@ def _wrong_result(
     right = recomputed_digest(work, chunk, parts, said[owner]) == signed
     if right and matrix_fits(work, said, owner):
         return
-    words = [*_all(inbox, Phase.COMMIT), *_all(inbox, Phase.RESULT)]
+    words = [*_all(inbox, StatementPhase.COMMIT), *_all(inbox, StatementPhase.RESULT)]
     # What an owner has heard of the others' inner products, it says with its secret.
-    words.append(inbox.of(Phase.REVEAL)[terms.participants[owner]])
+    words.append(inbox.of(StatementPhase.REVEAL)[terms.participants[owner]])
     ordered = tuple(shown[index] for index in work.counted)
     yield Evidence(
         "result", terms.participants[owner], terms, tuple(words), chunk=chunk, parts=ordered
@@ -94,7 +94,7 @@ def _wrong_gram(
     if gram_fits(work, chunk, parts, inbox.resultants[owner]):
         return
     peer = terms.participants[owner]
-    words = (*_all(inbox, Phase.COMMIT), inbox.of(Phase.RESULT)[peer])
+    words = (*_all(inbox, StatementPhase.COMMIT), inbox.of(StatementPhase.RESULT)[peer])
     ordered = tuple(shown[index] for index in work.counted)
     yield Evidence("gram", peer, terms, words, chunk=chunk, parts=ordered)
 
@@ -113,18 +113,18 @@ def _wrong_numbers(
     verdict = inbox.verdicts[owner]
     accused = dict(zip(verdict.senders, verdict.chunks, strict=True))
     kept = Shown(owner, chunk, result)
-    about = [*_all(inbox, Phase.RESULT), inbox.of(Phase.REVEAL)[peer]]
+    about = [*_all(inbox, StatementPhase.RESULT), inbox.of(StatementPhase.REVEAL)[peer]]
     if true != told_numbers(work, check, chunk):
-        own = [inbox.of(Phase.COMMIT)[peer], inbox.of(Phase.CHECK)[peer], *about]
+        own = [inbox.of(StatementPhase.COMMIT)[peer], inbox.of(StatementPhase.CHECK)[peer], *about]
         yield Evidence("sketch", peer, terms, tuple(own), chunk, (part,), (kept,))
         kind = "silent" if sender not in accused and owner != sender else ""
     else:
         kind = "false" if accused.get(sender) == chunk else ""
     if kind:
-        words = [*_all(inbox, Phase.COMMIT), *_all(inbox, Phase.CHECK), *about]
-        words.append(inbox.of(Phase.VERDICT)[owning])
+        words = [*_all(inbox, StatementPhase.COMMIT), *_all(inbox, StatementPhase.CHECK), *about]
+        words.append(inbox.of(StatementPhase.VERDICT)[owning])
         yield Evidence(kind, owning, terms, tuple(words), chunk, (part,), (kept,))
 
 
-def _all(inbox: Inbox, phase: Phase) -> Collection[Said]:
+def _all(inbox: Inbox, phase: StatementPhase) -> Collection[SignedStatement]:
     return inbox.of(phase).values()

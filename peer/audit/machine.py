@@ -11,35 +11,35 @@ from typing import Final
 
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.audit.bodies import shard_gram
-from atoll.peer.audit.effects import Convicted, Effect, Failed, Need, Passed, Tell
+from atoll.peer.audit.effects import AuditFailed, Convicted, Effect, Need, Passed, TellParticipants
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import (
     IN_ORDER,
-    AskSaid,
+    AskStatement,
     Check,
     Commitment,
     Elimination,
-    Phase,
     Resultant,
     Reveal,
-    Said,
+    SignedStatement,
+    StatementPhase,
     Verdict,
     Withholding,
     body_of,
     draw_of,
     said,
 )
-from atoll.peer.audit.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, Cause, Step
+from atoll.peer.audit.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, AuditStep, Cause
 from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.group.signing import Signer
-from atoll.peer.group.views import short
+from atoll.peer.membership.signing import Signer
+from atoll.peer.membership.view import short
 
 __all__ = ["ASK_S", "SILENCE_S", "Audit"]
 
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
-# A peer whose process has stopped is found dead within two seconds (group/timing.py), and who lives
-# answers at once, but for the arithmetic of a round: so this is no matter of a slow line.
+# A peer whose process has stopped is found dead within two seconds (membership/timing.py), and who
+# lives answers at once, but for the arithmetic of a round: so this is no matter of a slow line.
 SILENCE_S: Final = 20.0
 GRACE_S: Final = 5.0  # for others to come to the same conclusion
 # What a line of 1 Mbit/s brings: nobody withholds a part that may still be on its way.
@@ -71,14 +71,14 @@ class Audit:
         now_s: float,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self.terms, self.me, self.step = terms, me, Step.COMMIT
+        self.terms, self.me, self.step = terms, me, AuditStep.COMMIT
         self.inbox = Inbox(terms)
         self._signer, self._secret, self._silence_s = signer, secret, silence_s
         self._id = terms.digest
-        self._voices: dict[tuple[int, bytes], dict[bytes, Said]] = {}  # who misses what
+        self._voices: dict[tuple[int, bytes], dict[bytes, SignedStatement]] = {}  # who misses what
         self._since_s = self._asked_s = now_s
         self._answered_s: dict[tuple[bytes, int], float] = {}  # who has asked for a phase, when
-        self._handed_on: set[Phase] = set()
+        self._handed_on: set[StatementPhase] = set()
         self._digests: tuple[bytes, ...] = ()  # of the result as it is here ...
         self._grams: dict[int, bytes] = {}  # ... and the inner products that it was made with
         self._suspect: tuple[bytes, str] | None = None
@@ -86,7 +86,9 @@ class Audit:
         self._wanted: tuple[tuple[int, int], ...] = ()
         self._effects: list[Effect] = []
         self._say(
-            Phase.COMMIT, Commitment(tuple(roots), draw_of(self._id, me, secret), work), now_s
+            StatementPhase.COMMIT,
+            Commitment(tuple(roots), draw_of(self._id, me, secret), work),
+            now_s,
         )
 
     def take(self) -> list[Effect]:
@@ -120,19 +122,19 @@ class Audit:
         ``digests``: the SHA-256 of each chunk; ``products``: the inner products that we have
         computed with, where the rule needs them.
         """
-        if self.step is Step.REDUCE:
+        if self.step is AuditStep.REDUCE:
             self._digests, self._grams = tuple(digests), dict(products.told)
             index = self.terms.participants.index(self.me)
             owned = self.terms.work.shards.get(index, ())
             self._move(Cause.REDUCED, now_s)
             mine = b"".join(digests[chunk] for chunk in owned)
             resultant = Resultant(mine, products.chunks, products.matrix)
-            self._say(Phase.RESULT, resultant, now_s)
+            self._say(StatementPhase.RESULT, resultant, now_s)
 
     def told(self, check: Check, now_s: float) -> None:
         """Say our own numbers."""
-        if self.step is Step.CHECK:
-            self._say(Phase.CHECK, check, now_s)
+        if self.step is AuditStep.CHECK:
+            self._say(StatementPhase.CHECK, check, now_s)
 
     def judged(self, accused: Mapping[int, int], doubted: Iterable[int], now_s: float) -> None:
         """Say our verdict.
@@ -140,18 +142,18 @@ class Audit:
         ``accused``: whose numbers do not fit the parts that we hold (sender -> chunk). ``doubted``:
         which chunks do not fit what all have told.
         """
-        if self.step is Step.VERDICT:
+        if self.step is AuditStep.VERDICT:
             counted = self.terms.work.counted
             self._wanted = tuple((sender, chunk) for chunk in doubted for sender in counted)
             verdict = Verdict(tuple(accused), tuple(accused.values()))
-            self._say(Phase.VERDICT, verdict, now_s)
+            self._say(StatementPhase.VERDICT, verdict, now_s)
 
     def resolved(self, found: Iterable[Evidence], now_s: float) -> None:
         """End the attempt after all opened parts were judged; without a finding it passes.
 
         Then the doubt was unfounded.
         """
-        if self.step is not Step.OPEN:
+        if self.step is not AuditStep.OPEN:
             return
         evidence = list(found)
         if evidence:
@@ -166,8 +168,8 @@ class Audit:
         """
         if not self.is_over and peer != self.me and self._suspect is None:
             self._suspect, self._suspect_s = (peer, why[:100]), now_s
-            if (word := self.inbox.of(Phase.RESULT).get(peer)) is not None:
-                self._effects.append(Tell(word))  # others may have got another one
+            if (word := self.inbox.of(StatementPhase.RESULT).get(peer)) is not None:
+                self._effects.append(TellParticipants(word))  # others may have got another one
 
     def _eliminate(self, now_s: float) -> None:
         """Say that we and the suspect contradict each other, so that both have to go; in our turn.
@@ -180,9 +182,9 @@ class Audit:
         index, count = self.terms.participants.index(self.me), len(self.terms.participants)
         if now_s - self._suspect_s >= PAIR_S + index * min(TURN_S, TURNS_S / count):
             peer, why = self._suspect
-            word = self._signed(Phase.ELIMINATE, Elimination(peer, why))
+            word = self._signed(StatementPhase.ELIMINATE, Elimination(peer, why))
             self.inbox.add(word)
-            self._effects.append(Tell(word))
+            self._effects.append(TellParticipants(word))
             if self.me in self.terms.jury:
                 self._convict([Evidence("pair", peer, self.terms, (word,))], now_s)
             else:
@@ -196,23 +198,23 @@ class Audit:
 
     # ------------------------------------------------------------ what others say
 
-    def hear(self, each: Said, now_s: float) -> None:
+    def hear(self, each: SignedStatement, now_s: float) -> None:
         """Take a statement, from its signer or anybody else."""
         if not self._is_ours(each):
             return
         is_new = each.signer not in self.inbox.of(each.phase)
         if (evidence := self.inbox.add(each)) is not None:
             self._convict([evidence], now_s)
-        elif self.step is Step.FAILED:
+        elif self.step is AuditStep.FAILED:
             return
-        elif each.phase is Phase.WITHHELD:
+        elif each.phase is StatementPhase.WITHHELD:
             self._hear_withheld(each, now_s)
-        elif each.phase is not Phase.ELIMINATE:
+        elif each.phase is not StatementPhase.ELIMINATE:
             self._advance(now_s)
         elif is_new:
             self._hear_contradiction(each, now_s)
 
-    def asked(self, ask: AskSaid, source: bytes, now_s: float) -> None:
+    def asked(self, ask: AskStatement, source: bytes, now_s: float) -> None:
         """Hand on what we have; not more often than an honest one asks.
 
         An answer is much larger than a question.
@@ -223,23 +225,23 @@ class Audit:
             return
         self._answered_s[source, ask.phase] = now_s
         have = self.inbox.of(IN_ORDER[ask.phase])
-        self._effects += [Tell(have[p], (source,)) for p in ask.peers if p in have]
+        self._effects += [TellParticipants(have[p], (source,)) for p in ask.peers if p in have]
 
-    def _is_ours(self, each: Said) -> bool:
+    def _is_ours(self, each: SignedStatement) -> bool:
         ours = each.statement.terms == self._id and each.signer in self.terms.participants
         return ours and each.signer != self.me and each.genuine(self._signer)
 
-    def _hear_contradiction(self, each: Said, now_s: float) -> None:
+    def _hear_contradiction(self, each: SignedStatement, now_s: float) -> None:
         """Hand on a contradiction, and fail the attempt by it if it can be believed.
 
         It is handed on so that nobody contradicts one before some and another before others. Who
         has revealed its secret has seen nothing wrong in what it was sent. Who is on probation
         takes nobody along: it is left out, or new identities would empty a run.
         """
-        self._effects.append(Tell(each))
+        self._effects.append(TellParticipants(each))
         body = body_of(each.statement)
         assert isinstance(body, Elimination)
-        if each.signer not in self.inbox.of(Phase.REVEAL) and not self.is_over:
+        if each.signer not in self.inbox.of(StatementPhase.REVEAL) and not self.is_over:
             why = f"audit: {short(each.signer)} and {short(body.peer)} contradict each other"
             if each.signer in self.terms.jury:
                 self._effects.append(Convicted(Evidence("pair", body.peer, self.terms, (each,))))
@@ -247,7 +249,7 @@ class Audit:
             else:
                 self._fail((each.signer,), why, now_s)
 
-    def _hear_withheld(self, each: Said, now_s: float) -> None:
+    def _hear_withheld(self, each: SignedStatement, now_s: float) -> None:
         body = body_of(each.statement)
         if isinstance(body, Withholding) and body.peer in self.terms.participants:
             self._voices.setdefault((body.phase, body.peer), {})[each.signer] = each
@@ -264,21 +266,21 @@ class Audit:
             if not self.inbox.is_complete(phase):
                 return
             evidence = None
-            if phase is Phase.REVEAL:
+            if phase is StatementPhase.REVEAL:
                 evidence = self.inbox.broken_draw()
-            elif phase is Phase.CHECK:
+            elif phase is StatementPhase.CHECK:
                 evidence = self.inbox.wrong_seed()
             if evidence is not None:
                 self._convict([evidence], now_s)
-            elif phase is Phase.RESULT and (liar := self._other_result()):
+            elif phase is StatementPhase.RESULT and (liar := self._other_result()):
                 self.mismatch(liar, "its result is not what it has signed", now_s)
                 return
-            elif phase is Phase.VERDICT:
+            elif phase is StatementPhase.VERDICT:
                 self._close(now_s)
             else:
                 self._move(Cause.ALL_SAID, now_s)
-                if self.step is Step.REVEAL:
-                    self._say(Phase.REVEAL, Reveal(self._secret), now_s)
+                if self.step is AuditStep.REVEAL:
+                    self._say(StatementPhase.REVEAL, Reveal(self._secret), now_s)
                 else:
                     self._effects.append(Need(self.step))
 
@@ -293,14 +295,14 @@ class Audit:
         wrong += [o for o, gram in self._grams.items() if shard_gram(work, told[o]) != gram]
         return self.terms.participants[wrong[0]] if wrong else b""
 
-    def _hand_on(self, phase: Phase) -> None:
+    def _hand_on(self, phase: StatementPhase) -> None:
         """Hand on all statements of a phase in which somebody has said two things; once.
 
         So everybody sees which.
         """
         if phase not in self._handed_on:
             self._handed_on.add(phase)
-            self._effects += [Tell(each) for each in self.inbox.of(phase).values()]
+            self._effects += [TellParticipants(each) for each in self.inbox.of(phase).values()]
 
     def _close(self, now_s: float) -> None:
         """Pass the attempt, or open what is in doubt; all verdicts are here.
@@ -316,17 +318,17 @@ class Audit:
         part_bytes = work.part_codec.encoded_bytes(work.grid.size(0))
         self._silence_s += len(self._wanted) * part_bytes / OPEN_BYTES_PER_S
         self._move(Cause.DOUBT, now_s)
-        self._hand_on(Phase.VERDICT)
-        self._effects.append(Need(Step.OPEN, self._wanted))
+        self._hand_on(StatementPhase.VERDICT)
+        self._effects.append(Need(AuditStep.OPEN, self._wanted))
 
-    def _signed(self, phase: Phase, body: object) -> Said:
+    def _signed(self, phase: StatementPhase, body: object) -> SignedStatement:
         heard = self.inbox.heard(phase) if phase in IN_ORDER else b""
         return said(self._id, phase, heard, body, self.me, self._signer)
 
-    def _say(self, phase: Phase, body: object, now_s: float) -> None:
+    def _say(self, phase: StatementPhase, body: object, now_s: float) -> None:
         word = self._signed(phase, body)
         self.inbox.add(word)
-        self._effects.append(Tell(word))
+        self._effects.append(TellParticipants(word))
         self._advance(now_s)
 
     def _move(self, cause: Cause, now_s: float) -> None:
@@ -346,7 +348,7 @@ class Audit:
 
     def _fail(self, peers: tuple[bytes, ...], why: str, now_s: float) -> None:
         self._move(Cause.BROKEN, now_s)
-        self._effects.append(Failed(peers, why))
+        self._effects.append(AuditFailed(peers, why))
 
     # ------------------------------------------------------------ time
 
@@ -355,7 +357,7 @@ class Audit:
 
         ``opened``: the parts (sender, chunk) that are here.
         """
-        if self.step is Step.OPEN:
+        if self.step is AuditStep.OPEN:
             lacking = {sender for sender, _ in set(self._wanted).difference(opened)}
             return {self.terms.participants[sender]: OPENED for sender in sorted(lacking)}
         phase = WAITS_FOR.get(self.step)
@@ -374,7 +376,7 @@ class Audit:
         if phase is not None and now_s - self._asked_s >= ASK_S:
             self._asked_s = now_s
             if silent := tuple(p for p in self.inbox.silent(phase) if p != self.me):
-                self._effects.append(Tell(AskSaid(self._id, int(phase), silent)))
+                self._effects.append(TellParticipants(AskStatement(self._id, int(phase), silent)))
         if waited_s >= self._silence_s:
             for peer, owed in owing.items():
                 self._miss(owed, peer, now_s)
@@ -386,8 +388,8 @@ class Audit:
     def _miss(self, phase: int, peer: bytes, now_s: float) -> None:
         voices = self._voices.setdefault((phase, peer), {})
         if self.me not in voices and not self.is_over:
-            word = voices[self.me] = self._signed(Phase.WITHHELD, Withholding(phase, peer))
-            self._effects.append(Tell(word))
+            word = voices[self.me] = self._signed(StatementPhase.WITHHELD, Withholding(phase, peer))
+            self._effects.append(TellParticipants(word))
             self._count_voices(phase, peer, now_s)
 
     def _count_voices(self, phase: int, peer: bytes, now_s: float) -> None:
@@ -399,7 +401,7 @@ class Audit:
         told = {signer: each for signer, each in voices.items() if signer in jury}
         if self.me not in voices or len(told) < self.terms.majority or self.is_over:
             return
-        if phase >= Phase.REVEAL:
+        if phase >= StatementPhase.REVEAL:
             words = tuple(told.values())
             self._convict([Evidence("withheld", peer, self.terms, words)], now_s)
         else:

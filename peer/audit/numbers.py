@@ -20,9 +20,9 @@ from atoll.collectives.audit.sketch import F64, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import CodecError
 from atoll.peer.audit.statements import Check
-from atoll.peer.audit.terms import Work
+from atoll.peer.audit.terms import ReductionTerms
 
-__all__ = ["Numbers", "Parts", "Seen"]
+__all__ = ["Numbers", "Parts", "ResultNumbers"]
 
 # Chunks that a thread looks at for one that it brings: more than come, so that none are left over
 # for long, and few, as its stream waits meanwhile.
@@ -30,7 +30,7 @@ EACH_TIME: Final = 2
 Parts = Mapping[tuple[int, int], U8]  # (sender, chunk): encoded
 
 
-class Seen(NamedTuple):
+class ResultNumbers(NamedTuple):
     """Describe the result of a chunk.
 
     Its sketch, how far encoding may have moved it in each bucket, and its length.
@@ -60,7 +60,7 @@ class Numbers:
     chunks that this peer owns; all of a chunk are there when its result is.
     """
 
-    def __init__(self, work: Work, own: Sequence[U8], held: Parts) -> None:
+    def __init__(self, work: ReductionTerms, own: Sequence[U8], held: Parts) -> None:
         self._work, self._own, self._held = work, own, held
         size = work.grid.size(0)
         self._lock = threading.Lock()  # held by whoever computes, with this memory
@@ -72,7 +72,7 @@ class Numbers:
         self._bits: list[U8] = []
         self._check: Check | None = None
         self._told: dict[tuple[int, int], bytes] = {}
-        self._seen: list[Seen] = []
+        self._seen: list[ResultNumbers] = []
 
     def came(self, chunk: int, result: U8) -> None:
         """Take a chunk of the result, which has been checked.
@@ -93,7 +93,7 @@ class Numbers:
 
     def look(
         self, seed: bytes, results: Sequence[U8]
-    ) -> tuple[Mapping[tuple[int, int], bytes], Sequence[Seen]]:
+    ) -> tuple[Mapping[tuple[int, int], bytes], Sequence[ResultNumbers]]:
         """Return what senders should have told of the parts held here, and how results look.
 
         The first is by (sender, chunk): sketch and norm as bytes, b"" for parts that do not decode.
@@ -104,7 +104,9 @@ class Numbers:
                 values, whole = self._memory(chunk)
                 self._work.codec.decode(results[chunk], whole)
                 undrawn, bits = self._undrawn[chunk], self._bits[chunk]
-                self._seen.append(Seen(sketch(whole, bits), undrawn.bounds, undrawn.length))
+                self._seen.append(
+                    ResultNumbers(sketch(whole, bits), undrawn.bounds, undrawn.length)
+                )
                 for sender, norm in undrawn.norms.items():
                     decodes = norm and self._decodes(self._held[sender, chunk], values)
                     numbers = sketch(values, bits).tobytes() + norm if decodes else b""

@@ -11,12 +11,12 @@ import numpy as np
 
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import LocalProtocolError
-from atoll.peer.audit.terms import Work
+from atoll.peer.audit.terms import ReductionTerms
 
 __all__ = ["HeldParts", "encoded_parts"]
 
 
-def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
+def encoded_parts(work: ReductionTerms, source: Callable[[int, F32], None]) -> list[U8]:
     """Return the own part of each chunk, encoded, in one piece of memory.
 
     ``source`` fills float32 with the values of a chunk; what it raises goes on. CodecError for NaN
@@ -41,7 +41,7 @@ def encoded_parts(work: Work, source: Callable[[int, F32], None]) -> list[U8]:
 class HeldParts:
     """Keep copies of all parts of the chunks that participant ``owner`` owns, of all who count."""
 
-    def __init__(self, work: Work, owner: int) -> None:
+    def __init__(self, work: ReductionTerms, owner: int) -> None:
         self._rows = {sender: row for row, sender in enumerate(work.counted)}
         self._places: dict[int, slice] = {}
         end = 0

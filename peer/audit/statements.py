@@ -19,8 +19,8 @@ from typing import Annotated, Final
 
 from atoll.optim.spec import SAID_BYTES_MAX
 from atoll.peer.audit.terms import AUDITED_PEERS_MAX
-from atoll.peer.group.signing import Signer
-from atoll.peer.group.views import PeerId
+from atoll.peer.membership.signing import Signer
+from atoll.peer.membership.view import PeerId
 from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
 
@@ -33,18 +33,18 @@ __all__ = [
     "REPLAYED_BYTES_MAX",
     "WHY_MAX",
     "AskPart",
-    "AskSaid",
+    "AskStatement",
     "Check",
     "Commitment",
+    "DisclosedPiece",
     "Elimination",
     "Judgement",
-    "Phase",
-    "Piece",
     "Replayed",
     "Resultant",
     "Reveal",
-    "Said",
+    "SignedStatement",
     "Statement",
+    "StatementPhase",
     "Verdict",
     "Withholding",
     "body_of",
@@ -68,7 +68,7 @@ _Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
 _Chunk = Annotated[int, Within(0, CHUNKS_MAX - 1)]
 
 
-class Phase(IntEnum):
+class StatementPhase(IntEnum):
     """Name the phases of an attempt, in this order.
 
     The last three are said at any time, REPLAYED after the round as well.
@@ -84,9 +84,15 @@ class Phase(IntEnum):
     REPLAYED = 7
 
 
-IN_ORDER: Final = (Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT)
+IN_ORDER: Final = (
+    StatementPhase.COMMIT,
+    StatementPhase.RESULT,
+    StatementPhase.REVEAL,
+    StatementPhase.CHECK,
+    StatementPhase.VERDICT,
+)
 # Nobody honest says two different things in one of these: of several it contradicts one.
-ONCE: Final = (*IN_ORDER, Phase.ELIMINATE)
+ONCE: Final = (*IN_ORDER, StatementPhase.ELIMINATE)
 
 
 @message(wire="Statement")
@@ -99,7 +105,7 @@ class Statement:
     """
 
     terms: _D32
-    phase: Annotated[int, Within(0, len(Phase) - 1)]
+    phase: Annotated[int, Within(0, len(StatementPhase) - 1)]
     heard: Annotated[bytes, Within(0, 32)]
     body: Annotated[bytes, Within(0, BODY_BYTES_MAX)]
 
@@ -110,7 +116,7 @@ class Statement:
 
 @message(wire="Said")
 @dataclass(frozen=True, slots=True)
-class Said:
+class SignedStatement:
     """Hold a statement with its signature: it proves itself, whoever hands it on."""
 
     signer: PeerId
@@ -118,8 +124,8 @@ class Said:
     signature: Annotated[bytes, Within(64, 64)]
 
     @property
-    def phase(self) -> Phase:
-        return Phase(self.statement.phase)
+    def phase(self) -> StatementPhase:
+        return StatementPhase(self.statement.phase)
 
     def genuine(self, signer: Signer) -> bool:
         return signer.verify(self.signer, self.statement.digest, self.signature)
@@ -245,7 +251,7 @@ class Replayed:
 
 @message(wire="AskSaid")
 @dataclass(frozen=True, slots=True)
-class AskSaid:
+class AskStatement:
     """Ask who has the statements of these participants in this phase."""
 
     terms: _D32
@@ -266,7 +272,7 @@ class AskPart:
 
 @message(wire="Piece")
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DisclosedPiece:
     """Carry a piece of an encoded part that has to be opened.
 
     ``proof`` leads to the commitment of its sender, which need not be whoever sends this.
@@ -280,32 +286,34 @@ class Piece:
     proof: Annotated[bytes, Within(0, 32 * 24)]
 
 
-AUDIT_MESSAGES: Final = (Said, AskSaid, AskPart, Piece)
+AUDIT_MESSAGES: Final = (SignedStatement, AskStatement, AskPart, DisclosedPiece)
 
-_BODIES: Final[Mapping[Phase, type]] = {
-    Phase.COMMIT: Commitment,
-    Phase.RESULT: Resultant,
-    Phase.REVEAL: Reveal,
-    Phase.CHECK: Check,
-    Phase.VERDICT: Verdict,
-    Phase.WITHHELD: Withholding,
-    Phase.ELIMINATE: Elimination,
-    Phase.REPLAYED: Replayed,
+_BODIES: Final[Mapping[StatementPhase, type]] = {
+    StatementPhase.COMMIT: Commitment,
+    StatementPhase.RESULT: Resultant,
+    StatementPhase.REVEAL: Reveal,
+    StatementPhase.CHECK: Check,
+    StatementPhase.VERDICT: Verdict,
+    StatementPhase.WITHHELD: Withholding,
+    StatementPhase.ELIMINATE: Elimination,
+    StatementPhase.REPLAYED: Replayed,
 }
 
 
 def body_of(statement: Statement) -> object:
     """Return the body; RemoteProtocolError unless it is what belongs to the phase."""
-    return decode(statement.body, allowed=(_BODIES[Phase(statement.phase)],))
+    return decode(statement.body, allowed=(_BODIES[StatementPhase(statement.phase)],))
 
 
-def said(terms: bytes, phase: Phase, heard: bytes, body: object, me: bytes, signer: Signer) -> Said:
+def said(
+    terms: bytes, phase: StatementPhase, heard: bytes, body: object, me: bytes, signer: Signer
+) -> SignedStatement:
     """Sign what we say."""
     statement = Statement(terms, int(phase), heard, encode(body))
-    return Said(me, statement, signer.sign(statement.digest))
+    return SignedStatement(me, statement, signer.sign(statement.digest))
 
 
-def heard_of(statements: Mapping[bytes, Said]) -> bytes:
+def heard_of(statements: Mapping[bytes, SignedStatement]) -> bytes:
     """Return the digest of what was heard in a phase: of signers and statements, not signatures."""
     pairs = sorted((signer, each.statement.digest) for signer, each in statements.items())
     return hashlib.sha256(b"".join(signer + digest for signer, digest in pairs)).digest()

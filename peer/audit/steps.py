@@ -25,12 +25,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from atoll.peer.audit.statements import IN_ORDER, Phase
+from atoll.peer.audit.statements import IN_ORDER, StatementPhase
 
-__all__ = ["OPENED", "OVER", "PATIENT", "TRANSITIONS", "WAITS_FOR", "Cause", "Step"]
+__all__ = ["OPENED", "OVER", "PATIENT", "TRANSITIONS", "WAITS_FOR", "AuditStep", "Cause"]
 
 
-class Step(Enum):
+class AuditStep(Enum):
     COMMIT = "commit"  # until all have committed
     REDUCE = "reduce"  # until the result is here
     RESULT = "result"  # until all owners have committed to theirs
@@ -50,31 +50,31 @@ class Cause(Enum):
     BROKEN = "somebody is guilty, or missing"
 
 
-TRANSITIONS: Final[Mapping[tuple[Step, Cause], Step]] = {
-    (Step.COMMIT, Cause.ALL_SAID): Step.REDUCE,
-    (Step.REDUCE, Cause.REDUCED): Step.RESULT,
-    (Step.RESULT, Cause.ALL_SAID): Step.REVEAL,
-    (Step.REVEAL, Cause.ALL_SAID): Step.CHECK,
-    (Step.CHECK, Cause.ALL_SAID): Step.VERDICT,
-    (Step.VERDICT, Cause.CLEAN): Step.PASSED,
-    (Step.VERDICT, Cause.DOUBT): Step.OPEN,
-    (Step.OPEN, Cause.CLEAN): Step.PASSED,
-    (Step.COMMIT, Cause.BROKEN): Step.FAILED,
-    (Step.REDUCE, Cause.BROKEN): Step.FAILED,
-    (Step.RESULT, Cause.BROKEN): Step.FAILED,
-    (Step.REVEAL, Cause.BROKEN): Step.FAILED,
-    (Step.CHECK, Cause.BROKEN): Step.FAILED,
-    (Step.VERDICT, Cause.BROKEN): Step.FAILED,
-    (Step.OPEN, Cause.BROKEN): Step.FAILED,
+TRANSITIONS: Final[Mapping[tuple[AuditStep, Cause], AuditStep]] = {
+    (AuditStep.COMMIT, Cause.ALL_SAID): AuditStep.REDUCE,
+    (AuditStep.REDUCE, Cause.REDUCED): AuditStep.RESULT,
+    (AuditStep.RESULT, Cause.ALL_SAID): AuditStep.REVEAL,
+    (AuditStep.REVEAL, Cause.ALL_SAID): AuditStep.CHECK,
+    (AuditStep.CHECK, Cause.ALL_SAID): AuditStep.VERDICT,
+    (AuditStep.VERDICT, Cause.CLEAN): AuditStep.PASSED,
+    (AuditStep.VERDICT, Cause.DOUBT): AuditStep.OPEN,
+    (AuditStep.OPEN, Cause.CLEAN): AuditStep.PASSED,
+    (AuditStep.COMMIT, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.REDUCE, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.RESULT, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.REVEAL, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.CHECK, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.VERDICT, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.OPEN, Cause.BROKEN): AuditStep.FAILED,
 }
 # In which step the statements of which phase are waited for.
-WAITS_FOR: Final[Mapping[Step, Phase]] = {
-    Step.COMMIT: Phase.COMMIT,
-    Step.RESULT: Phase.RESULT,
-    Step.REVEAL: Phase.REVEAL,
-    Step.CHECK: Phase.CHECK,
-    Step.VERDICT: Phase.VERDICT,
+WAITS_FOR: Final[Mapping[AuditStep, StatementPhase]] = {
+    AuditStep.COMMIT: StatementPhase.COMMIT,
+    AuditStep.RESULT: StatementPhase.RESULT,
+    AuditStep.REVEAL: StatementPhase.REVEAL,
+    AuditStep.CHECK: StatementPhase.CHECK,
+    AuditStep.VERDICT: StatementPhase.VERDICT,
 }
-OVER: Final = (Step.PASSED, Step.FAILED)
-PATIENT: Final = (Step.REVEAL, Step.CHECK, Step.VERDICT, Step.OPEN)
+OVER: Final = (AuditStep.PASSED, AuditStep.FAILED)
+PATIENT: Final = (AuditStep.REVEAL, AuditStep.CHECK, AuditStep.VERDICT, AuditStep.OPEN)
 OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an opened part

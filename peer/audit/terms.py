@@ -19,11 +19,11 @@ from atoll.collectives.plan import ReducePlan, shared_plan
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
 from atoll.optim.spec import VALIDATORS_MAX, rule_key
-from atoll.peer.group.views import Attempts, Lineage, PeerId, Rounds, Views
+from atoll.peer.membership.view import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
 
-__all__ = ["AUDITED_PEERS_MAX", "AuditTerms", "Work"]
+__all__ = ["AUDITED_PEERS_MAX", "AuditTerms", "ReductionTerms"]
 
 CODEC_CHARACTERS_MAX: Final = 32
 MEAN: Final = "mean"  # RunSpec.aggregate
@@ -73,7 +73,7 @@ class AuditTerms:
         return _digest(self)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ReductionTerms:
         """Return what the terms mean.
 
         ConfigError if a rule or a codec of that name is not known here, or makes no plan.
@@ -97,7 +97,7 @@ class AuditTerms:
         return len(self.jury) // 2 + 1
 
 
-class Work:
+class ReductionTerms:
     """Work out what terms mean: the plan of the reduction, and how its numbers are encoded."""
 
     def __init__(self, terms: AuditTerms) -> None:
@@ -135,5 +135,5 @@ def _digest(terms: AuditTerms) -> bytes:
 
 
 @lru_cache(16)
-def _work(terms: AuditTerms) -> Work:
-    return Work(terms)
+def _work(terms: AuditTerms) -> ReductionTerms:
+    return ReductionTerms(terms)

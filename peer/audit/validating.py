@@ -23,15 +23,15 @@ from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest, rounded_to_working
 from atoll.optim.spec import RunSpec
 from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.effects import Tell
+from atoll.peer.audit.effects import TellParticipants
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.parts import encoded_parts
-from atoll.peer.audit.statements import Commitment, Judgement, Said
-from atoll.peer.audit.steps import Step
+from atoll.peer.audit.statements import Commitment, Judgement, SignedStatement
+from atoll.peer.audit.steps import AuditStep
 from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.validation import Task, Validations
-from atoll.peer.group.signing import Signer
-from atoll.peer.group.views import short
+from atoll.peer.audit.validation import Validations, ValidationTask
+from atoll.peer.membership.signing import Signer
+from atoll.peer.membership.view import short
 
 __all__ = ["Validating"]
 
@@ -73,7 +73,7 @@ class Validating:
         ``theta``: float32[elements], the run's parameters before it.
         """
         terms, machine = auditor.terms, auditor.machine
-        if machine.step is not Step.PASSED:
+        if machine.step is not AuditStep.PASSED:
             return
         inbox = machine.inbox
         commitments = inbox.commitments
@@ -82,7 +82,7 @@ class Validating:
         self._machine.committed(terms, inbox.seed, works)
         self._pump()
 
-    def hear(self, word: Said, source: bytes) -> None:
+    def hear(self, word: SignedStatement, source: bytes) -> None:
         self._machine.hear(word, source)
         self._pump()
 
@@ -92,7 +92,7 @@ class Validating:
 
     def _pump(self) -> None:
         for effect in self._machine.take():
-            if isinstance(effect, Tell):
+            if isinstance(effect, TellParticipants):
                 for peer in effect.peers:
                     self._send(peer, effect.message)
             else:
@@ -136,7 +136,7 @@ class Validating:
         commitment = known.commitments[known.terms.participants.index(target)]
         return tuple(roots) == commitment.roots
 
-    def _plain(self, task: Task) -> dict[str, Any]:
+    def _plain(self, task: ValidationTask) -> dict[str, Any]:
         return {
             "terms": task.terms.digest,
             "round": task.terms.round,

@@ -22,22 +22,22 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.audit.effects import Convicted, Tell
+from atoll.peer.audit.effects import Convicted, TellParticipants
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import (
     REPLAYED_BYTES_MAX,
     WHY_MAX,
     Judgement,
-    Phase,
     Replayed,
-    Said,
+    SignedStatement,
+    StatementPhase,
     body_of,
     said,
 )
 from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.group.signing import Signer
+from atoll.peer.membership.signing import Signer
 
-__all__ = ["VALIDATED_MAX", "WITHHELD_MAX", "Task", "Validations", "draw"]
+__all__ = ["VALIDATED_MAX", "WITHHELD_MAX", "ValidationTask", "Validations", "draw"]
 
 # Attempts that are remembered: a validator waits up to ten rounds for a segment, and then so does
 # everybody (optim/replay/validating.py: PATIENCE_ROUNDS, COMING_ROUNDS).
@@ -64,7 +64,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ValidationTask:
     """Describe a task for the own trainer.
 
     ``target``: the peer whose steps it is about, which is this one if they are to be shown.
@@ -79,17 +79,17 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Case:
+class _TargetCase:
     """Hold all that is said of one target's steps in one attempt."""
 
-    task: Task
+    task: ValidationTask
     validator: bytes
-    words: dict[bytes, Said] = field(default_factory=dict)  # the first of each
+    words: dict[bytes, SignedStatement] = field(default_factory=dict)  # the first of each
     open: bool = False  # given to the own trainer, which has not judged yet
     done: bool = False  # judged here
     over: bool = False  # somebody was found guilty, or the validator has found nothing wrong
 
-    def saying(self, *judgements: Judgement) -> dict[bytes, Said]:
+    def saying(self, *judgements: Judgement) -> dict[bytes, SignedStatement]:
         return {s: w for s, w in self.words.items() if _body(w).judgement in judgements}
 
 
@@ -115,17 +115,19 @@ class Validations:
 
     def __init__(self, me: bytes, signer: Signer) -> None:
         self._me, self._signer = me, signer
-        self._attempts: dict[bytes, dict[bytes, _Case]] = {}  # by terms and target, oldest first
+        self._attempts: dict[
+            bytes, dict[bytes, _TargetCase]
+        ] = {}  # by terms and target, oldest first
         # What each has committed to when it counted last; of all rounds without a gap up to this.
         self._works: dict[bytes, bytes] = {}
         self._round = 0
         self._withheld: dict[bytes, float] = {}  # how often from us, less SHOWN for what was shown
         # What came since the last commit, and before it, by who has sent it: any peer with a link.
-        self._early: dict[bytes, list[Said]] = {}
-        self._earlier: dict[bytes, list[Said]] = {}
-        self._effects: list[Tell | Convicted] = []
+        self._early: dict[bytes, list[SignedStatement]] = {}
+        self._earlier: dict[bytes, list[SignedStatement]] = {}
+        self._effects: list[TellParticipants | Convicted] = []
 
-    def take(self) -> list[Tell | Convicted]:
+    def take(self) -> list[TellParticipants | Convicted]:
         effects, self._effects = self._effects, []
         return effects
 
@@ -147,13 +149,13 @@ class Validations:
 
         ``works``: what each that counts has committed to.
         """
-        cases: dict[bytes, _Case] = {}
+        cases: dict[bytes, _TargetCase] = {}
         if terms.round != self._round + 1:  # what we have missed may have counted
             self._works.clear()
         for each in draw(terms, seed):
             before = self._works.get(each.target, b"")
-            task = Task(terms, each.target, each.number, works[each.target], before)
-            cases[each.target] = _Case(task, each.validator)
+            task = ValidationTask(terms, each.target, each.number, works[each.target], before)
+            cases[each.target] = _TargetCase(task, each.validator)
             cases[each.target].open = self._me in (each.validator, each.target)
         self._attempts[terms.digest] = cases
         self._works = dict([*(self._works | dict(works)).items()][-WORKS_MAX:])
@@ -166,7 +168,7 @@ class Validations:
                     self.hear(word, source)
         self._earlier, self._early = self._early, {}
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[ValidationTask]:
         return [c.task for cases in self._attempts.values() for c in cases.values() if c.open]
 
     def shown(self, terms: bytes) -> None:
@@ -191,11 +193,11 @@ class Validations:
         if judgement is not None:
             self._say(case, judgement, why)
 
-    def hear(self, word: Said, source: bytes) -> None:
+    def hear(self, word: SignedStatement, source: bytes) -> None:
         """Take a word from its signer or anybody else: ``source``, a peer with a link."""
         statement = word.statement
         terms, is_long = statement.terms, len(statement.body) > REPLAYED_BYTES_MAX
-        if word.phase is not Phase.REPLAYED or is_long or not word.genuine(self._signer):
+        if word.phase is not StatementPhase.REPLAYED or is_long or not word.genuine(self._signer):
             return
         if terms not in self._attempts:
             self._early[source] = [*self._early.get(source, [])[-WORDS_MAX + 1 :], word]
@@ -212,17 +214,17 @@ class Validations:
 
     # ------------------------------------------------------------ inside
 
-    def _case(self, terms: bytes, target: bytes) -> _Case | None:
+    def _case(self, terms: bytes, target: bytes) -> _TargetCase | None:
         return self._attempts.get(terms, {}).get(target)
 
-    def _say(self, case: _Case, judgement: Judgement, why: str) -> None:
+    def _say(self, case: _TargetCase, judgement: Judgement, why: str) -> None:
         terms, body = case.task.terms, Replayed(case.task.target, int(judgement), why[:WHY_MAX])
-        word = said(terms.digest, Phase.REPLAYED, b"", body, self._me, self._signer)
+        word = said(terms.digest, StatementPhase.REPLAYED, b"", body, self._me, self._signer)
         case.words[self._me] = word
-        self._effects.append(Tell(word, _others(terms, self._me)))
+        self._effects.append(TellParticipants(word, _others(terms, self._me)))
         self._consider(case)
 
-    def _consider(self, case: _Case) -> None:
+    def _consider(self, case: _TargetCase) -> None:
         task, first = case.task, case.words.get(case.validator)
         accusation = case.saying(Judgement.WRONG).get(case.validator)
         if first is None or case.over:
@@ -235,7 +237,9 @@ class Validations:
             return
         if not (case.open or case.done or task.target == self._me):
             case.open = True
-            self._effects.append(Tell(first, _others(task.terms, self._me)))  # so that all look
+            self._effects.append(
+                TellParticipants(first, _others(task.terms, self._me))
+            )  # so that all look
         jury = set(task.terms.jury)
         guilty = case.saying(Judgement.WRONG, Judgement.NEVER)
         guilty = {s: w for s, w in guilty.items() if s in jury - {task.target}}
@@ -248,7 +252,9 @@ class Validations:
             words = (accusation, *right.values())
             self._convict(case, "slander", case.validator, words)
 
-    def _convict(self, case: _Case, kind: str, culprit: bytes, words: Iterable[Said]) -> None:
+    def _convict(
+        self, case: _TargetCase, kind: str, culprit: bytes, words: Iterable[SignedStatement]
+    ) -> None:
         case.open, case.over = False, True
         evidence = Evidence(kind, culprit, case.task.terms, tuple(words))
         self._effects.append(Convicted(evidence))
@@ -258,7 +264,7 @@ def _others(terms: AuditTerms, me: bytes) -> tuple[bytes, ...]:
     return tuple(peer for peer in terms.participants if peer != me)
 
 
-def _body(word: Said) -> Replayed:
+def _body(word: SignedStatement) -> Replayed:
     body = body_of(word.statement)
     assert isinstance(body, Replayed)
     return body

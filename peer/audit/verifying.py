@@ -31,19 +31,19 @@ from atoll.peer.audit.statements import (
     Commitment,
     Elimination,
     Judgement,
-    Phase,
     Replayed,
     Resultant,
     Reveal,
-    Said,
+    SignedStatement,
+    StatementPhase,
     Verdict,
     Withholding,
     body_of,
     draw_of,
     heard_of,
 )
-from atoll.peer.group.views import plain, short
-from atoll.peer.signatures import verifies
+from atoll.peer.membership.signatures import verifies
+from atoll.peer.membership.view import plain, short
 
 __all__ = ["verify_evidence"]
 
@@ -56,7 +56,7 @@ def verify_evidence(evidence: Evidence) -> Finding:
     if verify is None:
         raise EvidenceError(f"evidence of a kind that is not known here: {evidence.kind!r}")
     try:
-        case = _Case(evidence)
+        case = _GenuineEvidence(evidence)
         finding = verify(case)
         needed = len(case.used) == len(evidence.parts) and case.used_result == bool(evidence.result)
         _require(needed, "it contains parts that prove nothing")
@@ -70,7 +70,7 @@ def verify_evidence(evidence: Evidence) -> Finding:
         raise EvidenceError(f"this evidence cannot be checked: {what[:200]}") from error
 
 
-class _Case:
+class _GenuineEvidence:
     """Hold evidence whose signatures are good, and belong to its attempt."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -90,28 +90,28 @@ class _Case:
     def place(self) -> int:
         return self.terms.participants.index(self.culprit)
 
-    def all_of(self, phase: Phase) -> dict[bytes, Said]:
+    def all_of(self, phase: StatementPhase) -> dict[bytes, SignedStatement]:
         return {each.signer: each for each in self.evidence.said if each.phase is phase}
 
-    def word(self, phase: Phase, signer: bytes) -> Said:
+    def word(self, phase: StatementPhase, signer: bytes) -> SignedStatement:
         found = self.all_of(phase).get(signer)
         if found is None:
             raise EvidenceError(f"what {short(signer)} said in phase {phase.name} is missing")
         return found
 
-    def heard(self, signer: bytes, phase: Phase) -> dict[bytes, Said]:
+    def heard(self, signer: bytes, phase: StatementPhase) -> dict[bytes, SignedStatement]:
         """Return all statements of a phase.
 
         ``signer`` has said in the next that it heard just these; EvidenceError if not.
         """
         found = self.all_of(phase)
-        later = self.word(Phase(phase + 1), signer)
+        later = self.word(StatementPhase(phase + 1), signer)
         _require(heard_of(found) == later.statement.heard, "it has heard something else")
         return found
 
     def replayed(self, peer: bytes, *judgements: Judgement) -> set[bytes]:
         """Return who of the jury says one of these judgements of a participant's local steps."""
-        words = self.all_of(Phase.REPLAYED).items()
+        words = self.all_of(StatementPhase.REPLAYED).items()
         bodies = {signer: _body(each, Replayed) for signer, each in words}
         return {
             signer
@@ -120,10 +120,10 @@ class _Case:
         }
 
     def commitment(self, index: int) -> Commitment:
-        return _body(self.word(Phase.COMMIT, self.terms.participants[index]), Commitment)
+        return _body(self.word(StatementPhase.COMMIT, self.terms.participants[index]), Commitment)
 
     def check(self, index: int) -> Check:
-        return _body(self.word(Phase.CHECK, self.terms.participants[index]), Check)
+        return _body(self.word(StatementPhase.CHECK, self.terms.participants[index]), Check)
 
     def part(self, index: int) -> Shown:
         """Return the opened part of a participant; EvidenceError if it was not committed to."""
@@ -147,7 +147,7 @@ class _Case:
     def result_digest(self) -> bytes:
         """Return the SHA-256 that the owner has signed for its result of the chunk."""
         owner = self.terms.participants[self.owner]
-        digests = _body(self.word(Phase.RESULT, owner), Resultant).digests
+        digests = _body(self.word(StatementPhase.RESULT, owner), Resultant).digests
         place = self.terms.work.shards[self.owner].index(self.chunk)
         return digests[32 * place : 32 * place + 32]
 
@@ -165,12 +165,12 @@ class _Case:
         They also have to fit the result that it has heard of.
         """
         claimed, work = self.check(index), self.terms.work
-        self.heard(self.terms.participants[index], Phase.RESULT)
+        self.heard(self.terms.participants[index], StatementPhase.RESULT)
         true = part_numbers(work, claimed.seed, self.chunk, self.part(index).data, self.result())
         return told_numbers(work, claimed, self.chunk) == true
 
 
-def _equivocation(case: _Case) -> Finding:
+def _equivocation(case: _GenuineEvidence) -> Finding:
     said = [each for each in case.evidence.said if each.signer == case.culprit]
     _require(len(said) == len(case.evidence.said) == 2, "it takes two statements")
     one, other = said
@@ -179,7 +179,7 @@ def _equivocation(case: _Case) -> Finding:
     return _found(case, f"signed two different statements in phase {one.phase.name}")
 
 
-def _malformed(case: _Case) -> Finding:
+def _malformed(case: _GenuineEvidence) -> Finding:
     (said,) = _exactly(case.evidence.said, 1)
     _require(said.signer == case.culprit, "somebody else has said it")
     try:
@@ -190,16 +190,16 @@ def _malformed(case: _Case) -> Finding:
     return _found(case, f"signed what cannot be: {wrong}")
 
 
-def _draw(case: _Case) -> Finding:
-    committed = _body(case.word(Phase.COMMIT, case.culprit), Commitment)
-    secret = _body(case.word(Phase.REVEAL, case.culprit), Reveal).secret
+def _draw(case: _GenuineEvidence) -> Finding:
+    committed = _body(case.word(StatementPhase.COMMIT, case.culprit), Commitment)
+    secret = _body(case.word(StatementPhase.REVEAL, case.culprit), Reveal).secret
     right = draw_of(case.terms.digest, case.culprit, secret) == committed.draw
     _require(not right, "it has revealed what it had committed to")
     return _found(case, "revealed another number than it had committed to")
 
 
-def _seed(case: _Case) -> Finding:
-    reveals = case.heard(case.culprit, Phase.REVEAL)
+def _seed(case: _GenuineEvidence) -> Finding:
+    reveals = case.heard(case.culprit, StatementPhase.REVEAL)
     _require(set(reveals) == set(case.terms.participants), "a revealed number is missing")
     secrets = {peer: _body(each, Reveal).secret for peer, each in reveals.items()}
     claimed = case.check(case.place).seed
@@ -207,29 +207,29 @@ def _seed(case: _Case) -> Finding:
     return _found(case, "computed another draw than the revealed numbers give")
 
 
-def _sketch(case: _Case) -> Finding:
+def _sketch(case: _GenuineEvidence) -> Finding:
     _require(not case.numbers_are_right(case.place), "its numbers are right")
     return _found(case, f"signed numbers that do not fit its part of chunk {case.chunk}")
 
 
-def _silent(case: _Case) -> Finding:
+def _silent(case: _GenuineEvidence) -> Finding:
     """Return a finding against an owner that has seen wrong numbers, and has said nothing."""
     _require(case.place == case.owner, "it does not own this chunk")
     sender = _only_sender(case)
-    case.heard(case.culprit, Phase.COMMIT)
-    case.heard(case.culprit, Phase.CHECK)
+    case.heard(case.culprit, StatementPhase.COMMIT)
+    case.heard(case.culprit, StatementPhase.CHECK)
     _require(not case.numbers_are_right(sender), "there was nothing to say")
-    verdict = _body(case.word(Phase.VERDICT, case.culprit), Verdict)
+    verdict = _body(case.word(StatementPhase.VERDICT, case.culprit), Verdict)
     _require(sender not in verdict.senders, "it has accused the sender")
     name = short(case.terms.participants[sender])
     return _found(case, f"kept silent about the wrong numbers of {name} in chunk {case.chunk}")
 
 
-def _false(case: _Case) -> Finding:
+def _false(case: _GenuineEvidence) -> Finding:
     sender = _only_sender(case)
-    case.heard(case.culprit, Phase.COMMIT)
-    case.heard(case.culprit, Phase.CHECK)
-    verdict = _body(case.word(Phase.VERDICT, case.culprit), Verdict)
+    case.heard(case.culprit, StatementPhase.COMMIT)
+    case.heard(case.culprit, StatementPhase.CHECK)
+    verdict = _body(case.word(StatementPhase.VERDICT, case.culprit), Verdict)
     accused = dict(zip(verdict.senders, verdict.chunks, strict=True))
     _require(accused.get(sender) == case.chunk, "it has not accused the sender of that")
     _require(case.numbers_are_right(sender), "the accusation is true")
@@ -237,14 +237,14 @@ def _false(case: _Case) -> Finding:
     return _found(case, f"accused {name} falsely")
 
 
-def _result(case: _Case) -> Finding:
+def _result(case: _GenuineEvidence) -> Finding:
     work = case.terms.work
     _require(case.place == case.owner, "it does not own this chunk")
-    case.heard(case.culprit, Phase.COMMIT)
+    case.heard(case.culprit, StatementPhase.COMMIT)
     parts = {index: case.part(index).data for index in work.counted}
     said = {
         case.terms.participants.index(peer): _body(each, Resultant)
-        for peer, each in case.heard(case.culprit, Phase.RESULT).items()
+        for peer, each in case.heard(case.culprit, StatementPhase.RESULT).items()
     }
     _require(len(said) == len(case.terms.participants), "what an owner has signed is missing")
     right = recomputed_digest(work, case.chunk, parts, said[case.place]) == case.result_digest()
@@ -252,18 +252,18 @@ def _result(case: _Case) -> Finding:
     return _found(case, f"signed a wrong result of chunk {case.chunk}")
 
 
-def _gram(case: _Case) -> Finding:
+def _gram(case: _GenuineEvidence) -> Finding:
     _require(case.place == case.owner, "it does not own this chunk")
-    case.heard(case.culprit, Phase.COMMIT)
+    case.heard(case.culprit, StatementPhase.COMMIT)
     parts = {index: case.part(index).data for index in case.terms.work.counted}
-    signed = _body(case.word(Phase.RESULT, case.culprit), Resultant)
+    signed = _body(case.word(StatementPhase.RESULT, case.culprit), Resultant)
     right = gram_fits(case.terms.work, case.chunk, parts, signed)
     _require(not right, "its inner products are right")
     return _found(case, f"signed wrong inner products of chunk {case.chunk}")
 
 
-def _withheld(case: _Case) -> Finding:
-    words = case.all_of(Phase.WITHHELD)
+def _withheld(case: _GenuineEvidence) -> Finding:
+    words = case.all_of(StatementPhase.WITHHELD)
     bodies = {_body(each, Withholding) for each in words.values()}
     _require(len(bodies) == 1, "they speak of different things")
     _require(next(iter(bodies)).peer == case.culprit, "they speak of somebody else")
@@ -271,13 +271,16 @@ def _withheld(case: _Case) -> Finding:
     voices = words.keys() & set(jury) - {case.culprit}
     _require(len(voices) >= case.terms.majority, "they are not more than half")
     phase = next(iter(bodies)).phase
-    _require(phase >= Phase.REVEAL, "who says nothing before the draw is left out, and not banned")
-    what = Phase(phase).name if phase < len(IN_ORDER) else "of an opened part"
+    _require(
+        phase >= StatementPhase.REVEAL,
+        "who says nothing before the draw is left out, and not banned",
+    )
+    what = StatementPhase(phase).name if phase < len(IN_ORDER) else "of an opened part"
     text = f"withheld what it owed in phase {what}, say {len(voices)} of {len(jury)}"
     return _found(case, text, stands_alone=False)
 
 
-def _pair(case: _Case) -> Finding:
+def _pair(case: _GenuineEvidence) -> Finding:
     (said,) = _exactly(case.evidence.said, 1)
     other = _body(said, Elimination)
     _require(other.peer == case.culprit != said.signer, "it names somebody else")
@@ -287,7 +290,7 @@ def _pair(case: _Case) -> Finding:
     return Finding(found.kind, (case.culprit, said.signer), found.text, stands_alone=False)
 
 
-def _work(case: _Case) -> Finding:
+def _work(case: _GenuineEvidence) -> Finding:
     voices = case.replayed(case.culprit, Judgement.WRONG, Judgement.NEVER) - {case.culprit}
     jury = case.terms.jury
     _require(2 * len(voices) > len(jury), "they are not more than half")
@@ -295,13 +298,13 @@ def _work(case: _Case) -> Finding:
     return _found(case, text, stands_alone=False)
 
 
-def _slander(case: _Case) -> Finding:
+def _slander(case: _GenuineEvidence) -> Finding:
     """Return a finding against a validator that more than half say has accused falsely.
 
     The accused may speak for itself: without it honest ones may be no majority, and with it liars
     are none.
     """
-    said = _body(case.word(Phase.REPLAYED, case.culprit), Replayed)
+    said = _body(case.word(StatementPhase.REPLAYED, case.culprit), Replayed)
     _require(said.judgement == Judgement.WRONG, "it accuses nobody")
     voices, jury = case.replayed(said.peer, Judgement.RIGHT) - {case.culprit}, case.terms.jury
     _require(2 * len(voices) > len(jury), "they are not more than half")
@@ -309,7 +312,7 @@ def _slander(case: _Case) -> Finding:
     return _found(case, f"{text} of {len(jury)}", stands_alone=False)
 
 
-KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {
+KINDS: Final[Mapping[str, Callable[[_GenuineEvidence], Finding]]] = {
     "equivocation": _equivocation,
     "malformed": _malformed,
     "draw": _draw,
@@ -326,12 +329,12 @@ KINDS: Final[Mapping[str, Callable[[_Case], Finding]]] = {
 }
 
 
-def _found(case: _Case, text: str, *, stands_alone: bool = True) -> Finding:
+def _found(case: _GenuineEvidence, text: str, *, stands_alone: bool = True) -> Finding:
     whole = f"{short(case.culprit)} {text} (round {case.terms.round})"
     return Finding(case.evidence.kind, (case.culprit,), whole, stands_alone)
 
 
-def _only_sender(case: _Case) -> int:
+def _only_sender(case: _GenuineEvidence) -> int:
     (shown,) = _exactly(case.evidence.parts, 1)
     return shown.sender
 
@@ -342,7 +345,7 @@ def _exactly(items: Iterable[_T], count: int) -> tuple[_T, ...]:
     return found
 
 
-def _body(said: Said, kind: type[_T]) -> _T:
+def _body(said: SignedStatement, kind: type[_T]) -> _T:
     found = body_of(said.statement)
     if not isinstance(found, kind):
         raise EvidenceError(f"a statement is no {kind.__name__}")

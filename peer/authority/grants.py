@@ -28,9 +28,9 @@ from atoll.collectives.errors import (
     PassForgedError,
     PassRunError,
 )
-from atoll.peer.group.views import ARCHIVE, REPLICA, WITNESS
+from atoll.peer.membership.signatures import KEY_BYTES, SIGNATURE_BYTES, verifies
+from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 from atoll.peer.net.invite import check_run_name
-from atoll.peer.signatures import KEY_BYTES, SIGNATURE_BYTES, verifies
 
 __all__ = [
     "CREDENTIAL_BYTES_MAX",

@@ -32,19 +32,19 @@ from atoll.peer.authority.messages import (
     Revoked,
 )
 from atoll.peer.authority.standing import standing
-from atoll.peer.group.messages import Hail, Join
-from atoll.peer.group.views import short
-from atoll.peer.identity import Home, write_atomic
-from atoll.peer.net.gate import check_members
-from atoll.peer.net.hello import Door, Hello, fix_of
+from atoll.peer.membership.messages import BootstrapHello, Join
+from atoll.peer.membership.view import short
+from atoll.peer.net.connection_limits import check_members
+from atoll.peer.net.hello import AdmissionPolicy, Hello, fix_of
+from atoll.peer.net.identity import Home, write_atomic
 from atoll.peer.net.wire import decode, encode
 
-__all__ = ["Guard", "OpenGuard"]
+__all__ = ["AuthorityAdmission", "OpenAdmission"]
 
 SAVE_PAUSE_S = 5.0  # after a write that failed
 
 
-class OpenGuard(Door):
+class OpenAdmission(AdmissionPolicy):
     """Guard a run without an authority: whoever knows its secret may come in.
 
     ``per_address``: how many peers of one IP address, 0 for any number; None for what is usual.
@@ -85,7 +85,7 @@ class OpenGuard(Door):
         return {"mode": "secret"}
 
 
-class Guard(OpenGuard):
+class AuthorityAdmission(OpenAdmission):
     """Guard a run with an authority, whose public key is all that it knows of it.
 
     ``founds``: there is nobody else to judge; ``outside``: this peer is in no view; ``drop`` ends
@@ -183,7 +183,7 @@ class Guard(OpenGuard):
     def on_message(self, peer: bytes, message: object) -> bool:
         if peer in self._out:
             return True  # what was on its way
-        if isinstance(message, Join | Hail):
+        if isinstance(message, Join | BootstrapHello):
             shown = self._present.get(peer)
             if shown is None or not shown.grant.permits(message.member.role):
                 raise RemoteProtocolError(f"its pass is not for the role {message.member.role}")

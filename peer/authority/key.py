@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from atoll.collectives.errors import ConfigError, PassForgedError
 from atoll.peer.authority.grants import Grant, date_of
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.identity import load_key, write_atomic
+from atoll.peer.membership.signatures import KEY_BYTES
+from atoll.peer.net.identity import load_key, write_atomic
 from atoll.peer.net.invite import SECRET_BYTES, SEED_BYTES, Invite
-from atoll.peer.signatures import KEY_BYTES
 
 __all__ = ["Authority", "expiry", "parse_id"]
 

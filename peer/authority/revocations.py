@@ -19,7 +19,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.errors import ConfigError, PassForgedError
-from atoll.peer.signatures import KEY_BYTES, SIGNATURE_BYTES, verifies
+from atoll.peer.membership.signatures import KEY_BYTES, SIGNATURE_BYTES, verifies
 
 __all__ = ["REVOCATIONS_BYTES_MAX", "REVOKED_MAX", "Revocations"]
 

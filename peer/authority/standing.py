@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.peer.authority.grants import Credential, date_of
 from atoll.peer.authority.ledger import Ledger
-from atoll.peer.group.views import short
+from atoll.peer.membership.view import short
 
 __all__ = ["describe", "standing"]
 

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from atoll.collectives.errors import AtollError, ConfigError, DaemonLostError
 from atoll.optim.text import load_text
-from atoll.peer.demo.figures import DemoFigures, Ending, Happening
+from atoll.peer.client.session import ask
+from atoll.peer.demo.figures import DemoFigures, Happening, ProcessEnding
 from atoll.peer.demo.peers import Child, DemoPeer, end_all
 from atoll.peer.demo.summary import LEAVE_MAX_S, ORPHANED_MAX_S, checks, summary
-from atoll.peer.demo.view import View, make_view
-from atoll.peer.session import ask
+from atoll.peer.demo.view import DemoDisplay, make_view
 
 __all__ = ["Demo", "DemoOptions", "run_demo"]
 
@@ -88,7 +88,7 @@ class Demo:
     """Run one demo: its peers, its figures and its script."""
 
     def __init__(
-        self, options: DemoOptions, folder: Path, view: View, interrupted: list[int]
+        self, options: DemoOptions, folder: Path, view: DemoDisplay, interrupted: list[int]
     ) -> None:
         self._folder = folder
         self._data = options.data
@@ -221,7 +221,7 @@ class Demo:
             peer.figures.state = "left"
         for child in self._children():
             wanted = self._expected.get(child.pid, 0)
-            self.figures.endings.append(Ending(child.name, wanted, child.code))
+            self.figures.endings.append(ProcessEnding(child.name, wanted, child.code))
 
     # ------------------------------------------------------------ its parts
 

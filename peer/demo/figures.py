@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-__all__ = ["DemoFigures", "Ending", "Happening", "PeerFigures"]
+__all__ = ["DemoFigures", "Happening", "PeerFigures", "ProcessEnding"]
 
 # Of a daemon's event log, what a spectator wants to see.
 SHOWN_KINDS = frozenset(
@@ -41,7 +41,7 @@ class Happening:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessEnding:
     """Say how a process ended and how it should have; a negative code is a signal's number."""
 
     process: str
@@ -96,7 +96,7 @@ class DemoFigures:
     losses: dict[int, float] = field(default_factory=dict)  # held-out, by round; 1: untrained
     digests: dict[int, dict[str, str]] = field(default_factory=dict)  # round -> peer -> digest
     happenings: list[Happening] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
+    endings: list[ProcessEnding] = field(default_factory=list)
     killed_unix_s: float | None = None
     killed_round: int = 0  # the last that was committed before the kill
     killed_coordinator: bool = False

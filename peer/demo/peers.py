@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import NoDaemonError
+from atoll.peer.client.session import ask
+from atoll.peer.daemon.ipc_server import COMMANDS, EVENTS, LIFELINE
 from atoll.peer.demo.figures import PeerFigures
-from atoll.peer.identity import socket_path, write_atomic
-from atoll.peer.local import COMMANDS, EVENTS, LIFELINE
-from atoll.peer.session import ask
+from atoll.peer.net.identity import socket_path, write_atomic
 
 __all__ = ["Child", "DemoPeer", "end_all"]
 

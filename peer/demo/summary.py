@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.collectives.units import count, duration, size
-from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
+from atoll.peer.demo.figures import DemoFigures, PeerFigures, ProcessEnding
 
 __all__ = [
     "LEAVE_MAX_S",
     "ORPHANED_MAX_S",
-    "Check",
+    "DemoCheck",
     "all_reduce_bytes",
     "checks",
     "summary",
@@ -23,7 +23,7 @@ FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DemoCheck:
     """Describe one condition of success; ``why`` says what is wrong if it is not ``ok``."""
 
     name: str
@@ -36,18 +36,18 @@ def all_reduce_bytes(peers: int, parameters: int, steps: int) -> int:
     return round(2 * (peers - 1) / peers * FLOAT32_BYTES * parameters * steps)
 
 
-def checks(figures: DemoFigures) -> list[Check]:
+def checks(figures: DemoFigures) -> list[DemoCheck]:
     """Check everything that must be so for exit status 0."""
     found = [_loss_check(figures)]
     if figures.chaos:
         newcomer = figures.newcomer
         found += [
-            Check(
+            DemoCheck(
                 "survivors went on",
                 figures.committed_s is not None,
                 "no survivor committed a round after the kill",
             ),
-            Check(
+            DemoCheck(
                 "newcomer took part",
                 newcomer is not None and newcomer.contributed > 0,
                 "the newcomer contributed to no committed round",
@@ -56,40 +56,40 @@ def checks(figures: DemoFigures) -> list[Check]:
     return [*found, _digest_check(figures), _ending_check(figures)]
 
 
-def _loss_check(figures: DemoFigures) -> Check:
+def _loss_check(figures: DemoFigures) -> DemoCheck:
     untrained, final = figures.losses.get(1), figures.last_loss
     if untrained is None or final is None:
-        return Check("loss fell", False, "no held-out loss was reported")
+        return DemoCheck("loss fell", False, "no held-out loss was reported")
     why = f"{final:.3f} is not below {LOSS_SHARE_MAX:.0%} of {untrained:.3f}; try more --rounds"
-    return Check("loss fell", final < LOSS_SHARE_MAX * untrained, why)
+    return DemoCheck("loss fell", final < LOSS_SHARE_MAX * untrained, why)
 
 
-def _digest_check(figures: DemoFigures) -> Check:
+def _digest_check(figures: DemoFigures) -> DemoCheck:
     living = figures.living
     name = "digests equal"
     if len({peer.round for peer in living}) != 1:
         rounds = ", ".join(f"{peer.name} has round {peer.round}" for peer in living)
-        return Check(name, False, f"peers ended at different rounds: {rounds}")
+        return DemoCheck(name, False, f"peers ended at different rounds: {rounds}")
     if not all(peer.digest for peer in living):
-        return Check(name, False, f"not every peer has a digest of round {living[0].round}")
+        return DemoCheck(name, False, f"not every peer has a digest of round {living[0].round}")
     unequal = sorted(r for r, of in figures.digests.items() if len(set(of.values())) > 1)
     if unequal or len({peer.digest for peer in living}) != 1:
         at = ", ".join(map(str, unequal or [living[0].round]))
-        return Check(name, False, f"peers hold different state after round {at}")
-    return Check(name, True, "")
+        return DemoCheck(name, False, f"peers hold different state after round {at}")
+    return DemoCheck(name, True, "")
 
 
-def _ending_check(figures: DemoFigures) -> Check:
+def _ending_check(figures: DemoFigures) -> DemoCheck:
     wrong = [_describe(end) for end in figures.endings if end.got != end.wanted]
     if figures.left_s > LEAVE_MAX_S:
         wrong.append(f"a daemon took {figures.left_s:.1f} s to leave")
     if figures.orphaned_s is not None and figures.orphaned_s > ORPHANED_MAX_S:
         wrong.append(f"a trainer took {figures.orphaned_s:.1f} s to notice its daemon's death")
     ok = bool(figures.endings) and not wrong
-    return Check("processes ended as expected", ok, "; ".join(wrong) or "nothing was started")
+    return DemoCheck("processes ended as expected", ok, "; ".join(wrong) or "nothing was started")
 
 
-def _describe(end: Ending) -> str:
+def _describe(end: ProcessEnding) -> str:
     got = "did not end by itself" if end.got is None else f"ended with {end.got}"
     return f"{end.process} {got} instead of {end.wanted}"
 

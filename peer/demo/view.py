@@ -17,9 +17,9 @@ from rich.text import Text
 
 from atoll.collectives.units import size
 from atoll.peer.demo.figures import DemoFigures, PeerFigures
-from atoll.peer.demo.summary import Check
+from atoll.peer.demo.summary import DemoCheck
 
-__all__ = ["LiveView", "PlainView", "View", "loss_chart", "make_view"]
+__all__ = ["DemoDisplay", "LiveView", "PlainView", "loss_chart", "make_view"]
 
 WIDTH_MAX = 100  # a page wider than this is harder to read, not easier
 IDENTITY_WIDTH = 92  # a narrower page leaves the identities out
@@ -46,17 +46,17 @@ KIND_STYLES = {
 }
 
 
-class View(Protocol):
+class DemoDisplay(Protocol):
     """Describe what the script needs of a view."""
 
     def show(self, figures: DemoFigures, elapsed_s: float) -> None: ...
 
-    def finish(self, lines: list[tuple[str, str]], verdict: list[Check]) -> None: ...
+    def finish(self, lines: list[tuple[str, str]], verdict: list[DemoCheck]) -> None: ...
 
     def close(self) -> None: ...
 
 
-def make_view(*, plain: bool) -> View:
+def make_view(*, plain: bool) -> DemoDisplay:
     """Return the live view where the terminal can show it, else the plain one."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a name in another encoding must not end us
@@ -84,7 +84,7 @@ class PlainView:
                 self._rounds = number
                 print(_round_line(figures, number, elapsed_s), flush=True)
 
-    def finish(self, lines: list[tuple[str, str]], verdict: list[Check]) -> None:
+    def finish(self, lines: list[tuple[str, str]], verdict: list[DemoCheck]) -> None:
         print()
         for label, text in lines:
             print(f"{label:<{LABEL_WIDTH}}  {text}")
@@ -122,7 +122,7 @@ class LiveView:
         rows = min(max(room, LOG_ROWS[0]), LOG_ROWS[1])
         self._live.update(page(figures, elapsed_s, width, rows), refresh=True)
 
-    def finish(self, lines: list[tuple[str, str]], verdict: list[Check]) -> None:
+    def finish(self, lines: list[tuple[str, str]], verdict: list[DemoCheck]) -> None:
         self._live.stop()
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", width=LABEL_WIDTH, justify="right")

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.identity import Home, write_atomic
+from atoll.peer.net.identity import Home, write_atomic
 
 __all__ = [
     "RunTls",

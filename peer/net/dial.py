@@ -23,8 +23,8 @@ from atoll.collectives.errors import (
     ConnectError,
     RemoteProtocolError,
 )
-from atoll.peer.descriptors import is_last
-from atoll.peer.net.bytecounts import ByteCounts
+from atoll.peer.daemon.descriptors import is_last
+from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address

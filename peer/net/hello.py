@@ -28,8 +28,8 @@ from atoll.collectives.errors import (
     VersionError,
 )
 from atoll.collectives.version import VERSION
-from atoll.peer.net.streamkeys import CIPHERS_MAX, CipherName
 from atoll.peer.net.wire import Within, message
+from atoll.peer.streams.keys import CIPHERS_MAX, CipherName
 
 __all__ = [
     "CONTROL",
@@ -40,7 +40,7 @@ __all__ = [
     "PROBE",
     "PROTOCOL_MAX",
     "PROTOCOL_MIN",
-    "Door",
+    "AdmissionPolicy",
     "Hello",
     "Refused",
     "check",
@@ -128,7 +128,7 @@ class Refused:
             raise ValueError("the reason is too long")
 
 
-class Door:
+class AdmissionPolicy:
     """Check what a peer must show besides the run secret. This door asks for nothing."""
 
     credential = b""

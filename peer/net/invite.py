@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.signatures import KEY_BYTES
+from atoll.peer.membership.signatures import KEY_BYTES
 
 __all__ = [
     "FINGERPRINT_BYTES",

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from pathlib import PurePath
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.net.bytecounts import CONTROL, ByteCounts
+from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
 from atoll.peer.net.tls import (
     GOODBYE_TIMEOUT_S,

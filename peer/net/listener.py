@@ -21,15 +21,15 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
-from atoll.peer.descriptors import is_scarce
-from atoll.peer.net.bytecounts import ByteCounts
+from atoll.peer.daemon.descriptors import is_scarce
+from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
+from atoll.peer.net.connection_limits import Gate, PendingConnection, origin_of
 from atoll.peer.net.dial import is_refusal
-from atoll.peer.net.gate import Gate, Place, origin_of
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
-from atoll.peer.net.streamkeys import STREAM_FIRST_BYTE
 from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, reason_of
+from atoll.peer.streams.keys import STREAM_FIRST_BYTE
 
 __all__ = ["Listener"]
 
@@ -56,7 +56,7 @@ LOG_INTERVAL_S = 1.0
 class _Caller:
     """Hold a connection that nobody has taken yet."""
 
-    def __init__(self, sock: socket.socket, where: str, place: Place) -> None:
+    def __init__(self, sock: socket.socket, where: str, place: PendingConnection) -> None:
         self.where, self.place = where, place
         self.held: socket.socket | TlsChannel | None = sock
         self.is_silent = True
@@ -137,7 +137,7 @@ class Listener:
         """Let a connection wait for its first byte, or end it."""
         loop, origin = asyncio.get_running_loop(), origin_of(ip)
         if is_scarce(sock):
-            found: Place | str = "too many file descriptors are in use"
+            found: PendingConnection | str = "too many file descriptors are in use"
         else:
             of_member = self._is_member_ip(origin.ip)
             found = self._gate.enter(origin, loop.time(), of_member=of_member)

@@ -19,9 +19,9 @@ import time
 from dataclasses import dataclass
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.peer.measuring.tcpinfo import TCP_INFO_BYTES
-from atoll.peer.net.bytecounts import CONTROL, ByteCounts
-from atoll.peer.net.gate import plain_ip
+from atoll.peer.links.tcp_info import TCP_INFO_BYTES
+from atoll.peer.net.byte_counts import CONTROL, ByteCounts
+from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 

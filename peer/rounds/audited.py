@@ -14,11 +14,11 @@ from typing import Any
 from atoll.collectives import ReducePlan
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
-from atoll.peer.audit.host import AuditHost
+from atoll.peer.audit.manager import AuditManager
 from atoll.peer.audit.parts import encoded_parts
 from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.group.messages import Begin
-from atoll.peer.rounds.jobs import Job
+from atoll.peer.membership.messages import Begin
+from atoll.peer.rounds.attempt_table import AttemptRun
 
 __all__ = ["AuditedAttempts"]
 
@@ -33,12 +33,12 @@ class AuditedAttempts:
     def __init__(
         self,
         me: bytes,
-        audits: AuditHost,
+        audits: AuditManager,
         *,
         is_wanted: Callable[[Begin], bool],
         failed: Callable[[Begin, tuple[bytes, ...], str], None],
-        reduced: Callable[[Job, bytes], None],
-        start: Callable[[Job, ReducePlan, dict[str, Any]], None],
+        reduced: Callable[[AttemptRun, bytes], None],
+        start: Callable[[AttemptRun, ReducePlan, dict[str, Any]], None],
         threadsafe: Callable[..., None],
         spawn: Callable[[Any], None],
     ) -> None:
@@ -47,7 +47,7 @@ class AuditedAttempts:
         self._start, self._threadsafe, self._spawn = start, threadsafe, spawn
 
     async def begin(
-        self, job: Job, terms: AuditTerms, source: Callable[[int, F32], None], steps: bytes
+        self, job: AttemptRun, terms: AuditTerms, source: Callable[[int, F32], None], steps: bytes
     ) -> None:
         """Commit to all parts and to the local ``steps``; send the parts once all others have too.
 
@@ -93,11 +93,11 @@ class AuditedAttempts:
         )
         job.audit.pump()
 
-    def _compare(self, job: Job, digests: list[bytes]) -> None:
+    def _compare(self, job: AttemptRun, digests: list[bytes]) -> None:
         if job.audit is not None and job.reduction is not None and not job.ended:
             views = [job.result.view(chunk) for chunk in range(job.result.grid.count)]
             job.audit.reduced(views, digests, job.reduction.inner_products)
 
-    async def _passed(self, job: Job) -> None:
+    async def _passed(self, job: AttemptRun) -> None:
         root = await asyncio.to_thread(job.root_of, list(job.result.digests))
         self._reduced(job, root)

@@ -6,8 +6,9 @@ have another origin than those that were reduced again. Every leaf covers digest
 root covers the leaves, and the chain covers the root, so equal chains mean equal bytes and equal
 accounts of who contributed.
 
-Rounds of a session's own collectives (GATHER and REDUCE, peer/group/operations.py) are entries too,
-so that they are ordered with all others; they change no state, so the log keeps their heads only.
+Rounds of a session's own collectives (GATHER and REDUCE, peer/membership/operations.py) are
+entries too, so that they are ordered with all others; they change no state, so the log keeps their
+heads only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import merkle_root
 from atoll.optim.fragments import FRAGMENTS_MAX
 from atoll.optim.spec import BLOB_BYTES_MAX
-from atoll.peer.group.views import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
+from atoll.peer.membership.view import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
 from atoll.peer.net.wire import Within, message
 
 __all__ = [
@@ -38,8 +39,8 @@ __all__ = [
     "WEIGHT_MAX",
     "Blob",
     "EntryHead",
+    "EntryOrigin",
     "Fragment",
-    "Origin",
     "entry_chain",
     "entry_root",
     "fragment_of",
@@ -70,7 +71,7 @@ def fragment_of(round_number: int, fragments: int) -> int:
 
 @message(wire="Origin")
 @dataclass(frozen=True, slots=True)
-class Origin:
+class EntryOrigin:
     """Name whose submissions are in a mean, and with which weights.
 
     ``participants`` are sorted peer ids, each with its weight in the mean.
@@ -111,7 +112,7 @@ class EntryHead:
     round: Rounds
     kind: str
     fragment: Fragment
-    origins: Annotated[tuple[Origin, ...], Within(1, ORIGINS_MAX)]
+    origins: Annotated[tuple[EntryOrigin, ...], Within(1, ORIGINS_MAX)]
     origin_of: Annotated[bytes, Within(0, CHUNKS_MAX)]
     root: Digest
     chain: Digest
@@ -141,7 +142,7 @@ class EntryHead:
         pairs = zip(last.participants, last.weights, strict=True)
         return tuple(peer for peer, weight in pairs if weight > 0)
 
-    def origin(self, chunk: int) -> Origin:
+    def origin(self, chunk: int) -> EntryOrigin:
         """Return whose submissions are in a chunk of the fragment, with their weights.
 
         The root says the same, so nobody can say otherwise.
@@ -150,7 +151,7 @@ class EntryHead:
 
 
 def entry_root(
-    origins: Sequence[Origin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""
+    origins: Sequence[EntryOrigin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""
 ) -> bytes:
     """Return the root of R from the SHA-256 ``digests`` of its encoded chunks, in order.
 

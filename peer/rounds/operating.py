@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.peer.group import events as ev
+from atoll.peer.membership import events as ev
+from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.entries import EntryHead
-from atoll.peer.rounds.jobs import Job
 from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
 __all__ = ["commit_operation"]
 
 
-def commit_operation(replica: Replica, effect: ev.Apply, job: Job | None) -> ReplicatedState:
+def commit_operation(replica: Replica, effect: ev.Apply, job: AttemptRun | None) -> ReplicatedState:
     """Hand the result of a REDUCE to our trainer, and move the state on by a round.
 
     The round changes nothing in the state. ``job``: None if this peer takes no part in a REDUCE. In

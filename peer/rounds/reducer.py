@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout, ReducePlan, Reduction, RoundResult
 from atoll.collectives.errors import AtollError
-from atoll.peer.audit.host import AuditHost
-from atoll.peer.group import events as ev
-from atoll.peer.group.layouts import Layout
-from atoll.peer.group.messages import Begin
-from atoll.peer.group.views import short
-from atoll.peer.net.links import LinkHost
+from atoll.peer.audit.manager import AuditManager
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.view import short
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.rounds.attempt_table import AttemptRun, AttemptTable, plan_of
 from atoll.peer.rounds.audited import AuditedAttempts
 from atoll.peer.rounds.entries import INIT
-from atoll.peer.rounds.jobs import Job, Jobs, plan_of
-from atoll.peer.rounds.keptcopy import (
+from atoll.peer.rounds.replica import Replica, contribution
+from atoll.peer.rounds.resend_stats import CountingOutlet
+from atoll.peer.rounds.salvage import (
     FetchKept,
     KeptCopy,
     KeptPlan,
@@ -34,11 +36,9 @@ from atoll.peer.rounds.keptcopy import (
     header_of,
     pack_chunks,
 )
-from atoll.peer.rounds.replica import Replica, contribution
-from atoll.peer.rounds.resent import CountingOutlet
-from atoll.peer.rounds.router import Router
-from atoll.peer.rounds.streams import FrameOutlet, Streams, reason_of
-from atoll.peer.transfer.fetcher import Fetcher
+from atoll.peer.state_sync.result_client import Fetcher
+from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
+from atoll.peer.streams.router import Router
 
 __all__ = ["Reducer"]
 
@@ -54,11 +54,11 @@ class Reducer:
         self,
         *,
         me: bytes,
-        host: LinkHost,
+        host: ConnectionManager,
         replica: Replica,
         router: Router,
         streams: Streams,
-        audits: AuditHost,
+        audits: AuditManager,
         busy: Callable[[bool], None],
         feed: Callable[[ev.Event], None],
         log: Callable[[str], None],
@@ -74,7 +74,7 @@ class Reducer:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self.fetcher = Fetcher(host, router.copies)
-        self.jobs = Jobs(replica.log.spare)
+        self.jobs = AttemptTable(replica.log.spare)
         self.kept_server = KeptServer(
             streams,
             self._result_of,
@@ -148,7 +148,7 @@ class Reducer:
         for task in self._tasks:
             task.cancel()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: AttemptRun) -> None:
         self._router.end_attempt(job.begin.round, job.begin.attempt)
         job.end()
         self._note_busy()
@@ -175,7 +175,7 @@ class Reducer:
     def _is_wanted(self, begin: Begin) -> bool:
         return self._wanted.get(begin.round) is begin
 
-    async def _open(self, begin: Begin) -> Job:
+    async def _open(self, begin: Begin) -> AttemptRun:
         """Open a job once the attempt before at this round has let go of its memory."""
         before = self.jobs.get(begin.round)
         if before is not None:
@@ -192,7 +192,7 @@ class Reducer:
             self.jobs.begun_again(before, job)
         return job
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: AttemptRun) -> None:
         begin = job.begin
         own, source = contribution(self._replica, job)
         if source is None:
@@ -219,7 +219,7 @@ class Reducer:
                 ),
             )
 
-    def _reduction(self, job: Job, plan: ReducePlan, **how: Any) -> Reduction:
+    def _reduction(self, job: AttemptRun, plan: ReducePlan, **how: Any) -> Reduction:
         begin = job.begin
         job.reduction = Reduction(
             plan=plan,
@@ -232,7 +232,7 @@ class Reducer:
         )
         return job.reduction
 
-    def _run(self, job: Job, reduction: Reduction) -> None:
+    def _run(self, job: AttemptRun, reduction: Reduction) -> None:
         begin = job.begin
         copying = job.copying = self._kept_copy(job, reduction)
         self._router.expect_attempt(begin, reduction, copying)
@@ -248,7 +248,9 @@ class Reducer:
             copying.start()
             job.watching = self._loop.create_task(_watch(copying))
 
-    async def _attach_outlet(self, job: Job, reduction: Reduction, index: int, lane: int) -> None:
+    async def _attach_outlet(
+        self, job: AttemptRun, reduction: Reduction, index: int, lane: int
+    ) -> None:
         begin = job.begin
         peer = begin.participants[index]
         try:
@@ -267,7 +269,7 @@ class Reducer:
             for peer in set(before.begin.participants) - set(begin.participants):
                 self._streams.close_to(peer)
 
-    def _reduced(self, job: Job, root: bytes) -> None:
+    def _reduced(self, job: AttemptRun, root: bytes) -> None:
         """Report that an attempt is reduced, unless it was aborted.
 
         Attempts of the next view count from 1 again, so what is said late of this one would be
@@ -276,7 +278,7 @@ class Reducer:
         begin = job.begin
         if self.jobs.get(begin.round) is job and not job.root and not job.ended:
             job.root = root
-            self._feed(ev.Reduced(begin.round, begin.attempt, root))
+            self._feed(ev.AttemptReduced(begin.round, begin.attempt, root))
 
     def _failed(self, begin: Begin, peers: tuple[bytes, ...], why: str) -> None:
         if self._is_wanted(begin):
@@ -295,7 +297,7 @@ class Reducer:
 
     # ------------------------------------------------------------ kept chunks
 
-    def _kept_copy(self, job: Job, reduction: Reduction) -> KeptCopy:
+    def _kept_copy(self, job: AttemptRun, reduction: Reduction) -> KeptCopy:
         begin, view = job.begin, self._replica.view
         members = [member.peer for member in view.members] if view is not None else []
         lacking = {
@@ -313,7 +315,7 @@ class Reducer:
             ),
         )
 
-    def _ask_kept(self, job: Job, holder: bytes, chunks: list[int]) -> None:
+    def _ask_kept(self, job: AttemptRun, holder: bytes, chunks: list[int]) -> None:
         begin = job.begin
         packed = pack_chunks(chunks)
         question = FetchKept(begin.lineage, begin.view, begin.round, begin.attempt, packed)
@@ -349,7 +351,7 @@ class Reducer:
             job.holder = holder
             job.fetching = self._loop.create_task(self._fetch(job))
 
-    async def _fetch(self, job: Job) -> None:
+    async def _fetch(self, job: AttemptRun) -> None:
         digests = job.result.digests
         try:
             if not all(digests):  # else the reduction was faster than the order to fetch

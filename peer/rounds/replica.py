@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from atoll.collectives.codecs import F32
-from atoll.peer.group.views import View
+from atoll.peer.membership.view import View
+from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.entries import STEP
-from atoll.peer.rounds.jobs import Job
-from atoll.peer.rounds.residual import Residual
-from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.rounds.error_feedback import Residual
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
 
 __all__ = ["Replica", "contribution"]
@@ -39,7 +39,7 @@ class Replica:
     residual: Residual = field(default_factory=Residual)
 
 
-def contribution(replica: Replica, job: Job) -> tuple[Own | None, Source | None]:
+def contribution(replica: Replica, job: AttemptRun) -> tuple[Own | None, Source | None]:
     """Return where the own part of an attempt lies, and what fills it in.
 
     The first is None if the part lies nowhere yet; both are None if there is no part.
@@ -54,7 +54,7 @@ def contribution(replica: Replica, job: Job) -> tuple[Own | None, Source | None]
     return own, copy
 
 
-def _source(replica: Replica, job: Job) -> Source | None:
+def _source(replica: Replica, job: AttemptRun) -> Source | None:
     """Return what computes our part of a step from the submission of the trainer, or None."""
     inputs, state, begin = replica.inputs, replica.state, job.begin
     if begin.kind != STEP or inputs is None or state is None or inputs.size != state.grid.total:
@@ -63,7 +63,7 @@ def _source(replica: Replica, job: Job) -> Source | None:
     return job.source
 
 
-def _own(replica: Replica, job: Job) -> Own | None:
+def _own(replica: Replica, job: AttemptRun) -> Own | None:
     """Return our part of any other round, which lies in the trainer's memory as it is, or None."""
     inputs, grid = replica.inputs, job.result.grid
     if job.begin.kind == STEP or inputs is None or inputs.size != grid.total:

@@ -16,7 +16,7 @@ from atoll.collectives.codecs import Decoder
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep, Pair
 from atoll.optim.spec import RunSpec
-from atoll.peer.memory import Region
+from atoll.peer.client.shared_memory import Region
 from atoll.peer.rounds.entries import INIT, EntryHead
 
 __all__ = ["U8", "Floats", "StateBuffers"]

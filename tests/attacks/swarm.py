@@ -15,7 +15,7 @@ from atoll.optim import Swarm
 from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, rule_key
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from attacks.base import Attack, Seen
 
 __all__ = ["AttackedState", "AttackedSwarm"]
@@ -48,7 +48,7 @@ class AttackedState(SwarmState):
     after: int
     random: np.random.Generator
 
-    def commit(self, submitted: Sequence[Submitted], fragment: int = 0) -> tuple[int, int]:
+    def commit(self, submitted: Sequence[SwarmSubmission], fragment: int = 0) -> tuple[int, int]:
         assert self.spec.fragments == 1
         mine = [n for n, one in enumerate(submitted) if one.worker in self.attackers]
         deltas = np.stack([self._delta(one.values) for one in submitted])
@@ -69,7 +69,7 @@ class AttackedState(SwarmState):
                 values = delta
                 if self.spec.submits == "parameters":
                     values = one.values + (deltas[n] - delta)
-                sent[n] = Submitted(one.worker, values, one.weight)
+                sent[n] = SwarmSubmission(one.worker, values, one.weight)
         return super().commit(sent, fragment)
 
     def _delta(self, values: F32) -> F32:

@@ -16,7 +16,7 @@ from simulation.audits import World
 from simulation.laggards import Replayer, SlowReader
 
 from atoll.peer.audit.machine import SILENCE_S
-from atoll.peer.audit.statements import Said
+from atoll.peer.audit.statements import SignedStatement
 
 SEEDS, ROUNDS = range(5), 3
 FIVE = Options(
@@ -90,7 +90,7 @@ def test_old_messages_are_truly_repeated() -> None:
         world = played(ATTACKS[name], 0)
         (liar,) = (p.liar for p in world.peers.values() if isinstance(p.liar, Replayer))
         assert liar.repeated > 100
-        signers = {said.signer for said in liar.past if isinstance(said, Said)}
+        signers = {said.signer for said in liar.past if isinstance(said, SignedStatement)}
         assert signers == set(world.peers)
 
 

@@ -37,7 +37,7 @@ from harness import results
 from harness.chunk_sim import ChunkSim
 
 from atoll.collectives import get_codec, grid_for
-from atoll.collectives.choice import Task, choose
+from atoll.collectives.choice import ReductionTask, choose
 from atoll.collectives.costs import FRAME_S, LINK_OVERHEAD, PROCESS_BYTES_PER_S, Rates, routes_cost
 from atoll.collectives.network import Network, measured, uniform
 from atoll.collectives.plan import ReducePlan
@@ -130,7 +130,7 @@ def cases(chosen: argparse.Namespace) -> Iterator[Case]:
 def compared(case: Case) -> Row:
     network, elements = network_of(case), int(case.mib * 2**18)
     bits = 8 * get_codec(case.codec).encoded_bytes(elements) / elements
-    task = Task(elements, bits)
+    task = ReductionTask(elements, bits)
     size = grid_for(elements).chunk_elements
     if case.shape == "chosen":
         choice = choose(network, task)

@@ -20,9 +20,9 @@ from harness.replay_elsewhere import replayed_elsewhere
 from harness.replay_ways import CHEATS, MIXED, MIXED_WAYS, WAYS, Change, segment, segments
 from harness.replaying import OPTIMIZERS, Loop, Optimizers, text_model
 
-from atoll.optim.replay.difference import Verdict
-from atoll.optim.replay.opening import Opened
+from atoll.optim.replay.difference import ReplayVerdict
 from atoll.optim.replay.replaying import replay
+from atoll.optim.replay.step_disclosure import Opened
 
 STEPS = (1, 5, 20)
 LENGTHS = (1, 5, 10, 20, 50, 200)
@@ -32,14 +32,16 @@ SIZES = {
 }
 
 
-def again(opened: Opened, optimizer: Optimizers, way: Change, sizes: dict[str, int]) -> Verdict:
+def again(
+    opened: Opened, optimizer: Optimizers, way: Change, sizes: dict[str, int]
+) -> ReplayVerdict:
     model = text_model(**sizes)
     loop = Loop(model, optimizer(model))
     way(loop)
     return replay(opened, loop.task())
 
 
-def show(what: str, found: Callable[[int], Verdict]) -> None:
+def show(what: str, found: Callable[[int], ReplayVerdict]) -> None:
     """A row: what ``found`` says of so many steps."""
     cells = []
     for verdict in map(found, STEPS):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in daemons (peer/cli.py)
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in daemons (peer/cli/main.py)
 
 import argparse
 import gc

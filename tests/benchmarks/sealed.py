@@ -20,13 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from atoll.peer.identity import Home
 from atoll.peer.net.certs import run_tls
+from atoll.peer.net.identity import Home
 from atoll.peer.net.tls import TlsChannel
-from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES
-from atoll.peer.rounds.datastream import DataStream, PlainStream
-from atoll.peer.rounds.sealedstream import SealedStream
-from atoll.peer.rounds.tlsstream import TlsStream
+from atoll.peer.streams.frames import DATA_HEADER_BYTES
+from atoll.peer.streams.sealed_stream import SealedStream
+from atoll.peer.streams.stream import DataStream, PlainStream
+from atoll.peer.streams.tls_stream import TlsStream
 
 MODES = ("plain", "sealed", "tls")
 # Of this benchmark's run, which is nobody's.

@@ -39,7 +39,7 @@ from harness import results
 from harness.mesh import PATIENCE_S, Mesh, all_reducer
 
 from atoll.collectives import get_codec
-from atoll.collectives.choice import Choice, Task, choose
+from atoll.collectives.choice import Choice, ReductionTask, choose
 from atoll.collectives.network import measured as measured_network
 from atoll.collectives.pacing import LINK_SHARE, carried_bytes, lane_pace, paces
 from atoll.peer.lab.lab import Lab
@@ -117,7 +117,7 @@ def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -
     ways = {(i, j): chosen.rtt_ms / 2e3 for i in hosts for j in hosts if i != j}
     network = measured_network(len(hosts), up=rates, down=rates, latency_s=ways, sites=hosts)
     bits = 8 * get_codec(codec).encoded_bytes(elements) / elements
-    choice = choose(network, Task(elements, bits))
+    choice = choose(network, ReductionTask(elements, bits))
     shards = tuple(size * choice.chunk_elements * bits / 8 for size in choice.shards)
     pace = paces(network, carried_bytes(choice.routes(), shards), chosen.share)
     set_pace(mesh, chosen.congestion, {other: pace[mesh.me, other] for other in mesh.out})

@@ -33,7 +33,7 @@ from harness.soak_faults import GUEST, KINDS, MARRED, Kind, Undo
 from harness.soak_watch import Watch
 from harness.wrong_clock import WrongClock
 
-from atoll.peer.checkpoints.checkpoint import candidates, open_latest
+from atoll.peer.checkpoint.reader import candidates, open_latest
 
 NAMES = "abcdefgh"
 ELDER = "h"  # never killed: a leak shows in the process that lives longest

@@ -9,7 +9,7 @@ import pytest
 from harness.health import assert_healthy
 from harness.processes import Fleet, until
 
-from atoll.peer.dealer import PROGRESS_S
+from atoll.peer.client.ipc_client import PROGRESS_S
 
 EVERYBODY = "abcd"
 

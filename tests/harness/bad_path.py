@@ -135,7 +135,8 @@ def flip_state(pid: int, element: int, parameters: int) -> None:
     """Turn a bit in one parameter of a daemon's state, behind its back: in both of its buffers,
     since one of them is about to be written. The process should be stopped meanwhile.
 
-    The shared region holds θ, θ of the other buffer, and both momenta (peer/memory.py, state.py).
+    The shared region holds θ, θ of the other buffer, and both momenta
+    (peer/client/shared_memory.py, state.py).
     """
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.membership import Node
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.node import Node
 
 __all__ = ["BoundedNode"]
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import atoll
 from atoll.collectives.errors import CollectiveMissedError
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 from harness.processes import WAIT_S, Fleet
 
 __all__ = ["Callers", "callers"]

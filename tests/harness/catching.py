@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.peer.transfer import learning as ln
+from atoll.peer.state_sync import events as ln
 from harness.donors import Donor, History, World, goal_of, own_of
 
 

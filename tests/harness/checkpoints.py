@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from atoll.optim.manifest import Parameter
-from atoll.peer.checkpoints.checkpoint import load_checkpoint
-from atoll.peer.checkpoints.writer import CheckpointWriter
-from atoll.peer.identity import Home
+from atoll.peer.checkpoint.reader import load_checkpoint
+from atoll.peer.checkpoint.writer import CheckpointWriter
+from atoll.peer.net.identity import Home
 from atoll.peer.rounds.state import ChunkCopy
 from harness.tinyrun import TinyRun
 

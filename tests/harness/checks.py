@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.messages import GATHER, INIT, STEP, Begin
-from atoll.peer.group.operations import unpack_objects
-from atoll.peer.group.views import View
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.messages import GATHER, INIT, STEP, Begin
+from atoll.peer.membership.operations import unpack_objects
+from atoll.peer.membership.view import View
 from harness.bounds import held_items
 from harness.decisions import Decisions
 from harness.values import Contribution, Entry, Mean, State, chunk_after, giver_of

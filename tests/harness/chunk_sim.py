@@ -19,7 +19,7 @@ from functools import partial
 from atoll.collectives.network import Network
 from atoll.collectives.pairs import PairSchedule
 from atoll.collectives.plan import EVERYONE, ReducePlan
-from atoll.collectives.schedule import Admission, Idle, Kind, Schedule, Send
+from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame, Schedule
 from atoll.collectives.trees import TreeSchedule
 
 SEGMENTS = 8  # per frame: fine enough that a hop does not wait for a whole frame at each line
@@ -44,7 +44,7 @@ class _Stream:
     """From one peer to another: the frame at hand, and how much of it has left."""
 
     window: float
-    frame: Send | None = None
+    frame: OutgoingFrame | None = None
     ready: bool = False  # encoded
     left: int = 0  # segments of the frame that have left
     on_the_way: float = 0.0
@@ -123,20 +123,20 @@ class ChunkSim:
                 send = self.schedules[me].next_send(dest)
                 if send is Idle.DONE:
                     stream.done = True
-                elif isinstance(send, Send):
+                elif isinstance(send, OutgoingFrame):
                     again = True
                     stream.frame, stream.left = send, 0
-                    own = send.kind is Kind.CONTRIB and self._is_own_part(me, send)
+                    own = send.kind is FrameKind.CONTRIB and self._is_own_part(me, send)
                     stream.ready = not own
                     if own:
                         self._process(me, partial(self._ready, me, stream, send))
         self._serve(me)
 
-    def _is_own_part(self, me: int, send: Send) -> bool:
+    def _is_own_part(self, me: int, send: OutgoingFrame) -> bool:
         """Whether it is encoded just before it leaves; a sum is encoded already."""
         return send.added_here or not self.routes.up_children[self.plan.owners[send.chunk]][me]
 
-    def _ready(self, me: int, stream: _Stream, send: Send) -> None:
+    def _ready(self, me: int, stream: _Stream, send: OutgoingFrame) -> None:
         stream.ready = True
         self._serve(me)
         if send.added_here:
@@ -177,7 +177,7 @@ class ChunkSim:
         else:
             self._serve(me)
 
-    def _travel(self, src: int, dest: int, frame: Send | None) -> None:
+    def _travel(self, src: int, dest: int, frame: OutgoingFrame | None) -> None:
         """The lines between: in order, so their queues can be worked out as the segment leaves."""
         at_s = self.now_s
         lines = [self.pair[src][dest]]
@@ -188,7 +188,7 @@ class ChunkSim:
         self._hop(src, dest, frame, lines, at_s)
 
     def _hop(
-        self, src: int, dest: int, frame: Send | None, lines: list[_Line], at_s: float
+        self, src: int, dest: int, frame: OutgoingFrame | None, lines: list[_Line], at_s: float
     ) -> None:
         if lines:
             end_s = lines[0].pass_s(at_s, self.segment)
@@ -197,26 +197,26 @@ class ChunkSim:
         arrive_s = at_s + float(self.network.latency_s[src, dest])
         self._at(arrive_s, lambda: self._arrive(src, dest, frame))
 
-    def _arrive(self, src: int, dest: int, frame: Send | None) -> None:
+    def _arrive(self, src: int, dest: int, frame: OutgoingFrame | None) -> None:
         end_s = self.down[dest].pass_s(self.now_s, self.segment)
         self._at(end_s, lambda: self._received(src, dest, frame))
 
     # ---- receiving
 
-    def _received(self, src: int, dest: int, frame: Send | None) -> None:
+    def _received(self, src: int, dest: int, frame: OutgoingFrame | None) -> None:
         back_s = self.now_s + float(self.network.latency_s[dest, src])
         self._at(back_s, lambda: self._acknowledged(src, dest))
         if frame is not None:
             admission = self.schedules[dest].admit(src, frame.kind, frame.chunk)
-            assert admission is Admission.ACCEPT, (src, dest, frame, admission)
+            assert admission is FrameAdmission.ACCEPT, (src, dest, frame, admission)
             self._process(dest, lambda: self._taken(src, dest, frame))
 
     def _acknowledged(self, src: int, dest: int) -> None:
         self.streams[src][dest].on_the_way -= self.segment
         self._serve(src)
 
-    def _taken(self, src: int, dest: int, frame: Send) -> None:
-        if frame.kind is Kind.RESULT:
+    def _taken(self, src: int, dest: int, frame: OutgoingFrame) -> None:
+        if frame.kind is FrameKind.RESULT:
             self._final(dest, frame.chunk)
             self._pump(dest)
         else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.timing import Timing
-from atoll.peer.group.views import DEFAULT_RULES, REPLICA, short
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import DEFAULT_RULES, REPLICA, short
 from harness.host import Host
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 

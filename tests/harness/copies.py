@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept
-from atoll.peer.group.messages import Begin
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept
+from atoll.peer.membership.messages import Begin
 from harness.values import Entry, Job, Mean, State, chunk_after
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Copies:
 
     # ------------------------------------------------------------ the state
 
-    def catch_up(self, host: Host, effect: ev.CatchUp) -> None:
+    def catch_up(self, host: Host, effect: ev.StartSync) -> None:
         goal = effect.goal
         donors = tuple(m.peer for m in goal.donors if m.peer != host.peer)
         running = self.tasks.get(host)

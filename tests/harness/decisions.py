@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.lineages import RIVAL_S
-from atoll.peer.group.views import Ballot, Member, Rules, View, genesis_chain
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.lineages import RIVAL_S
+from atoll.peer.membership.view import Ballot, Member, Rules, View, genesis_chain
 
 if TYPE_CHECKING:
     from harness.host import Host
@@ -114,7 +114,7 @@ class Decisions:
         place, view, before = (accept.lineage, accept.view), accept.proposal, None
         voted = any(proposal == view for _, proposal in self._votes.get(place, ()))  # so it binds
         chosen = view.coordinator == accept.ballot.peer == host.peer and not voted
-        promisers_only = view.fork or view.rollback  # see election.py
+        promisers_only = view.fork or view.rollback  # see consensus.py
         if chosen and not promisers_only and (place, accept.ballot) not in self._judged:
             before = self._views.get(place)
         self._judged.add((place, accept.ballot))

@@ -1,4 +1,4 @@
-"""A simulated world for peer/transfer/catchup.py: donors with links, under a virtual clock.
+"""A simulated world for peer/state_sync/machine.py: donors with links, under a virtual clock.
 
 The state is small bytes with the real hashes: chunks of 64 bytes, entries of 8 bytes per chunk, so
 that every proof, chain and digest is the one that ships. Bandwidths are in bytes per second.
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 
 from atoll.collectives.merkle import MerkleTree
 from atoll.optim.fragments import chunk_range
-from atoll.peer.group.events import Goal
-from atoll.peer.group.views import Member, genesis_chain
-from atoll.peer.rounds.entries import STEP, EntryHead, Origin, entry_chain, entry_root
-from atoll.peer.transfer import fetching as ft
-from atoll.peer.transfer import learning as ln
-from atoll.peer.transfer.catchup import CatchingUp
-from atoll.peer.transfer.proven import entry_leaf, open_parts, part_head
+from atoll.peer.membership.events import Goal
+from atoll.peer.membership.view import Member, genesis_chain
+from atoll.peer.rounds.entries import STEP, EntryHead, EntryOrigin, entry_chain, entry_root
+from atoll.peer.state_sync import events as ln
+from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync.machine import SyncMachine
+from atoll.peer.state_sync.verification import entry_leaf, open_parts, part_head
 
 CHUNK_BYTES, ENTRY_BYTES = 64, 8
-ORIGIN = Origin((b"o" * 32,), (1.0,))
+ORIGIN = EntryOrigin((b"o" * 32,), (1.0,))
 
 
 def sha(*parts: bytes) -> bytes:
@@ -226,7 +226,7 @@ class World:
         self.link = link
         self.random = random.Random(seed)
         self.now_s = 0.0
-        self.machine = CatchingUp()
+        self.machine = SyncMachine()
         self.done: list[ln.Done] = []
         self.failed: list[str] = []
         self.said: list[str] = []
@@ -258,7 +258,7 @@ class World:
                 self.now_s = ticking
                 ticking += 0.25
                 self.feed(ln.Linked(frozenset(self._linked)))
-                self.feed(ln.Tick())
+                self.feed(ln.SyncTick())
 
     def stands_at(self, history: History) -> bool:
         """The last goal that was reached is the end of this history."""
@@ -285,16 +285,16 @@ class World:
 
     def _carry_out(self, effect: ln.Effect) -> None:
         match effect:
-            case ln.Tell():
+            case ln.TellDonor():
                 donor = self.donors[effect.peer]
                 if donor.alive:
                     message = effect.message
                     self.at(self.now_s + donor.delay_s, lambda: self._tell(donor, message))
-            case ln.Dial():
+            case ln.DialDonor():
                 donor = self.donors[effect.member.peer]
                 if donor.alive:
                     self._linked.add(effect.member.peer)
-            case ln.Prepare():
+            case ln.PrepareStore():
                 chunks = next(iter(self.donors.values())).history
                 own = [] if effect.blob else self.own
                 self.store = Store(len(chunks.states[1]), chunks.fragments, own)
@@ -314,7 +314,7 @@ class World:
                 self.at(self.now_s + 0.05, lambda: self.feed(outcome))
             case ln.Done():
                 self.done.append(effect)
-            case ln.Failed():
+            case ln.SyncFailed():
                 self.failed.append(effect.why)
             case ln.Say():
                 self.said.append(effect.text)
@@ -364,7 +364,7 @@ class World:
         def arrived() -> None:
             self.received += len(frame)
             parts = open_parts(memoryview(frame))
-            self.feed(ln.Arrived(donor.member.peer, message.ticket, number, parts))
+            self.feed(ln.PieceArrived(donor.member.peer, message.ticket, number, parts))
 
         self.at(self.now_s + len(frame) / donor.rate, sent)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.peer.group.events import Effect, Send
-from atoll.peer.group.messages import Accepted
-from atoll.peer.group.timing import Timing
-from atoll.peer.group.views import Ballot, Member, View
+from atoll.peer.membership.events import Effect, Send
+from atoll.peer.membership.messages import Accepted
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import Ballot, Member, View
 
 __all__ = [
     "CHAIN",

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from atoll.peer.checkpoints import checkpoint as reading
-from atoll.peer.checkpoints import writer as writing
+from atoll.peer.checkpoint import reader as reading
+from atoll.peer.checkpoint import writer as writing
 
 
 class Killed(BaseException):

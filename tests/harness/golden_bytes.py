@@ -15,20 +15,21 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.collectives.schedule import Kind as Reductions
+from atoll.collectives.schedule import FrameKind as Reductions
 from atoll.optim.manifest import FrozenTensor, Manifest, Parameter
 from atoll.optim.replay.commitment import Extent
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.audit.bodies import seed_of
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import Phase, draw_of, heard_of, said
+from atoll.peer.audit.statements import StatementPhase, draw_of, heard_of, said
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.checkpoints.manifest import CheckpointManifest, render
-from atoll.peer.group.operations import object_digest, pack_objects
-from atoll.peer.group.signing import Signatures, Signed
-from atoll.peer.group.views import (
+from atoll.peer.checkpoint.manifest import CheckpointManifest, render
+from atoll.peer.links.probe_frames import PROBE
+from atoll.peer.membership.operations import object_digest, pack_objects
+from atoll.peer.membership.signing import Signatures, Signed
+from atoll.peer.membership.view import (
     Ballot,
     View,
     chain_after,
@@ -37,18 +38,17 @@ from atoll.peer.group.views import (
     genesis_chain,
     new_lineage,
 )
-from atoll.peer.identity import Home, RunRecord
-from atoll.peer.measuring.frames import PROBE
 from atoll.peer.net.hello import CONTROL, Hello
+from atoll.peer.net.identity import Home, RunRecord
 from atoll.peer.net.invite import Invite, fingerprint_of
-from atoll.peer.net.streamkeys import CIPHER_AES, CIPHERS, Handshake, StreamGranted
 from atoll.peer.net.wire import encode, frame
-from atoll.peer.rounds.dataframes import DataHeader, pack_header
-from atoll.peer.rounds.entries import EntryHead, Origin, entry_root
-from atoll.peer.rounds.keptcopy import KEPT
-from atoll.peer.rounds.sealing import RECORD_OVERHEAD_BYTES, Kind, Sealer, direction_secrets
-from atoll.peer.transfer.copies import TransferKind
-from atoll.peer.transfer.proven import part_head
+from atoll.peer.rounds.entries import EntryHead, EntryOrigin, entry_root
+from atoll.peer.rounds.salvage import KEPT
+from atoll.peer.state_sync.incoming import TransferKind
+from atoll.peer.state_sync.verification import part_head
+from atoll.peer.streams.frames import DataHeader, pack_header
+from atoll.peer.streams.keys import CIPHER_AES, CIPHERS, Handshake, StreamGranted
+from atoll.peer.streams.sealed import RECORD_OVERHEAD_BYTES, RecordKind, Sealer, direction_secrets
 from harness.samples import PEERS, VARIANTS, names, sample
 
 __all__ = ["FRAMES", "SIGNED_HEAD", "WIRE_HEAD", "signed_lines", "wire_lines"]
@@ -127,13 +127,13 @@ def _stream() -> Iterator[str]:
     for side, secret in zip(("dialler", "acceptor"), direction_secrets(SECRET), strict=True):
         sealer = Sealer(secret, 0.0)
         for variant, kind, plain in (
-            ("data", Kind.DATA, b"what is sealed"),
-            ("next-key", Kind.KEY, b""),
-            ("next-data", Kind.DATA, b"what is sealed"),
-            ("end", Kind.END, b""),
+            ("data", RecordKind.DATA, b"what is sealed"),
+            ("next-key", RecordKind.KEY, b""),
+            ("next-data", RecordKind.DATA, b"what is sealed"),
+            ("end", RecordKind.END, b""),
         ):
             out = memoryview(bytearray(len(plain) + RECORD_OVERHEAD_BYTES))
-            if kind is Kind.KEY:
+            if kind is RecordKind.KEY:
                 sealer.rekey(out, 0.0)
             else:
                 sealer.seal(kind, memoryview(plain), out)
@@ -281,14 +281,14 @@ def _membership() -> Iterator[str]:
 
 
 BODIES = {
-    Phase.COMMIT: "Commitment",
-    Phase.RESULT: "Resultant",
-    Phase.REVEAL: "Reveal",
-    Phase.CHECK: "Check",
-    Phase.VERDICT: "Verdict",
-    Phase.WITHHELD: "Withholding",
-    Phase.ELIMINATE: "Elimination",
-    Phase.REPLAYED: "Replayed",
+    StatementPhase.COMMIT: "Commitment",
+    StatementPhase.RESULT: "Resultant",
+    StatementPhase.REVEAL: "Reveal",
+    StatementPhase.CHECK: "Check",
+    StatementPhase.VERDICT: "Verdict",
+    StatementPhase.WITHHELD: "Withholding",
+    StatementPhase.ELIMINATE: "Elimination",
+    StatementPhase.REPLAYED: "Replayed",
 }
 
 
@@ -296,7 +296,7 @@ def _statements() -> Iterator[str]:
     terms: AuditTerms = sample("AuditTerms", "full")
     yield line("audit-terms-digest", "full", terms.digest)
     heard = {}
-    for phase in Phase:
+    for phase in StatementPhase:
         for variant in VARIANTS:
             recording, body = Recording(), sample(BODIES[phase], variant)
             word = said(terms.digest, phase, D32[0], body, PEERS[0], recording)
@@ -330,7 +330,7 @@ def _chains() -> Iterator[str]:
     yield line("lineage", "new", new_lineage(D32[0], b"reason"))
     yield line("lineage", "forked", forked(view, Ballot(2, PEERS[0])).lineage)
     yield line("lineage", "founded", founded(view).lineage)
-    origin: Origin = sample("Origin", "full")
+    origin: EntryOrigin = sample("Origin", "full")
     yield line("origin-digest", "full", origin.digest())
     head: EntryHead = sample("EntryHead", "full")
     roots = {

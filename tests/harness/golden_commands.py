@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 from atoll.collectives.errors import AtollError
-from atoll.peer import cli
-from atoll.peer.cli_daemon import INTERRUPTED
+from atoll.peer.cli import main
+from atoll.peer.cli.daemon import INTERRUPTED
 
 __all__ = ["EXIT_HEAD", "HELP_HEAD", "exit_lines", "help_lines", "parser"]
 
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
     with mock.patch.object(argparse.ArgumentParser, "parse_args", catch):
         try:
-            cli.main([])
+            main.main([])
         except _Caught as caught:
             return caught.parser
     raise AssertionError("`atoll` has read no arguments")
@@ -104,6 +104,6 @@ def _ends_with(*arguments: str) -> int:
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         try:
-            return cli.main(arguments)
+            return main.main(arguments)
         except SystemExit as end:
             return int(end.code or 0)

@@ -10,13 +10,13 @@ from typing import Any
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.authority.grants import Credential
-from atoll.peer.authority.guard import Guard, OpenGuard
+from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
 from atoll.peer.authority.ledger import Ledger
-from atoll.peer.group.views import REPLICA
-from atoll.peer.identity import Home
+from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.certs import run_tls
-from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
+from atoll.peer.streams.stream import DataStream
 from harness.passes import PUBLIC, RUN, key_of, passed
 
 __all__ = ["Site", "Sites", "sites"]
@@ -45,8 +45,8 @@ class Site:
         self.downs: list[tuple[bytes, str]] = []
         self.streams: list[DataStream] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.guard = self._guard(shown, role, founds) if shown is not None else OpenGuard()
-        self.host = LinkHost(
+        self.guard = self._guard(shown, role, founds) if shown is not None else OpenAdmission()
+        self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=run_tls(home, SECRET),
             run=RUN,
@@ -60,8 +60,8 @@ class Site:
             door=self.guard,
         )
 
-    def _guard(self, shown: Credential, role: str, founds: bool) -> Guard:
-        return Guard(
+    def _guard(self, shown: Credential, role: str, founds: bool) -> AuthorityAdmission:
+        return AuthorityAdmission(
             self.home,
             Ledger(PUBLIC, RUN),
             shown.encode(),
@@ -82,7 +82,7 @@ class Site:
 
     @property
     def ledger(self) -> Ledger:
-        assert isinstance(self.guard, Guard)
+        assert isinstance(self.guard, AuthorityAdmission)
         return self.guard.ledger
 
     def knows(self) -> set[bytes]:

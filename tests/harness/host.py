@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.membership import Node
-from atoll.peer.group.messages import Begin
-from atoll.peer.group.phases import Phase
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.phase import Phase
 from harness.values import Entry, Job, State
 
 __all__ = ["FOREVER_S", "Host", "Trap"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.lanes import Receipt
 from atoll.collectives.schedule import Frame
+from atoll.collectives.stripes import Receipt
 
 __all__ = ["WAIT_S", "Lane", "start_lanes", "until"]
 

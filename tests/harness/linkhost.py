@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.peer.identity import Home
 from atoll.peer.net.certs import run_tls
-from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.streams import Streams
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
+from atoll.peer.streams.manager import Streams
 
 __all__ = ["link_host"]
 
@@ -21,10 +21,10 @@ def link_host(
     streams: Callable[[], Streams],
     on_message: Callable[[bytes, object], None],
     log: Callable[[str], None],
-) -> LinkHost:
+) -> ConnectionManager:
     """``address``: what it advertises, once it listens. ``streams``: to and from its peers; they
     need the host themselves, so they are asked for when a link comes."""
-    return LinkHost(
+    return ConnectionManager(
         peer_id=home.peer_id,
         tls=run_tls(home, SECRET),
         run=RUN,

@@ -23,8 +23,8 @@ from atoll.collectives.choice import Choice
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.robust import get_rule
-from atoll.peer.rounds.datastream import DataStream, PlainStream
-from atoll.peer.rounds.sealedstream import SealedStream
+from atoll.peer.streams.sealed_stream import SealedStream
+from atoll.peer.streams.stream import DataStream, PlainStream
 
 __all__ = ["PATIENCE_S", "Mesh", "all_reducer"]
 

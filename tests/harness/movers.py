@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from atoll.optim import DiLoCo
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 __all__ = ["Mover", "honest"]
 

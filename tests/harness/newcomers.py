@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.probation import Terms
-from atoll.peer.group.views import View
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.view import View
 from harness.cluster import Cluster
 
 __all__ = ["come", "held", "members", "new", "running", "view_of", "weights_of_rounds"]

@@ -31,19 +31,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from atoll.collectives.accumulator import Parts
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError, PassRevokedError
-from atoll.collectives.parts import Parts
-from atoll.collectives.sums import Sums
+from atoll.collectives.mean_parts import Sums
 from atoll.optim.fragments import chunk_range
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer import cli, daemon
 from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.host import Attempt
-from atoll.peer.audit.statements import Check, Phase, Said, body_of
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
+from atoll.peer.audit.manager import AuditedAttempt
+from atoll.peer.audit.statements import Check, SignedStatement, StatementPhase, body_of
+from atoll.peer.cli import main as cli
+from atoll.peer.daemon import daemon
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
 
 ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
@@ -204,21 +205,25 @@ def lie_in_audits(lie: str) -> None:
 
         Auditor.numbers = shifted  # type: ignore[method-assign]
     else:
-        tell = Attempt._tell
+        tell = AuditedAttempt._tell
 
-        def oddly(self: Attempt, message: object, peers: Collection[bytes]) -> None:
-            own = isinstance(message, Said) and message.signer == self.auditor.machine.me
-            if own and lie == "withholds" and Phase.REVEAL <= message.phase <= Phase.VERDICT:
+        def oddly(self: AuditedAttempt, message: object, peers: Collection[bytes]) -> None:
+            own = isinstance(message, SignedStatement) and message.signer == self.auditor.machine.me
+            if (
+                own
+                and lie == "withholds"
+                and StatementPhase.REVEAL <= message.phase <= StatementPhase.VERDICT
+            ):
                 return
             tell(self, message, peers)
-            if own and lie == "two" and message.phase is Phase.CHECK:
+            if own and lie == "two" and message.phase is StatementPhase.CHECK:
                 check = body_of(message.statement)
                 assert isinstance(check, Check)
                 other = replace(check, norms=bytes(len(check.norms)))
                 words = self.auditor.machine
-                tell(self, words._signed(Phase.CHECK, other), peers)
+                tell(self, words._signed(StatementPhase.CHECK, other), peers)
 
-        Attempt._tell = oddly  # type: ignore[method-assign]
+        AuditedAttempt._tell = oddly  # type: ignore[method-assign]
 
 
 def main() -> int:

@@ -8,8 +8,8 @@ import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.net.streamkeys import CIPHERS, StreamAsked, StreamGranted
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.streams.keys import CIPHERS, StreamAsked, StreamGranted
+from atoll.peer.streams.stream import DataStream
 from harness.wires import receive
 
 if TYPE_CHECKING:

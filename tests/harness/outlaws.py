@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from atoll.peer.group.banned import BansBelieved, BelievedBan
+from atoll.peer.membership.bans import BansBelieved, BelievedBan
 from harness.host import Host
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import hashlib
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.group.views import REPLICA
+from atoll.peer.membership.view import REPLICA
 
 __all__ = ["AUTHORITY", "PUBLIC", "RUN", "key_of", "passed", "peer_of", "token", "tokened"]
 

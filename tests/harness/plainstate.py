@@ -11,14 +11,14 @@ from atoll.collectives import get_codec, grid_for
 from atoll.collectives.merkle import merkle_climb, merkle_root
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 from atoll.peer.rounds.statebuffers import U8
 
 ELEMENTS = 4 * 4096 + 300  # five chunks, the last one short
 GRID = grid_for(ELEMENTS)
 LR, MU = np.float32(0.7), np.float32(0.9)
-ORIGIN = Origin((b"p" * 32,), (1.0,))
+ORIGIN = EntryOrigin((b"p" * 32,), (1.0,))
 
 
 def run_blob(fragments: int = 1, codec: str = "int8") -> bytes:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, parse_kept
-from atoll.peer.group.messages import GATHER, INIT, REDUCE, Begin
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, parse_kept
+from atoll.peer.membership.messages import GATHER, INIT, REDUCE, Begin
 from atoll.peer.rounds.entries import entry_root
 from harness.copies import Copies
 from harness.values import Entry, Job, Mean, State
@@ -200,7 +200,7 @@ class DataPlane:
             first = job.finals[0]
             job.finals[0] = Mean(first.parts, first.weights, first.chunk, host.peer)
         job.root = root_of(begin, job.finals, self.kept(host, begin))
-        self._world.deliver(host, ev.Reduced(begin.round, begin.attempt, job.root))
+        self._world.deliver(host, ev.AttemptReduced(begin.round, begin.attempt, job.root))
 
     def _report_broken(self, running: Reduction, group: dict[bytes, Host]) -> None:
         """A dead process resets its streams at once; a silent edge is noticed later."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.collectives.errors import AtollError
-from atoll.peer.identity import Home
-from atoll.peer.session import ask
+from atoll.peer.client.session import ask
+from atoll.peer.net.identity import Home
 
 if TYPE_CHECKING:
     from harness.health import Usage

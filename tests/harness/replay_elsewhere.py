@@ -17,10 +17,10 @@ import torch
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.replay.batches import batches_leaf, pack
 from atoll.optim.replay.checkpoint import leaf_of
-from atoll.optim.replay.commitment import Commitment
-from atoll.optim.replay.difference import Verdict
-from atoll.optim.replay.opening import Opened, Opening
+from atoll.optim.replay.commitment import WorkCommitment
+from atoll.optim.replay.difference import ReplayVerdict
 from atoll.optim.replay.replaying import replay
+from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
 from harness.replaying import OPTIMIZERS, Loop, text_model
 
 __all__ = ["OLD_CPU", "replayed_elsewhere"]
@@ -36,14 +36,14 @@ OLD_CPU = {
 TIMEOUT_S = 120  # no run comes near it
 
 
-def replayed_elsewhere(opened: Opened, optimizer: str, folder: Path, **sizes: int) -> Verdict:
+def replayed_elsewhere(opened: Opened, optimizer: str, folder: Path, **sizes: int) -> ReplayVerdict:
     """Of a segment that is all of its round, by such a process."""
     start, batches, end = opened.start, pack(opened.steps), opened.end
     assert end is not None
     assert opened.extent.segments == 1
     leaves = [leaf_of(start.digests()), batches_leaf(batches), leaf_of(end.digests())]
-    commitment = Commitment(opened.extent, leaves)
-    opening = Opening(
+    commitment = WorkCommitment(opened.extent, leaves)
+    opening = StepDisclosure(
         opened.extent,
         0,
         start.encode(),
@@ -62,14 +62,14 @@ def replayed_elsewhere(opened: Opened, optimizer: str, folder: Path, **sizes: in
     done = subprocess.run(
         [*module, *told], env=environment, capture_output=True, timeout=TIMEOUT_S, check=True
     )
-    return Verdict(**json.loads(done.stdout))
+    return ReplayVerdict(**json.loads(done.stdout))
 
 
 def main(file: str, optimizer: str, commitment: str, sizes: str) -> None:
     torch.set_num_threads(1)
     model = text_model(**json.loads(sizes))
     manifest = ModelVector(model).manifest
-    opening = Opening.decode(Path(file).read_bytes(), manifest)
+    opening = StepDisclosure.decode(Path(file).read_bytes(), manifest)
     loop = Loop(model, OPTIMIZERS[optimizer](model))
     verdict = replay(opening.open(bytes.fromhex(commitment)), loop.task())
     print(json.dumps(asdict(verdict)))

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.optim.replay.batches import Batch
-from atoll.optim.replay.checkpoint import Checkpoint
+from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.commitment import Extent
-from atoll.optim.replay.opening import Opened
+from atoll.optim.replay.step_disclosure import Opened
 from harness.replaying import I64, Loop, Optimizers, sampled, text_model
 
 __all__ = ["CHEATS", "MIXED", "MIXED_WAYS", "WAYS", "Change", "segment", "segments"]
@@ -75,8 +75,8 @@ def _next(
     return Opened(extent, 0, start, [(Batch(b),) for b in noted], end, end.digests(), None)
 
 
-def _copied(checkpoint: Checkpoint) -> Checkpoint:
-    return Checkpoint.decode(checkpoint.encode())
+def _copied(checkpoint: WorkCheckpoint) -> WorkCheckpoint:
+    return WorkCheckpoint.decode(checkpoint.encode())
 
 
 # ------------------------------------------------------------ ways to compute

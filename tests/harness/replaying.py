@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.optim import ByteTransformer
-from atoll.optim.replay.replaying import Task
+from atoll.optim.replay.replaying import ReplayTask
 
 __all__ = [
     "CONTEXT",
@@ -131,8 +131,8 @@ class Loop:
                 self.scheduler.step()
             self.inner.zero_grad()
 
-    def task(self) -> Task:
-        return Task(
+    def task(self) -> ReplayTask:
+        return ReplayTask(
             self.model,
             self.inner,
             self,

@@ -41,7 +41,7 @@ OPTIM_PURE = {
         "text",
     )
 }
-REPLAY = "batches checkpoint commitment detection difference opening tensors"
+REPLAY = "batches checkpoint commitment detection difference step_disclosure tensors"
 OPTIM_PURE |= {f"atoll.optim.replay.{name}" for name in REPLAY.split()}
 OPTIM_PURE_MAY = {
     "numpy",
@@ -61,10 +61,10 @@ COMPRESSORS = {n for n in MODULES if n.startswith("atoll.optim.compressors.")}
 COMPRESSORS |= {"atoll.optim.compressors", "atoll.optim.exchange"}
 COMPRESSORS_MAY = {f"atoll.collectives.{n}" for n in ("counter_rng", "codecs.scales", "feedback")}
 COMPRESSORS_MAY |= COMPRESSORS | OPTIM_PURE_MAY
-OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.session"} | OPTIM_PURE_MAY
+OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.client"} | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY |= {
     f"atoll.collectives.{name}"
-    for name in ("compensated", "counter_rng", "feedback", "parts", "result", "together")
+    for name in ("compensated", "counter_rng", "feedback", "accumulator", "result", "reference")
 }
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
@@ -74,15 +74,15 @@ ATOLL_MAY = {
     "atoll.collectives.errors",
     "atoll.collectives.version",
     "atoll.optim",
-    "atoll.peer.session",
+    "atoll.peer.client",
 }
 
 # Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
 DECISIONS = (
     OPTIM_PURE - {"atoll.optim.text"}
     | COMPRESSORS
-    | {name for name in MODULES if name.startswith("atoll.peer.group")}
-    | {name for name in MODULES if name.startswith("atoll.collectives.robust")}
+    | {name for name in MODULES if name.startswith("atoll.peer.membership")}
+    | {name for name in MODULES if f"{name}.".startswith("atoll.collectives.robust.")}
     | {
         f"atoll.collectives.{name}"
         for name in (
@@ -101,12 +101,12 @@ DECISIONS = (
             "pair_costs",
             "pairs",
             "plan",
-            "refusals",
+            "protocol_errors",
             "routes",
             "schedule",
             "shapes",
             "shards",
-            "tours",
+            "ring_order",
             "trees",
             "units",
         )
@@ -119,7 +119,7 @@ DECISIONS = (
             "audit.evidence",
             "audit.inbox",
             "audit.machine",
-            "audit.opening",
+            "audit.part_disclosure",
             "audit.statements",
             "audit.steps",
             "audit.terms",
@@ -128,39 +128,39 @@ DECISIONS = (
             "authority.messages",
             "authority.revocations",
             "authority.standing",
-            "checkpoints.manifest",
-            "checkpoints.tensorfile",
+            "checkpoint.manifest",
+            "checkpoint.tensor_file",
             "demo.figures",
             "demo.summary",
-            "gossip.messages",
-            "gossip.published",
-            "measuring.estimates",
-            "measuring.frames",
-            "measuring.messages",
-            "measuring.news",
-            "measuring.picture",
-            "measuring.slices",
-            "measuring.survey",
-            "measuring.tcpinfo",
-            "measuring.turns",
-            "net.gate",
+            "vectors.messages",
+            "vectors.published",
+            "links.estimates",
+            "links.probe_frames",
+            "links.messages",
+            "links.link_changes",
+            "links.link_table",
+            "links.tcp_intervals",
+            "links.probe_schedule",
+            "links.tcp_info",
+            "links.probe_turns",
+            "net.connection_limits",
             "net.hello",
             "net.invite",
-            "net.streamkeys",
+            "streams.keys",
             "net.wire",
-            "rounds.dataframes",
+            "streams.frames",
             "rounds.entries",
-            "rounds.sealing",
-            "signatures",
-            "transfer.assembly",
-            "transfer.catchup",
-            "transfer.fetching",
-            "transfer.gathering",
-            "transfer.histories",
-            "transfer.learning",
-            "transfer.proven",
-            "transfer.pull",
-            "transfer.supply",
+            "streams.sealed",
+            "membership.signatures",
+            "state_sync.assembly",
+            "state_sync.machine",
+            "state_sync.messages",
+            "state_sync.gathering",
+            "state_sync.histories",
+            "state_sync.events",
+            "state_sync.verification",
+            "state_sync.pull",
+            "state_sync.sources",
         )
     }
 )

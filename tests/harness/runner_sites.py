@@ -11,16 +11,16 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.audit.host import AuditHost
-from atoll.peer.group import events as ev
-from atoll.peer.group.messages import STEP, Begin
-from atoll.peer.group.views import Member, View
-from atoll.peer.identity import Home
-from atoll.peer.keys import HomeSigner
-from atoll.peer.rounds.keptcopy import FetchKept
-from atoll.peer.rounds.runner import RoundRunner
+from atoll.peer.audit.manager import AuditManager
+from atoll.peer.daemon.keys import HomeSigner
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import STEP, Begin
+from atoll.peer.membership.view import Member, View
+from atoll.peer.net.identity import Home
+from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.rounds.state import ReplicatedState
-from atoll.peer.transfer.fetching import FetchResult
+from atoll.peer.state_sync.messages import FetchResult
 from harness.linkhost import link_host
 from harness.plainstate import initialise
 
@@ -43,14 +43,14 @@ class Site:
         )
         self.address = ""
         self.me = home.peer_id
-        self.audits = AuditHost(
+        self.audits = AuditManager(
             home.peer_id,
             HomeSigner(home),
             send=self.host.send,
             convict=lambda evidence: None,
             log=self.logs.append,
         )
-        self.runner = RoundRunner(
+        self.runner = RoundExecutor(
             me=home.peer_id,
             host=self.host,
             audits=self.audits,
@@ -78,7 +78,7 @@ class Site:
         await self.host.close()
 
     def reduced(self, attempt: int, number: int | None = None) -> bytes | None:
-        found = (e for e in self.fed if isinstance(e, ev.Reduced) and e.attempt == attempt)
+        found = (e for e in self.fed if isinstance(e, ev.AttemptReduced) and e.attempt == attempt)
         return next((e.root for e in found if number in (None, e.round)), None)
 
     def applied(self, number: int) -> bool:

@@ -13,8 +13,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
-from atoll.peer.group.messages import Operation
-from atoll.peer.group.views import Member
+from atoll.peer.membership.messages import Operation
+from atoll.peer.membership.view import Member
 from atoll.peer.net.wire import Within, registered
 from harness.rooms import MODULES
 

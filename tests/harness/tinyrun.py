@@ -9,9 +9,17 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.group.views import Member, View, genesis_chain
-from atoll.peer.rounds.entries import GATHER, INIT, STEP, EntryHead, Origin, entry_chain, entry_root
-from atoll.peer.rounds.roundlog import RoundLog
+from atoll.peer.membership.view import Member, View, genesis_chain
+from atoll.peer.rounds.entries import (
+    GATHER,
+    INIT,
+    STEP,
+    EntryHead,
+    EntryOrigin,
+    entry_chain,
+    entry_root,
+)
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
 
 PARAMETERS = (
@@ -86,16 +94,16 @@ class TinyRun:
         self.after[number] = (state.theta.tobytes(), state.momentum.tobytes())
         return number
 
-    def _origin(self, number: int) -> Origin:
+    def _origin(self, number: int) -> EntryOrigin:
         """One participant; or up to four, of which some have no weight."""
         alike = self.spec.aggregate == "mean" and not self.spec.outer_lr_by_peers
         if number == 1 or alike:
-            return Origin((self.peer,), (1.0,))
+            return EntryOrigin((self.peer,), (1.0,))
         count = 1 + number % 4
         weights = (*(float(n % 3) for n in range(count - 1)), 2.0)
-        return Origin(tuple(bytes([n]) * 32 for n in range(count)), weights)
+        return EntryOrigin(tuple(bytes([n]) * 32 for n in range(count)), weights)
 
-    def _encoded(self, count: int, origin: Origin, *, init: bool) -> np.ndarray:
+    def _encoded(self, count: int, origin: EntryOrigin, *, init: bool) -> np.ndarray:
         """A chunk of random values. Of participants that count there is one part each."""
         result = get_codec("float32") if init else self.spec.result_codec(origin.weights)
         codec = result.part_codec
@@ -109,7 +117,7 @@ class TinyRun:
     def operate(self) -> int:
         """One more round that is a collective of the trainers' own. Returns its number."""
         state, number = self.state, self.state.round + 1
-        origins = (Origin((self.peer,), (1.0,)),)
+        origins = (EntryOrigin((self.peer,), (1.0,)),)
         root = entry_root(origins, b"", (), b"what was gathered in round %d" % number)
         head = EntryHead(number, GATHER, 0, origins, b"", root, b"")
         self.chain = entry_chain(self.chain, head)

@@ -17,7 +17,7 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec
-from atoll.peer.session import Members, Outcome, Reduced, vector_of
+from atoll.peer.client.session import Members, Outcome, Reduced, vector_of
 
 __all__ = ["OutsideSession", "most_of"]
 
@@ -38,7 +38,7 @@ def most_of(work: Callable[[], object]) -> int:
 
 
 class OutsideSession:
-    """``atoll.peer.session.Session`` says what each of these does."""
+    """``atoll.peer.client.session.Session`` says what each of these does."""
 
     number = 0
     peer_name = NAMES[0]

@@ -21,18 +21,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.group.events import Goal
-from atoll.peer.group.views import Member
-from atoll.peer.identity import Home
+from atoll.peer.membership.events import Goal
+from atoll.peer.membership.view import Member
+from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import parse_address
-from atoll.peer.rounds.roundlog import RoundLog
-from atoll.peer.rounds.router import Router
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
-from atoll.peer.rounds.streams import Streams
-from atoll.peer.transfer import fetching as ft
-from atoll.peer.transfer.donor import Donor
-from atoll.peer.transfer.learner import CatchUp
-from atoll.peer.transfer.shelf import Shelf
+from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync.chunk_cache import ChunkCache
+from atoll.peer.state_sync.client import SyncClient
+from atoll.peer.state_sync.server import Donor
+from atoll.peer.streams.manager import Streams
+from atoll.peer.streams.router import Router
 from harness.linkhost import link_host
 from harness.plainstate import initialise
 
@@ -68,11 +68,11 @@ class Site:
         self.donor = Donor(
             self.host, self.streams, lambda *_: None, self.rounds, lambda line: say(log=line)
         )
-        self.catch_up = CatchUp(
+        self.catch_up = SyncClient(
             host=self.host,
             copies=router.copies,
             rounds=self.rounds,
-            shelf=Shelf(home.path / "received", lambda line: say(log=line)),
+            shelf=ChunkCache(home.path / "received", lambda line: say(log=line)),
             state=lambda: self.state,
             adopt=self._adopt,
             failed=self.outcome.set_result,

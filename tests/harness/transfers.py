@@ -7,17 +7,17 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from atoll.optim.manifest import Parameter
-from atoll.peer.group.events import Goal
-from atoll.peer.group.views import Member
-from atoll.peer.identity import Home
-from atoll.peer.rounds.roundlog import RoundLog
-from atoll.peer.rounds.router import Router
+from atoll.peer.membership.events import Goal
+from atoll.peer.membership.view import Member
+from atoll.peer.net.identity import Home
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
-from atoll.peer.rounds.streams import Streams
-from atoll.peer.transfer import fetching as ft
-from atoll.peer.transfer.donor import Donor
-from atoll.peer.transfer.learner import CatchUp
-from atoll.peer.transfer.shelf import Shelf
+from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync.chunk_cache import ChunkCache
+from atoll.peer.state_sync.client import SyncClient
+from atoll.peer.state_sync.server import Donor
+from atoll.peer.streams.manager import Streams
+from atoll.peer.streams.router import Router
 from harness.linkhost import link_host
 from harness.tinyrun import TinyRun
 
@@ -50,11 +50,11 @@ class Site:
             self.host, self.streams, lambda number, attempt: None, self.rounds, self.logs.append
         )
         self.donor.state = self.state
-        self.catch_up = CatchUp(
+        self.catch_up = SyncClient(
             host=self.host,
             copies=self.router.copies,
             rounds=self.rounds,
-            shelf=Shelf(home.path / "received", self.logs.append),
+            shelf=ChunkCache(home.path / "received", self.logs.append),
             state=lambda: self.state,
             adopt=self._adopt,
             failed=self.failed.append,

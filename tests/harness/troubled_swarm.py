@@ -8,9 +8,9 @@ from typing import Any
 
 from atoll.collectives.errors import CollectiveMismatchError, CollectiveMissedError
 from atoll.optim.swarm import Swarm, SwarmSession
-from atoll.optim.swarm_calls import Call, Gather
+from atoll.optim.swarm_calls import GatherCall, SwarmCall
 from atoll.optim.swarm_vectors import Look
-from atoll.peer.session import Outcome
+from atoll.peer.client.session import Outcome
 
 __all__ = ["TroubledSession", "TroubledSwarm"]
 
@@ -58,7 +58,7 @@ class TroubledSession(SwarmSession):
         """Until after that round; nobody tells this worker what has happened."""
         known, operations = self.round, self.operations
         while self._swarm.round < until:
-            super()._meet(Gather(b"", AWAY))
+            super()._meet(GatherCall(b"", AWAY))
         self.round, self.operations = known, operations
 
     def wait(self, fragment: int = 0) -> Outcome:
@@ -67,7 +67,7 @@ class TroubledSession(SwarmSession):
         except CollectiveMissedError:
             return Outcome("missed", self._swarm.round, waited_s=0.0)
 
-    def _meet(self, call: Call) -> Any:
+    def _meet(self, call: SwarmCall) -> Any:
         answer = super()._meet(call)
         if isinstance(answer, Exception):
             raise answer

@@ -10,7 +10,7 @@ import functools
 import hashlib
 from dataclasses import dataclass, field
 
-from atoll.peer.group.messages import Begin
+from atoll.peer.membership.messages import Begin
 
 __all__ = [
     "Contribution",

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.membership import Node
-from atoll.peer.group.messages import GATHER, Begin, Install, Meet
-from atoll.peer.group.operations import Call
-from atoll.peer.group.phases import Phase
-from atoll.peer.group.timing import Timing
-from atoll.peer.group.views import REPLICA, Member
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import GATHER, Begin, Install, Meet
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.operations import Call
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import REPLICA, Member
 from atoll.peer.net.wire import name_of
 from harness.bounded import BoundedNode
 from harness.checks import Checker
@@ -216,7 +216,7 @@ class World(ABC):
             return
         own, call = host.node.follower, self.call_of(host)
         away = own.unsynced or host.node.view is None or own.contributes
-        if call is not None and away:  # as peer/trainer_ops.py says
+        if call is not None and away:  # as peer/daemon/trainer_collectives.py says
             self.after(CALL_AGAIN_S, lambda: self._submit(host, fragment, phase))
             return
         host.submitted += 1
@@ -343,12 +343,12 @@ class World(ABC):
         return {
             ev.Send: lambda host, effect: self.send(host, effect.peer, effect.message),
             ev.Connect: lambda host, effect: self.dial(host, effect.peer),
-            ev.Probe: lambda host, effect: self.probe(host, effect.peer),
+            ev.ProbePeer: lambda host, effect: self.probe(host, effect.peer),
             ev.Reduce: plane.reduce,
             ev.Fetch: plane.fetch,
             ev.Abort: plane.abort,
             ev.Apply: plane.apply,
-            ev.CatchUp: plane.copies.catch_up,
+            ev.StartSync: plane.copies.catch_up,
             ev.ListFinal: plane.list_final,
             ev.Undo: plane.undo,
             ev.TellTrainer: self._tell,

@@ -12,10 +12,10 @@ import pytest
 from harness.labnet import LabNet
 from harness.processes import Fleet, fleet
 
+from atoll.peer.daemon.status import render
 from atoll.peer.lab.lab import Lab
-from atoll.peer.measuring.survey import PROBE_BYTES_MAX
-from atoll.peer.net.congestion import BBR, ask
-from atoll.peer.snapshot import render
+from atoll.peer.links.probe_schedule import PROBE_BYTES_MAX
+from atoll.peer.streams.congestion import BBR, ask
 
 NAMES = "abc"
 UP_MBIT, DOWN_MBIT = (20.0, 10.0, 40.0), (30.0, 40.0, 25.0)

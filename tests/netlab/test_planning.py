@@ -10,7 +10,7 @@ from harness.labnet import LabNet
 from harness.processes import Fleet, fleet
 
 from atoll.peer.lab.lab import Lab
-from atoll.peer.measuring.survey import PROBE_BYTES_MAX
+from atoll.peer.links.probe_schedule import PROBE_BYTES_MAX
 
 HOSTS, SLOW = "abcd", "d"
 MBIT, SLOW_MBIT, TRIP_MS = 40.0, 8.0, 10.0

@@ -18,7 +18,7 @@ from harness.processes import WAIT_S, Fleet, Peer, fleet, until
 from torch import nn
 
 from atoll.optim import DiLoCo
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 NAMES = "abcd"
 ROUNDS = 3

@@ -15,7 +15,7 @@ from harness.processes import WAIT_S, fleet
 from torch import nn
 
 from atoll.optim import StreamingDiLoCo
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 NAMES = "abcd"
 ROUNDS = 12  # of four fragments

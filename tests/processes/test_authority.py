@@ -21,18 +21,18 @@ from atoll.collectives.errors import (
     PassRoleError,
     PassUsedUpError,
 )
-from atoll.peer import cli
 from atoll.peer.authority.grants import Grant
 from atoll.peer.authority.key import Authority
+from atoll.peer.cli import main
+from atoll.peer.client.session import ask
 from atoll.peer.net.invite import Invite, fingerprint_of
-from atoll.peer.session import ask
 
 
 def says(*arguments: str) -> str:
     """What an `atoll` command prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        assert cli.main(arguments) == 0
+        assert main.main(arguments) == 0
     return out.getvalue()
 
 

@@ -11,7 +11,7 @@ from harness.failing_disk import small_disk
 from harness.processes import Fleet, fleet, until
 
 from atoll.collectives.errors import CheckpointError
-from atoll.peer.checkpoints.checkpoint import (
+from atoll.peer.checkpoint.reader import (
     MANIFEST_FILE,
     STATE_FILE,
     candidates,

@@ -13,8 +13,8 @@ from harness.callers import callers
 from harness.processes import fleet
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.group.operations import OBJECT_BYTES_MAX
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
+from atoll.peer.membership.operations import OBJECT_BYTES_MAX
 
 
 def test_all_gather_and_barrier_of_three(tmp_path: Path) -> None:

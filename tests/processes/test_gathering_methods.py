@@ -13,7 +13,7 @@ from harness.processes import WAIT_S, fleet, peer_id
 from torch import nn
 
 from atoll.optim import DeMo, Population, Swarm, ZerothOrder
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 STEPS = 8
 Step = Callable[[], object]

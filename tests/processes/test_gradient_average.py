@@ -17,7 +17,7 @@ from harness.processes import WAIT_S, fleet, peer_id, until
 from atoll.collectives.errors import DaemonLostError
 from atoll.optim import DGC, EF21, GradientAverage, PowerSGD, Swarm
 from atoll.optim.compressors import Compressor
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 STEPS = 12
 MAKERS: dict[str, Callable[[], Compressor | None]] = {

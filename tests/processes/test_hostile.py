@@ -15,13 +15,13 @@ import pytest
 from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.group import messages  # noqa: F401  # what the victim says must be decodable
-from atoll.peer.identity import Home
+from atoll.peer.membership import messages  # noqa: F401  # what the victim says must be decodable
 from atoll.peer.net.certs import run_tls
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import Invite
-from atoll.peer.net.links import LinkHost
-from atoll.peer.net.streamkeys import CIPHERS
-from atoll.peer.rounds.dataframes import DATA_HEADER_BYTES, DataHeader, pack_header
+from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header
+from atoll.peer.streams.keys import CIPHERS
 
 ATTACKS = 150
 GROWTH_BYTES_MAX = 12 << 20
@@ -100,7 +100,7 @@ async def break_frames(
 ) -> str:
     """Broken data on a stream, then broken control messages; the stream's cipher."""
     inc, cipher = home.next_incarnation(1), "none could be opened"
-    host = LinkHost(
+    host = ConnectionManager(
         peer_id=home.peer_id,
         tls=run_tls(home, invite.secret),
         run=invite.run,

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow  # it compiles the kernels
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 PIP_OPTIONS = ["--no-deps", "--no-build-isolation"]
 USE = """
-import atoll, atoll._kernels, atoll.peer.daemon
+import atoll, atoll._kernels, atoll.peer.daemon.daemon
 from importlib import resources
-print(atoll.__file__, atoll.DiLoCo.__module__, atoll.peer.daemon.__file__, sep="\\n")
+print(atoll.__file__, atoll.DiLoCo.__module__, atoll.peer.daemon.daemon.__file__, sep="\\n")
 assert (resources.files("atoll.examples") / "train_lm.py").is_file()
 """
 

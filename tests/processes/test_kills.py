@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness.processes import Fleet, fleet, until
 
-from atoll.peer.snapshot import render
+from atoll.peer.daemon.status import render
 
 # A reduce of this many parameters takes long enough to be caught in the middle.
 LARGE = 8e6

@@ -12,7 +12,7 @@ from harness.callers import callers
 from harness.movers import Mover, honest
 from harness.processes import WAIT_S, Fleet, fleet, until
 
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 NAMES = "abcd"
 ROUNDS = 3

@@ -18,8 +18,8 @@ from harness.processes import DAEMON, WAIT_S, Fleet, Peer, fleet, until
 
 from atoll.collectives.errors import CollectiveMismatchError, ConfigError
 from atoll.optim import DiLoCo
-from atoll.peer.session import Session
-from atoll.peer.snapshot import render
+from atoll.peer.client.session import Session
+from atoll.peer.daemon.status import render
 
 ROUNDS = 4
 SIZE = 12

@@ -16,7 +16,7 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError, ConnectError, DaemonLostError, RoundTimeoutError
 from atoll.optim import NoLoCo, Swarm
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 SYNC_EVERY, STEPS = 3, 8
 LONG_S = 100.0  # for partners of which none is late: only a hang exceeds it

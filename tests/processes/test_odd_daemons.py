@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from harness.processes import Fleet, Process, fleet, until
 
-from atoll.peer.group.views import short
+from atoll.peer.membership.view import short
 
 FRAGMENTS = 3
 

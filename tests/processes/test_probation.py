@@ -12,8 +12,8 @@ from harness.callers import Callers, callers
 from harness.movers import Mover, honest
 from harness.processes import WAIT_S, Fleet, fleet, until
 
-from atoll.peer.session import Session
-from atoll.peer.snapshot import render
+from atoll.peer.client.session import Session
+from atoll.peer.daemon.status import render
 
 K = 3
 ALONE = 3  # rounds of the founders before c comes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.processes import Fleet, Process, fleet, until
 
-from atoll.peer.checkpoints.checkpoint import candidates, load_checkpoint
+from atoll.peer.checkpoint.reader import candidates, load_checkpoint
 
 
 def two_and_a_witness(run: Fleet, order: str) -> None:

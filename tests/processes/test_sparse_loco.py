@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness.processes import Fleet, Process, fleet, until
 
-from atoll.peer.checkpoints.checkpoint import candidates, read_manifest
+from atoll.peer.checkpoint.reader import candidates, read_manifest
 
 ELEMENTS = 4e6  # parts of 110 kB
 EVERY = 4  # rounds between two checkpoints

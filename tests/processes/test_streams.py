@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness.processes import Fleet, fleet, until
 
-from atoll.peer.snapshot import render
+from atoll.peer.daemon.status import render
 
 LARGE = 8e6  # a reduce of this many parameters can be caught in the middle
 

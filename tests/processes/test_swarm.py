@@ -15,7 +15,7 @@ from harness.processes import WAIT_S, fleet, peer_id
 from torch import nn
 
 from atoll.optim import CO2, DiLoCo, LocalSGD, SparseLoCo, StreamingDiLoCo, Swarm
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 ROUNDS, SYNC_EVERY = 4, 4
 START = threading.Barrier(3)  # real trainers are threads of this process

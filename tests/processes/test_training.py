@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from harness.processes import JOIN_LINE, Process, fleet, until
 
+from atoll.peer.daemon.status import render
 from atoll.peer.net.invite import Invite
-from atoll.peer.snapshot import render
 
 
 def test_three_peers_train_and_agree_after_every_round(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import atoll
 from atoll.collectives.errors import NoQuorumError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec
-from atoll.peer.identity import socket_path
-from atoll.peer.local import CLIENT_ID_BYTES, COMMANDS, LIFELINE
+from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE
+from atoll.peer.net.identity import socket_path
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_daemon(tmp_path: Path) -> None:

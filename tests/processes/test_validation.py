@@ -19,9 +19,9 @@ from torch import nn
 
 from atoll.collectives.errors import AtollError
 from atoll.optim import DiLoCo, Replay
-from atoll.optim.replay.replaying import Task
+from atoll.optim.replay.replaying import ReplayTask
 from atoll.optim.replay.validating import RIGHT
-from atoll.peer.session import Session
+from atoll.peer.client.session import Session
 
 NAMES = "abcd"
 STEPS = 4  # in a round, in segments of two
@@ -45,15 +45,15 @@ def step(model: nn.Module, inner: torch.optim.Optimizer, index: int) -> None:
     inner.step()
 
 
-def task(lr: float) -> Callable[[], Task]:
-    def make() -> Task:
+def task(lr: float) -> Callable[[], ReplayTask]:
+    def make() -> ReplayTask:
         model, inner = made(lr)
 
         def train(batches: Iterator[NDArray[np.int64]], _: int) -> None:
             for indices in batches:
                 step(model, inner, int(indices[0]))
 
-        return Task(model, inner, train)
+        return ReplayTask(model, inner, train)
 
     return make
 

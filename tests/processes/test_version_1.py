@@ -17,10 +17,10 @@ from harness.processes import WAIT_S, Process, fleet, until
 
 import atoll
 from atoll.collectives.errors import AdmissionError, VersionError
-from atoll.peer import cli
-from atoll.peer.checkpoints.checkpoint import load_checkpoint
-from atoll.peer.identity import Home
+from atoll.peer.checkpoint.reader import load_checkpoint
+from atoll.peer.cli import main
 from atoll.peer.net.certs import run_tls
+from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import Invite, fingerprint_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -56,12 +56,12 @@ def test_a_checkpoint_of_version_1_loads(
     assert (loaded.round, loaded.state.digest.hex()) == (ROUND, DIGESTS[golden])
     loaded.state.close()
     for action in ("inspect", "verify"):
-        assert cli.main(["checkpoint", action, str(golden)]) == 0
+        assert main.main(["checkpoint", action, str(golden)]) == 0
     printed = capsys.readouterr().out
     assert DIGESTS[golden] in printed
     assert f"OK {golden.name}: run demo, round {ROUND}" in printed
     out = tmp_path / "exported.safetensors"
-    assert cli.main(["checkpoint", "export", str(golden), "--out", str(out)]) == 0
+    assert main.main(["checkpoint", "export", str(golden), "--out", str(out)]) == 0
     assert hashlib.sha256(out.read_bytes()).hexdigest() == EXPORTED[golden]
 
 

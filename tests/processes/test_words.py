@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.processes import DAEMON, Fleet, Peer, fleet, until
 
-from atoll.peer.snapshot import render
+from atoll.peer.daemon.status import render
 
 NOWHERE = "127.0.0.1:1"  # no process may listen there, and none does
 LINE = re.compile(r"^\d\d:\d\d:\d\d (\S+) +(.*)$", re.MULTILINE)

@@ -20,9 +20,9 @@ from harness.values import State
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.group import events as ev
-from atoll.peer.group.operations import Call, Operation
-from atoll.peer.group.views import (
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.operations import Call, Operation
+from atoll.peer.membership.view import (
     ANCESTORS_MAX,
     ARCHIVE,
     REPLICA,
@@ -53,8 +53,8 @@ class Checkpoint:
     view: View
 
     def cradle(self) -> ev.Cradle:
-        """As `atoll up` with a home and a checkpoint (peer/options.py): whoever lives asks us in,
-        else a majority of that view goes on."""
+        """As `atoll up` with a home and a checkpoint (peer/daemon/options.py): whoever lives asks
+        us in, else a majority of that view goes on."""
         view = self.view
         return ev.Cradle((), view.peers, view.lineage, view.number, view.ancestors, view.rules)
 

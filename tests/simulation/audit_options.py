@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.peer.signatures import verifies
+from atoll.peer.membership.signatures import verifies
 from simulation.liars import KINDS
 
 __all__ = ["Key", "Options", "expand", "keys"]

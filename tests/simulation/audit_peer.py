@@ -11,7 +11,7 @@ from atoll.collectives.codecs import U8
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.bans import Bans
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.steps import Step
+from atoll.peer.audit.steps import AuditStep
 from atoll.peer.audit.terms import AuditTerms
 from simulation.liar import Liar
 
@@ -50,12 +50,12 @@ class Peer:
         return {ban.peer: ban.evidence for ban in self.bans.all}
 
     def give_up(self, now_s: float) -> None:
-        """A reduction in which nothing moves ends in a real run as well (group/attempts.py): who
-        has found a liar sends nothing more, and those who have not wait for it."""
+        """A reduction in which nothing moves ends in a real run as well (membership/attempt.py):
+        who has found a liar sends nothing more, and those who have not wait for it."""
         auditor = self.auditor
         if auditor is None or self.gate_s is None or now_s - self.gate_s < STALL_S:
             return
-        if not self.outcome and auditor.machine.step is Step.REDUCE:
+        if not self.outcome and auditor.machine.step is AuditStep.REDUCE:
             work, me = auditor.terms.work, auditor.index
             mine = work.shards.get(me, [])
             lacking = {s for s in work.counted for chunk in mine if (s, chunk) not in self.got}

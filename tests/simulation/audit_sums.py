@@ -1,4 +1,4 @@
-"""What owners compute of whole vectors in an audited attempt, as stacks.py does it."""
+"""What owners compute of whole vectors in an audited attempt, as robust_parts.py does it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import chunk_gram
 from atoll.collectives.robust.gram import Matrix, packed_gram, unpacked_gram
-from atoll.peer.audit.terms import Work
+from atoll.peer.audit.terms import ReductionTerms
 
 __all__ = ["gram_of", "matrix_of"]
 
 
-def gram_of(work: Work, parts: Mapping[tuple[int, int], bytes], chunks: list[int]) -> bytes:
+def gram_of(
+    work: ReductionTerms, parts: Mapping[tuple[int, int], bytes], chunks: list[int]
+) -> bytes:
     """Of each chunk, packed and end to end. ``parts``: (sender, chunk) -> encoded."""
     found = []
     for chunk in chunks:
@@ -22,8 +24,8 @@ def gram_of(work: Work, parts: Mapping[tuple[int, int], bytes], chunks: list[int
     return b"".join(found)
 
 
-def matrix_of(work: Work, grams: dict[int, bytes]) -> Matrix | None:
-    """As stacks.py makes it."""
+def matrix_of(work: ReductionTerms, grams: dict[int, bytes]) -> Matrix | None:
+    """As robust_parts.py makes it."""
     count, rule = len(work.counted), work.rule
     if rule is None:
         return None

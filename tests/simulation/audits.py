@@ -20,14 +20,14 @@ from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
 from atoll.peer.audit import effects as mc
 from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.banning import WORD_S
+from atoll.peer.audit.ban_list import WORD_S
 from atoll.peer.audit.bans import Ban, Bans
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AskPart, AskSaid, Piece, Said
-from atoll.peer.audit.steps import Step
+from atoll.peer.audit.statements import AskPart, AskStatement, DisclosedPiece, SignedStatement
+from atoll.peer.audit.steps import AuditStep
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.group.views import short
+from atoll.peer.membership.view import short
 from simulation.audit_options import Options, expand, keys
 from simulation.audit_peer import Peer, array
 from simulation.audit_sums import gram_of, matrix_of
@@ -179,14 +179,16 @@ class World:
         if peer.auditor is None or source in peer.bans:
             return
         auditor = peer.auditor
-        ours = isinstance(message, AskPart | Piece) and message.terms == auditor.terms.digest
-        if isinstance(message, Said):
+        ours = (
+            isinstance(message, AskPart | DisclosedPiece) and message.terms == auditor.terms.digest
+        )
+        if isinstance(message, SignedStatement):
             auditor.machine.hear(message, self.now_s)
-        elif isinstance(message, AskSaid):
+        elif isinstance(message, AskStatement):
             auditor.machine.asked(message, source, self.now_s)
         elif isinstance(message, AskPart) and ours:
             auditor.opening.asked(message, source)
-        elif isinstance(message, Piece) and ours and auditor.opening.take(message, source):
+        elif isinstance(message, DisclosedPiece) and ours and auditor.opening.take(message, source):
             self._opened(peer)
         elif isinstance(message, tuple):
             self._bulk(peer, message)
@@ -217,7 +219,7 @@ class World:
 
     def _carry(self, peer: Peer, auditor: Auditor, effect: mc.Effect) -> None:
         others = [p for p in auditor.terms.participants if p != peer.name]
-        if isinstance(effect, mc.Tell):
+        if isinstance(effect, mc.TellParticipants):
             for dest in effect.peers or others:
                 for delay_s, message in peer.liar.tell(effect.message, dest):
                     if delay_s:
@@ -228,15 +230,15 @@ class World:
             self._learn(peer, effect.evidence, peer.name)
         elif isinstance(effect, mc.Passed):
             peer.outcome = "passed"
-        elif isinstance(effect, mc.Failed):
+        elif isinstance(effect, mc.AuditFailed):
             peer.outcome, peer.failed = "failed", effect.peers
-        elif effect.step is Step.REDUCE:
+        elif effect.step is AuditStep.REDUCE:
             peer.gate_s = self.now_s
             self._send_parts(peer, auditor)
             self._reduce(peer)
-        elif effect.step is Step.CHECK:
+        elif effect.step is AuditStep.CHECK:
             auditor.machine.told(peer.liar.check(auditor.numbers()), self.now_s)
-        elif effect.step is Step.VERDICT:
+        elif effect.step is AuditStep.VERDICT:
             accused, doubted = auditor.verdict()
             auditor.machine.judged(peer.liar.accused(accused), doubted, self.now_s)
         else:
@@ -247,7 +249,10 @@ class World:
     def _opened(self, peer: Peer) -> None:
         auditor = peer.auditor
         assert auditor is not None
-        if auditor.machine.step is Step.OPEN and set(peer.wanted) <= auditor.opening.opened.keys():
+        if (
+            auditor.machine.step is AuditStep.OPEN
+            and set(peer.wanted) <= auditor.opening.opened.keys()
+        ):
             auditor.machine.resolved(auditor.settlement(), self.now_s)
 
     def _learn(self, peer: Peer, evidence: Evidence, source: bytes) -> None:
@@ -315,7 +320,7 @@ class World:
         for sender, chunk in needed:
             if sender != auditor.index:
                 auditor.keep(sender, chunk, array(peer.got[sender, chunk]))
-        if auditor.machine.step is not Step.REDUCE:
+        if auditor.machine.step is not AuditStep.REDUCE:
             return
         if liars := auditor.unlike_promised():
             peer_name = terms.participants[liars[0]]

@@ -28,8 +28,8 @@ from typing import Any
 
 from harness.cluster import Cluster, peer_id
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
 from simulation.moves import Moves, Point, describe, fingerprint, packed
 from simulation.snapshots import clone, teach_copy
 

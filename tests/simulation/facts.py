@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from atoll.peer.group import messages as ms
-from atoll.peer.group.views import View
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.view import View
 
 __all__ = ["Facts", "check_commit", "view_of", "with_commit", "with_view"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from harness.host import Host, Trap
 from harness.world import peer_id
 
-from atoll.peer.group import events as ev
+from atoll.peer.membership import events as ev
 from simulation.arena import Arena
 from simulation.script import Fault
 

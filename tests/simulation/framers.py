@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.audit.statements import Elimination, Phase, Said, Statement, said
+from atoll.peer.audit.statements import (
+    Elimination,
+    SignedStatement,
+    Statement,
+    StatementPhase,
+    said,
+)
 from atoll.peer.audit.terms import AuditTerms
 from simulation.liar import Lies
 
@@ -21,13 +27,13 @@ class Babbler(Lies):
     kind = "babble"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        if self._is_mine(message, Phase.COMMIT):
-            assert isinstance(message, Said)
+        if self._is_mine(message, StatementPhase.COMMIT):
+            assert isinstance(message, SignedStatement)
             self.must_fall = True
-            phase = self.rng.choice((Phase.WITHHELD, Phase.ELIMINATE))
+            phase = self.rng.choice((StatementPhase.WITHHELD, StatementPhase.ELIMINATE))
             statement = Statement(message.statement.terms, int(phase), b"", b"\xc1")
             signer = self.world.peers[self.me].signer
-            yield 0.0, Said(self.me, statement, signer.sign(statement.digest))
+            yield 0.0, SignedStatement(self.me, statement, signer.sign(statement.digest))
         yield 0.0, message
 
 
@@ -39,20 +45,22 @@ class Framer(Lies):
 
     def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         super().begin(terms, index, world)
-        self.phase = self.rng.choice((Phase.COMMIT, Phase.RESULT, Phase.VERDICT))
+        self.phase = self.rng.choice(
+            (StatementPhase.COMMIT, StatementPhase.RESULT, StatementPhase.VERDICT)
+        )
         self.delay_s = self.rng.choice((0.0, 0.2, 5.0))
         self.at_all = self.rng.random() < 0.5
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
         yield 0.0, message
         if self._is_mine(message, self.phase):
-            assert isinstance(message, Said)
+            assert isinstance(message, SignedStatement)
             others = [p for p in self.terms.participants if p != self.me]
             accused = others if self.at_all else [self.rng.choice(others)]
             for each in accused:
                 body, signer = Elimination(each, "framed"), self.world.peers[self.me].signer
                 terms = message.statement.terms
-                word = said(terms, Phase.ELIMINATE, b"", body, self.me, signer)
+                word = said(terms, StatementPhase.ELIMINATE, b"", body, self.me, signer)
                 yield self.delay_s, word
 
 
@@ -63,8 +71,11 @@ class OneFramer(Lies):
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
         yield 0.0, message
-        if self._is_mine(message, Phase.COMMIT):
-            assert isinstance(message, Said)
+        if self._is_mine(message, StatementPhase.COMMIT):
+            assert isinstance(message, SignedStatement)
             peers, terms = self.world.peers, message.statement.terms
             body = Elimination(next(p for p in self.terms.jury if peers[p].liar.honest), "framed")
-            yield 0.0, said(terms, Phase.ELIMINATE, b"", body, self.me, peers[self.me].signer)
+            yield (
+                0.0,
+                said(terms, StatementPhase.ELIMINATE, b"", body, self.me, peers[self.me].signer),
+            )

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import is_linear
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, packed_gram
-from atoll.peer.audit.statements import Phase, Resultant, Said, body_of
+from atoll.peer.audit.statements import Resultant, SignedStatement, StatementPhase, body_of
 from simulation.liar import Lies
 
 __all__ = ["EvenGram", "FarGram", "OneGram", "StretchedGram", "TwoGrams"]
@@ -85,10 +85,13 @@ class TwoGrams(Lies):
     kind = "other inner products"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        yield 0.0, self._changed(message) if self._is_mine(message, Phase.RESULT) else message
+        yield (
+            0.0,
+            self._changed(message) if self._is_mine(message, StatementPhase.RESULT) else message,
+        )
 
     def _changed(self, message: object) -> object:
-        assert isinstance(message, Said)
+        assert isinstance(message, SignedStatement)
         body = body_of(message.statement)
         assert isinstance(body, Resultant)
         if not body.gram:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from atoll.peer.audit.machine import SILENCE_S
-from atoll.peer.audit.statements import Phase
+from atoll.peer.audit.statements import StatementPhase
 from atoll.peer.audit.terms import AuditTerms
 from simulation.liar import Lies
 
@@ -57,7 +57,7 @@ class Replayer(Lies):
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
         auditor = self.world.peers[self.me].auditor
         assert auditor is not None
-        for phase in Phase:
+        for phase in StatementPhase:
             self._now |= dict.fromkeys(auditor.machine.inbox.of(phase).values())
         self._now[message] = None
         for said in (self.past, self._now):

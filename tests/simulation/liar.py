@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.audit.statements import Check, Phase, Piece, Said, said
+from atoll.peer.audit.statements import Check, DisclosedPiece, SignedStatement, StatementPhase, said
 from atoll.peer.audit.terms import AuditTerms
 
 if TYPE_CHECKING:
@@ -52,13 +52,18 @@ class Liar:
     def accused(self, accused: dict[int, int]) -> dict[int, int]:
         return accused
 
-    def pieces(self, pieces: list[tuple[bytes, Piece]]) -> list[tuple[bytes, Piece]]:
+    def pieces(
+        self, pieces: list[tuple[bytes, DisclosedPiece]]
+    ) -> list[tuple[bytes, DisclosedPiece]]:
         return pieces
 
-    def _is_mine(self, message: object, phase: Phase) -> bool:
-        return isinstance(message, Said) and (message.signer, message.phase) == (self.me, phase)
+    def _is_mine(self, message: object, phase: StatementPhase) -> bool:
+        return isinstance(message, SignedStatement) and (message.signer, message.phase) == (
+            self.me,
+            phase,
+        )
 
-    def _other(self, each: Said, body: object) -> Said:
+    def _other(self, each: SignedStatement, body: object) -> SignedStatement:
         """The same statement with another body, signed as well."""
         signer = self.world.peers[self.me].signer
         return said(each.statement.terms, each.phase, each.statement.heard, body, self.me, signer)

@@ -16,11 +16,11 @@ import numpy as np
 from atoll.peer.audit.statements import (
     Check,
     Commitment,
-    Phase,
-    Piece,
+    DisclosedPiece,
     Resultant,
     Reveal,
-    Said,
+    SignedStatement,
+    StatementPhase,
     Verdict,
     body_of,
 )
@@ -155,19 +155,19 @@ class Equivocator(Lies):
 
     def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         super().begin(terms, index, world)
-        self.phase = self.rng.choice(tuple(Phase)[:5])
+        self.phase = self.rng.choice(tuple(StatementPhase)[:5])
         others = [p for p in terms.participants if p != self.me]
         self.half = set(self.rng.sample(others, self.rng.randint(1, max(1, len(others) - 1))))
         self.told: dict[bool, set[bytes]] = {True: set(), False: set()}
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        mine = isinstance(message, Said) and message.signer == self.me
+        mine = isinstance(message, SignedStatement) and message.signer == self.me
         if not mine or message.phase is not self.phase or dest not in self.half:  # type: ignore[union-attr]
             if mine and message.phase is self.phase:  # type: ignore[union-attr]
                 self._note(dest, twice=False)
             yield 0.0, message
             return
-        assert isinstance(message, Said)
+        assert isinstance(message, SignedStatement)
         body = body_of(message.statement)
         if isinstance(body, Commitment):
             body = replace(body, draw=bytes(32))
@@ -196,12 +196,19 @@ class Withholder(Lies):
 
     def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         super().begin(terms, index, world)
-        self.phase = self.rng.choice((Phase.RESULT, Phase.REVEAL, Phase.CHECK, Phase.VERDICT))
+        self.phase = self.rng.choice(
+            (
+                StatementPhase.RESULT,
+                StatementPhase.REVEAL,
+                StatementPhase.CHECK,
+                StatementPhase.VERDICT,
+            )
+        )
         self.confidant = self.victim if self.rng.random() < 0.3 else b""
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        mine = isinstance(message, Said) and message.signer == self.me
-        late = mine and self.phase <= message.phase <= Phase.VERDICT  # type: ignore[union-attr]
+        mine = isinstance(message, SignedStatement) and message.signer == self.me
+        late = mine and self.phase <= message.phase <= StatementPhase.VERDICT  # type: ignore[union-attr]
         if not late or dest == self.confidant:
             yield 0.0, message
 
@@ -212,13 +219,15 @@ class BadReveal(Lies):
     kind = "draw abort"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        if self._is_mine(message, Phase.REVEAL):
-            assert isinstance(message, Said)
+        if self._is_mine(message, StatementPhase.REVEAL):
+            assert isinstance(message, SignedStatement)
             self.must_fall = True
             other = self._other(message, Reveal(bytes(32)))
             auditor = self.world.peers[self.me].auditor
             assert auditor is not None
-            auditor.machine.inbox._said[Phase.REVEAL][self.me] = other  # it computes with it too
+            auditor.machine.inbox._said[StatementPhase.REVEAL][self.me] = (
+                other  # it computes with it too
+            )
             yield 0.0, other
         else:
             yield 0.0, message
@@ -230,7 +239,7 @@ class Forger(Lies):
     kind = "forgery"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        if isinstance(message, Said):
+        if isinstance(message, SignedStatement):
             yield 0.0, replace(message, signer=self.victim)
             yield 0.0, replace(message, signature=bytes(64))
         yield 0.0, message
@@ -243,15 +252,15 @@ class DrawRefuser(Withholder):
 
     def begin(self, terms: AuditTerms, index: int, world: World) -> None:
         super().begin(terms, index, world)
-        self.phase, self.confidant = Phase.REVEAL, b""
+        self.phase, self.confidant = StatementPhase.REVEAL, b""
 
 
 class Malformed(Lies):
     kind = "malformed"
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        if self._is_mine(message, Phase.CHECK):
-            assert isinstance(message, Said)
+        if self._is_mine(message, StatementPhase.CHECK):
+            assert isinstance(message, SignedStatement)
             self.must_fall = True
             body = body_of(message.statement)
             assert isinstance(body, Check)
@@ -288,7 +297,9 @@ class Closed(WrongSketch):
 
     kind = "opens nothing"
 
-    def pieces(self, pieces: list[tuple[bytes, Piece]]) -> list[tuple[bytes, Piece]]:
+    def pieces(
+        self, pieces: list[tuple[bytes, DisclosedPiece]]
+    ) -> list[tuple[bytes, DisclosedPiece]]:
         if self.rng.random() < 0.5:
             return []
         return [(dest, replace(p, data=bytes(len(p.data)))) for dest, p in pieces]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from harness.host import Host
 
-from atoll.peer.group.election import base_of
-from atoll.peer.group.membership import Node
-from atoll.peer.group.phases import Phase
-from atoll.peer.group.views import ARCHIVE, REPLICA, View, is_quorum
+from atoll.peer.membership.consensus import base_of
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.view import ARCHIVE, REPLICA, View, is_quorum
 from simulation.arena import Arena
 
 __all__ = ["Outlook", "goal_reached", "is_halted", "outlook", "why_not"]

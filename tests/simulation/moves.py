@@ -13,9 +13,9 @@ from typing import Any
 from harness.plane import root_of
 from harness.values import Mean
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.kept import Kept, parse_kept
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.kept_chunks import Kept, parse_kept
 from simulation.facts import Facts, check_commit, view_of, with_commit, with_view
 from simulation.snapshots import clone, machine_mark
 
@@ -79,7 +79,7 @@ class Moves:
         finals = {CHUNK: self._mean(point, begin)}
         root = root_of(begin, finals, self._kept(point, begin))
         point = replace(point, held=point.held | {(begin, peer)})
-        return self.handle(point, peer, ev.Reduced(begin.round, begin.attempt, root))
+        return self.handle(point, peer, ev.AttemptReduced(begin.round, begin.attempt, root))
 
     def fetched(self, point: Point, begin: ms.Begin, peer: bytes, holder: bytes) -> Point:
         less = replace(point, fetches=point.fetches - {(begin, peer, holder)})
@@ -136,7 +136,7 @@ class Moves:
             return self._abort(point, peer, effect)
         if isinstance(effect, ev.Fetch):
             return replace(point, fetches=point.fetches | {(effect.begin, peer, effect.holder)})
-        if isinstance(effect, ev.Probe):
+        if isinstance(effect, ev.ProbePeer):
             answer = "up" if effect.peer in point.living else "refused"
             return self.handle(point, peer, ev.Probed(effect.peer, answer))
         if isinstance(effect, ev.Apply):
@@ -149,7 +149,7 @@ class Moves:
             return self.submit(point, peer)
         if isinstance(effect, ev.ListFinal):
             return self._list_final(point, peer, effect)
-        if isinstance(effect, ev.CatchUp):
+        if isinstance(effect, ev.StartSync):
             return self._catch_up(point, peer, effect.goal)
         if isinstance(effect, ev.Undo):
             return self.handle(point, peer, ev.CaughtUp(effect.round, effect.chain, effect.chain))

@@ -33,7 +33,7 @@ TESTS = Path(__file__).parents[1]
 def plant(name: str) -> None:
     """From now on this process imports the mutated module. Before atoll.peer is imported."""
     mutant = next(m for m in MUTANTS if m.name == name)
-    target = f"atoll.peer.group.{mutant.module}"
+    target = f"atoll.peer.membership.{mutant.module}"
     assert target not in sys.modules, f"{target} was imported before the fault was planted"
     sys.meta_path.insert(0, _Finder(target, mutant))
 

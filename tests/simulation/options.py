@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields, replace
 
-from atoll.peer.group.events import Configured
-from atoll.peer.group.probation import Terms
-from atoll.peer.group.views import Rules
+from atoll.peer.membership.events import Configured
+from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.view import Rules
 
 __all__ = ["FAULT_KINDS", "PROFILES", "Options", "draw"]
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 __all__ = ["CHEAP", "MUTANTS", "Mutant"]
 
-UNIT = "unit/peer/group/test_"
+UNIT = "unit/peer/membership/test_"
 
 
 @dataclass(frozen=True)
 class Mutant:
     name: str
-    module: str  # of atoll.peer.group
+    module: str  # of atoll.peer.membership
     before: str
     after: str
     test: str = ""  # file::name below tests/, if seeds are not to be relied on
@@ -21,13 +21,13 @@ class Mutant:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "commit before quorum",
-        "attempts",
+        "attempt",
         "        synced = [p for p in self.view.replicas if p in alive and p not in unsynced]\n",
         "        return root\n        synced: list[bytes] = []\n",
     ),
     Mutant(
         "commit with one copy",
-        "attempts",
+        "attempt",
         "< min(2, len(able)):",
         "< 1:",
         test="simulation/test_directed.py::test_a_round_is_not_committed_with_one_copy",
@@ -48,94 +48,94 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "minimum base",
-        "election",
+        "consensus",
         "= max((report.round, report.chain) for",
         "= min((report.round, report.chain) for",
     ),
     Mutant(
         "base of the oldest attempt",
-        "election",
+        "consensus",
         "last = max((run.attempt for run in found), default=0)",
         "last = min((run.attempt for run in found), default=0)",
         test=UNIT + "election.py::test_base_is_the_highest_that_may_have_been_committed",
     ),
     Mutant(
         "base without READY",
-        "election",
+        "consensus",
         "        for run in report.runs:\n",
         "        for run in ():\n",
     ),
     Mutant(
         "either of two results",
-        "election",
+        "consensus",
         "if is_quorum(view, peers | silent)]",
         "if False]",
         test=UNIT + "election.py::test_a_base_is_what_can_have_been_committed",
     ),
     Mutant(
         "called back to found",
-        "genesis",
+        "bootstrap",
         "if mine is None and self._put_off is not None:",
         "if False:",
         test=UNIT + "genesis.py::test_nobody_is_called_back_to_found_a_run_that_lives",
     ),
-    Mutant("ignore accepted value", "election", "if voted and not fork:", "if False:"),
+    Mutant("ignore accepted value", "consensus", "if voted and not fork:", "if False:"),
     Mutant(
         "an election drops who answers late",
-        "election",
+        "consensus",
         "lost = {*self.view.peers} if promisers_only else {*self._departed()}",
         "lost = {*self.view.peers}",
     ),
     Mutant(
         "silence of one with a link counts",
-        "succession",
+        "election",
         " - self._node.linked - {",
         " - {",
         test=UNIT + "keeping_members.py::test_who_does_not_answer_a_deaf_candidate_is_not_silent",
     ),
     Mutant(
         "an old incarnation stays",
-        "succession",
+        "election",
         "return node.refused | self.outlived | silent",
         "return node.refused | silent",
         test=UNIT + "keeping_members.py::test_who_is_back_as_a_new_incarnation_does_not_stay",
     ),
-    Mutant("half quorum", "views", "return 2 * present > len", "return 2 * present >= len"),
-    Mutant("third quorum", "views", "return 2 * present > len", "return 3 * present >= len"),
+    Mutant("half quorum", "view", "return 2 * present > len", "return 2 * present >= len"),
+    Mutant("third quorum", "view", "return 2 * present > len", "return 3 * present >= len"),
     Mutant(
         "double count",
-        "follower",
+        "member",
         "elif self.submissions.pop(run.fragment, None) is not None:",
         "elif self.submissions.get(run.fragment) is not None:",
     ),
     Mutant(
         "replicas vote for what others hold",
-        "follower",
+        "member",
         "if holds or late or (known",
         "if late or (known",
         test="simulation/test_directed.py::test_a_replica_does_not_vote_for_what_others_hold",
     ),
-    Mutant("no freeze on promise", "election", "        self.frozen = True\n", ""),
-    Mutant("promise to a lower ballot", "election", "if ballot < self.promised:", "if False:"),
+    Mutant("no freeze on promise", "consensus", "        self.frozen = True\n", ""),
+    Mutant("promise to a lower ballot", "consensus", "if ballot < self.promised:", "if False:"),
     Mutant(
-        "accept below the promise", "election", "if accept.ballot < self.promised:", "if False:"
+        "accept below the promise", "consensus", "if accept.ballot < self.promised:", "if False:"
     ),
     Mutant(
         "ACCEPTED unicast",
-        "election",
+        "consensus",
         "for peer in self.view.peers:\n            self._emit(Send(peer, signed))",
         "for peer in (accept.ballot.peer,):\n            self._emit(Send(peer, signed))",
         test="simulation/test_directed.py::test_a_view_known_only_to_its_dead_proposer_survives",
     ),
     Mutant(
         "coordinator outside S",
-        "attempts",
+        "attempt",
         "wanting = outside + (",
         "wanting = [p for p in outside if p != self.me] + (",
     ),
     Mutant(
         "sticky off",
-        "succession",
+        "election",
         "return not gone and heard_s < node.timing.failure_s / 2",
         "return False",
         test="simulation/test_directed.py::test_one_deaf_member_does_not_end_a_view",
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:\n            self._without",
         test="simulation/test_directed.py::test_a_coordinator_without_a_quorum_begins_nothing",
     ),
-    Mutant("weights forgotten", "counting", "tuple(known[peer] for", "tuple(1.0 for"),
+    Mutant("weights forgotten", "eligibility", "tuple(known[peer] for", "tuple(1.0 for"),
     Mutant(
         "attempt numbers stay",
         "coordinator",
@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "apply whatever is held",
-        "follower",
+        "member",
         "whole = len(path) == round_number - self.round and reached == chain",
         "whole = len(path) == round_number - self.round",
     ),
@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "two incarnations",
-        "viewchange",
+        "view_change",
         "named = mine is not None and mine.inc == node.me.inc",
         "named = mine is not None",
         test=UNIT + "membership_restarts.py::test_a_view_of_an_earlier_life_is_not_entered",
@@ -189,7 +189,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "any result will do",
-        "attempts",
+        "attempt",
         "or len(roots) > 1:",
         "or False:",
         test=UNIT + "membership_rounds.py::test_one_wrong_result_excludes_its_holder",
@@ -202,13 +202,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "kept chunks of any origin",
-        "keeping",
+        "attempt_cleanup",
         "origin = before.get(chunk, 0)",
         "origin = 0",
         test=UNIT + "keeping.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
     ),
     Mutant(
-        "a fork keeps its lineage", "views", "lineage=lineage, ancestors=ancestors", "ancestors=()"
+        "a fork keeps its lineage", "view", "lineage=lineage, ancestors=ancestors", "ancestors=()"
     ),
     Mutant(
         "who is behind wins",
@@ -219,26 +219,26 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "any policy forks",
-        "views",
+        "view",
         'return policy == "any" or (policy == "auto" and len(self.members) == 2)',
         "return bool(policy)",
     ),
     Mutant(
         "auto forks as any",
-        "views",
+        "view",
         '(policy == "auto" and len(self.members) == 2)',
         'policy == "auto"',
     ),
     Mutant(
         "rolls back unasked",
-        "election",
+        "consensus",
         'if back is None or self.view.rules.on_lost == "halt":',
         "if back is None:",
-        test="unit/peer/group/test_election.py::test_a_disputed_base_counts_as_lost_in_the_end",
+        test="unit/peer/membership/test_election.py::test_a_disputed_base_counts_as_lost_in_the_end",
     ),
     Mutant(
         "goes back in secret",
-        "election",
+        "consensus",
         "            rollback=lost,\n",
         "            rollback=False,\n",
     ),
@@ -261,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         test="simulation/test_directed.py::test_a_witness_that_leads_does_not_wait_for_ever",
     ),
-    Mutant("newcomers weigh", "counting", "0.0 if peer in self._newcomers else 1.0", "1.0"),
+    Mutant("newcomers weigh", "eligibility", "0.0 if peer in self._newcomers else 1.0", "1.0"),
     Mutant("joiners count at once", "probation", "0 if founds or is_back else probation", "0"),
     Mutant(
         "who counts is forgotten",
@@ -272,20 +272,20 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "min_trainers is ignored after a death",
-        "counting",
+        "eligibility",
         "if kind != INIT and not self.has_trainers(number, here, alive):",
         "if False:",
     ),
     Mutant(
         "rounds of too few trainers begin",
-        "counting",
+        "eligibility",
         "if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):",
         "if False:",
         test=UNIT + "trainers.py::test_a_hung_trainer_is_waited_for_by_name",
     ),
     Mutant(
         "rounds of too few trainers are believed",
-        "counting",
+        "eligibility",
         "if here < count else",
         "if False else",
         test=UNIT + "trainers.py::test_a_member_takes_no_part_in_a_round_of_too_few",
@@ -299,7 +299,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "other rules are believed",
-        "views",
+        "view",
         'return "" if kept == before.rules else',
         'return "" if True else',
         test=UNIT + "trainers.py::test_nobody_votes_for_other_rules",
@@ -313,7 +313,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "every view is believed",
-        "succession",
+        "election",
         "        if wrong:\n",
         "        if False:\n",
         test=UNIT + "probation.py::test_no_view_comes_about_in_which_a_newcomer_counts_too_early",
@@ -348,7 +348,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "left out in silence",
-        "leftout",
+        "missed_rounds",
         "            self._untold = begin.round\n",
         "            self._untold = 0\n",
         test=UNIT + "calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",
@@ -361,27 +361,27 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "bans before anybody else believes",
-        "banned",
+        "bans",
         "return is_quorum(view, believers & {*alive}) and (convinces or voters == believers)",
         "return True",
     ),
     Mutant(
         "words of some are enough",
-        "banned",
+        "bans",
         "(convinces or voters == believers)",
         "True",
         test=UNIT + "banned.py::test_a_ban_is_due_when_the_votes_are_sure",
     ),
     Mutant(
         "evidence about strangers convinces all",
-        "banned",
+        "bans",
         "ban.stands_alone and view.member(ban.peer) is not None",
         "ban.stands_alone",
         test=UNIT + "banned.py::test_a_ban_of_a_stranger_waits_for_all_who_live",
     ),
     Mutant(
         "votes for any ban",
-        "banned",
+        "bans",
         "            if ban.peer not in self._bans:\n",
         "            if not ban.evidence:\n",
         test=UNIT + "banned.py::test_nobody_votes_for_a_ban_that_it_does_not_believe",

@@ -28,9 +28,9 @@ from harness.cluster import Cluster, peer_id, short
 from harness.faults import busy_with, lose, when_held
 from harness.host import Host
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.views import Rules
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.view import Rules
 
 __all__ = ["FOLDER", "Script", "play", "split"]
 

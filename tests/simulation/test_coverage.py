@@ -11,8 +11,8 @@ from typing import get_args
 import pytest
 from harness.tracing import trace_name
 
-from atoll.peer.group import effects as ef
-from atoll.peer.group import messages as ms
+from atoll.peer.membership import effects as ef
+from atoll.peer.membership import messages as ms
 from atoll.peer.net.wire import registered
 from simulation.arena import NAMES
 from simulation.options import PROFILES, Options, draw

@@ -9,22 +9,22 @@ import pytest
 from harness.cluster import Cluster, peer_id
 from harness.faults import lose
 
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.follower import Follower
-from atoll.peer.group.membership import Node
-from atoll.peer.group.phases import Phase
-from atoll.peer.group.views import WITNESS, Member, Rules
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.view import WITNESS, Member, Rules
 from simulation.seal import Seal
 
 
 def test_a_replica_does_not_vote_for_what_others_hold() -> None:
     """Votes without copies let a round commit that one death can lose."""
     said: list[ev.Effect] = []
-    follower = Follower(Member(peer_id("a"), 1), said.append)
+    follower = MemberState(Member(peer_id("a"), 1), said.append)
     notice = ms.Notice(b"L" * 32, 1, 1, 1, 0, b"r" * 32)
     assert follower.on_notice(notice) is None
-    witness = Follower(Member(peer_id("w"), 1, "witness"), said.append)
+    witness = MemberState(Member(peer_id("w"), 1, "witness"), said.append)
     assert witness.on_notice(notice) is not None
 
 
@@ -125,10 +125,10 @@ def test_a_late_lesson_of_an_older_view_does_not_stick() -> None:
     cluster.load_s = 3.0
     for name in "ab":
         cluster.host(name).inner_s = 1.0
-    lessons: list[tuple[bytes, ms.Learn]] = []
+    lessons: list[tuple[bytes, ms.SyncTarget]] = []
 
     def remember(source: bytes, peer: bytes, message: object) -> bool:
-        if isinstance(message, ms.Learn) and message.decided is not None:
+        if isinstance(message, ms.SyncTarget) and message.decided is not None:
             lessons.append((source, message))
         return False
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.peer.group import events as ev
+from atoll.peer.membership import events as ev
 from simulation.exhaustive import Found, Search, Setting, search
 from simulation.moves import fingerprint
 from simulation.snapshots import clone

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import atoll.peer.group
+import atoll.peer.membership
 from simulation.mutants import CHEAP_SEEDS, caught, first_failure
 from simulation.planted import CHEAP, MUTANTS
 
-GROUP = Path(next(iter(atoll.peer.group.__path__)))
+GROUP = Path(next(iter(atoll.peer.membership.__path__)))
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

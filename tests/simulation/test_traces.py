@@ -12,9 +12,9 @@ from typing import get_args
 import pytest
 from harness.tracing import Recorder, trace_name, traced
 
-from atoll.peer.group import effects as ef
-from atoll.peer.group.messages import Begin
-from atoll.peer.group.views import Ballot
+from atoll.peer.membership import effects as ef
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.view import Ballot
 from simulation import traces
 
 TESTS = Path(__file__).parents[1]

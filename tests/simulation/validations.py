@@ -12,11 +12,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.peer.audit.effects import Convicted, Tell
+from atoll.peer.audit.effects import Convicted, TellParticipants
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import Judgement, Phase, Replayed, Said, said
+from atoll.peer.audit.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
 from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.validation import Task, Validations, draw
+from atoll.peer.audit.validation import Validations, ValidationTask, draw
 from atoll.peer.audit.verifying import verify_evidence
 from simulation.audit_options import Key
 
@@ -51,7 +51,7 @@ class World:
         self.machines = {me: Validations(me, key) for me, key in self.keys.items()}
         self.banned: dict[bytes, Evidence] = {}
         self.round = 1
-        self._queue: list[tuple[bytes, Said]] = []
+        self._queue: list[tuple[bytes, SignedStatement]] = []
 
     @property
     def honest(self) -> list[bytes]:
@@ -102,7 +102,7 @@ class World:
                     moved = True
             idle = 0 if moved or self._queue else idle + 1
 
-    def _do(self, peer: bytes, task: Task, cheated: set[int]) -> None:
+    def _do(self, peer: bytes, task: ValidationTask, cheated: set[int]) -> None:
         machine, kind = self.machines[peer], self.liars.get(task.target)
         is_cheated = task.number % self.options.segments in cheated
         hidden = kind == HIDES or (kind == CHOOSES and is_cheated) or task.target in self._lost
@@ -119,7 +119,7 @@ class World:
     def _lie(self, terms: AuditTerms, liar: bytes, target: bytes) -> None:
         slander = self.liars[liar] == SLANDERS and target not in self.liars
         body = Replayed(target, int(Judgement.WRONG if slander else Judgement.RIGHT), "I say so")
-        word = said(terms.digest, Phase.REPLAYED, b"", body, liar, self.keys[liar])
+        word = said(terms.digest, StatementPhase.REPLAYED, b"", body, liar, self.keys[liar])
         heard = [p for p in terms.participants if p != liar]
         if self.rng.random() < 0.5:
             heard = self.rng.sample(heard, self.rng.randint(1, len(heard)))
@@ -129,7 +129,9 @@ class World:
         for effect in self.machines[peer].take():
             if isinstance(effect, Convicted):
                 self._ban(effect.evidence)
-            elif isinstance(effect, Tell) and isinstance(effect.message, Said):
+            elif isinstance(effect, TellParticipants) and isinstance(
+                effect.message, SignedStatement
+            ):
                 self._queue += [(other, effect.message) for other in effect.peers]
 
     def _deliver(self) -> bool:

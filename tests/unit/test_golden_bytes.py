@@ -11,16 +11,16 @@ import pytest
 from harness import golden_bytes, golden_text, samples
 from harness.golden_bytes import FRAMES
 
-from atoll.collectives.schedule import Kind
+from atoll.collectives.schedule import FrameKind
 from atoll.optim.spec import RunSpec, blob, parse_blob
 from atoll.peer.audit.evidence import parse_evidence
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.checkpoints.manifest import parse
+from atoll.peer.checkpoint.manifest import parse
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.wire import decode, encode, registered
-from atoll.peer.rounds.dataframes import unpack_header
-from atoll.peer.transfer.copies import TransferKind
+from atoll.peer.state_sync.incoming import TransferKind
+from atoll.peer.streams.frames import unpack_header
 
 CASES = [(name, variant) for name in samples.names() for variant in samples.VARIANTS]
 
@@ -69,7 +69,7 @@ def test_there_is_a_hand_made_sample_of_nothing_that_is_gone() -> None:
 
 def test_every_kind_of_data_frame_is_there() -> None:
     assert len({*map(int, FRAMES.values())}) == len(FRAMES)
-    assert {*map(int, FRAMES.values())} >= {*map(int, Kind), *map(int, TransferKind)}
+    assert {*map(int, FRAMES.values())} >= {*map(int, FrameKind), *map(int, TransferKind)}
     for name, kind in FRAMES.items():
         header = unpack_header(bytes.fromhex(kept("wire.txt", "data-header", name)))
         assert header.kind == kind

@@ -14,7 +14,7 @@ from atoll.collectives.choice import (
     LOSSY_STREAMS_MIN,
     WINDOW_ROOM,
     Choice,
-    Task,
+    ReductionTask,
     choose,
     stream_bytes_per_s,
     streams_for,
@@ -25,9 +25,9 @@ from atoll.collectives.plan import EVERYONE, STREAMS_MAX, ReducePlan
 
 MBIT_100 = 12.5e6
 ELEMENTS = 16 * 2**20
-FLOAT32 = Task(ELEMENTS, 32)
-INT8 = Task(ELEMENTS, 8.125)
-INT4 = Task(ELEMENTS, 4.5)
+FLOAT32 = ReductionTask(ELEMENTS, 32)
+INT8 = ReductionTask(ELEMENTS, 8.125)
+INT4 = ReductionTask(ELEMENTS, 4.5)
 
 
 def pairs(n: int, value: float) -> dict[tuple[int, int], float]:
@@ -94,7 +94,7 @@ def test_sites_have_a_hierarchical_one_also_at_4_bits() -> None:
 
 
 def test_few_bytes_to_many_peers_have_a_tree() -> None:
-    choice = choose(uniform(96, MBIT_100, 0.001), Task(4000, 32))
+    choice = choose(uniform(96, MBIT_100, 0.001), ReductionTask(4000, 32))
     assert choice.kind == "tree"
     assert choice.arity in (2, 3, 4, 8)
     assert sum(choice.shards) == 1
@@ -102,17 +102,17 @@ def test_few_bytes_to_many_peers_have_a_tree() -> None:
 
 @pytest.mark.parametrize("network", [bad_paths(), sited(), uniform(96, MBIT_100, 0.001)])
 def test_robust_aggregation_has_a_butterfly_whatever_it_costs(network: Network) -> None:
-    choice = choose(network, Task(4000, 32, robust=True))
+    choice = choose(network, ReductionTask(4000, 32, robust=True))
     assert choice.kind == "butterfly"
     assert any("every contribution" in detail for detail in choice.details)
 
 
 def test_small_gains_are_within_the_models_error() -> None:
-    choice = choose(uniform(2, MBIT_100, 0.025), Task(600_000, 32))
+    choice = choose(uniform(2, MBIT_100, 0.025), ReductionTask(600_000, 32))
     assert choice.kind == "butterfly"
     assert any("within the model's error" in detail for detail in choice.details)
     # One long round trip for few bytes is another matter.
-    choice = choose(uniform(2, MBIT_100, 0.1), Task(4000, 32))
+    choice = choose(uniform(2, MBIT_100, 0.1), ReductionTask(4000, 32))
     assert choice.kind == "pairwise"
     assert choice.predicted_s < 0.11
     assert set(choice.owners()) == {EVERYONE}
@@ -127,7 +127,7 @@ def test_a_pairwise_exchange_has_the_streams_that_its_bytes_need() -> None:
         latency_s=pairs(2, 0.1),
         loss=pairs(2, 1e-3),
     )
-    choice = choose(network, Task(2**18, 32))
+    choice = choose(network, ReductionTask(2**18, 32))
     assert choice.kind == "pairwise"
     one = stream_bytes_per_s(0.2, 1e-3)
     count = math.ceil(LOSS_ROOM * 2**20 / 0.96 / choice.predicted_s / one)
@@ -136,7 +136,7 @@ def test_a_pairwise_exchange_has_the_streams_that_its_bytes_need() -> None:
 
 
 def test_what_a_task_excludes_is_not_chosen() -> None:
-    choice = choose(bad_paths(), Task(ELEMENTS, 32, kinds=("butterfly", "tree")))
+    choice = choose(bad_paths(), ReductionTask(ELEMENTS, 32, kinds=("butterfly", "tree")))
     assert choice.kind in ("butterfly", "tree")
     assert "ring left out: excluded by the task" in choice.details
 
@@ -162,21 +162,21 @@ def test_lossy_and_long_fat_pairs_have_several_streams() -> None:
     )
     # A third of 100 Mbit/s, of which one stream carries 4 Mbit/s.
     assert choose(lossy, FLOAT32).streams == ((0, 1, STREAMS_MAX),)
-    assert choose(lossy, Task(ELEMENTS, 32, streams_max=3)).streams == ((0, 1, 3),)
+    assert choose(lossy, ReductionTask(ELEMENTS, 32, streams_max=3)).streams == ((0, 1, 3),)
     fat = uniform(2, 1.25e9, 0.05)
-    assert {count for _, _, count in choose(fat, Task(2**28, 32)).streams} == {STREAMS_MAX}
+    assert {count for _, _, count in choose(fat, ReductionTask(2**28, 32)).streams} == {STREAMS_MAX}
 
 
 def test_losses_add_a_second_stream_where_the_sender_has_bbr_and_no_more() -> None:
     rates, loss = [MBIT_100] * 4, {(0, 1): 0.005, (1, 0): 0.005, (2, 3): 1e-7}
     lossy = measured(4, up=rates, down=rates, latency_s=pairs(4, 0.025), loss=loss, sites=range(4))
-    choice = choose(lossy, Task(ELEMENTS, 32, bbr=(True, False, True, True)))
+    choice = choose(lossy, ReductionTask(ELEMENTS, 32, bbr=(True, False, True, True)))
     assert choice.streams == ((0, 1, LOSSY_STREAMS_MIN), (1, 0, STREAMS_MAX))
-    both = choose(lossy, Task(ELEMENTS, 32, bbr=(True,) * 4))
+    both = choose(lossy, ReductionTask(ELEMENTS, 32, bbr=(True,) * 4))
     assert both.streams == ((0, 1, LOSSY_STREAMS_MIN), (1, 0, LOSSY_STREAMS_MIN))
     assert any("50 ms one carries at most 671 Mbit/s" in reason for reason in both.reasons)
     with pytest.raises(ConfigError):
-        choose(lossy, Task(ELEMENTS, 32, bbr=(True,) * 3))
+        choose(lossy, ReductionTask(ELEMENTS, 32, bbr=(True,) * 3))
 
 
 @given(st.floats(1e3, 1e10), st.floats(0, 1), st.floats(0, 0.5) | st.just(0.0), st.booleans())
@@ -201,7 +201,7 @@ def test_a_long_fat_path_is_filled_by_and_by_from_what_one_stream_has_shown() ->
     known, counts = one / 2, []
     for _ in range(5):
         network = measured(2, pair=pairs(2, known), latency_s=pairs(2, trip_s / 2))
-        planned = choose(network, Task(2**26, 32, kinds=("butterfly",)))
+        planned = choose(network, ReductionTask(2**26, 32, kinds=("butterfly",)))
         (count,) = {count for _, _, count in planned.streams}
         counts.append(count)
         known = max(known, min(path, count * one))
@@ -224,7 +224,7 @@ def test_every_choice_makes_a_plan_and_keeps_the_rules(
 ) -> None:
     lines = dict.fromkeys(range(3), 1e6)
     network = measured(n, up=rates[:n], down=rates[9 : 9 + n], sites=sites[:n], site_up=lines)
-    task = Task(elements, bits, robust=robust)
+    task = ReductionTask(elements, bits, robust=robust)
     choice = choose(network, task)
     assert choice == choose(network, task)
     plan = ReducePlan(
@@ -249,7 +249,9 @@ def check_shape(choice: Choice) -> None:
 
 
 def test_a_given_chunk_size_is_kept() -> None:
-    choice = choose(uniform(4, MBIT_100, 0.025), Task(ELEMENTS, 32, chunk_elements=262_144))
+    choice = choose(
+        uniform(4, MBIT_100, 0.025), ReductionTask(ELEMENTS, 32, chunk_elements=262_144)
+    )
     assert choice.chunk_elements == 262_144
     assert sum(choice.shards) == 64
 
@@ -257,4 +259,4 @@ def test_a_given_chunk_size_is_kept() -> None:
 def test_impossible_tasks_are_refused() -> None:
     for task in ({"elements": 0}, {"bits": 0}, {"chunk_elements": 2**30}, {"kinds": ("star",)}):
         with pytest.raises(ConfigError):
-            Task(**{"elements": 10, "bits": 32, **task})  # type: ignore[arg-type]
+            ReductionTask(**{"elements": 10, "bits": 32, **task})  # type: ignore[arg-type]

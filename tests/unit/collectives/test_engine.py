@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, RoundResult
+from atoll.collectives.accumulator import ENCODERS_MAX
 from atoll.collectives.codecs import CODECS, F32, get_codec
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
-from atoll.collectives.parts import ENCODERS_MAX
-from atoll.collectives.schedule import Frame, Kind
+from atoll.collectives.schedule import Frame, FrameKind
 from atoll.collectives.trees import lead_chunks
 
-CONTRIB, RESULT = Kind.CONTRIB, Kind.RESULT
+CONTRIB, RESULT = FrameKind.CONTRIB, FrameKind.RESULT
 INT8 = get_codec("int8")
 WINDOW_CHUNKS = 4  # twice the lead, which is a quarter of eight to eleven chunks
 WAIT_S = 30.0

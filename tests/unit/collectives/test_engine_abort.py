@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.codecs import U8, Int8Codec, get_codec
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.schedule import Frame, Kind
+from atoll.collectives.schedule import Frame, FrameKind
 
 INT8 = get_codec("int8")
 WINDOW_CHUNKS = 4  # twice the lead, which is a quarter of ten chunks
@@ -83,14 +83,14 @@ def test_abort_wakes_a_blocked_reserve(make_group: MakeGroup) -> None:
     group = make_group(INT8, weights=[1.0, 1.0, 1.0], total=256 * 30)
     reduction = group.reductions[0]  # the parts of participant 2 never come
     for chunk in range(WINDOW_CHUNKS):
-        assert group.deliver(1, 0, Kind.CONTRIB, chunk, group.encoded(1, chunk))
+        assert group.deliver(1, 0, FrameKind.CONTRIB, chunk, group.encoded(1, chunk))
     wanted: list[bool] = []
     begun = threading.Event()
 
     def deliver_ahead() -> None:
         begun.set()
         payload = group.encoded(1, WINDOW_CHUNKS)
-        wanted.append(group.deliver(1, 0, Kind.CONTRIB, WINDOW_CHUNKS, payload))
+        wanted.append(group.deliver(1, 0, FrameKind.CONTRIB, WINDOW_CHUNKS, payload))
 
     thread = threading.Thread(target=deliver_ahead)
     thread.start()
@@ -104,21 +104,21 @@ def test_nothing_is_written_or_called_after_abort(make_group: MakeGroup) -> None
     group = make_group(INT8, weights=[1.0, 1.0], total=256 * 2)
     reduction = group.reductions[0]
     payload = group.encoded(1, 1)
-    buffer = reduction.reserve(Frame(1, Kind.RESULT, 1), len(payload), WAIT_S)
+    buffer = reduction.reserve(Frame(1, FrameKind.RESULT, 1), len(payload), WAIT_S)
     reduction.abort()
     reduction.abort()
     buffer[:] = payload
-    reduction.received(Frame(1, Kind.RESULT, 1))
+    reduction.received(Frame(1, FrameKind.RESULT, 1))
     reduction.start({1: None})
     assert reduction.join(WAIT_S)
-    assert reduction.reserve(Frame(1, Kind.CONTRIB, 0), 260, WAIT_S) is None
+    assert reduction.reserve(Frame(1, FrameKind.CONTRIB, 0), 260, WAIT_S) is None
     assert not any(group.rounds[0].digests)
     assert (group.done[0], group.failed[0]) == ([], [])
 
 
-@pytest.mark.parametrize("kind", [Kind.CONTRIB, Kind.RESULT])
+@pytest.mark.parametrize("kind", [FrameKind.CONTRIB, FrameKind.RESULT])
 def test_abort_in_the_middle_of_the_arithmetic_makes_no_chunk_final(
-    make_group: MakeGroup, kind: Kind
+    make_group: MakeGroup, kind: FrameKind
 ) -> None:
     class AbortingCodec(Int8Codec):
         def check(self, data: U8, count: int) -> None:
@@ -126,7 +126,7 @@ def test_abort_in_the_middle_of_the_arithmetic_makes_no_chunk_final(
             group.reductions[0].abort()
 
     group = make_group(AbortingCodec(), weights=[0.0, 1.0], total=256 * 2)
-    assert group.deliver(1, 0, kind, int(kind is Kind.RESULT), group.encoded(1, 0))
+    assert group.deliver(1, 0, kind, int(kind is FrameKind.RESULT), group.encoded(1, 0))
     assert not any(group.rounds[0].digests)
     assert (group.done[0], group.failed[0]) == ([], [])
     assert not group.reductions[0].uses_result
@@ -138,11 +138,11 @@ def test_a_frame_that_arrives_after_the_abort_keeps_the_result_in_use(
     """Its thread fills a chunk that is not final: whoever goes on writes elsewhere."""
     group = make_group(INT8, weights=[1.0, 1.0], total=256 * 2)
     reduction = group.reductions[0]
-    buffer = reduction.reserve(Frame(1, Kind.RESULT, 1), 260, WAIT_S)
+    buffer = reduction.reserve(Frame(1, FrameKind.RESULT, 1), 260, WAIT_S)
     reduction.abort()
     assert reduction.uses_result
     buffer[:] = group.encoded(1, 1)
-    reduction.received(Frame(1, Kind.RESULT, 1))
+    reduction.received(Frame(1, FrameKind.RESULT, 1))
     assert not reduction.uses_result
 
 

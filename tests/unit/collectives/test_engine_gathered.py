@@ -14,12 +14,12 @@ from harness.roundtrip import decoded, encoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import Kind, Reduction, RoundResult, arrivals, pairwise_plan
-from atoll.collectives import lanes as lanes_module
+from atoll.collectives import FrameKind, Reduction, RoundResult, pairwise_plan, receive_buffers
+from atoll.collectives import stripes as lanes_module
 from atoll.collectives.codecs import F32, RULES, gathered_codec, get_codec
 from atoll.collectives.errors import ConfigError, ConnectError
+from atoll.collectives.mean_parts import Sums
 from atoll.collectives.routes import ring
-from atoll.collectives.sums import Sums
 
 MakeGroup = Callable[..., Any]
 WAIT_S = 30.0
@@ -116,7 +116,7 @@ def test_bytes_on_the_streams_are_what_theory_says(make_group: MakeGroup) -> Non
 def test_several_streams_share_the_pieces_of_large_results(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (arrivals, lanes_module):
+    for module in (receive_buffers, lanes_module):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = group_of(make_group, [1.0] * 5, total=256 * 20)
     start_lanes(group, 2)
@@ -193,7 +193,7 @@ def test_memory_stays_within_the_formula(make_group: MakeGroup) -> None:
 def test_a_malformed_part_blames_its_sender(make_group: MakeGroup, name: str) -> None:
     group = group_of(make_group, [0.0, *[1.0] * 4], name, total=256 * 5)
     bad = b"\xff" * get_codec(name).encoded_bytes(256)
-    assert group.deliver(1, 0, Kind.CONTRIB, 0, bad)
+    assert group.deliver(1, 0, FrameKind.CONTRIB, 0, bad)
     [(participant, why)] = group.failed[0]
     assert participant == 1
     assert "contribution to chunk 0" in why
@@ -205,7 +205,7 @@ def test_a_malformed_result_blames_the_owner_and_is_not_final(
 ) -> None:
     group = group_of(make_group, [1.0] * 4, name, total=256 * 4)
     bad = b"\xff" * group.rounds[0].layout.size(1)
-    assert group.deliver(1, 0, Kind.RESULT, 1, bad)
+    assert group.deliver(1, 0, FrameKind.RESULT, 1, bad)
     [(participant, why)] = group.failed[0]
     assert participant == 1
     assert "result of chunk 1" in why

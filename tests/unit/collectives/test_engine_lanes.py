@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from harness.lanes import WAIT_S, Lane, start_lanes, until
 
-from atoll.collectives import Kind, arrivals, engine
-from atoll.collectives import lanes as lanes_module
+from atoll.collectives import FrameKind, engine, receive_buffers
+from atoll.collectives import stripes as lanes_module
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
-from atoll.collectives.lanes import Receipt
 from atoll.collectives.routes import Routes, ring, star, tree
 from atoll.collectives.schedule import Frame
+from atoll.collectives.stripes import Receipt
 
 MakeGroup = Callable[..., Any]
 LANES = 3
@@ -48,9 +48,9 @@ class Swallowing(Lane):
         raise ConnectError("the cable was pulled")
 
 
-@pytest.fixture(params=[256, arrivals.PIECE_BYTES], ids=["pieces", "whole chunks"])
+@pytest.fixture(params=[256, receive_buffers.PIECE_BYTES], ids=["pieces", "whole chunks"])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    for module in (arrivals, lanes_module):
+    for module in (receive_buffers, lanes_module):
         monkeypatch.setattr(module, "PIECE_BYTES", request.param)
     return int(request.param)
 
@@ -235,27 +235,27 @@ def test_a_late_copy_of_a_result_writes_nothing(make_group: MakeGroup) -> None:
     """One stream was slow with it, and another has brought it meanwhile."""
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
     me, payload = group.reductions[0], np.ones(256, np.float32).tobytes()
-    late = me.reserve(Frame(1, Kind.RESULT, 1, 1), 1024, WAIT_S)
-    soon = me.reserve(Frame(1, Kind.RESULT, 1, 2), 1024, WAIT_S)
+    late = me.reserve(Frame(1, FrameKind.RESULT, 1, 1), 1024, WAIT_S)
+    soon = me.reserve(Frame(1, FrameKind.RESULT, 1, 2), 1024, WAIT_S)
     soon[:] = payload
-    me.received(Frame(1, Kind.RESULT, 1, 2))
+    me.received(Frame(1, FrameKind.RESULT, 1, 2))
     digest = group.rounds[0].digests[1]
     assert digest
     assert not me.uses_result
     late[:] = bytes(1024)
-    me.received(Frame(1, Kind.RESULT, 1, 1))
+    me.received(Frame(1, FrameKind.RESULT, 1, 1))
     assert group.rounds[0].digests[1] == digest
     assert group.results[0][1024:].tobytes() == payload
-    assert me.reserve(Frame(1, Kind.RESULT, 1, 3), 1024, WAIT_S) is None
+    assert me.reserve(Frame(1, FrameKind.RESULT, 1, 3), 1024, WAIT_S) is None
 
 
 def test_a_late_copy_of_a_part_is_not_added_again(make_group: MakeGroup) -> None:
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
     me = group.reductions[0]
     for lane in (1, 2):
-        me.reserve(Frame(1, Kind.CONTRIB, 0, lane), 1024, WAIT_S)[:] = group.encoded(1, 0)
+        me.reserve(Frame(1, FrameKind.CONTRIB, 0, lane), 1024, WAIT_S)[:] = group.encoded(1, 0)
     for lane in (2, 1):
-        me.received(Frame(1, Kind.CONTRIB, 0, lane))
+        me.received(Frame(1, FrameKind.CONTRIB, 0, lane))
     mean = (group.vectors[0][:256] + group.vectors[1][:256]) / 2
     np.testing.assert_allclose(group.results[0][:1024].view(np.float32), mean, rtol=1e-6)
     assert not group.failed[0]
@@ -263,13 +263,13 @@ def test_a_late_copy_of_a_part_is_not_added_again(make_group: MakeGroup) -> None
 
 def test_one_stream_cannot_bring_a_frame_twice_at_once(make_group: MakeGroup) -> None:
     me = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512).reductions[0]
-    me.reserve(Frame(1, Kind.CONTRIB, 0), 1024, WAIT_S)
+    me.reserve(Frame(1, FrameKind.CONTRIB, 0), 1024, WAIT_S)
     with pytest.raises(RemoteProtocolError, match="while the same frame arrives"):
-        me.reserve(Frame(1, Kind.CONTRIB, 0), 1024, WAIT_S)
-    me.broken_off(Frame(1, Kind.CONTRIB, 0))
+        me.reserve(Frame(1, FrameKind.CONTRIB, 0), 1024, WAIT_S)
+    me.broken_off(Frame(1, FrameKind.CONTRIB, 0))
     with pytest.raises(LocalProtocolError, match="not reserved"):
-        me.received(Frame(1, Kind.CONTRIB, 0))
-    assert me.reserve(Frame(1, Kind.CONTRIB, 0), 1024, WAIT_S) is not None
+        me.received(Frame(1, FrameKind.CONTRIB, 0))
+    assert me.reserve(Frame(1, FrameKind.CONTRIB, 0), 1024, WAIT_S) is not None
 
 
 def test_memory_is_that_of_the_streams(make_group: MakeGroup, piece_bytes: int) -> None:

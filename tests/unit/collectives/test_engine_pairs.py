@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import Kind, get_codec, pairwise_plan
+from atoll.collectives import FrameKind, get_codec, pairwise_plan
+from atoll.collectives.accumulator import ENCODERS_MAX
 from atoll.collectives.codecs import CODECS, F32
 from atoll.collectives.errors import ConnectError, RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.pairs import pair_lead
-from atoll.collectives.parts import ENCODERS_MAX
 from atoll.collectives.schedule import Frame
 
-CONTRIB, RESULT = Kind.CONTRIB, Kind.RESULT
+CONTRIB, RESULT = FrameKind.CONTRIB, FrameKind.RESULT
 INT8, FLOAT32 = get_codec("int8"), get_codec("float32")
 CHUNKS = 20
 TOTAL = 256 * CHUNKS - 100

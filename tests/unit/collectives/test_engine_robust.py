@@ -14,17 +14,17 @@ from harness.roundtrip import decoded, encoded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import Kind, arrivals, grid_for, pairwise_plan
-from atoll.collectives import lanes as lanes_module
+from atoll.collectives import FrameKind, grid_for, pairwise_plan, receive_buffers
+from atoll.collectives import stripes as lanes_module
+from atoll.collectives.accumulator import PartError
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, RemoteProtocolError
-from atoll.collectives.parts import PartError
 from atoll.collectives.plan import shared_plan
+from atoll.collectives.reference import reduce_together
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.gram import add_gram, packed_sum
 from atoll.collectives.routes import ring
 from atoll.collectives.schedule import Frame
-from atoll.collectives.together import reduce_together
 
 MakeGroup = Callable[..., Any]
 RULES = [
@@ -161,7 +161,7 @@ def test_with_nobody_to_bear_it_is_bit_for_bit_the_plain_mean(
 def test_several_streams_bring_what_owners_tell_each_other_in_pieces(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (arrivals, lanes_module):
+    for module in (receive_buffers, lanes_module):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = make_group(get_codec("int8"), weights=[1.0] * 5, total=256 * 20, rule="krum(f=1)")
     start_lanes(group, 2)
@@ -212,12 +212,12 @@ def test_an_owner_that_sees_it_last_tells_the_others_all_the_same(make_group: Ma
     last = group.plan.owners.index(2) - 1
 
     def hold(src: int, dest: int, kind: int, chunk: int) -> None:
-        if (kind, src, dest, chunk) == (Kind.CONTRIB, 1, 0, last):
+        if (kind, src, dest, chunk) == (FrameKind.CONTRIB, 1, 0, last):
             until(lambda: told == {2, 3, 4})
             held.append(chunk)
 
     def note(src: int, dest: int, kind: int, chunk: int) -> None:
-        if (kind, dest) == (Kind.GRAM, 0):
+        if (kind, dest) == (FrameKind.GRAM, 0):
             told.add(src)
 
     held: list[int] = []
@@ -242,7 +242,7 @@ def test_of_one_chunk_alone_no_length_is_absurd(make_group: MakeGroup) -> None:
 def test_who_does_not_tell_is_the_one_that_is_missing(make_group: MakeGroup) -> None:
     group = make_group(get_codec("float32"), weights=[1.0] * 5, rule="krum(f=1)", total=256 * 20)
 
-    start_direct(group, sends=lambda src, kind: (src, kind) != (4, Kind.GRAM))
+    start_direct(group, sends=lambda src, kind: (src, kind) != (4, FrameKind.GRAM))
     others = [reduction for me, reduction in enumerate(group.reductions) if me != 4]
     until(lambda: all(reduction.missing() == {4} for reduction in others))
     group.close()
@@ -256,7 +256,7 @@ def test_who_tells_what_cannot_be_is_named_and_nobody_else(
     group = make_group(get_codec("float32"), weights=[1.0] * 5, rule=rule, total=256 * 20)
     upper = np.zeros(15)
     upper[1] = number  # of the first two; their squares are zero
-    frame = Frame(1, Kind.GRAM, group.plan.owners.index(1))
+    frame = Frame(1, FrameKind.GRAM, group.plan.owners.index(1))
     buffer = group.reductions[0].reserve(frame, 120, WAIT_S)
     buffer[:] = upper.tobytes()
     group.reductions[0].received(frame)
@@ -283,7 +283,7 @@ def test_a_rule_that_raises_ends_no_thread_and_blames_no_other(
 def test_a_part_that_is_not_finite_is_named(make_group: MakeGroup) -> None:
     vectors = [np.random.default_rng(p).normal(size=5000).astype(np.float32) for p in range(5)]
     group = make_group(get_codec("float32"), weights=[1.0] * 5, vectors=vectors, rule="krum(f=1)")
-    frame = Frame(1, Kind.CONTRIB, 0)
+    frame = Frame(1, FrameKind.CONTRIB, 0)
     size = 4 * group.grid.size(0)
     buffer = group.reductions[0].reserve(frame, size, WAIT_S)
     buffer[:] = b"\xff" * size
@@ -299,7 +299,7 @@ def test_inner_products_that_cannot_be_are_named(make_group: MakeGroup, data: by
     """NaN; and a negative square."""
     group = make_group(get_codec("float32"), weights=[1.0] * 5, rule="krum(f=1)", total=256 * 20)
     first = group.plan.owners.index(1)
-    frame = Frame(1, Kind.GRAM, first)
+    frame = Frame(1, FrameKind.GRAM, first)
     buffer = group.reductions[0].reserve(frame, 120, WAIT_S)
     buffer[:] = data
     group.reductions[0].received(frame)
@@ -312,10 +312,10 @@ def test_what_nobody_needs_is_refused(make_group: MakeGroup) -> None:
     other = group.plan.owners.index(2)
     for chunk, length in ((other, 120), (group.plan.owners.index(1), 119)):
         with pytest.raises(RemoteProtocolError):
-            group.reductions[0].reserve(Frame(1, Kind.GRAM, chunk), length, WAIT_S)
+            group.reductions[0].reserve(Frame(1, FrameKind.GRAM, chunk), length, WAIT_S)
     plain = make_group(get_codec("float32"), weights=[1.0] * 5, total=256 * 20)
     with pytest.raises(RemoteProtocolError, match="nobody needs"):
-        plain.reductions[0].reserve(Frame(1, Kind.GRAM, other), 120, WAIT_S)
+        plain.reductions[0].reserve(Frame(1, FrameKind.GRAM, other), 120, WAIT_S)
 
 
 def test_a_rule_needs_enough_peers_and_a_butterfly(make_group: MakeGroup) -> None:

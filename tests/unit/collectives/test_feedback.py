@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from atoll.collectives.codecs import CODECS, F32, Codec, get_codec
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.collectives.feedback import (
-    EF21,
-    EControl,
+    EControlFeedback,
+    EF21Feedback,
     ErrorFeedback,
     Feedback,
     RunningMean,
@@ -28,8 +28,8 @@ def one_of_each(codec: Codec, elements: int = N) -> list[Feedback]:
     return [
         ErrorFeedback(codec, elements),
         ErrorFeedback(codec, elements, decay=0.95),
-        EF21(codec, elements),
-        EControl(codec, elements, eta=0.05),
+        EF21Feedback(codec, elements),
+        EControlFeedback(codec, elements, eta=0.05),
     ]
 
 
@@ -100,7 +100,7 @@ def test_an_attempt_that_breaks_changes_nothing(codec: Codec) -> None:
         assert memory(feedback) == before
         assert send(feedback, values, key=4, commit=False).tobytes() == first.tobytes()
         assert send(feedback, values, key=4).tobytes() == first.tobytes()
-        if codec.contract.kind != "exact" or isinstance(feedback, EF21 | EControl):
+        if codec.contract.kind != "exact" or isinstance(feedback, EF21Feedback | EControlFeedback):
             assert memory(feedback) != before
 
 
@@ -157,7 +157,7 @@ def test_reset_forgets_a_part() -> None:
 @pytest.mark.parametrize("name", ["randk", "ternary"])
 def test_codecs_that_do_not_contract_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        EF21(get_codec(name), 5)
+        EF21Feedback(get_codec(name), 5)
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
@@ -165,7 +165,7 @@ def test_parameters_outside_their_range_are_refused(wrong: float) -> None:
     with pytest.raises(ConfigError):
         ErrorFeedback(get_codec("sign"), 5, decay=wrong)
     with pytest.raises(ConfigError):
-        EControl(get_codec("sign"), 5, eta=wrong)
+        EControlFeedback(get_codec("sign"), 5, eta=wrong)
 
 
 # ---------------------------------------------------------------- relations between them
@@ -179,7 +179,7 @@ def test_no_decay_at_all_is_no_feedback() -> None:
 
 
 def test_econtrol_with_eta_0_is_ef21() -> None:
-    one, other = EControl(get_codec("int2"), N, eta=0.0), EF21(get_codec("int2"), N)
+    one, other = EControlFeedback(get_codec("int2"), N, eta=0.0), EF21Feedback(get_codec("int2"), N)
     for seed in range(6):
         values = draw("laplace", N, seed)
         assert send(one, values).tobytes() == send(other, values).tobytes()
@@ -187,7 +187,7 @@ def test_econtrol_with_eta_0_is_ef21() -> None:
 
 
 def test_econtrol_keeps_what_the_estimates_lack() -> None:
-    feedback, total = EControl(get_codec("sign"), N, eta=0.1), np.zeros(N)
+    feedback, total = EControlFeedback(get_codec("sign"), N, eta=0.1), np.zeros(N)
     for seed in range(20):
         values = draw("gauss", N, seed)
         before = feedback.arrays["estimate"].astype(float)
@@ -197,14 +197,17 @@ def test_econtrol_keeps_what_the_estimates_lack() -> None:
 
 def test_estimates_of_a_value_that_stays_come_to_it() -> None:
     values = draw("gauss", N)
-    for feedback in (EF21(get_codec("sign"), N), EControl(get_codec("sign"), N, 0.01)):
+    for feedback in (
+        EF21Feedback(get_codec("sign"), N),
+        EControlFeedback(get_codec("sign"), N, 0.01),
+    ):
         for _ in range(150):
             send(feedback, values)
         assert relative_error(values, feedback.arrays["estimate"]) < 1e-2
 
 
 def test_the_running_mean_is_the_mean_of_the_estimates() -> None:
-    peers, mean = [EF21(get_codec("int4"), N) for _ in range(3)], RunningMean(N)
+    peers, mean = [EF21Feedback(get_codec("int4"), N) for _ in range(3)], RunningMean(N)
     for seed in range(5):
         sent = [send(peer, draw("gauss", N, 10 * seed + at)) for at, peer in enumerate(peers)]
         mean.commit(0, (sum(sent) / 3).astype(np.float32))
@@ -223,9 +226,11 @@ def descend(kind: str, steps: int = 400, rate: float = 0.05) -> float:
     codec, elements = get_codec("sign"), 256
     centres = [3 * draw("gauss", elements, seed) for seed in range(4)]
     target = np.mean(centres, axis=0)
-    makers = {"plain": ErrorFeedback, "ef21": EF21}
+    makers = {"plain": ErrorFeedback, "ef21": EF21Feedback}
     peers = [
-        EControl(codec, elements, 0.001) if kind == "econtrol" else makers[kind](codec, elements)
+        EControlFeedback(codec, elements, 0.001)
+        if kind == "econtrol"
+        else makers[kind](codec, elements)
         for _ in centres
         if kind != "none"
     ]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import Kind, ReducePlan, RoundResult
+from atoll.collectives import FrameKind, ReducePlan, RoundResult
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY
@@ -251,7 +251,7 @@ def test_no_frame_carries_a_kept_chunk(make_group: MakeGroup) -> None:
     group = finished(make_group)
     again = retry(make_group, group, {3: group.rounds[0].digests[3]})
     assert again.plan.owners[3] == NOBODY
-    for kind in (Kind.CONTRIB, Kind.RESULT):
+    for kind in (FrameKind.CONTRIB, FrameKind.RESULT):
         with pytest.raises(RemoteProtocolError, match="kept"):
             again.reductions[0].reserve(Frame(1, kind, 3), 260, timeout_s=0.0)
 
@@ -263,7 +263,7 @@ def test_a_sender_that_the_abort_leaves_behind_is_known_to_read(make_group: Make
 
     class Stuck:
         def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
-            if kind == Kind.RESULT:
+            if kind == FrameKind.RESULT:
                 entered.set()
                 assert released.wait(WAIT_S)
 
@@ -271,7 +271,7 @@ def test_a_sender_that_the_abort_leaves_behind_is_known_to_read(make_group: Make
     first.start({1: Stuck()})
     assert not first.uses_result
     for chunk in range(CHUNKS // 2):
-        group.deliver(1, 0, Kind.CONTRIB, chunk, group.encoded(1, chunk))
+        group.deliver(1, 0, FrameKind.CONTRIB, chunk, group.encoded(1, chunk))
     assert entered.wait(WAIT_S)
     first.abort()
     assert first.uses_result

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.collectives import lanes as lanes_module
+from atoll.collectives import stripes as lanes_module
 from atoll.collectives.buffers import BufferPool
-from atoll.collectives.lanes import DELIVERY_S, LATE_S_MIN, Lanes, Receipt, Sending
-from atoll.collectives.schedule import Idle, Kind, Send
+from atoll.collectives.schedule import FrameKind, Idle, OutgoingFrame
+from atoll.collectives.stripes import DELIVERY_S, LATE_S_MIN, Receipt, Sending, Stripes
 
 DEST = 1
 PAYLOAD = np.zeros(4, np.uint8)
@@ -21,16 +21,16 @@ class Given:
     """A schedule that hands out chunks 0, 1, 2 ... to everyone; the lanes ask it nothing else."""
 
     def __init__(self, count: int) -> None:
-        self.left = [Send(Kind.CONTRIB, chunk) for chunk in range(count)]
+        self.left = [OutgoingFrame(FrameKind.CONTRIB, chunk) for chunk in range(count)]
 
-    def next_send(self, dest: int, unsure: Collection[int]) -> Send | Idle:
+    def next_send(self, dest: int, unsure: Collection[int]) -> OutgoingFrame | Idle:
         return self.left.pop(0) if self.left else Idle.DONE
 
 
 class Wire:
     """A stream and what its receipts say: the first ``arrived`` frames have."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Stripes) -> None:
         self.lanes, self.lane = lanes, lanes.opened(DEST)
         self.sent = self.arrived = 0
 
@@ -56,9 +56,9 @@ class Wire:
         return found
 
 
-def lanes_of(count: int, chunks: int, chunk_bytes: int = 4) -> tuple[Lanes, Any, list[Wire]]:
+def lanes_of(count: int, chunks: int, chunk_bytes: int = 4) -> tuple[Stripes, Any, list[Wire]]:
     buffers = BufferPool(chunk_bytes, np.uint8)
-    lanes = Lanes(Given(chunks), buffers)  # type: ignore[arg-type]  # what it asks is there
+    lanes = Stripes(Given(chunks), buffers)  # type: ignore[arg-type]  # what it asks is there
     return lanes, buffers, [Wire(lanes) for _ in range(count)]
 
 
@@ -153,7 +153,7 @@ def test_without_a_receipt_a_frame_that_is_sent_is_forgotten() -> None:
 
 def test_one_alone_keeps_nothing_unless_others_are_to_come() -> None:
     for expected, over in ((1, True), (2, False)):
-        lanes = Lanes(Given(1), BufferPool(4, np.uint8))  # type: ignore[arg-type]
+        lanes = Stripes(Given(1), BufferPool(4, np.uint8))  # type: ignore[arg-type]
         lanes.expect({DEST: expected})
         Wire(lanes).send(0.0)
         assert lanes.is_over(DEST, 0.0) is over
@@ -170,7 +170,7 @@ def test_the_last_one_waits_for_no_receipt() -> None:
 
 
 @pytest.fixture
-def lost() -> tuple[Lanes, list[Wire], list[Sending]]:
+def lost() -> tuple[Stripes, list[Wire], list[Sending]]:
     """Of three streams, one that has sent three frames and delivered one; frames take 0.1 s."""
     lanes, _, wires = lanes_of(3, 5)
     frames = [wires[0].send(0.0) for _ in range(3)]
@@ -186,7 +186,7 @@ LATE_S = 0.1 + 0.1 + LATE_S_MIN  # when something was delivered last, and the li
 
 
 def test_what_one_has_lost_another_sends_when_nothing_was_delivered_for_long(
-    lost: tuple[Lanes, list[Wire], list[Sending]],
+    lost: tuple[Stripes, list[Wire], list[Sending]],
 ) -> None:
     lanes, (a, b, c), frames = lost
     assert b.is_idle(LATE_S - 0.01)
@@ -195,14 +195,14 @@ def test_what_one_has_lost_another_sends_when_nothing_was_delivered_for_long(
     assert a.is_idle(LATE_S + 0.02)  # it has them already
     b.arrived = c.arrived = 2
     assert lanes.is_over(DEST, LATE_S + 0.1)
-    in_hand = Sending(Send(Kind.CONTRIB, 9), PAYLOAD, in_hand=1)
+    in_hand = Sending(OutgoingFrame(FrameKind.CONTRIB, 9), PAYLOAD, in_hand=1)
     assert lanes.broke(a.lane, in_hand)
     assert b.send(LATE_S + 0.2) is in_hand
     assert b.is_idle(9.0)
 
 
 def test_one_that_goes_on_delivering_is_not_late(
-    lost: tuple[Lanes, list[Wire], list[Sending]],
+    lost: tuple[Stripes, list[Wire], list[Sending]],
 ) -> None:
     _, (a, b, _), frames = lost
     a.arrived = 2
@@ -212,7 +212,7 @@ def test_one_that_goes_on_delivering_is_not_late(
 
 
 def test_one_that_stands_still_itself_takes_no_copies(
-    lost: tuple[Lanes, list[Wire], list[Sending]],
+    lost: tuple[Stripes, list[Wire], list[Sending]],
 ) -> None:
     _, (a, b, c), frames = lost
     assert b.send(LATE_S + 0.01) is frames[1]

@@ -16,7 +16,7 @@ from atoll.collectives.codecs import CODECS, F32, U8, Codec
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.pairs import PairSchedule, pair_lead
 from atoll.collectives.plan import EVERYONE, NOBODY, ReducePlan, pairwise_plan
-from atoll.collectives.schedule import Admission, Idle, Kind, Send
+from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 from atoll.collectives.trees import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN
 
 CODEC = st.sampled_from(sorted(CODECS)).map(CODECS.__getitem__)
@@ -85,9 +85,9 @@ class World:
         if len(stream) >= self.capacity or src in self.dead:
             return False
         send = self.schedules[src].next_send(dest)
-        if not isinstance(send, Send):
+        if not isinstance(send, OutgoingFrame):
             return False
-        assert send == Send(Kind.CONTRIB, send.chunk, added_here=True)
+        assert send == OutgoingFrame(FrameKind.CONTRIB, send.chunk, added_here=True)
         data = self.here[src][src, send.chunk] = self.encoded(src, send.chunk)
         assert sum(p == src for p, _ in self.here[src]) <= self.lead
         self.schedules[src].arrived(src, send.chunk)
@@ -100,11 +100,11 @@ class World:
         if not stream or dest in self.dead:
             return False
         chunk, data = stream[0]
-        admission = schedule.admit(src, Kind.CONTRIB, chunk)
-        if admission is Admission.HOLD:
+        admission = schedule.admit(src, FrameKind.CONTRIB, chunk)
+        if admission is FrameAdmission.HOLD:
             assert not self.weights[dest], "whoever waits for our parts is not so far ahead"
             return False
-        assert admission is Admission.ACCEPT
+        assert admission is FrameAdmission.ACCEPT
         stream.popleft()
         self.here[dest][src, chunk] = data
         assert sum(p == src for p, _ in self.here[dest]) <= 2 * self.lead
@@ -222,13 +222,13 @@ def schedule_of(weights: list[float], owners: list[int], me: int = 0) -> PairSch
 
 def send(schedule: PairSchedule, *chunks: int) -> None:
     for chunk in chunks:
-        assert schedule.next_send(1) == Send(Kind.CONTRIB, chunk, added_here=True)
+        assert schedule.next_send(1) == OutgoingFrame(FrameKind.CONTRIB, chunk, added_here=True)
         schedule.arrived(0, chunk)
 
 
 def arrive(schedule: PairSchedule, *chunks: int) -> None:
     for chunk in chunks:
-        assert schedule.admit(1, Kind.CONTRIB, chunk) is Admission.ACCEPT
+        assert schedule.admit(1, FrameKind.CONTRIB, chunk) is FrameAdmission.ACCEPT
         schedule.arrived(1, chunk)
 
 
@@ -265,10 +265,10 @@ def test_a_part_far_ahead_is_held_until_the_base_moves_on() -> None:
     schedule = schedule_of([1, 1], [NOBODY] + [EVERYONE] * 8)
     far = 1 + 2 * LEAD_CHUNKS_MIN  # the first one does not count
     arrive(schedule, *range(1, far))
-    assert schedule.admit(1, Kind.CONTRIB, far) is Admission.HOLD
+    assert schedule.admit(1, FrameKind.CONTRIB, far) is FrameAdmission.HOLD
     send(schedule, 1)
     finish(schedule, 1)
-    assert schedule.admit(1, Kind.CONTRIB, far) is Admission.ACCEPT
+    assert schedule.admit(1, FrameKind.CONTRIB, far) is FrameAdmission.ACCEPT
 
 
 @pytest.mark.parametrize("own_first", [True, False])
@@ -292,10 +292,10 @@ def test_parts_are_added_in_the_order_of_participants_whichever_comes_first(
 def test_repetitions_are_dropped() -> None:
     schedule = schedule_of([1, 1], [EVERYONE])
     arrive(schedule, 0)
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
+    assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.DROP
     send(schedule, 0)
     finish(schedule, 0)
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
+    assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.DROP
     assert schedule.next_fold(0) is None
 
 
@@ -303,12 +303,12 @@ def test_repetitions_are_dropped() -> None:
     ("src", "kind", "chunk", "why"),
     [
         (1, 3, 0, "unknown kind 3"),
-        (1, Kind.RESULT, 0, "adds up for itself"),
-        (1, Kind.CONTRIB, -1, "chunk -1 of 2"),
-        (1, Kind.CONTRIB, 2, "chunk 2 of 2"),
-        (0, Kind.CONTRIB, 0, "no part"),
-        (2, Kind.CONTRIB, 0, "no part"),
-        (1, Kind.CONTRIB, 1, "kept"),
+        (1, FrameKind.RESULT, 0, "adds up for itself"),
+        (1, FrameKind.CONTRIB, -1, "chunk -1 of 2"),
+        (1, FrameKind.CONTRIB, 2, "chunk 2 of 2"),
+        (0, FrameKind.CONTRIB, 0, "no part"),
+        (2, FrameKind.CONTRIB, 0, "no part"),
+        (1, FrameKind.CONTRIB, 1, "kept"),
     ],
 )
 def test_frames_outside_the_schedule_are_refused(src: int, kind: int, chunk: int, why: str) -> None:
@@ -319,7 +319,7 @@ def test_frames_outside_the_schedule_are_refused(src: int, kind: int, chunk: int
 
 def test_who_has_no_weight_sends_nothing_and_is_refused_if_it_does() -> None:
     with pytest.raises(RemoteProtocolError, match="its weight is 0"):
-        schedule_of([1, 0], [EVERYONE]).admit(1, Kind.CONTRIB, 0)
+        schedule_of([1, 0], [EVERYONE]).admit(1, FrameKind.CONTRIB, 0)
     silent = schedule_of([0, 1], [EVERYONE])
     assert silent.destinations == frozenset()
     assert silent.next_send(1) is Idle.DONE
@@ -346,9 +346,9 @@ def test_who_is_alone_has_all_chunks_to_itself() -> None:
 def test_a_part_is_judged_again_when_it_is_complete() -> None:
     schedule = schedule_of([1, 1], [EVERYONE])
     for _ in range(2):  # two streams may bring it
-        assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.ACCEPT
+        assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.ACCEPT
     schedule.arrived(1, 0)
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
+    assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.DROP
 
 
 def test_missing_names_the_other_while_anything_is_owed_either_way() -> None:

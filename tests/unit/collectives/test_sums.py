@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from atoll.collectives import RoundResult, get_codec, grid_for, sums
+from atoll.collectives import RoundResult, get_codec, grid_for, mean_parts
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError
 from atoll.collectives.native import KERNELS
@@ -35,7 +35,7 @@ class Bench:
         self.is_root = is_root
         self.sums = self.begin()
 
-    def begin(self) -> sums.Sums:
+    def begin(self) -> mean_parts.Sums:
         def fill(chunk: int, out: F32) -> None:
             assert not self.lies
             out[:] = self.values
@@ -46,7 +46,7 @@ class Bench:
         root = self.is_root
         own = show if self.lies else None
         codec = self.result.codec
-        return sums.Sums(self.result, codec, self.weights, lambda chunk: root, fill, own)
+        return mean_parts.Sums(self.result, codec, self.weights, lambda chunk: root, fill, own)
 
     def add(self, participant: int | None, values: F32) -> None:
         buffer = self.sums.encoded.take()
@@ -78,7 +78,7 @@ def test_kernels_and_numpy_give_the_same_sum(
     def total(*, native: bool) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
             if not native:
-                patch.setattr(sums, "KERNELS", None)
+                patch.setattr(mean_parts, "KERNELS", None)
             bench = Bench("float32", weights, is_root=is_root)
             bench.add_own(whole(given_parts[0]), lies=lies)
             for participant, values in enumerate(given_parts[1:], 1):
@@ -99,7 +99,7 @@ def test_a_part_that_is_not_finite_is_refused_when_it_is_added(
     native: bool, bad: float, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(sums, "KERNELS", None)
+        monkeypatch.setattr(mean_parts, "KERNELS", None)
     bench = Bench("float32", [0.5, 0.5])
     bench.add(1, np.ones(ELEMENTS, np.float32))
     values = np.ones(ELEMENTS, np.float32)
@@ -116,7 +116,7 @@ def test_a_sum_that_is_too_large_is_nobodys_fault(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(sums, "KERNELS", None)
+        monkeypatch.setattr(mean_parts, "KERNELS", None)
     bench = Bench("float32", [1.0, 1.0])
     for participant in range(2):
         bench.add(participant, np.full(ELEMENTS, MAX, np.float32))

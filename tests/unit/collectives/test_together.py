@@ -15,7 +15,7 @@ from atoll.collectives import get_codec, grid_for
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.collectives.together import reduce_together
+from atoll.collectives.reference import reduce_together
 
 CODECS = ["float32", "bfloat16", "int8", "int4", "fp4_e3m0"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import F64
-from atoll.collectives.tours import best_tour, exact_tour, found_tour, tour_cost
+from atoll.collectives.ring_order import best_tour, exact_tour, found_tour, tour_cost
 
 KINDS = ("random", "heavy", "plane", "sites", "steps")
 

@@ -7,7 +7,7 @@ import pytest
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.routes import Routes, ring, star, tree
-from atoll.collectives.schedule import Admission, Idle, Kind, Send
+from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 from atoll.collectives.trees import LEAD_CHUNKS_MIN, SPREAD_CHUNKS, TreeSchedule
 
 
@@ -20,7 +20,7 @@ def schedule_of(
 
 def arrive(schedule: TreeSchedule, src: int, *chunks: int) -> None:
     for chunk in chunks:
-        assert schedule.admit(src, Kind.CONTRIB, chunk) is Admission.ACCEPT
+        assert schedule.admit(src, FrameKind.CONTRIB, chunk) is FrameAdmission.ACCEPT
         schedule.arrived(src, chunk)
 
 
@@ -33,24 +33,26 @@ def finish(schedule: TreeSchedule, chunk: int) -> None:
 def test_own_parts_stay_near_the_results_of_their_root() -> None:
     schedule = schedule_of([1, 1], [0] + [1] * 8)
     for chunk in range(1, 1 + LEAD_CHUNKS_MIN):
-        assert schedule.next_send(1) == Send(Kind.CONTRIB, chunk)
+        assert schedule.next_send(1) == OutgoingFrame(FrameKind.CONTRIB, chunk)
     assert schedule.next_send(1) is Idle.WAIT
     schedule.final(1)
-    assert schedule.next_send(1) == Send(Kind.CONTRIB, 1 + LEAD_CHUNKS_MIN)
+    assert schedule.next_send(1) == OutgoingFrame(FrameKind.CONTRIB, 1 + LEAD_CHUNKS_MIN)
     assert schedule.next_send(1) is Idle.WAIT
 
 
 def test_own_parts_leave_for_all_roots_at_the_same_pace() -> None:
     schedule = schedule_of([1, 1, 1, 1], [0] + [1] * 20 + [2] * 20 + [3])
-    assert schedule.next_send(3) == Send(Kind.CONTRIB, 41)  # its only one: out of the count
+    assert schedule.next_send(3) == OutgoingFrame(
+        FrameKind.CONTRIB, 41
+    )  # its only one: out of the count
     for index in range(SPREAD_CHUNKS):
-        assert schedule.next_send(1) == Send(Kind.CONTRIB, 1 + index)
+        assert schedule.next_send(1) == OutgoingFrame(FrameKind.CONTRIB, 1 + index)
     assert schedule.next_send(1) is Idle.PACED
-    assert schedule.next_send(2) == Send(Kind.CONTRIB, 21)
-    assert schedule.next_send(1) == Send(Kind.CONTRIB, 1 + SPREAD_CHUNKS)
+    assert schedule.next_send(2) == OutgoingFrame(FrameKind.CONTRIB, 21)
+    assert schedule.next_send(1) == OutgoingFrame(FrameKind.CONTRIB, 1 + SPREAD_CHUNKS)
     assert schedule.next_send(1) is Idle.PACED
     schedule.broken(2)
-    assert schedule.next_send(1) == Send(Kind.CONTRIB, 2 + SPREAD_CHUNKS)
+    assert schedule.next_send(1) == OutgoingFrame(FrameKind.CONTRIB, 2 + SPREAD_CHUNKS)
 
 
 def test_of_two_roots_by_the_same_way_the_one_with_the_smaller_share_comes_first() -> None:
@@ -58,7 +60,7 @@ def test_of_two_roots_by_the_same_way_the_one_with_the_smaller_share_comes_first
     up = ((-1, 0, 0, 1), (1, -1, 1, 1), (2, 2, -1, 1), (3, 3, 3, -1))
     schedule = schedule_of([0, 0, 0, 1], [1] * 8 + [2] * 16, 3, Routes("sites", up, up))
     sent = []
-    while isinstance(send := schedule.next_send(1), Send):
+    while isinstance(send := schedule.next_send(1), OutgoingFrame):
         sent.append(send.chunk)
     assert send is Idle.WAIT, "for results, and not for itself"
     assert sorted(sent) == [0, 1, 2, 3, 8, 9, 10, 11]
@@ -71,7 +73,11 @@ def test_results_go_before_sums_and_sums_before_own_parts() -> None:
     finish(schedule, 2)
     schedule.final(0)  # handed on by 0
     sent = [schedule.next_send(2) for _ in range(3)]
-    assert sent == [Send(Kind.RESULT, 0), Send(Kind.CONTRIB, 2), Send(Kind.CONTRIB, 0)]
+    assert sent == [
+        OutgoingFrame(FrameKind.RESULT, 0),
+        OutgoingFrame(FrameKind.CONTRIB, 2),
+        OutgoingFrame(FrameKind.CONTRIB, 0),
+    ]
     assert schedule.next_send(2) is Idle.WAIT, "a result of its own is still to come"
     assert schedule.next_send(0) is Idle.DONE
     assert schedule.destinations == {2}
@@ -92,18 +98,18 @@ def test_no_part_leaves_that_is_held_if_a_result_from_here_is_lost(root: int) ->
         sure = range(max(0, chunk - 2 * LEAD_CHUNKS_MIN + 1), chunk)
         parts.append(schedule.next_send(2, set(sure)))
         schedule.final(chunk)
-        assert schedule.next_send(2) == Send(Kind.RESULT, chunk)
-    assert parts == [Send(Kind.CONTRIB, chunk) for chunk in range(6)]
+        assert schedule.next_send(2) == OutgoingFrame(FrameKind.RESULT, chunk)
+    assert parts == [OutgoingFrame(FrameKind.CONTRIB, chunk) for chunk in range(6)]
 
 
 def test_a_part_far_ahead_is_held_until_the_base_moves_on() -> None:
     schedule = schedule_of([1, 1, 1], [0] * 10)
     far = 2 * LEAD_CHUNKS_MIN
     arrive(schedule, 1, *range(far))
-    assert schedule.admit(1, Kind.CONTRIB, far) is Admission.HOLD
+    assert schedule.admit(1, FrameKind.CONTRIB, far) is FrameAdmission.HOLD
     arrive(schedule, 2, 0)
     finish(schedule, 0)
-    assert schedule.admit(1, Kind.CONTRIB, far) is Admission.ACCEPT
+    assert schedule.admit(1, FrameKind.CONTRIB, far) is FrameAdmission.ACCEPT
 
 
 def test_parts_are_added_in_the_order_of_participants() -> None:
@@ -122,12 +128,12 @@ def test_parts_are_added_in_the_order_of_participants() -> None:
 def test_repetitions_are_dropped() -> None:
     schedule = schedule_of([1, 1], [0, 1])
     arrive(schedule, 1, 0)
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
+    assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.DROP
     finish(schedule, 0)
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
-    assert schedule.admit(1, Kind.RESULT, 1) is Admission.ACCEPT
+    assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.DROP
+    assert schedule.admit(1, FrameKind.RESULT, 1) is FrameAdmission.ACCEPT
     schedule.final(1)
-    assert schedule.admit(1, Kind.RESULT, 1) is Admission.DROP
+    assert schedule.admit(1, FrameKind.RESULT, 1) is FrameAdmission.DROP
 
 
 @pytest.mark.parametrize(
@@ -135,17 +141,17 @@ def test_repetitions_are_dropped() -> None:
     [
         (1, 3, 0, "unknown kind 3"),
         (1, 0, 0, "unknown kind 0"),
-        (1, Kind.CONTRIB, -1, "chunk -1 of 5"),
-        (1, Kind.RESULT, 5, "chunk 5 of 5"),
-        (3, Kind.CONTRIB, 0, "no part"),
-        (-1, Kind.CONTRIB, 0, "no part"),
-        (0, Kind.CONTRIB, 0, "no part"),
-        (1, Kind.CONTRIB, 2, "none of for this peer"),
-        (2, Kind.CONTRIB, 0, "none of for this peer"),  # its weight is 0
-        (1, Kind.RESULT, 0, "others hand on"),
-        (2, Kind.RESULT, 2, "others hand on"),
-        (1, Kind.CONTRIB, 4, "kept"),
-        (1, Kind.RESULT, 4, "kept"),
+        (1, FrameKind.CONTRIB, -1, "chunk -1 of 5"),
+        (1, FrameKind.RESULT, 5, "chunk 5 of 5"),
+        (3, FrameKind.CONTRIB, 0, "no part"),
+        (-1, FrameKind.CONTRIB, 0, "no part"),
+        (0, FrameKind.CONTRIB, 0, "no part"),
+        (1, FrameKind.CONTRIB, 2, "none of for this peer"),
+        (2, FrameKind.CONTRIB, 0, "none of for this peer"),  # its weight is 0
+        (1, FrameKind.RESULT, 0, "others hand on"),
+        (2, FrameKind.RESULT, 2, "others hand on"),
+        (1, FrameKind.CONTRIB, 4, "kept"),
+        (1, FrameKind.RESULT, 4, "kept"),
     ],
 )
 def test_frames_outside_the_schedule_are_refused(src: int, kind: int, chunk: int, why: str) -> None:
@@ -157,23 +163,23 @@ def test_frames_outside_the_schedule_are_refused(src: int, kind: int, chunk: int
 def test_in_a_ring_only_the_neighbour_is_heard() -> None:
     schedule = schedule_of([1] * 4, [0, 1, 2, 3], 0, ring([0, 1, 2, 3]))
     with pytest.raises(RemoteProtocolError, match="none of for this peer"):
-        schedule.admit(1, Kind.CONTRIB, 0)
-    assert schedule.admit(3, Kind.CONTRIB, 0) is Admission.ACCEPT
+        schedule.admit(1, FrameKind.CONTRIB, 0)
+    assert schedule.admit(3, FrameKind.CONTRIB, 0) is FrameAdmission.ACCEPT
     with pytest.raises(RemoteProtocolError, match="others hand on"):
-        schedule.admit(2, Kind.RESULT, 2)
-    assert schedule.admit(3, Kind.RESULT, 2) is Admission.ACCEPT
+        schedule.admit(2, FrameKind.RESULT, 2)
+    assert schedule.admit(3, FrameKind.RESULT, 2) is FrameAdmission.ACCEPT
 
 
 def test_what_is_complete_is_judged_again() -> None:
     """Several streams of one peer may bring the same frame."""
     schedule = schedule_of([1, 1], [0, 1])
-    for kind, chunk in ((Kind.CONTRIB, 0), (Kind.RESULT, 1)):
-        assert schedule.admit(1, kind, chunk) is Admission.ACCEPT
-        assert schedule.admit(1, kind, chunk) is Admission.ACCEPT
+    for kind, chunk in ((FrameKind.CONTRIB, 0), (FrameKind.RESULT, 1)):
+        assert schedule.admit(1, kind, chunk) is FrameAdmission.ACCEPT
+        assert schedule.admit(1, kind, chunk) is FrameAdmission.ACCEPT
     schedule.arrived(1, 0)
     schedule.final(1)
-    assert schedule.admit(1, Kind.CONTRIB, 0) is Admission.DROP
-    assert schedule.admit(1, Kind.RESULT, 1) is Admission.DROP
+    assert schedule.admit(1, FrameKind.CONTRIB, 0) is FrameAdmission.DROP
+    assert schedule.admit(1, FrameKind.RESULT, 1) is FrameAdmission.DROP
 
 
 def test_missing_names_who_is_late_and_not_who_waits_for_it() -> None:
@@ -184,7 +190,7 @@ def test_missing_names_who_is_late_and_not_who_waits_for_it() -> None:
     arrive(schedule, 2, 0)
     finish(schedule, 0)
     assert schedule.missing() == {1, 2}  # now the owners of the results
-    assert schedule.admit(1, Kind.RESULT, 1) is Admission.ACCEPT
+    assert schedule.admit(1, FrameKind.RESULT, 1) is FrameAdmission.ACCEPT
     schedule.final(1)
     assert schedule.missing() == {2}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.routes import ROOT, Routes, hierarchical, ring, star, tree
-from atoll.collectives.schedule import Admission, Idle, Kind, Send
+from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 from atoll.collectives.trees import LEAD_BYTES_MAX, TreeSchedule, lead_chunks
 
 SHAPES: dict[str, Callable[[int, random.Random], Routes]] = {
@@ -41,7 +41,7 @@ class World:
         self.everyone = range(len(plan.participants))
         self.schedules = [TreeSchedule(plan, me) for me in self.everyone]
         self.lead = lead_chunks(plan, 1, 1)
-        self.streams: dict[tuple[int, int, int], deque[tuple[Send, int]]] = {
+        self.streams: dict[tuple[int, int, int], deque[tuple[OutgoingFrame, int]]] = {
             (src, dest, lane): deque()
             for src in self.everyone
             for dest in self.schedules[src].destinations
@@ -72,10 +72,10 @@ class World:
         send = self.schedules[src].next_send(dest)
         if send is Idle.DONE:
             self.finished.add((src, dest))
-        if not isinstance(send, Send):
+        if not isinstance(send, OutgoingFrame):
             return send is Idle.DONE
         self.sent += 1
-        if send.kind is Kind.RESULT:
+        if send.kind is FrameKind.RESULT:
             value = self.result[src][send.chunk]
         else:
             value = self.sums[src].pop(send.chunk, None) or self.value(src, send.chunk)
@@ -89,12 +89,12 @@ class World:
             return False
         (kind, chunk, _), value = stream[0]
         admission = schedule.admit(src, kind, chunk)
-        if admission is Admission.HOLD:
+        if admission is FrameAdmission.HOLD:
             assert self.lanes > 1, "one lane keeps the order"
             return False
-        assert admission is Admission.ACCEPT
+        assert admission is FrameAdmission.ACCEPT
         stream.popleft()
-        if kind is Kind.RESULT:
+        if kind is FrameKind.RESULT:
             self.result[dest][chunk] = value
             schedule.final(chunk)
         else:

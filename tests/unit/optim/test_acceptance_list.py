@@ -14,7 +14,7 @@ import pytest
 
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
 TESTS = Path(__file__).parents[2]
 
@@ -179,7 +179,7 @@ def test_14_bits_of_a_parameter_in_a_round(codec: str, bits: int, block: int) ->
     spec = RunSpec(sync_every=1, codec=codec)
     state = SwarmState(spec, Manifest.of([Parameter("w", (elements,))]), lambda flat: flat.fill(0))
     ones = np.ones(elements, np.float32)
-    part_bytes, result_bytes = state.commit([Submitted(n, ones, 1.0) for n in range(peers)])
+    part_bytes, result_bytes = state.commit([SwarmSubmission(n, ones, 1.0) for n in range(peers)])
     scale = (8 if codec == "fp4_e2m1" else 32) / block if block else 0.0
     assert 8 * part_bytes / elements == pytest.approx(bits + scale, rel=0.02)
     assert result_bytes == part_bytes

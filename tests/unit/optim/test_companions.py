@@ -8,8 +8,8 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
-from atoll.optim.companions import ASKED_MAX, Companions
-from atoll.peer.session import Members
+from atoll.optim.side_channel import ASKED_MAX, SideChannel
+from atoll.peer.client.session import Members
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Told:
 
 
 def most(members_have: dict[str, tuple[int, list[float]] | None]) -> tuple[int, list[float]] | None:
-    found = Companions(Told(members_have), "clock").any(7, 2, most=True)
+    found = SideChannel(Told(members_have), "clock").any(7, 2, most=True)
     return None if found is None else (found[0], found[1].tolist())
 
 
@@ -64,5 +64,5 @@ def test_without_anybody_at_that_number_the_newest_is_taken() -> None:
 
 def test_not_all_of_many_are_asked() -> None:
     told = Told({f"{n:03}": (7, [1.0, 2.0]) for n in range(100)})
-    assert Companions(told, "clock").any(7, 2, most=True) is not None
+    assert SideChannel(told, "clock").any(7, 2, most=True) is not None
     assert len(told.asked) == ASKED_MAX

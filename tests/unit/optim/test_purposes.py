@@ -12,9 +12,9 @@ from harness.troubled_swarm import TroubledSwarm
 from atoll.collectives.errors import CollectiveMissedError, RemoteProtocolError
 from atoll.optim import QSDP, GradientAverage, Swarm
 from atoll.optim.exchange import PART_BYTES_MAX
-from atoll.optim.purposes import Part, Pieces, gather_for
+from atoll.optim.gather_tags import GatheredPart, Pieces, gather_for
 from atoll.optim.swarm import SwarmSession
-from atoll.peer.group.operations import pack_objects
+from atoll.peer.membership.operations import pack_objects
 
 STEPS, WORKERS = 6, 3
 
@@ -38,7 +38,7 @@ class Long(Adding):
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.optim.purposes.GATHERED_BYTES_MAX", PIECE + 6)
+    monkeypatch.setattr("atoll.optim.gather_tags.GATHERED_BYTES_MAX", PIECE + 6)
 
 
 def train_long(session: Any) -> tuple[float, int]:
@@ -173,7 +173,7 @@ def test_compressors_have_long_parts():
     ("data", "times"), [(b"", 1), (bytes(PART_BYTES_MAX + 1), 1), (bytes(PART_BYTES_MAX), 2)]
 )
 def test_pieces_without_an_end_are_refused(data: bytes, times: int):
-    pieces, part = Pieces(b""), Part("a", 1, 4, True, data)
+    pieces, part = Pieces(b""), GatheredPart("a", 1, 4, True, data)
     for _ in range(times - 1):
         assert pieces.add([part])
     with pytest.raises(RemoteProtocolError, match="what a gives has pieces without an end"):

@@ -16,7 +16,7 @@ from atoll.optim.outer import outer_step
 from atoll.optim.rates import BEST, factor_of, outer_rate
 from atoll.optim.spec import RunSpec
 from atoll.optim.swarm import SwarmSession
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ def test_who_gives_nothing_is_not_counted() -> None:
     manifest = Manifest.of([Parameter("w", (5,))])
     state = SwarmState(spec, manifest, lambda flat: flat.fill(1.0))
     moved = np.zeros(5, np.float32)
-    state.commit([Submitted(n, moved, float(n == 3)) for n in range(5)])
+    state.commit([SwarmSubmission(n, moved, float(n == 3)) for n in range(5)])
     np.testing.assert_allclose(1.0 - state.theta, outer_rate(1) * spec.outer_lr, rtol=1e-6)

@@ -21,14 +21,10 @@ from torch import nn
 from atoll.collectives.errors import ConfigError
 from atoll.optim.replay.batches import Batch
 from atoll.optim.replay.commitment import Extent
-from atoll.optim.replay.difference import (
-    MIXED_PRECISION,
-    Tolerance,
-    Verdict,
-)
-from atoll.optim.replay.opening import Opened
-from atoll.optim.replay.replaying import Task, replay
+from atoll.optim.replay.difference import MIXED_PRECISION, ReplayVerdict, Tolerance
+from atoll.optim.replay.replaying import ReplayTask, replay
 from atoll.optim.replay.state import TrainingState
+from atoll.optim.replay.step_disclosure import Opened
 from atoll.optim.replay.tensors import Array
 
 MARGIN = 5  # honest differences are at least so many times smaller than tolerances, cheats larger
@@ -39,7 +35,7 @@ HARMLESS = {("stale gradients", 1)}
 
 def again(
     opened: Opened, optimizer: Any, way: Change, tolerance: Tolerance | None = None
-) -> Verdict:
+) -> ReplayVerdict:
     model = text_model()
     loop = Loop(model, optimizer(model))
     way(loop)
@@ -168,9 +164,9 @@ def test_other_samples_than_were_noted_are_found() -> None:
 # ------------------------------------------------------------ tasks that go wrong
 
 
-def task_of(train: Any) -> Task:
+def task_of(train: Any) -> ReplayTask:
     model = text_model()
-    return Task(model, adamw(model), train)
+    return ReplayTask(model, adamw(model), train)
 
 
 def test_a_loop_that_fails_is_a_verdict() -> None:
@@ -197,7 +193,9 @@ def test_a_loop_that_takes_other_steps_is_a_verdict() -> None:
             twice([batch])
             twice.inner.step()
 
-    assert "0 are left over after 6 steps" in replay(opened, Task(model, twice.inner, train)).why
+    assert (
+        "0 are left over after 6 steps" in replay(opened, ReplayTask(model, twice.inner, train)).why
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.contribution import delta_source
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.replay import checkpoint as module
-from atoll.optim.replay.checkpoint import Checkpoint, checkpoint_bytes_max, leaf_of, plain
+from atoll.optim.replay.checkpoint import WorkCheckpoint, checkpoint_bytes_max, leaf_of, plain
 from atoll.optim.replay.state import TrainingState
 from atoll.optim.replay.tensors import encode
 from atoll.optim.spec import RunSpec
@@ -31,7 +31,7 @@ def made(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, TrainingState]:
 def test_what_was_written_is_read() -> None:
     _, state = made()
     one = state.capture()
-    read = Checkpoint.decode(bytes(one.encode()))
+    read = WorkCheckpoint.decode(bytes(one.encode()))
     assert read.digests() == one.digests()
     assert read.values == one.values
     assert {"1.running_mean", "1.num_batches_tracked"} < read.buffers.keys()
@@ -40,7 +40,7 @@ def test_what_was_written_is_read() -> None:
 
 def test_each_part_has_a_digest_of_its_own() -> None:
     model, state = made()
-    before = Checkpoint.decode(state.capture().encode())
+    before = WorkCheckpoint.decode(state.capture().encode())
     with torch.no_grad():
         model[1].running_mean += 1
     digests = [one.digests() for one in (before, state.capture())]
@@ -110,13 +110,13 @@ def test_a_tensor_of_no_part_is_refused(name: str) -> None:
     _, state = made()
     array = next(iter(state.capture().parameters.values()))
     with pytest.raises(RemoteProtocolError, match="has a tensor"):
-        Checkpoint.decode(encode({name: array}, {"values": "{}"}))
+        WorkCheckpoint.decode(encode({name: array}, {"values": "{}"}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "nothing", "[" * 50_000, "0," * (1 << 20)])
 def test_values_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="values"):
-        Checkpoint.decode(encode({}, {"values": text}))
+        WorkCheckpoint.decode(encode({}, {"values": text}))
 
 
 def test_only_plain_values_are_kept(monkeypatch) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.optim.replay.checkpoint import Checkpoint
+from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.difference import (
     Differences,
+    ReplayVerdict,
     Tolerance,
-    Verdict,
     compare,
     differences,
     differing_values,
@@ -21,14 +21,18 @@ from atoll.optim.replay.tensors import Array
 
 
 def judged(
-    start: Checkpoint, mine: Checkpoint, theirs: Checkpoint, tolerance: Tolerance, **others: Any
-) -> Verdict:
+    start: WorkCheckpoint,
+    mine: WorkCheckpoint,
+    theirs: WorkCheckpoint,
+    tolerance: Tolerance,
+    **others: Any,
+) -> ReplayVerdict:
     return compare(differences(start, mine, theirs), tolerance, **others)
 
 
-def at(value: float, **values: Any) -> Checkpoint:
+def at(value: float, **values: Any) -> WorkCheckpoint:
     data = np.array([3.0, value], np.float32).view(np.uint8)
-    return Checkpoint({"w": Array("float32", (2,), data)}, {}, {}, values)
+    return WorkCheckpoint({"w": Array("float32", (2,), data)}, {}, {}, values)
 
 
 def test_a_difference_is_relative_to_what_has_moved() -> None:
@@ -99,7 +103,7 @@ def test_what_differs_between_two_own_ends_is_borne_within_bounds() -> None:
     """Five times as much, up to 2e-2 of a group and 2 of a tensor."""
     tolerance = Tolerance()
 
-    def verdict(group: float, tensor: float, own_group: float, own_tensor: float) -> Verdict:
+    def verdict(group: float, tensor: float, own_group: float, own_tensor: float) -> ReplayVerdict:
         found = Differences({"parameters": group}, {"w": tensor})
         return compare(found, tolerance, Differences({"parameters": own_group}, {"w": own_tensor}))
 

@@ -23,8 +23,8 @@ from atoll.optim.replay.batches import (
     unpack,
 )
 from atoll.optim.replay.checkpoint import leaf_of
-from atoll.optim.replay.commitment import EXTENT_BYTES, Commitment, Extent
-from atoll.optim.replay.opening import Ending, Opening, opening_bytes_max
+from atoll.optim.replay.commitment import EXTENT_BYTES, Extent, WorkCommitment
+from atoll.optim.replay.step_disclosure import RoundEnding, StepDisclosure, opening_bytes_max
 
 SIZES = {"width": 8, "depth": 1, "heads": 2}
 
@@ -50,11 +50,11 @@ class Committed:
         leaves = [leaf_of(self.checkpoints[0].digests())]
         for steps, checkpoint in zip(self.steps, self.checkpoints[1:], strict=True):
             leaves += [batches_leaf(pack(steps)), leaf_of(checkpoint.digests())]
-        self.commitment = Commitment(Extent(7, 70, 8, 3), leaves)
+        self.commitment = WorkCommitment(Extent(7, 70, 8, 3), leaves)
 
-    def opening(self, number: int, *, whole: bool = True) -> Opening:
+    def opening(self, number: int, *, whole: bool = True) -> StepDisclosure:
         end = self.checkpoints[number + 1]
-        return Opening(
+        return StepDisclosure(
             self.commitment.extent,
             number,
             self.checkpoints[number].encode(),
@@ -66,9 +66,9 @@ class Committed:
             self.ending() if number == 0 else None,
         )
 
-    def ending(self) -> Ending:
+    def ending(self) -> RoundEnding:
         proof = self.commitment.proof(self.commitment.extent.leaves - 1)
-        return Ending(self.commitment.extent, self.checkpoints[-1].digests(), proof)
+        return RoundEnding(self.commitment.extent, self.checkpoints[-1].digests(), proof)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_an_extent_that_cannot_be_is_refused(extent: tuple[int, int, int, int]) 
 def test_what_was_committed_to_is_read(work: Committed, number: int, whole: bool) -> None:
     data = work.opening(number, whole=whole).encode()
     assert len(data) < opening_bytes_max(work.manifest, 3)
-    opened = Opening.decode(data, work.manifest).open(work.commitment.digest)
+    opened = StepDisclosure.decode(data, work.manifest).open(work.commitment.digest)
     assert opened.start.digests() == work.checkpoints[number].digests()
     assert opened.end_digests == work.checkpoints[number + 1].digests()
     assert (opened.end is not None) == whole
@@ -188,7 +188,7 @@ def test_what_was_not_committed_to_is_refused(work: Committed, field: str, what:
     mine, other = work.opening(0), work.opening(1)
     lie = replace(mine, **{field: getattr(other, field)})
     with pytest.raises(RemoteProtocolError, match=f"the {what} of segment 0"):
-        Opening.decode(lie.encode(), work.manifest).open(work.commitment.digest)
+        StepDisclosure.decode(lie.encode(), work.manifest).open(work.commitment.digest)
 
 
 def test_another_segment_or_extent_is_refused(work: Committed) -> None:
@@ -205,13 +205,13 @@ def test_an_opening_that_is_cut_longer_or_changed_is_refused(work: Committed) ->
     ends = [*range(0, len(data), 97), *range(len(data) - 100, len(data))]
     for bad in (*(data[:end] for end in ends), data + b"\0", b"x" + data[1:]):
         with pytest.raises(RemoteProtocolError):
-            Opening.decode(bad, work.manifest).open(work.commitment.digest)
+            StepDisclosure.decode(bad, work.manifest).open(work.commitment.digest)
     random = np.random.default_rng(0)
     for at in random.integers(len(data), size=300):
         changed = bytearray(data)
         changed[at] ^= int(random.integers(1, 256))
         try:
-            Opening.decode(bytes(changed), work.manifest).open(work.commitment.digest)
+            StepDisclosure.decode(bytes(changed), work.manifest).open(work.commitment.digest)
         except RemoteProtocolError:
             continue
         assert chr(changed[at]).isspace()  # a blank in a checkpoint's header
@@ -219,15 +219,15 @@ def test_an_opening_that_is_cut_longer_or_changed_is_refused(work: Committed) ->
 
 def test_what_is_longer_than_the_runs_checkpoints_is_refused(work: Committed, monkeypatch) -> None:
     data = work.opening(1).encode()
-    monkeypatch.setattr("atoll.optim.replay.opening.checkpoint_bytes_max", lambda _: 1000)
+    monkeypatch.setattr("atoll.optim.replay.step_disclosure.checkpoint_bytes_max", lambda _: 1000)
     with pytest.raises(RemoteProtocolError, match="a part of"):
-        Opening.decode(data, work.manifest)
+        StepDisclosure.decode(data, work.manifest)
 
 
 def test_how_the_round_before_ended_is_proven(work: Committed) -> None:
     """Of the round itself, as if it had been the one before."""
     data = work.opening(0).encode()
-    opened = Opening.decode(data, work.manifest).open(work.commitment.digest)
+    opened = StepDisclosure.decode(data, work.manifest).open(work.commitment.digest)
     assert opened.before == work.ending()
     assert opened.before.leads_to(work.commitment.digest)
     assert not opened.before.leads_to(bytes(32))
@@ -239,4 +239,4 @@ def test_how_the_round_before_ended_is_proven(work: Committed) -> None:
     assert not replace(same, segment=1).carries_over(work.commitment.digest)
     for end in (0, EXTENT_BYTES + 127, EXTENT_BYTES + 128 + 12 * 32 + 1):
         with pytest.raises(RemoteProtocolError, match="the end of a round"):
-            Ending.unpack(work.ending().pack().ljust(1000, b"\0")[:end])
+            RoundEnding.unpack(work.ending().pack().ljust(1000, b"\0")[:end])

@@ -14,9 +14,9 @@ from harness.replaying import Loop, adamw, sampled, text_model
 
 from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.optim import DiLoCo, Replay
-from atoll.optim.replay.opening import Opening
 from atoll.optim.replay.replaying import replay
-from atoll.peer.session import Outcome
+from atoll.optim.replay.step_disclosure import StepDisclosure
+from atoll.peer.client.session import Outcome
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_missed_round_goes_on_with_the_same_steps(local_run: Any, in_run: Any)
     task = plain().task()
     for segment in range(5):
         data = recorder.opening(3, segment).encode()
-        opening = Opening.decode(data, outer.manifest).open(both.digest)
+        opening = StepDisclosure.decode(data, outer.manifest).open(both.digest)
         assert replay(opening, task).passed
         assert opening.carries_over(first.digest) == (segment == 0)
 

@@ -16,10 +16,10 @@ from harness.replaying import Loop, sampled
 
 from atoll.collectives.codecs import F32
 from atoll.optim import DiLoCo, LocalSGD, Replay, SparseLoCo, Swarm
-from atoll.optim.replay.commitment import Commitment
-from atoll.optim.replay.difference import Verdict
-from atoll.optim.replay.opening import Opened, Opening
+from atoll.optim.replay.commitment import WorkCommitment
+from atoll.optim.replay.difference import ReplayVerdict
 from atoll.optim.replay.replaying import replay
+from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
 
 SYNC_EVERY, SEGMENT, ROUNDS = 7, 3, 3
 
@@ -29,7 +29,7 @@ class Audited:
     """Of one round of one worker: what it has told, and θ before and after its steps."""
 
     round: int
-    commitment: Commitment
+    commitment: WorkCommitment
     openings: list[bytes]
     outer: F32
     submitted: F32
@@ -105,11 +105,11 @@ def audited(outer: DiLoCo, start: F32, end: F32) -> Audited:
 
 
 def opened(worker: Worker, audit: Audited, segment: int) -> Opened:
-    opening = Opening.decode(audit.openings[segment], worker.outer.manifest)
+    opening = StepDisclosure.decode(audit.openings[segment], worker.outer.manifest)
     return opening.open(audit.commitment.digest)
 
 
-def verdicts(worker: Worker, make: Make) -> list[list[Verdict]]:
+def verdicts(worker: Worker, make: Make) -> list[list[ReplayVerdict]]:
     task = make().task()
     return [
         [replay(opened(worker, audit, n), task) for n in range(len(audit.openings))]
@@ -164,7 +164,7 @@ def test_the_end_of_a_segment_may_be_its_digests() -> None:
     assert recorder is not None
     short = recorder.opening(audit.round, 1, whole=False).encode()
     assert len(short) < 0.6 * len(audit.openings[1])
-    opening = Opening.decode(short, worker.outer.manifest).open(audit.commitment.digest)
+    opening = StepDisclosure.decode(short, worker.outer.manifest).open(audit.commitment.digest)
     assert replay(opening, plain().task()).passed
 
 

@@ -16,9 +16,9 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError, StateError
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.replay.checkpoint import Checkpoint
+from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.recorder import Recorder, Replay
-from atoll.optim.replay.replaying import Task
+from atoll.optim.replay.replaying import ReplayTask
 from atoll.optim.replay.state import TrainingState
 from atoll.optim.replay.validating import (
     RIGHT,
@@ -28,7 +28,7 @@ from atoll.optim.replay.validating import (
     as_bytes,
     as_floats,
 )
-from atoll.peer.session import Outcome, Validation
+from atoll.peer.client.session import Outcome, Validation
 
 STEPS, SEGMENT = 6, 2
 LR = 1e-2
@@ -82,7 +82,7 @@ def step(model: nn.Module, inner: torch.optim.Optimizer, index: int) -> None:
     inner.step()
 
 
-def task(lr: float) -> Task:
+def task(lr: float) -> ReplayTask:
     model = nn.Linear(5, 3)
     inner = torch.optim.Adam(model.parameters(), lr=lr)
 
@@ -90,7 +90,7 @@ def task(lr: float) -> Task:
         for indices in batches:
             step(model, inner, int(indices[0]))
 
-    return Task(model, inner, train)
+    return ReplayTask(model, inner, train)
 
 
 @dataclass
@@ -238,11 +238,11 @@ def test_a_validator_whose_own_steps_differ_now_says_nothing() -> None:
 def test_a_hostile_checkpoint_is_no_checkpoint() -> None:
     checkpoint = TrainingState(*made(), {}).capture()
     encoded = bytes(checkpoint.encode())
-    assert Checkpoint.decode(encoded)
+    assert WorkCheckpoint.decode(encoded)
     assert b"0.123456" in encoded
     for value in (b"NaN     ", b"1e999   ", b"Infinity"):
         with pytest.raises(RemoteProtocolError):
-            Checkpoint.decode(encoded.replace(b"0.123456", value))
+            WorkCheckpoint.decode(encoded.replace(b"0.123456", value))
 
 
 def shifted(name: str) -> Callable[[Session], None]:

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Part, Record, ScalarLog, to_byte
+from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Record, ScalarLog, ScalarPart, to_byte
 
 CHAIN = bytes(range(32))
 checked = settings(deadline=None, derandomize=True)
 
 codes = st.binary(max_size=20).map(lambda data: data.replace(b"\x80", b"\x00"))
 records = st.builds(
-    lambda lr, given: Record.of(lr, [Part(n, c) for n, c in given.items()]),
+    lambda lr, given: Record.of(lr, [ScalarPart(n, c) for n, c in given.items()]),
     st.floats(0, 10, width=32),
     st.dictionaries(st.integers(0, 65_535), codes, max_size=5),
 )
@@ -59,7 +59,7 @@ def test_records_end_to_end_are_split(steps):
 
 
 def test_10_the_order_of_arrival_changes_nothing():
-    parts = [Part(2, b"abc"), Part(0, b"d"), Part(7, b"")]
+    parts = [ScalarPart(2, b"abc"), ScalarPart(0, b"d"), ScalarPart(7, b"")]
     found = {Record.of(0.5, order).to_bytes() for order in itertools.permutations(parts)}
     assert len(found) == 1
 
@@ -67,10 +67,10 @@ def test_10_the_order_of_arrival_changes_nothing():
 @pytest.mark.parametrize(
     ("lr", "parts", "why"),
     [
-        (0.1, [Part(1, b"a"), Part(1, b"b")], "one number"),
-        (0.1, [Part(1, b"a\x80")], "minus zero"),
-        (0.1, [Part(1, bytes(SAMPLES_MAX + 1))], "4097 bytes"),
-        (math.nan, [Part(1, b"a")], "learning rate of nan"),
+        (0.1, [ScalarPart(1, b"a"), ScalarPart(1, b"b")], "one number"),
+        (0.1, [ScalarPart(1, b"a\x80")], "minus zero"),
+        (0.1, [ScalarPart(1, bytes(SAMPLES_MAX + 1))], "4097 bytes"),
+        (math.nan, [ScalarPart(1, b"a")], "learning rate of nan"),
         (-0.1, [], "learning rate"),
         (math.inf, [], "learning rate"),
     ],
@@ -83,13 +83,13 @@ def test_what_cannot_be_a_step_is_refused(lr, parts, why):
 
 
 def test_parts_out_of_order_are_refused():
-    wrong = Record(0.1, (Part(2, b""), Part(1, b"")))
+    wrong = Record(0.1, (ScalarPart(2, b""), ScalarPart(1, b"")))
     with pytest.raises(RemoteProtocolError, match="one number"):
         Record.split(wrong.to_bytes())
 
 
 def test_a_log_that_is_cut_off_is_refused():
-    whole = Record.of(0.5, [Part(0, b"abc"), Part(1, b"defg")]).to_bytes()
+    whole = Record.of(0.5, [ScalarPart(0, b"abc"), ScalarPart(1, b"defg")]).to_bytes()
     for cut in range(1, len(whole)):
         with pytest.raises(RemoteProtocolError, match="cut off"):
             Record.split(whole + whole[:cut])

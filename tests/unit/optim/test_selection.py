@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.optim.selection import Member, exploited, explored
+from atoll.optim.selection import PopulationMember, exploited, explored
 
 NAN = math.nan
 scores = st.floats(-5, 5, width=16) | st.just(NAN)
 populations = st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=40).map(
-    lambda given: [Member(f"m{i}", *each) for i, each in enumerate(given)]
+    lambda given: [PopulationMember(f"m{i}", *each) for i, each in enumerate(given)]
 )
 
 
-def members(*scores: float) -> list[Member]:
-    return [Member(f"m{i}", score) for i, score in enumerate(scores)]
+def members(*scores: float) -> list[PopulationMember]:
+    return [PopulationMember(f"m{i}", score) for i, score in enumerate(scores)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from atoll.collectives.errors import ConfigError, IncompatibleRunError
 from atoll.optim import DiLoCo, SparseLoCo, Swarm
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
 ELEMENTS = 9000
 TOPK = get_codec("topk")
@@ -145,7 +145,7 @@ def test_7_nothing_is_lost_over_rounds() -> None:
         values = [state.theta - delta for delta in given]
         for v, delta in zip(values, given, strict=True):  # what rounding has made of it
             came += ((state.theta - v).astype(np.float64) - delta) / 2
-        state.commit([Submitted(number, v, 1.0) for number, v in enumerate(values)])
+        state.commit([SwarmSubmission(number, v, 1.0) for number, v in enumerate(values)])
     kept = sum(f.arrays["residual"].astype(np.float64) for f in state._feedback.values()) / 2
     np.testing.assert_allclose(-state.theta.astype(np.float64) + kept, came, atol=1e-4)
 
@@ -156,7 +156,7 @@ def test_14_bytes_are_those_of_theory() -> None:
     spec = RunSpec(sync_every=1, codec="topk", aggregate="senders", error_feedback=0.95)
     state = SwarmState(spec, Manifest.of([Parameter("w", (elements,))]), lambda flat: flat.fill(0))
     ones = np.ones(elements, np.float32)
-    part_bytes, result_bytes = state.commit([Submitted(n, ones, 1.0) for n in range(peers)])
+    part_bytes, result_bytes = state.commit([SwarmSubmission(n, ones, 1.0) for n in range(peers)])
     assert 8 * part_bytes / elements == pytest.approx(14 * 64 / 4096, rel=0.02)
     assert result_bytes == peers * part_bytes
 
@@ -173,9 +173,9 @@ def test_who_has_no_weight_keeps_what_it_had() -> None:
     manifest = Manifest.of([Parameter("w", (ELEMENTS,))])
     state = SwarmState(spec, manifest, lambda flat: flat.fill(0))
     values = np.random.default_rng(1).standard_normal(ELEMENTS).astype(np.float32)
-    state.commit([Submitted(0, values, 1.0), Submitted(1, -values, 1.0)])
+    state.commit([SwarmSubmission(0, values, 1.0), SwarmSubmission(1, -values, 1.0)])
     before = state._feedback[1].arrays["residual"].copy()
-    state.commit([Submitted(0, values, 1.0), Submitted(1, values, 0.0)])
+    state.commit([SwarmSubmission(0, values, 1.0), SwarmSubmission(1, values, 0.0)])
     assert state._feedback[1].arrays["residual"].tobytes() == before.tobytes()
     assert before.any()
 
@@ -184,7 +184,7 @@ def test_fragments_have_their_own_parts_of_the_memory() -> None:
     spec = RunSpec(sync_every=1, codec="topk", aggregate="senders", error_feedback=0.9, fragments=2)
     state = SwarmState(spec, Manifest.of([Parameter("w", (3 * 4096,))]), lambda flat: flat.fill(0))
     values = np.random.default_rng(1).standard_normal(3 * 4096).astype(np.float32)
-    state.commit([Submitted(0, values, 1.0)], fragment=1)
+    state.commit([SwarmSubmission(0, values, 1.0)], fragment=1)
     kept = state._feedback[0].arrays["residual"]
     assert not kept[:4096].any()
     assert np.count_nonzero(kept[4096:]) > 8000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.optim.turns import Turns
+from atoll.optim.turns import WorkerTurns
 
 
 class Story:
@@ -18,7 +18,7 @@ class Story:
 
     def __init__(self, workers: int) -> None:
         self.said: list[str] = []
-        self.turns = Turns(workers, lambda: self.said.append("meet"))
+        self.turns = WorkerTurns(workers, lambda: self.said.append("meet"))
 
     def tell(self, worker: int, rounds: int) -> Callable[[], int]:
         def work() -> int:
@@ -52,7 +52,7 @@ def test_who_has_ended_is_not_waited_for() -> None:
 
 
 def test_each_draws_what_it_would_draw_alone() -> None:
-    turns = Turns(2, lambda: None)
+    turns = WorkerTurns(2, lambda: None)
 
     def draw(worker: int) -> list[float]:
         random.seed(worker)
@@ -69,7 +69,7 @@ def test_each_draws_what_it_would_draw_alone() -> None:
     torch.manual_seed(7)
     both = turns.run([lambda: draw(0), lambda: draw(1)])
     assert torch.rand(()).item() == expected_after, "the caller's are as they were"
-    turns = Turns(1, lambda: None)
+    turns = WorkerTurns(1, lambda: None)
     assert turns.run([lambda: draw(0)])[0] == both[0]
     assert both[0] != both[1]
 
@@ -106,6 +106,6 @@ def test_an_error_of_the_meeting_is_raised_too() -> None:
     def meet() -> None:
         raise OSError("nobody came")
 
-    turns = Turns(2, meet)
+    turns = WorkerTurns(2, meet)
     with pytest.raises(OSError, match="nobody came"):
         turns.run([lambda: turns.wait(0), lambda: turns.wait(1)])

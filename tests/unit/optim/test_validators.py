@@ -12,7 +12,7 @@ from harness.diloco import flat, linear, theta, wrap
 from atoll.collectives.errors import ConfigError
 from atoll.optim import LocalSGD, Replay
 from atoll.optim.replay.commitment import Extent
-from atoll.optim.replay.replaying import Task
+from atoll.optim.replay.replaying import ReplayTask
 
 
 class Drawing:
@@ -39,7 +39,7 @@ class Drawing:
     fits = judged = ask_vector = shown
 
 
-def task() -> Task:
+def task() -> ReplayTask:
     model = linear()
     inner = torch.optim.Adam(model.parameters(), lr=0.1)
 
@@ -47,7 +47,7 @@ def task() -> Task:
         for indices in batches:
             step(model, inner, int(indices[0]))
 
-    return Task(model, inner, train)
+    return ReplayTask(model, inner, train)
 
 
 def step(model: Any, inner: Any, index: int) -> None:

@@ -17,7 +17,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim import Swarm, ZerothOrder
-from atoll.optim.scalar_log import Part, Record
+from atoll.optim.scalar_log import Record, ScalarPart
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- newcomers
@@ -67,7 +67,7 @@ def test_any_other_joiner_takes_the_parameters(seed, log_bytes):
 
 
 def test_a_long_log_comes_in_pieces(monkeypatch):
-    monkeypatch.setattr("atoll.optim.purposes.GATHERED_BYTES_MAX", 17)
+    monkeypatch.setattr("atoll.optim.gather_tags.GATHERED_BYTES_MAX", 17)
     taken: list[str] = []
     assert all_equal(Swarm(WORKERS).run(lambda session: joins(session, 0, taken)))
     assert taken == ["log"]
@@ -192,7 +192,7 @@ def test_a_donor_is_not_trusted(name, spoil, why):
 def test_a_log_of_other_length_is_refused():
     def each(session: SwarmSession) -> None:
         optimizer = ZerothOrder(model(), session, 0.02, **OPTIONS)
-        record = Record.of(0.5, [Part(0, b"\x40")]).to_bytes()
+        record = Record.of(0.5, [ScalarPart(0, b"\x40")]).to_bytes()
         with pytest.raises(RemoteProtocolError, match="donor sent 2 steps from step 0 on"):
             optimizer._replay("donor", 0, record * 2, (3, bytes(32)))
 

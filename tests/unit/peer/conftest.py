@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from atoll.peer import cli_daemon
-from atoll.peer.identity import Home
+from atoll.peer.cli import daemon
+from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.net.certs import RunTls, run_tls
-from atoll.peer.net.links import LinkHost
-from atoll.peer.net.streamkeys import CIPHERS
-from atoll.peer.options import DaemonOptions
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
+from atoll.peer.streams.keys import CIPHERS
+from atoll.peer.streams.stream import DataStream
 
 RUN, SECRET = "demo", bytes(range(32))
 # Only a hang ever takes this long.
@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 
 
 class Node:
-    """A LinkHost and the record of its callbacks."""
+    """A ConnectionManager and the record of its callbacks."""
 
     def __init__(
         self, home: Home, tls: RunTls, run: str, inc: int, ciphers: tuple[str, ...]
@@ -38,7 +38,7 @@ class Node:
         self.address = ""
         self.on_up: Callable[[bytes], None] = lambda peer_id: None
         self._changed = asyncio.Event()
-        self.host = LinkHost(
+        self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=tls,
             run=run,
@@ -151,5 +151,5 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]
         home.save_run(options.record(()))
         return 0
 
-    monkeypatch.setattr(cli_daemon, "_serve", serve)
+    monkeypatch.setattr(daemon, "_serve", serve)
     return found

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from atoll.peer import allocator
+from atoll.peer.daemon import allocator
 
 HAS_GLIBC = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 
 # Eight threads at once allocate; how many arenas does malloc_info tell of?
 COUNT_ARENAS = """
 import ctypes, os, tempfile, threading
-from atoll.peer.allocator import cap_arenas
+from atoll.peer.daemon.allocator import cap_arenas
 print(cap_arenas())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -41,7 +41,7 @@ with tempfile.NamedTemporaryFile() as file:
 # between them: how many KiB more are there than before?
 KEEP_CHUNKS = """
 import ctypes
-from atoll.peer.allocator import give_back_large
+from atoll.peer.daemon.allocator import give_back_large
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]

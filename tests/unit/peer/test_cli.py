@@ -11,7 +11,7 @@ import pytest
 from harness.rooms import ROOT
 
 import atoll
-from atoll.peer import cli
+from atoll.peer.cli import main
 from atoll.peer.net.hello import PROTOCOL_MAX
 
 EXAMPLES = {"lm": "train_lm.py", "by-hand": "train_by_hand.py"}
@@ -44,7 +44,7 @@ def test_an_example_is_the_file_byte_for_byte(name: str) -> None:
 
 
 def test_examples_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["example"]) == 0
+    assert main.main(["example"]) == 0
     *rows, todo = capsys.readouterr().out.splitlines()
     assert {row.split()[0]: row.partition(" ")[2].strip() for row in rows} == {
         "lm": "Train a small byte-level language model together with the other peers of a run.",
@@ -57,7 +57,7 @@ def test_examples_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]
 def test_an_unknown_example_is_an_error_that_names_the_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["example", "none"]) == 2
+    assert main.main(["example", "none"]) == 2
     said = capsys.readouterr().err
     assert "ATOLL-E10 there is no example none" in said
     assert all(name in said for name in EXAMPLES)

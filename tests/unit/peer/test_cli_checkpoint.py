@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
-from atoll.peer.checkpoints.checkpoint import STATE_FILE, read_manifest
-from atoll.peer.checkpoints.tensorfile import export_header
-from atoll.peer.checkpoints.writer import CheckpointWriter
-from atoll.peer.cli import main
-from atoll.peer.cli_checkpoint import CASTS
-from atoll.peer.group.views import short
-from atoll.peer.identity import Home
+from atoll.peer.checkpoint.reader import STATE_FILE, read_manifest
+from atoll.peer.checkpoint.tensor_file import export_header
+from atoll.peer.checkpoint.writer import CheckpointWriter
+from atoll.peer.cli.checkpoint import CASTS
+from atoll.peer.cli.main import main
+from atoll.peer.membership.view import short
+from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import Invite, fingerprint_of
 
 RUN, SECRET = "demo", bytes(range(32))

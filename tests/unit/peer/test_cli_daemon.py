@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from atoll.peer import cli, cli_daemon
-from atoll.peer.group.views import ARCHIVE, DEFAULT_RULES, REPLICA, WITNESS, Rules
-from atoll.peer.identity import Home, RunRecord
-from atoll.peer.options import DaemonOptions
+from atoll.peer.cli import daemon, main
+from atoll.peer.daemon.options import DaemonOptions
+from atoll.peer.membership.view import ARCHIVE, DEFAULT_RULES, REPLICA, WITNESS, Rules
+from atoll.peer.net.identity import Home, RunRecord
 
 A, B, C = "10.0.0.1:29600", "10.0.0.2:29600", "10.0.0.3:29600"
 SECRET = bytes(range(32))
 
 
 def start(home: Path, *arguments: str) -> int:
-    return cli.main([*arguments, "--home", str(home), "--listen", "127.0.0.1:0"])
+    return main.main([*arguments, "--home", str(home), "--listen", "127.0.0.1:0"])
 
 
 def secret_file(folder: Path) -> str:
@@ -73,7 +73,7 @@ def test_a_home_remembers_no_run_that_was_never_started(
 ) -> None:
     """Or its made-up secret would stand against the one that the founders share."""
     home = str(tmp_path / "home")
-    assert cli.main(["up", "--run", "demo", "--home", home, *wrong]) == 2
+    assert main.main(["up", "--run", "demo", "--home", home, *wrong]) == 2
     assert "fix:" in capsys.readouterr().err
     assert (
         start(tmp_path / "home", "up", "--run", "demo", "--secret-file", secret_file(tmp_path)) == 0
@@ -108,7 +108,7 @@ def test_rules_are_the_users_then_the_runs_then_the_default() -> None:
         rules = Rules("any", "rollback", "halt")
 
     def rules(resume: Any = None, **asked: str | int) -> Rules:
-        return cli_daemon._rules(argparse.Namespace(**asked), resume)
+        return daemon._rules(argparse.Namespace(**asked), resume)
 
     assert rules() == DEFAULT_RULES
     assert rules(policy="majority") == Rules("majority")
@@ -201,7 +201,7 @@ def test_a_home_whose_run_is_gone_says_what_can_be_done(
 
 def test_help_explains_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["up", "--help"])
+        main.main(["up", "--help"])
     printed = capsys.readouterr().out
     for part in ("rules of the run", "founding together", "when nobody of the run is left"):
         assert part in printed

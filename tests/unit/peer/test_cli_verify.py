@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.convicts import left_behind
 
-from atoll.peer.cli import main
+from atoll.peer.cli.main import main
 
 
 def test_evidence_that_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

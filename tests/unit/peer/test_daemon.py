@@ -10,11 +10,11 @@ import pytest
 
 from atoll.collectives import native
 from atoll.collectives.errors import ConnectError
-from atoll.peer.daemon import Daemon
-from atoll.peer.group.views import Member, View
-from atoll.peer.identity import Home
-from atoll.peer.options import DaemonOptions
-from atoll.peer.startup import check_joined
+from atoll.peer.daemon.daemon import Daemon
+from atoll.peer.daemon.options import DaemonOptions
+from atoll.peer.daemon.startup import check_joined
+from atoll.peer.membership.view import Member, View
+from atoll.peer.net.identity import Home
 
 
 def options(*, found: bool) -> DaemonOptions:

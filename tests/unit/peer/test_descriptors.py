@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.peer import descriptors
-from atoll.peer.identity import Home
-from atoll.peer.local import CLIENT_ID_BYTES, LIFELINE, LocalDoor
+from atoll.peer.daemon import descriptors
+from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, LIFELINE, IpcServer
+from atoll.peer.net.identity import Home
 
 PATIENCE_S = 30.0
 
@@ -87,7 +87,7 @@ def test_the_local_door_survives_a_process_without_descriptors(
 
     async def scenario(home: Home) -> None:
         loop = asyncio.get_running_loop()
-        door = LocalDoor(home.socket_path, {}, lambda client: None)
+        door = IpcServer(home.socket_path, {}, lambda client: None)
         turned_away = asyncio.Event()
         accept = loop.sock_accept
 
@@ -123,11 +123,11 @@ def test_the_local_door_survives_a_process_without_descriptors(
 def test_the_local_door_turns_lifelines_away_when_descriptors_are_scarce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.peer.local.is_scarce", lambda accepted: True)
+    monkeypatch.setattr("atoll.peer.daemon.ipc_server.is_scarce", lambda accepted: True)
 
     async def scenario(home: Home) -> None:
         loop = asyncio.get_running_loop()
-        door = LocalDoor(home.socket_path, {}, lambda client: None)
+        door = IpcServer(home.socket_path, {}, lambda client: None)
         door.start()
         try:
             with socket.socket(socket.AF_UNIX) as client:

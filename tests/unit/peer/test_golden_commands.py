@@ -11,7 +11,7 @@ import pytest
 from harness import golden_commands, golden_text
 
 from atoll.collectives.errors import AtollError
-from atoll.peer import cli
+from atoll.peer.cli import main
 
 
 def test_commands_and_options_are_as_written() -> None:
@@ -32,7 +32,7 @@ def test_every_error_has_a_code_of_its_own() -> None:
 
 def test_a_command_ends_with_the_code_of_its_error(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["verify", "/nowhere/evidence"]
-    code = cli.main(arguments)
+    code = main.main(arguments)
     shown = re.search(r"ATOLL-(E\d+)", capfd.readouterr().err)
     assert shown is not None
     assert f"{shown[1]} {code}" in golden_text.lines_of("exit_codes.txt")
@@ -43,7 +43,7 @@ def test_help_names_what_the_golden_file_has(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        cli.main([*command.split(), "--help"])
+        main.main([*command.split(), "--help"])
     shown = capsys.readouterr().out
     lines = golden_text.lines_of("help.txt")
     own = [line.split() for line in lines if line.startswith(f"atoll {command} -")]

@@ -14,8 +14,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
-from atoll.peer.group.views import Member
-from atoll.peer.identity import (
+from atoll.peer.membership.view import Member
+from atoll.peer.net.identity import (
     HOME_VERSION,
     KNOWN_ADDRESSES_MAX,
     SOCKET_PATH_BYTES_MAX,
@@ -52,7 +52,7 @@ def test_a_second_holder_is_refused_by_pid(tmp_path: Path) -> None:
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
-    code = "import sys; from atoll.peer.identity import Home; Home.open(sys.argv[1]); print(1)"
+    code = "import sys; from atoll.peer.net.identity import Home; Home.open(sys.argv[1]); print(1)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "h")], check=True)
     assert done.returncode == 0
     Home.open(tmp_path / "h").close()
@@ -186,7 +186,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A short stand-in for /tmp; pytest's own folders have long names."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr("atoll.peer.identity.SOCKETS_BASE", Path(folder))
+        monkeypatch.setattr("atoll.peer.net.identity.SOCKETS_BASE", Path(folder))
         yield Path(folder)
 
 

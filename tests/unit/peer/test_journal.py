@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from atoll.peer import journal as journal_module
-from atoll.peer.group.messages import Begin
-from atoll.peer.group.operations import Operation
-from atoll.peer.group.views import Member, View, short
-from atoll.peer.journal import (
+from atoll.peer.daemon import event_log as journal_module
+from atoll.peer.daemon.event_log import (
     HISTORY_CHARACTERS_MAX,
     HISTORY_KEPT,
     HISTORY_KINDS,
-    Journal,
+    EventLog,
     RoundLines,
 )
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.operations import Operation
+from atoll.peer.membership.view import Member, View, short
 from atoll.peer.rounds.entries import GATHER, INIT, STEP
 
 ME = Member(b"a" * 32, 1)
@@ -27,11 +27,11 @@ FORK = replace(VIEW, lineage=b"M" * 32, number=4, fork=True)
 BACK = replace(VIEW, number=4, base_round=6, rollback=True)
 
 
-def journal() -> Journal:
-    return Journal(lambda line: None)
+def journal() -> EventLog:
+    return EventLog(lambda line: None)
 
 
-def told(of: Journal) -> list[tuple[str, str]]:
+def told(of: EventLog) -> list[tuple[str, str]]:
     return [(event["kind"], event["text"]) for event in of.history]
 
 
@@ -87,7 +87,7 @@ def test_any_number_of_meetings_leaves_room_for_what_is_ours() -> None:
 def test_every_event_is_said_and_published_with_its_fields() -> None:
     said: list[str] = []
     published: list[dict[str, Any]] = []
-    kept = Journal(said.append)
+    kept = EventLog(said.append)
     kept.note("limits", "before anybody listens")
     kept.publish = published.append
     kept.note("view", "view 3", view=3)
@@ -100,7 +100,7 @@ def test_every_event_is_said_and_published_with_its_fields() -> None:
 
 def test_the_words_of_others_are_one_line_and_move_no_cursor() -> None:
     said: list[str] = []
-    kept = Journal(said.append)
+    kept = EventLog(said.append)
     kept.note("refused", "they say: \x1b[2Jgone\n12:00:00 view       a forged line")
     assert said[0].isprintable()
     assert said[0].endswith("refused    they say: ?[2Jgone?12:00:00 view       a forged line")
@@ -192,7 +192,7 @@ def test_a_thousand_collectives_have_a_line(monkeypatch: pytest.MonkeyPatch) -> 
 def test_lines_of_rounds_are_printed_and_published_and_not_kept() -> None:
     printed: list[str] = []
     published: list[dict[str, Any]] = []
-    kept = Journal(printed.append)
+    kept = EventLog(printed.append)
     kept.publish = published.append
     kept.note("view", VIEW.describe())
     for number in range(300):

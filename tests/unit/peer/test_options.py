@@ -11,12 +11,12 @@ from harness.checkpoints import RUN, SECRET, SMALL, write, writer_for
 from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.checkpoints.checkpoint import Loaded, load_checkpoint
-from atoll.peer.group.events import Found
-from atoll.peer.group.messages import Cradle
-from atoll.peer.group.views import ANCESTORS_MAX, Rules
-from atoll.peer.identity import Home
-from atoll.peer.options import DaemonOptions, first_event
+from atoll.peer.checkpoint.reader import LoadedCheckpoint, load_checkpoint
+from atoll.peer.daemon.options import DaemonOptions, first_event
+from atoll.peer.membership.events import Found
+from atoll.peer.membership.messages import Cradle
+from atoll.peer.membership.view import ANCESTORS_MAX, Rules
+from atoll.peer.net.identity import Home
 
 HERE = "10.0.0.1:29600"
 
@@ -27,7 +27,7 @@ def first(**options: Any) -> Found | Cradle | None:
 
 
 @pytest.fixture
-def loaded(tmp_path: Path) -> Iterator[Loaded]:
+def loaded(tmp_path: Path) -> Iterator[LoadedCheckpoint]:
     with Home.open(tmp_path / "home") as home:
         run = TinyRun(home.peer_id, parameters=SMALL)
         found = load_checkpoint(write(writer_for(tmp_path, home), run), run=RUN, secret=SECRET)
@@ -46,7 +46,7 @@ def test_a_run_that_is_founded_twice_has_two_lineages() -> None:
     assert first() is None  # it joins
 
 
-def test_a_resumed_run_is_a_new_lineage_that_names_the_old_one(loaded: Loaded) -> None:
+def test_a_resumed_run_is_a_new_lineage_that_names_the_old_one(loaded: LoadedCheckpoint) -> None:
     one, other = first(found=True, resume=loaded), first(found=True, resume=loaded)
     assert isinstance(one, Found)
     assert isinstance(other, Found)
@@ -55,7 +55,7 @@ def test_a_resumed_run_is_a_new_lineage_that_names_the_old_one(loaded: Loaded) -
     assert len(one.ancestors) <= ANCESTORS_MAX
 
 
-def test_the_members_that_a_checkpoint_names_decide_together(loaded: Loaded) -> None:
+def test_the_members_that_a_checkpoint_names_decide_together(loaded: LoadedCheckpoint) -> None:
     cradle = first(resume=loaded, regenesis=True, rules=loaded.rules)
     assert isinstance(cradle, Cradle)
     assert cradle.voters == loaded.members

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from atoll.collectives.errors import IdentityInUseError
-from atoll.peer.group.messages import Hail, Redirect
-from atoll.peer.group.views import Member, Rules, View
-from atoll.peer.identity import Home
+from atoll.peer.daemon.resuming import ASK_S, Inquiry, living
+from atoll.peer.membership.messages import BootstrapHello, Redirect
+from atoll.peer.membership.view import Member, Rules, View
 from atoll.peer.net.certs import run_tls
-from atoll.peer.net.links import LinkHost
-from atoll.peer.resuming import ASK_S, Inquiry, living
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
 
 A, B, C, D = (bytes([n]) * 32 for n in range(1, 5))
 THREE = View(b"L" * 32, 7, tuple(Member(p, 1) for p in (A, B, C)), A, 40, b"c" * 32)
@@ -74,7 +74,7 @@ class Site:
         self.view: View | None = None
         self.inquiry: Inquiry | None = None
         self.called = 0
-        self.host = LinkHost(
+        self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=run_tls(home, b"s" * 32),
             run="demo",
@@ -90,7 +90,7 @@ class Site:
     def _on_message(self, peer: bytes, message: object) -> None:
         if self.inquiry is not None:
             self.inquiry.on_message(peer, message)
-        elif isinstance(message, Hail):
+        elif isinstance(message, BootstrapHello):
             self.called += 1
             if self.view is not None:
                 self.host.send(peer, Redirect(self.view))

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.follower import Follower
-from atoll.peer.group.messages import Begin
-from atoll.peer.group.views import REPLICA, Member
+from atoll.peer.daemon.trainer_async import LOOK_S, AsyncSubmissions
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.view import REPLICA, Member
 from atoll.peer.rounds.entries import INIT, STEP
-from atoll.peer.trainer_async import LOOK_S, AsyncSubmissions
 
 ME, OTHER = b"m" * 32, b"o" * 32
 
@@ -21,7 +21,7 @@ class Site:
     """A follower, the submissions that it gets, and what is said about them."""
 
     def __init__(self) -> None:
-        self.own = Follower(Member(ME, 1, REPLICA, ""), self._emit)
+        self.own = MemberState(Member(ME, 1, REPLICA, ""), self._emit)
         self.own.round = 5
         self.fed: list[ev.Event] = []
         self.told: list[ev.TellTrainer] = []

@@ -13,9 +13,9 @@ from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.peer.group import events as ev
-from atoll.peer.memory import Region
-from atoll.peer.trainer import Trainer, TrainerDesk
+from atoll.peer.client.shared_memory import Region
+from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
+from atoll.peer.membership import events as ev
 
 CLIENT = b"client"
 
@@ -27,16 +27,16 @@ def run() -> Iterator[TinyRun]:
     run.close()
 
 
-def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerDesk:
+def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
     follower = SimpleNamespace(unsynced=False, round=run.state.round)
     node: Any = SimpleNamespace(view=run.view, follower=follower)
     runner: Any = SimpleNamespace(state=run.state)
-    return TrainerDesk("demo", "p", node, runner, fed.append)
+    return TrainerService("demo", "p", node, runner, fed.append)
 
 
 def test_a_loss_is_shown_once(run: TinyRun) -> None:
     desk = desk_of(run, [])
-    desk.trainer = Trainer(CLIENT, run.spec, run.manifest, 1)
+    desk.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
     desk.note_figures(desk.trainer, {"loss": 2.5, "accuracy": 0.5})
     desk.note_figures(desk.trainer, {"accuracy": 0.6})
     assert [desk.new_loss(), desk.new_loss()] == [2.5, None]
@@ -58,7 +58,7 @@ def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:
     desk = desk_of(run, fed)
     other = Manifest.of([Parameter("other", (7,), "float32")])
     region = Region("submission", other.elements)
-    trainer = desk.trainer = Trainer(CLIENT, run.spec, other, 1, region=region)
+    trainer = desk.trainer = AttachedTrainer(CLIENT, run.spec, other, 1, region=region)
     with pytest.raises(IncompatibleRunError):
         desk._readiness(trainer)
     assert desk.trainer is None

@@ -11,14 +11,14 @@ from typing import Any, cast
 import pytest
 
 from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
-from atoll.peer.daemon import Daemon, DaemonOptions
-from atoll.peer.group import events as ev
-from atoll.peer.group import messages as ms
-from atoll.peer.group.views import Member, View
-from atoll.peer.identity import Home
-from atoll.peer.net.links import LinkHost
-from atoll.peer.rounds.streams import Streams
-from atoll.peer.upkeep import FIRST_DIALS, LinkKeeper
+from atoll.peer.daemon.daemon import Daemon, DaemonOptions
+from atoll.peer.daemon.reconnect import FIRST_DIALS, Reconnector
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.view import Member, View
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
+from atoll.peer.streams.manager import Streams
 
 PATIENCE_S = 30.0  # only a hang takes this long
 PRINT = b"12345678"
@@ -48,7 +48,7 @@ class Dials:
 
 
 async def patiently(
-    scenario: Callable[[Dials, LinkKeeper], Awaitable[None]],
+    scenario: Callable[[Dials, Reconnector], Awaitable[None]],
 ) -> None:
     dials = Dials()
     tasks: list[asyncio.Task[Any]] = []
@@ -56,8 +56,8 @@ async def patiently(
     def spawn(work: Coroutine[Any, Any, Any]) -> None:
         tasks.append(asyncio.create_task(work))
 
-    host, streams = cast(LinkHost, dials), cast(Streams, SimpleNamespace())
-    keeper = LinkKeeper(host, streams, spawn, lambda error: None)
+    host, streams = cast(ConnectionManager, dials), cast(Streams, SimpleNamespace())
+    keeper = Reconnector(host, streams, spawn, lambda error: None)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await scenario(dials, keeper)
@@ -75,7 +75,7 @@ async def turns(count: int = 5) -> None:
 
 
 def test_a_few_are_dialled_at_once_and_the_first_answer_wins() -> None:
-    async def scenario(dials: Dials, keeper: LinkKeeper) -> None:
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
         reached = keeper.reach_any(ADDRESSES, PRINT)
         await turns()
         assert dials.asked == [(ADDRESSES[0], PRINT), *((a, None) for a in ADDRESSES[1:8])]
@@ -92,7 +92,7 @@ def test_a_few_are_dialled_at_once_and_the_first_answer_wins() -> None:
 
 
 def test_if_all_fail_the_error_is_that_of_the_invite() -> None:
-    async def scenario(dials: Dials, keeper: LinkKeeper) -> None:
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
         reached = keeper.reach_any((*ADDRESSES, ADDRESSES[0]), PRINT)
         await turns()
         dials.fail(ADDRESSES[0], AdmissionError("the token"))
@@ -108,7 +108,7 @@ def test_if_all_fail_the_error_is_that_of_the_invite() -> None:
 
 
 def test_a_copied_home_is_told_at_once() -> None:
-    async def scenario(dials: Dials, keeper: LinkKeeper) -> None:
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
         reached = keeper.reach_any(ADDRESSES, None)
         await turns()
         dials.fail(ADDRESSES[2], IdentityInUseError("incarnation 2, yours is 1"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.vectors import vector_of
+from atoll.peer.client.flat_vectors import vector_of
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 3
 

@@ -7,7 +7,7 @@ import numpy as np
 from atoll.collectives.audit.checks import suspicious
 from atoll.peer.audit import arithmetic
 from atoll.peer.audit.arithmetic import DOUBTED_MAX, _chosen
-from atoll.peer.audit.numbers import Seen
+from atoll.peer.audit.numbers import ResultNumbers
 from atoll.peer.audit.statements import Check, Resultant
 from atoll.peer.audit.terms import AuditTerms
 
@@ -39,5 +39,5 @@ def test_a_norm_that_one_alone_tells_excuses_no_result_that_is_far_from_all() ->
     checks = {i: Check(SEED, told_by[i], np.repeat(norms[i], 5).tobytes()) for i in range(5)}
     owner = Resultant(b"", b"", np.full(5, 0.2, "<f4").tobytes())
     told = arithmetic._Told(terms.work, checks, owner)
-    seen = Seen(sketches.mean(axis=0), np.full(8, 1e-3), 500.0)
+    seen = ResultNumbers(sketches.mean(axis=0), np.full(8, 1e-3), 500.0)
     assert told.is_wrong(0, told.result(0, seen))

@@ -14,11 +14,11 @@ from harness.convicts import left_behind, suspects
 from harness.loops import run_to_rest
 
 from atoll.collectives.errors import AtollError, BannedError
-from atoll.peer.audit import banning
-from atoll.peer.audit.banning import AskEvidence, BanKeeper, EvidencePiece, KnownBans
+from atoll.peer.audit import ban_list
+from atoll.peer.audit.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.group.banned import BansBelieved
-from atoll.peer.group.views import Banned
+from atoll.peer.membership.bans import BansBelieved
+from atoll.peer.membership.view import Banned
 
 
 class Site:
@@ -35,7 +35,7 @@ class Site:
         self.tasks: list[asyncio.Task[Any]] = []
         net[name] = self
         met = suspects()  # members of an earlier view
-        self.keeper = BanKeeper(
+        self.keeper = BanList(
             name,
             folder / name.hex()[:4],
             send=self._send,
@@ -101,7 +101,7 @@ def test_what_one_has_found_all_know_and_keep(tmp_path: Path) -> None:
 
 
 def test_the_banned_hears_why_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banning, "LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(ban_list, "LAST_WORDS_S", 0.0)
     evidence = left_behind("draw abort")
 
     async def main() -> None:
@@ -339,7 +339,7 @@ def test_lies_about_evidence_are_named_and_forgotten(tmp_path: Path) -> None:
             (nothing.digest, nothing.encoded),  # no evidence
         ):
             late.keeper.on_message(a.name, KnownBans((digest,)))
-            piece = banning.PIECE_BYTES
+            piece = ban_list.PIECE_BYTES
             for offset in range(0, len(data), piece):
                 part = data[offset : offset + piece]
                 late.keeper.on_message(a.name, EvidencePiece(digest, offset, len(data), part))
@@ -355,8 +355,8 @@ def test_pieces_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
     async def main() -> None:
         net = sites(tmp_path, "az")
         late = net[b"z" * 32]
-        for offset in range(0, 1 << 20, banning.PIECE_BYTES):
-            piece = EvidencePiece(b"d" * 32, offset, 1 << 20, bytes(banning.PIECE_BYTES))
+        for offset in range(0, 1 << 20, ban_list.PIECE_BYTES):
+            piece = EvidencePiece(b"d" * 32, offset, 1 << 20, bytes(ban_list.PIECE_BYTES))
             assert late.keeper.on_message(b"a" * 32, piece)
         assert not late.keeper._arriving
         for number in range(20):
@@ -373,10 +373,10 @@ def test_asking_again_and_again_is_answered_so_many_times(tmp_path: Path) -> Non
         net = sites(tmp_path, "az")
         a = net[b"a" * 32]
         a.keeper.convict(evidence)
-        for _ in range(banning.ASKED_MAX + 20):
+        for _ in range(ban_list.ASKED_MAX + 20):
             a.keeper.on_message(b"z" * 32, AskEvidence(evidence.digest))
         pieces = [message for message in a.sent if isinstance(message, EvidencePiece)]
-        assert len(pieces) == banning.ASKED_MAX
+        assert len(pieces) == ban_list.ASKED_MAX
         await settle(net)
 
     run_to_rest(main)

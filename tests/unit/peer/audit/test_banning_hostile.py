@@ -16,13 +16,13 @@ from harness.loops import run_to_rest
 from simulation.audit_options import Key, keys
 from simulation.audits import World
 
-from atoll.peer.audit import banning
-from atoll.peer.audit.banning import AskEvidence, BanKeeper, EvidencePiece, KnownBans
+from atoll.peer.audit import ban_list
+from atoll.peer.audit.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import Elimination, Phase, said
+from atoll.peer.audit.statements import Elimination, StatementPhase, said
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.group.views import Member, View
-from atoll.peer.startup import guard_of
+from atoll.peer.daemon.startup import guard_of
+from atoll.peer.membership.view import Member, View
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
 
@@ -41,8 +41,8 @@ class Net:
         for keeper in self.keepers.values():
             keeper.installed((*names, *suspects()), ())
 
-    def _keeper(self, me: bytes, folder: Path) -> BanKeeper:
-        return BanKeeper(
+    def _keeper(self, me: bytes, folder: Path) -> BanList:
+        return BanList(
             me,
             folder,
             send=lambda peer, message: self._send(me, peer, message),
@@ -82,8 +82,8 @@ class Net:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banning, "WORD_S", 0.1)
-    monkeypatch.setattr(banning, "ARRIVAL_S", 0.1)
+    monkeypatch.setattr(ban_list, "WORD_S", 0.1)
+    monkeypatch.setattr(ban_list, "ARRIVAL_S", 0.1)
 
 
 def found(count: int) -> list[Evidence]:
@@ -99,7 +99,7 @@ def found(count: int) -> list[Evidence]:
 
 def test_who_comes_later_hears_of_all_bans(tmp_path: Path) -> None:
     """Of more than arrive at a time."""
-    all_of_it = found(2 * banning.ARRIVING_MAX + 1)
+    all_of_it = found(2 * ban_list.ARRIVING_MAX + 1)
 
     async def act() -> None:
         net = Net(tmp_path, PEERS[:2])
@@ -126,7 +126,7 @@ def test_a_large_file_comes_piece_by_piece_as_it_is_asked_for(tmp_path: Path) ->
         assert kinds == [AskEvidence, EvidencePiece] * (-(-size // 512))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(banning, "PIECE_BYTES", 512)
+        patch.setattr(ban_list, "PIECE_BYTES", 512)
         run_to_rest(act)
 
 
@@ -150,7 +150,7 @@ def test_who_announces_and_sends_nothing_stops_nobody_else(tmp_path: Path) -> No
 def test_of_strangers_one_peer_shows_so_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(banning, "VAIN_MAX", 3)
+    monkeypatch.setattr(ban_list, "VAIN_MAX", 3)
     made_up = found(6)
 
     async def act() -> None:
@@ -170,26 +170,26 @@ def test_of_strangers_one_peer_shows_so_much(
     run_to_rest(act)
 
 
-@pytest.mark.parametrize("piece_bytes", [0, 1, banning.PIECE_BYTES])
+@pytest.mark.parametrize("piece_bytes", [0, 1, ban_list.PIECE_BYTES])
 def test_those_who_send_nothing_or_too_slowly_keep_no_places(
     piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many as there are places, each of which announces more than anybody could wait for."""
-    monkeypatch.setattr(banning, "SLOWEST_BYTES_PER_S", 1 << 40)
+    monkeypatch.setattr(ban_list, "SLOWEST_BYTES_PER_S", 1 << 40)
     evidence, names = left_behind("draw abort"), (*PEERS, b"6" * 32)
 
-    async def trickle(late: BanKeeper) -> None:
+    async def trickle(late: BanList) -> None:
         while piece_bytes and not late.is_out(evidence.culprit):
             for digest, each in list(late._arriving.items()):
                 piece = EvidencePiece(digest, len(each.data), 1 << 26, bytes(piece_bytes))
                 late.on_message(each.source, piece)
-            await asyncio.sleep(banning.ARRIVAL_S / 5)
+            await asyncio.sleep(ban_list.ARRIVAL_S / 5)
 
     async def act() -> None:
         net = Net(tmp_path, names)
         honest, *hostile, late = names
         net.keepers[honest].bans.learn(evidence)
-        assert len(hostile) == banning.ARRIVING_MAX
+        assert len(hostile) == ban_list.ARRIVING_MAX
         net.mute |= {*hostile}
         for name in hostile:
             digests = (hashlib.sha256(name + bytes([i])).digest() for i in range(200))
@@ -198,7 +198,7 @@ def test_those_who_send_nothing_or_too_slowly_keep_no_places(
         net.keepers[honest].linked(late)
         await net.until(lambda: net.keepers[late].is_out(evidence.culprit))
         turns = [m for _, dest, m in net.sent if dest in hostile and isinstance(m, AskEvidence)]
-        assert sum(not ask.offset for ask in turns) <= banning.STALLS_MAX * len(hostile)
+        assert sum(not ask.offset for ask in turns) <= ban_list.STALLS_MAX * len(hostile)
 
     run_to_rest(act)
 
@@ -251,7 +251,7 @@ def test_outside_nobodys_word_counts(tmp_path: Path) -> None:
 
 def contradiction(evidence: Evidence, accuser: Key, accused: bytes) -> Evidence:
     body, terms = Elimination(accused, "framed"), evidence.terms
-    word = said(terms.digest, Phase.ELIMINATE, b"", body, accuser.me, accuser)
+    word = said(terms.digest, StatementPhase.ELIMINATE, b"", body, accuser.me, accuser)
     return Evidence("pair", accused, terms, (word,))
 
 

@@ -9,10 +9,10 @@ from harness.convicts import LIES, left_behind
 
 from atoll.collectives.errors import EvidenceError
 from atoll.peer.audit import bans as module
+from atoll.peer.audit.admission_chain import describe_bans
 from atoll.peer.audit.bans import Bans
-from atoll.peer.audit.door import describe_bans
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.group.views import short
+from atoll.peer.membership.view import short
 
 ME = b"m" * 32
 MEMBERS = [ME, *(bytes([n]) * 32 for n in range(1, 5))]

@@ -7,19 +7,21 @@ from typing import Any, cast
 import pytest
 
 from atoll.collectives.errors import AddressFullError
-from atoll.peer.audit.banning import BanKeeper
-from atoll.peer.audit.door import BanGuard
-from atoll.peer.authority.guard import OpenGuard
-from atoll.peer.net.gate import MEMBERS_PER_ADDRESS_MAX
+from atoll.peer.audit.admission_chain import AdmissionChain
+from atoll.peer.audit.ban_list import BanList
+from atoll.peer.authority.guard import OpenAdmission
+from atoll.peer.net.connection_limits import MEMBERS_PER_ADDRESS_MAX
 
 
 def test_nothing_of_a_guard_is_left_to_its_base() -> None:
-    asked = {name for name, value in vars(OpenGuard).items() if callable(value) and name[0] != "_"}
-    assert asked <= vars(BanGuard).keys()
+    asked = {
+        name for name, value in vars(OpenAdmission).items() if callable(value) and name[0] != "_"
+    }
+    assert asked <= vars(AdmissionChain).keys()
 
 
 def test_peers_of_one_address_are_counted_as_the_guard_says() -> None:
-    guard = BanGuard(OpenGuard(lambda: None), cast(Any, BanKeeper))
+    guard = AdmissionChain(OpenAdmission(lambda: None), cast(Any, BanList))
     here = ["203.0.113.7"] * MEMBERS_PER_ADDRESS_MAX
     guard.check_address("203.0.113.7", here[1:])
     with pytest.raises(AddressFullError):

@@ -14,7 +14,7 @@ from simulation.audits import World
 
 from atoll.collectives.errors import EvidenceError
 from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
-from atoll.peer.audit.statements import IN_ORDER, Elimination, Phase, Withholding, said
+from atoll.peer.audit.statements import IN_ORDER, Elimination, StatementPhase, Withholding, said
 from atoll.peer.audit.verifying import KINDS, verify_evidence
 
 ALL = [*LIES, "silent"]
@@ -123,7 +123,7 @@ def test_words_of_honest_peers_are_evidence_of_nothing(kind: str, rule: str) -> 
                 refused(Evidence(kind, culprit, terms, words, parts=parts))  # type: ignore[arg-type]
 
 
-def withheld(phase: Phase, silent: int, voices: tuple[int, ...], counted: str) -> Evidence:
+def withheld(phase: StatementPhase, silent: int, voices: tuple[int, ...], counted: str) -> Evidence:
     """What so many say of one of five; ``counted``: 1 for each that does, 0 for newcomers."""
     signers = {key.me: key for key in keys(ALONE)}
     world = World(ALONE, keys(ALONE))
@@ -132,14 +132,14 @@ def withheld(phase: Phase, silent: int, voices: tuple[int, ...], counted: str) -
     terms = replace(terms, counted=flags, shares=tuple(map(int, flags)))
     body = Withholding(int(phase), terms.participants[silent])
     names = [terms.participants[voice] for voice in voices]
-    words = [said(terms.digest, Phase.WITHHELD, b"", body, n, signers[n]) for n in names]
+    words = [said(terms.digest, StatementPhase.WITHHELD, b"", body, n, signers[n]) for n in names]
     return Evidence("withheld", terms.participants[silent], terms, tuple(words))
 
 
 def test_silence_before_the_draw_is_no_evidence() -> None:
     for phase in IN_ORDER:
         evidence = withheld(phase, 0, (1, 2, 3), "11111")
-        if phase < Phase.REVEAL:
+        if phase < StatementPhase.REVEAL:
             refused(evidence)
         else:
             assert verify_evidence(evidence).banned == (evidence.culprit,)
@@ -147,18 +147,18 @@ def test_silence_before_the_draw_is_no_evidence() -> None:
 
 def test_newcomers_have_no_say() -> None:
     """Three of five, of whom two have shown nothing yet."""
-    refused(withheld(Phase.CHECK, 0, (1, 3, 4), "11100"))
-    assert verify_evidence(withheld(Phase.CHECK, 0, (1, 2), "11100")).banned
-    assert verify_evidence(withheld(Phase.CHECK, 3, (1, 2), "11100")).banned
+    refused(withheld(StatementPhase.CHECK, 0, (1, 3, 4), "11100"))
+    assert verify_evidence(withheld(StatementPhase.CHECK, 0, (1, 2), "11100")).banned
+    assert verify_evidence(withheld(StatementPhase.CHECK, 3, (1, 2), "11100")).banned
 
 
 def pair(counted: str, why: str = "it has sent something else") -> Evidence:
     """One of five contradicts the first one."""
-    terms = withheld(Phase.CHECK, 0, (), counted).terms
+    terms = withheld(StatementPhase.CHECK, 0, (), counted).terms
     signers = {key.me: key for key in keys(ALONE)}
     accused, accuser, *_ = terms.participants
     body = Elimination(accused, why)
-    word = said(terms.digest, Phase.ELIMINATE, b"", body, accuser, signers[accuser])
+    word = said(terms.digest, StatementPhase.ELIMINATE, b"", body, accuser, signers[accuser])
     return Evidence("pair", accused, terms, (word,))
 
 

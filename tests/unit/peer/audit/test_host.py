@@ -11,8 +11,14 @@ import numpy as np
 from simulation.audit_options import Key
 
 from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.host import Attempt, AuditHost
-from atoll.peer.audit.statements import AskPart, AskSaid, Phase, Said, Statement
+from atoll.peer.audit.manager import AuditedAttempt, AuditManager
+from atoll.peer.audit.statements import (
+    AskPart,
+    AskStatement,
+    SignedStatement,
+    Statement,
+    StatementPhase,
+)
 from atoll.peer.audit.terms import AuditTerms
 
 rng = random.Random(3)
@@ -29,7 +35,7 @@ class Site:
         self.sent: list[tuple[bytes, object]] = []
         self.convicted: list[Evidence] = []
         self.failed: list[tuple[bytes, ...]] = []
-        self.host = AuditHost(
+        self.host = AuditManager(
             ME.me, ME, send=self._send, convict=self.convicted.append, log=lambda line: None
         )
 
@@ -37,7 +43,7 @@ class Site:
         self.sent.append((peer, message))
         return True
 
-    def begin(self) -> Attempt:
+    def begin(self) -> AuditedAttempt:
         work = TERMS.work
         own = [np.empty(work.part_codec.encoded_bytes(256), np.uint8) for _ in range(3)]
         for part in own:
@@ -62,14 +68,14 @@ def play(act: Callable[[Site], None]) -> None:
     asyncio.run(run())
 
 
-def garbage(phase: Phase) -> Said:
+def garbage(phase: StatementPhase) -> SignedStatement:
     statement = Statement(TERMS.digest, int(phase), b"", b"\xc1")
-    return Said(LIAR.me, statement, LIAR.sign(statement.digest))
+    return SignedStatement(LIAR.me, statement, LIAR.sign(statement.digest))
 
 
 def test_garbage_that_comes_before_the_attempt_is_evidence_and_ends_nothing() -> None:
     def act(site: Site) -> None:
-        assert site.host.on_message(LIAR.me, garbage(Phase.WITHHELD))
+        assert site.host.on_message(LIAR.me, garbage(StatementPhase.WITHHELD))
         site.begin()
         (evidence,) = site.convicted
         assert (evidence.kind, evidence.culprit) == ("malformed", LIAR.me)
@@ -81,8 +87,8 @@ def test_garbage_that_comes_before_the_attempt_is_evidence_and_ends_nothing() ->
 def test_an_attempt_that_failed_still_sees_who_lies() -> None:
     def act(site: Site) -> None:
         site.begin()
-        site.host.on_message(LIAR.me, garbage(Phase.WITHHELD))
-        site.host.on_message(LIAR.me, garbage(Phase.ELIMINATE))
+        site.host.on_message(LIAR.me, garbage(StatementPhase.WITHHELD))
+        site.host.on_message(LIAR.me, garbage(StatementPhase.ELIMINATE))
         assert len(site.convicted) == 2
         assert len(site.failed) == 1
 
@@ -145,7 +151,9 @@ def test_a_question_that_is_repeated_is_answered_once() -> None:
         site.begin()
         site.sent.clear()
         for _ in range(100):
-            site.host.on_message(LIAR.me, AskSaid(TERMS.digest, Phase.COMMIT, (ME.me,)))
+            site.host.on_message(
+                LIAR.me, AskStatement(TERMS.digest, StatementPhase.COMMIT, (ME.me,))
+            )
         assert len(site.sent) == 1
 
     play(act)

@@ -13,14 +13,14 @@ from atoll.collectives.codecs import U8
 from atoll.peer.audit.arithmetic import part_numbers
 from atoll.peer.audit.bodies import told_numbers
 from atoll.peer.audit.numbers import Numbers
-from atoll.peer.audit.terms import AuditTerms, Work
+from atoll.peer.audit.terms import AuditTerms, ReductionTerms
 
 PEERS = tuple(bytes([n]) * 32 for n in range(3))
 SEED = b"s" * 32
 ME = 1
 
 
-def work_of(codec: str) -> Work:
+def work_of(codec: str) -> ReductionTerms:
     """Six chunks, of which the last is shorter and no whole number of blocks."""
     everybody = (True, True, True)
     return AuditTerms(
@@ -28,7 +28,7 @@ def work_of(codec: str) -> Work:
     ).work
 
 
-def encoded(work: Work, seed: int) -> list[U8]:
+def encoded(work: ReductionTerms, seed: int) -> list[U8]:
     numbers, chunks = np.random.default_rng(seed), []
     for chunk in range(work.grid.count):
         size = work.grid.size(chunk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.peer.audit.tellers import SAID_MAX, Tellers
+from atoll.peer.audit.evidence_index import SAID_MAX, EvidenceIndex
 
 A, B = b"a" * 32, b"b" * 32
 X, Y, Z = (bytes([n]) * 32 for n in range(3))
@@ -13,7 +13,7 @@ def everything(_: bytes) -> bool:
 
 
 def test_each_is_asked_in_its_turn() -> None:
-    tellers = Tellers()
+    tellers = EvidenceIndex()
     tellers.hear(A, (X, Y), ())
     tellers.hear(B, (Z,), ())
     assert tellers.next((A, B), everything) == (A, X)
@@ -25,7 +25,7 @@ def test_each_is_asked_in_its_turn() -> None:
 
 
 def test_what_one_has_not_given_is_not_asked_of_it_again() -> None:
-    tellers = Tellers()
+    tellers = EvidenceIndex()
     for peer in (A, B):
         tellers.hear(peer, (X,), ())
     tellers.has_not(A, X)
@@ -37,7 +37,7 @@ def test_what_one_has_not_given_is_not_asked_of_it_again() -> None:
 
 
 def test_a_word_about_a_pair_is_no_belief() -> None:
-    tellers = Tellers()
+    tellers = EvidenceIndex()
     tellers.hear(A, (X,), (Y,))
     tellers.hear(B, (), (X,))
     assert tellers.believers((X, Y)) == {A}
@@ -46,7 +46,7 @@ def test_a_word_about_a_pair_is_no_belief() -> None:
 
 
 def test_of_one_peer_so_many_digests_are_remembered_and_the_latest() -> None:
-    tellers = Tellers()
+    tellers = EvidenceIndex()
     tellers.hear(B, (X,), ())
     many = [n.to_bytes(32, "big") for n in range(SAID_MAX + 9)]
     tellers.hear(A, many, many)

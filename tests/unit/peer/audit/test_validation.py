@@ -7,16 +7,16 @@ from dataclasses import replace
 from simulation.audit_options import Key
 from simulation.validations import CHEATS, Options, World
 
-from atoll.peer.audit.statements import Judgement, Phase, Replayed, Said, said
+from atoll.peer.audit.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.validation import WORDS_MAX, draw
 
 SEED = bytes(range(32))
 
 
-def word(key: Key, terms: bytes, target: bytes) -> Said:
+def word(key: Key, terms: bytes, target: bytes) -> SignedStatement:
     body = Replayed(target, int(Judgement.WRONG), "")
-    return said(terms, Phase.REPLAYED, b"", body, key.me, key)
+    return said(terms, StatementPhase.REPLAYED, b"", body, key.me, key)
 
 
 def begun() -> tuple[World, AuditTerms, bytes, bytes, bytes]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import AdmissionError, ConfigError, PassForgedError, PassRunError
 from atoll.peer.authority.grants import CREDENTIAL_BYTES_MAX, ROLES, Credential, Grant
-from atoll.peer.group.views import ARCHIVE, REPLICA, WITNESS
+from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 from atoll.peer.net.hello import CONTROL, HELLO_BYTES_MAX, Hello
 from atoll.peer.net.wire import encode
 

@@ -26,9 +26,9 @@ from atoll.peer.authority import guard as guard_module
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.messages import Admitted, Known, Revoked
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.group.messages import Join
-from atoll.peer.group.views import REPLICA, WITNESS, Member
-from atoll.peer.net.hello import Door
+from atoll.peer.membership.messages import Join
+from atoll.peer.membership.view import REPLICA, WITNESS, Member
+from atoll.peer.net.hello import AdmissionPolicy
 
 LONG_AGO_S = 1_000
 
@@ -57,7 +57,7 @@ def unsigned(name: str) -> Credential:
     return Credential.bind(grant, PUBLIC, key_of(name))
 
 
-class Shows(Door):
+class Shows(AdmissionPolicy):
     """Shows what it likes, and lets everybody in."""
 
     def __init__(self, credential: bytes, role: str) -> None:

@@ -10,27 +10,27 @@ import pytest
 from harness.passes import peer_of
 
 from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingError, PassRunError
-from atoll.peer import cli
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.key import Authority, expiry, parse_id
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.group.views import ARCHIVE, WITNESS
-from atoll.peer.identity import Home, RunRecord
+from atoll.peer.cli import main
+from atoll.peer.daemon.options import DaemonOptions
+from atoll.peer.membership.view import ARCHIVE, WITNESS
+from atoll.peer.net.identity import Home, RunRecord
 from atoll.peer.net.invite import Invite
-from atoll.peer.options import DaemonOptions
 
 AT = "203.0.113.7:29600"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert cli.main(["authority", "new", str(tmp_path / "key")]) == 0
+    assert main.main(["authority", "new", str(tmp_path / "key")]) == 0
     assert parse_id(capsys.readouterr().out.strip()) == Authority.open(tmp_path / "key").public_key
     return tmp_path / "key"
 
 
 def start(home: Path, *arguments: str) -> int:
-    return cli.main([*arguments, "--home", str(home), "--listen", "127.0.0.1:0"])
+    return main.main([*arguments, "--home", str(home), "--listen", "127.0.0.1:0"])
 
 
 def invites(
@@ -39,7 +39,7 @@ def invites(
     """What `atoll authority` printed for somebody to copy."""
     capsys.readouterr()
     line = ["authority", what, str(folder), *arguments, "--run", run, "--at", AT]
-    assert cli.main(line) == 0
+    assert main.main(line) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -58,7 +58,7 @@ def test_the_key_is_private_and_never_overwritten(
     assert key.stat().st_mode & 0o777 == 0o600
     before = key.read_bytes()
     assert len(before) == 32
-    assert cli.main(["authority", "new", str(folder)]) == 2
+    assert main.main(["authority", "new", str(folder)]) == 2
     assert "holds an authority already" in capsys.readouterr().err
     assert key.read_bytes() == before
     key.chmod(0o644)
@@ -69,7 +69,7 @@ def test_the_key_is_private_and_never_overwritten(
 def test_a_folder_without_a_key_says_how_to_make_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["authority", "revoke", str(tmp_path), peer_of("b").hex()]) == 2
+    assert main.main(["authority", "revoke", str(tmp_path), peer_of("b").hex()]) == 2
     assert f"atoll authority new {tmp_path}" in capsys.readouterr().err
 
 
@@ -84,13 +84,13 @@ def test_lists_grow_and_their_number_rises(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, name in enumerate("bcb", 1):
-        assert cli.main(["authority", "revoke", str(folder), peer_of(name).hex()]) == 0
+        assert main.main(["authority", "revoke", str(folder), peer_of(name).hex()]) == 0
         data = (folder / "revocations").read_bytes()
         latest = Revocations.parse(data, Authority.open(folder).public_key)
         assert latest.number == number
     assert latest.ids == {peer_of("b"), peer_of("c")}
     shutil.copy(folder / "authority.key", folder / "revocations")
-    assert cli.main(["authority", "revoke", str(folder), peer_of("d").hex()]) == 2
+    assert main.main(["authority", "revoke", str(folder), peer_of("d").hex()]) == 2
     assert "copy the newest list back" in capsys.readouterr().err
 
 
@@ -158,7 +158,7 @@ def test_an_invite_s_damage_is_noticed(folder: Path, capsys: pytest.CaptureFixtu
 def test_id_makes_a_home_and_says_who_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["id", "--home", str(tmp_path / "b")]) == 0
+    assert main.main(["id", "--home", str(tmp_path / "b")]) == 0
     with Home.open(tmp_path / "b") as home:
         assert parse_id(capsys.readouterr().out.strip()) == home.peer_id
 

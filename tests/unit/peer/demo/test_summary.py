@@ -8,7 +8,7 @@ from zlib import crc32
 import pytest
 from rich.console import Console
 
-from atoll.peer.demo.figures import DemoFigures, Ending, PeerFigures
+from atoll.peer.demo.figures import DemoFigures, PeerFigures, ProcessEnding
 from atoll.peer.demo.summary import all_reduce_bytes, checks, summary
 from atoll.peer.demo.view import LiveView, loss_chart, page
 
@@ -71,8 +71,11 @@ def figures() -> DemoFigures:
     found.joined_round, found.orphaned_s = 4, 1.5
     for peer in found.living:
         found.observe(peer, status(peer, 6, 112.0))
-    found.endings = [Ending("daemon of peer 1", -9, -9), Ending("trainer of peer 1", 15, 15)]
-    found.endings += [Ending(f"daemon of {peer.name}", 0, 0) for peer in found.living]
+    found.endings = [
+        ProcessEnding("daemon of peer 1", -9, -9),
+        ProcessEnding("trainer of peer 1", 15, 15),
+    ]
+    found.endings += [ProcessEnding(f"daemon of {peer.name}", 0, 0) for peer in found.living]
     found.left_s, found.duration_s = 0.3, 13.0
     assert newcomer.contributed == 5
     return found
@@ -172,7 +175,7 @@ def test_unequal_state_fails(figures: DemoFigures, change: str) -> None:
 
 @pytest.mark.parametrize("got", [0, 1, None])
 def test_unexpected_end_fails(figures: DemoFigures, got: int | None) -> None:
-    figures.endings.append(Ending("trainer of peer 9", 15, got))
+    figures.endings.append(ProcessEnding("trainer of peer 9", 15, got))
     assert failed(figures) == ["processes ended as expected"]
     assert "trainer of peer 9" in text_of(figures)
 
@@ -189,7 +192,7 @@ def test_without_chaos_nobody_must_have_died(figures: DemoFigures) -> None:
     calm.peers = [PeerFigures("peer 1")]
     calm.observe(calm.peers[0], status(calm.peers[0], 2, 102.0))
     calm.observe(calm.peers[0], status(calm.peers[0], 6, 112.0))
-    calm.endings = [Ending("daemon of peer 1", 0, 0)]
+    calm.endings = [ProcessEnding("daemon of peer 1", 0, 0)]
     assert failed(calm) == []
     assert "SIGKILL" not in text_of(calm)
     assert "nothing to compare" in text_of(calm)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer import cli_lab
-from atoll.peer.cli import main
+from atoll.peer.cli import lab
+from atoll.peer.cli.main import main
 from atoll.peer.lab.settings import (
     QUEUE_BYTES_MIN,
     LabSettings,
@@ -81,13 +81,13 @@ def test_a_queue_holds_one_bandwidth_delay_product(rate_mbit: float, rtt_ms: flo
     ("text", "rate"), [("3=20", (3, (20, 20))), ("0=20.5/100", (0, (20.5, 100)))]
 )
 def test_the_rate_of_one_host(text: str, rate: tuple[int, tuple[float, float]]) -> None:
-    assert cli_lab.host_rate(text) == rate
+    assert lab.host_rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["", "3", "x=3", "3=", "3=1/", "3=1/2/3"])
 def test_a_rate_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        cli_lab.host_rate(text)
+        lab.host_rate(text)
 
 
 @pytest.mark.parametrize("arguments", [["--hosts", "x"], ["--host-rate", "x"], ["--loss"]])
@@ -107,7 +107,7 @@ def test_settings_are_checked_before_anything_is_made(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("line", [["--", "echo", "--hosts"], ["echo", "--hosts"]])
 def test_what_follows_is_the_command(line: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    cli_lab.add_lab_verb(parser.add_subparsers())
+    lab.add_lab_verb(parser.add_subparsers())
     parsed = parser.parse_args(["lab", "--hosts", "3", *line])
     assert parsed.hosts == 3
     assert parsed.line[-2:] == ["echo", "--hosts"]

@@ -10,7 +10,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from atoll.peer.identity import Home
 from atoll.peer.net.certs import (
     RunTls,
     ca_certificate,
@@ -19,6 +18,7 @@ from atoll.peer.net.certs import (
     peer_id_of,
     run_tls,
 )
+from atoll.peer.net.identity import Home
 
 SECRET = bytes(range(32))
 

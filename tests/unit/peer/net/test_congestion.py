@@ -11,9 +11,9 @@ import pytest
 from harness.wires import Call, receive
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.net.congestion import AUTO, BBR, CUBIC, Congestion, ask, check, suited
-from atoll.peer.net.streamkeys import CIPHERS
-from atoll.peer.rounds.datastream import LOCAL_BUFFER_BYTES, PlainStream
+from atoll.peer.streams.congestion import AUTO, BBR, CUBIC, Congestion, ask, check, suited
+from atoll.peer.streams.keys import CIPHERS
+from atoll.peer.streams.stream import LOCAL_BUFFER_BYTES, PlainStream
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.errors import AddressFullError
-from atoll.peer.net.gate import (
+from atoll.peer.net.connection_limits import (
     FAILURES_FREE,
     MEMBERS_PER_ADDRESS_MAX,
     MEMBERS_SILENT,
@@ -14,7 +14,7 @@ from atoll.peer.net.gate import (
     STRANGERS_SILENT,
     STRANGERS_SPEAKING,
     Gate,
-    Place,
+    PendingConnection,
     check_members,
     counted_as,
     origin_of,
@@ -31,16 +31,18 @@ class Door:
         self.gate = Gate()
         self.gave_up: list[str] = []
 
-    def enter(self, ip: str, now_s: float = 0.0, *, of_member: bool = False) -> Place | str:
+    def enter(
+        self, ip: str, now_s: float = 0.0, *, of_member: bool = False
+    ) -> PendingConnection | str:
         place = self.gate.enter(origin_of(ip), now_s, of_member=of_member)
-        if isinstance(place, Place):
+        if isinstance(place, PendingConnection):
             place.give_up = lambda: self.gave_up.append(ip)
         return place
 
     def speaks(self, ip: str, now_s: float = 0.0, *, of_member: bool = False) -> str:
         """Enter and say something; why that does not lead to a handshake."""
         place = self.enter(ip, now_s, of_member=of_member)
-        assert isinstance(place, Place), place
+        assert isinstance(place, PendingConnection), place
         reason = self.gate.speaks(place)
         if reason:
             self.gate.leave(place)
@@ -54,7 +56,7 @@ def address(number: int) -> str:
 def test_one_address_gets_a_few_handshakes_and_gives_them_back() -> None:
     door = Door()
     place = door.enter("203.0.113.7")
-    assert isinstance(place, Place)
+    assert isinstance(place, PendingConnection)
     assert not door.gate.speaks(place)
     for _ in range(STRANGERS_SPEAKING.per_address - 1):
         assert not door.speaks("203.0.113.7")
@@ -77,10 +79,10 @@ def test_one_network_gets_half_of_all_handshakes() -> None:
 def test_one_address_gets_a_few_starts_in_a_second() -> None:
     door = Door()
     for _ in range(STARTS_PER_ADDRESS_MAX):
-        assert isinstance(door.enter(address(1), 5.0), Place)
+        assert isinstance(door.enter(address(1), 5.0), PendingConnection)
     assert "in a second" in str(door.enter(address(1), 5.9))
-    assert isinstance(door.enter(address(2), 5.9), Place)
-    assert isinstance(door.enter(address(1), 6.0), Place)
+    assert isinstance(door.enter(address(2), 5.9), PendingConnection)
+    assert isinstance(door.enter(address(1), 6.0), PendingConnection)
 
 
 @pytest.mark.parametrize("ip", ["203.0.113.7", "2001:db8:1:2::7"])
@@ -91,7 +93,7 @@ def test_the_oldest_silent_one_of_an_address_makes_room(ip: str) -> None:
     first = [door.enter(ip, float(number)) for number in range(STRANGERS_SILENT.per_address)]
     assert not door.gave_up
     last = door.enter(ip, 99.0)
-    assert isinstance(last, Place)
+    assert isinstance(last, PendingConnection)
     assert door.gave_up == [ip]
     assert not door.gate.speaks(last)
     assert door.gate.pending == len(others) + len(first)
@@ -104,17 +106,19 @@ def test_silence_of_many_addresses_of_a_network_keeps_no_other_peer_of_it_out(pr
     elsewhere = door.enter("198.51.100.1")
     for second in range(3):
         for number in range(100):
-            assert isinstance(door.enter(f"{prefix}{number}{end}", float(second)), Place)
+            assert isinstance(
+                door.enter(f"{prefix}{number}{end}", float(second)), PendingConnection
+            )
     assert len(door.gave_up) == 300 - STRANGERS_SILENT.per_network
     assert not door.speaks(f"{prefix}250{end}", 3.0)
-    assert isinstance(elsewhere, Place)
+    assert isinstance(elsewhere, PendingConnection)
     assert not door.gate.speaks(elsewhere)  # it had nothing to give up
 
 
 def test_silence_from_everywhere_keeps_nobody_out() -> None:
     door = Door()
     for number in range(5 * STRANGERS_SILENT.total):
-        assert isinstance(door.enter(address(number)), Place)
+        assert isinstance(door.enter(address(number)), PendingConnection)
     assert door.gate.pending == STRANGERS_SILENT.total
     assert not door.speaks("198.51.100.1")
 
@@ -140,12 +144,12 @@ def test_loopback_counts_towards_the_totals_only() -> None:
     for _ in range(STRANGERS_SPEAKING.total):
         assert not door.speaks(LOOPBACK)
     for _ in range(STRANGERS_SILENT.total):
-        assert isinstance(door.enter(LOOPBACK), Place)
+        assert isinstance(door.enter(LOOPBACK), PendingConnection)
     assert not door.gave_up
     for _ in range(FAILURES_FREE):
         door.gate.failed(LOOPBACK, 0.0)
-    assert isinstance(door.enter(LOOPBACK), Place)
-    assert isinstance(door.enter("203.0.113.7"), Place)
+    assert isinstance(door.enter(LOOPBACK), PendingConnection)
+    assert isinstance(door.enter("203.0.113.7"), PendingConnection)
     assert door.gave_up == [LOOPBACK, LOOPBACK]
 
 
@@ -154,7 +158,7 @@ def test_it_remembers_nobody_for_long() -> None:
     for second in range(100):
         for number in range(50):
             place = door.enter(address(50 * second + number), float(second))
-            assert isinstance(place, Place)
+            assert isinstance(place, PendingConnection)
             door.gate.speaks(place)
             door.gate.leave(place)
     assert len(door.gate._starts) <= 50
@@ -168,19 +172,21 @@ def test_an_address_whose_connections_come_to_nothing_waits_longer_and_longer() 
     gate = door.gate
     for _ in range(FAILURES_FREE - 1):
         gate.failed(ip, 0.0)
-    assert isinstance(door.enter(ip), Place)
+    assert isinstance(door.enter(ip), PendingConnection)
     gate.failed(ip, 0.0)
     pauses_s = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     now_s = 0.0
     for pause_s in pauses_s:
         assert "came to nothing" in str(door.enter(ip, now_s + pause_s - 0.01))
-        assert isinstance(door.enter(ip, now_s, of_member=True), Place)  # a member's, by now
+        assert isinstance(
+            door.enter(ip, now_s, of_member=True), PendingConnection
+        )  # a member's, by now
         now_s += pause_s
-        assert isinstance(door.enter(ip, now_s), Place)
-        assert isinstance(door.enter("203.0.113.8", now_s), Place)
+        assert isinstance(door.enter(ip, now_s), PendingConnection)
+        assert isinstance(door.enter("203.0.113.8", now_s), PendingConnection)
         gate.failed(ip, now_s)
     gate.succeeded(ip)
-    assert isinstance(door.enter(ip, now_s), Place)
+    assert isinstance(door.enter(ip, now_s), PendingConnection)
 
 
 def test_it_remembers_only_so_many_failures() -> None:

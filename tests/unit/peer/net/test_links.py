@@ -17,7 +17,7 @@ from atoll.collectives.errors import (
     LocalProtocolError,
     VersionError,
 )
-from atoll.peer.measuring.tcpinfo import parse
+from atoll.peer.links.tcp_info import parse
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import (
     CONTROL,
@@ -144,12 +144,12 @@ def test_a_broken_link_that_is_dropped_is_down_once(net: Net) -> None:
 PEER_PROCESS = """
 import asyncio, sys
 from atoll.peer.net.certs import run_tls
-from atoll.peer.identity import Home
-from atoll.peer.net.links import LinkHost
+from atoll.peer.net.identity import Home
+from atoll.peer.net.connections import ConnectionManager
 
 async def main():
     home = Home.open(sys.argv[1])
-    host = LinkHost(peer_id=home.peer_id, tls=run_tls(home, bytes(range(32))), run="demo",
+    host = ConnectionManager(peer_id=home.peer_id, tls=run_tls(home, bytes(range(32))), run="demo",
         inc=lambda: 1, advertise=str, on_message=print, on_up=print, on_down=print, on_data=print,
         log=print)
     await host.dial(sys.argv[2])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.collectives.errors import AdmissionError
-from atoll.peer.net import gate, listener, tls
+from atoll.peer.net import connection_limits, listener, tls
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import (
     CONTROL,
@@ -182,7 +182,7 @@ def test_a_member_that_never_says_hello_is_turned_away(net: Net) -> None:
 
 def test_only_so_many_wait_to_be_admitted(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STRANGERS_SPEAKING", "MEMBERS_SPEAKING"):  # loopback is a member's address here
-        monkeypatch.setattr(gate, name, gate.Limits(3, 3, 3))
+        monkeypatch.setattr(connection_limits, name, connection_limits.Limits(3, 3, 3))
 
     async def scenario() -> None:
         a, b = await net.linked()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.collectives.errors import IdentityInUseError
-from atoll.peer.net import links
+from atoll.peer.net import connections
 from atoll.peer.net.wire import message
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_a_peer_that_lost_its_link_may_dial_again(
         a, b = sorted((net.node("a"), net.node("b")), key=lambda node: node.id)
         await a.host.dial(await b.listen())
         b.host._links.pop(a.id).drain()  # b forgets; a does not know
-        monkeypatch.setattr(links, "DIAL_TIMEOUT_S", -1.0)  # the link is old
+        monkeypatch.setattr(connections, "DIAL_TIMEOUT_S", -1.0)  # the link is old
         await b.host.dial(await a.listen())
         assert a.host._links[b.id].dialled_by == b.id
         assert not a.downs

@@ -9,9 +9,9 @@ from collections.abc import Coroutine, Iterator
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.net import opening, streamkeys
-from atoll.peer.net.opening import Accepted, accept_stream, answer_asked, open_stream
-from atoll.peer.net.streamkeys import (
+from atoll.peer.streams import keys as streamkeys
+from atoll.peer.streams import stream_handshake
+from atoll.peer.streams.keys import (
     CIPHER_AES,
     CIPHER_NONE,
     CIPHERS_PLAIN,
@@ -25,7 +25,13 @@ from atoll.peer.net.streamkeys import (
     StreamDenied,
     StreamGranted,
 )
-from atoll.peer.rounds.sealedstream import SealedStream
+from atoll.peer.streams.sealed_stream import SealedStream
+from atoll.peer.streams.stream_handshake import (
+    AcceptedStream,
+    accept_stream,
+    answer_asked,
+    open_stream,
+)
 
 ALICE = b"a" * 32
 
@@ -47,7 +53,7 @@ def ask(grants: Grants, ciphers: tuple[str, ...] = (CIPHER_AES,)) -> StreamGrant
     return answer
 
 
-async def accept(sock: socket.socket, grants: Grants) -> Accepted:
+async def accept(sock: socket.socket, grants: Grants) -> AcceptedStream:
     """As a listener does: the first byte says what it is."""
     assert await asyncio.get_running_loop().sock_recv(sock, 1) == bytes((STREAM_FIRST_BYTE,))
     return await accept_stream(sock, grants)
@@ -207,7 +213,7 @@ def test_no_cipher_is_refused_to_a_connection_from_elsewhere(
 def test_nobody_keeps_the_acceptor_waiting(
     wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
-    monkeypatch.setattr(opening, "OPENING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         grants = Grants()
@@ -222,7 +228,7 @@ def test_nobody_keeps_the_acceptor_waiting(
 def test_nobody_keeps_the_dialler_waiting(
     wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "OPENING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         with pytest.raises(TimeoutError):

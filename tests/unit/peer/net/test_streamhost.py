@@ -14,18 +14,11 @@ from harness.openings import FRAME, carries, grants_of, opened
 from harness.wires import receive
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.group.views import short
-from atoll.peer.net import opening, streamhost, streamkeys
-from atoll.peer.net.streamhost import STREAMS_PER_PEER_MAX
-from atoll.peer.net.streamkeys import (
-    CIPHERS,
-    CIPHERS_PLAIN,
-    StreamAsked,
-    StreamDenied,
-    StreamGranted,
-)
-from atoll.peer.rounds import tlsstream
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.membership.view import short
+from atoll.peer.streams import keys, opener, stream_handshake, tls_stream
+from atoll.peer.streams.keys import CIPHERS, CIPHERS_PLAIN, StreamAsked, StreamDenied, StreamGranted
+from atoll.peer.streams.opener import STREAMS_PER_PEER_MAX
+from atoll.peer.streams.stream import DataStream
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
@@ -122,7 +115,7 @@ def denies(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_nothing(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(streamhost, "ANSWER_TIMEOUT_S", 0.05)
+    patch.setattr(opener, "ANSWER_TIMEOUT_S", 0.05)
     patch.setattr(a.host._streams, "on_message", lambda link, msg: True)
 
 
@@ -146,7 +139,7 @@ def keeps_silent(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
             pass
         raise ConnectionResetError("it was silence")
 
-    patch.setattr(opening, "OPENING_TIMEOUT_S", 0.05)
+    patch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
     patch.setattr(a.host._listener, "_accept_stream", wait)
 
 
@@ -154,14 +147,14 @@ def proves_nothing(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
     async def greet(sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         await loop.sock_recv(sock, 1000)
-        await loop.sock_sendall(sock, bytes(streamkeys.GREETING_BYTES))
+        await loop.sock_sendall(sock, bytes(keys.GREETING_BYTES))
         raise ConnectionResetError("seen through")
 
     patch.setattr(a.host._listener, "_accept_stream", greet)
 
 
 def has_no_key_left(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(streamkeys, "GRANTS_PER_PEER_MAX", 0)
+    patch.setattr(keys, "GRANTS_PER_PEER_MAX", 0)
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
@@ -206,8 +199,8 @@ def test_what_may_pass_is_tried_again_later_and_seldomer(
     async def scenario() -> None:
         a, b = await net.linked()
         clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1000.0)
-        monkeypatch.setattr(streamhost, "time", clock)
-        monkeypatch.setattr(tlsstream, "time", clock)
+        monkeypatch.setattr(opener, "time", clock)
+        monkeypatch.setattr(tls_stream, "time", clock)
         with monkeypatch.context() as patch:
             denies(a, b, patch)
             tries = count_attempts(b)
@@ -221,7 +214,7 @@ def test_what_may_pass_is_tried_again_later_and_seldomer(
         sender.close()
         receiver.close()
         assert await carries(a, b) == "tls", "its time is not over"
-        clock.now_s += streamhost.DETOUR_S_MAX
+        clock.now_s += opener.DETOUR_S_MAX
         assert await carries(a, b) == "aes-256-gcm"
         first, last = b.logs
         assert "go through TLS: it gave no key: not today" in first
@@ -270,7 +263,7 @@ def test_what_tls_does_not_mend_is_not_put_down_to_the_cipher(
             await b.host.open_data(a.id, nobody)
         with monkeypatch.context() as patch:
             denies(a, b, patch)
-            patch.setattr(streamhost, "STREAMS_PER_PEER_MAX", 0)
+            patch.setattr(opener, "STREAMS_PER_PEER_MAX", 0)
             with pytest.raises(ConnectError, match="0 data streams are open"):
                 await b.host.open_data(a.id, a.address)
         assert b.logs == []
@@ -302,7 +295,7 @@ def test_no_cipher_only_where_both_want_that_and_trust_the_network(
     untrusted: str,
     cipher: str,
 ) -> None:
-    monkeypatch.setattr(streamkeys, "is_trusted_network", lambda ip: ip != untrusted)
+    monkeypatch.setattr(keys, "is_trusted_network", lambda ip: ip != untrusted)
 
     async def scenario() -> None:
         a, b = await net.linked(ours, theirs, ip="127.0.0.2")

@@ -13,17 +13,18 @@ from harness.openings import FRAME, carries, dialled, grants_of, key_of, opened
 from harness.wires import receive
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.net import opening, streamkeys
-from atoll.peer.net.streamhost import STREAMS_PER_PEER_MAX
-from atoll.peer.net.streamkeys import (
+from atoll.peer.net.tls import TlsSocket
+from atoll.peer.streams import keys as streamkeys
+from atoll.peer.streams import stream_handshake
+from atoll.peer.streams.keys import (
     CIPHERS,
     GRANTS_PER_PEER_MAX,
     StreamAsked,
     StreamDenied,
     StreamGranted,
 )
-from atoll.peer.net.tls import TlsSocket
-from atoll.peer.rounds.datastream import DataStream
+from atoll.peer.streams.opener import STREAMS_PER_PEER_MAX
+from atoll.peer.streams.stream import DataStream
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
@@ -36,7 +37,7 @@ def test_the_limit_holds_for_keys_that_were_given_before(net: Net) -> None:
         keys = [await key_of(a, b) for _ in range(2)]
         for granted in keys:
             async with dialled(a) as sock:
-                await opening.open_stream(sock, granted)
+                await stream_handshake.open_stream(sock, granted)
         await a.until(lambda: a.logs)
         assert len(a.streams) == STREAMS_PER_PEER_MAX
         assert a.logs[0].endswith(f": {STREAMS_PER_PEER_MAX} data streams are open")
@@ -73,7 +74,7 @@ def test_the_control_link_ends_between_the_key_and_its_use(net: Net) -> None:
         await b.until(lambda: b.downs)
         async with dialled(a) as sock:
             with pytest.raises(ConnectionResetError):
-                await opening.open_stream(sock, granted)
+                await stream_handshake.open_stream(sock, granted)
         await a.until(lambda: a.logs)
         assert "whose id is not known, or not any more" in a.logs[0]
         assert not a.streams
@@ -203,7 +204,7 @@ def test_a_stranger_cannot_use_up_a_key_by_its_id(net: Net) -> None:
             await a.until(lambda: a.logs)
         assert "the dialler of a data stream did not prove its key" in a.logs[0]
         async with dialled(a) as sock:
-            await opening.open_stream(sock, granted)
+            await stream_handshake.open_stream(sock, granted)
             await a.until(lambda: a.streams)
 
     net.run(scenario())

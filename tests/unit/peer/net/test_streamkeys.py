@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.peer.net.streamkeys import (
+from atoll.peer.net.wire import decode, encode
+from atoll.peer.streams.keys import (
     CIPHER_AES,
     CIPHER_NONE,
     CIPHERS,
@@ -31,7 +32,6 @@ from atoll.peer.net.streamkeys import (
     conn_id_of,
     is_trusted_network,
 )
-from atoll.peer.net.wire import decode, encode
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 KEY = bytes(range(32))

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.peer.rounds.dataframes import (
+from atoll.peer.streams.frames import (
     DATA_FRAME_BYTES_MAX,
     DATA_HEADER_BYTES,
     DataHeader,

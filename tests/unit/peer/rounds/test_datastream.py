@@ -12,8 +12,8 @@ import pytest
 from harness.wires import Call, ends, receive, sockets, tls_ends
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.rounds import datastream
-from atoll.peer.rounds.datastream import (
+from atoll.peer.streams import stream as datastream
+from atoll.peer.streams.stream import (
     TELLS_DELIVERY,
     UNSENT_BYTES_MAX,
     UNSENT_BYTES_MIN,

@@ -6,12 +6,12 @@ import pytest
 
 from atoll.collectives.errors import RemoteProtocolError, StateError
 from atoll.collectives.merkle import merkle_root
-from atoll.peer.group.views import chain_after
+from atoll.peer.membership.view import chain_after
 from atoll.peer.net.wire import decode, encode
-from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin, entry_chain, entry_root
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin, entry_chain, entry_root
 
 A, B = b"a" * 32, b"b" * 32
-ALONE, BOTH = Origin((A,), (1.0,)), Origin((A, B), (1.0, 3.5))
+ALONE, BOTH = EntryOrigin((A,), (1.0,)), EntryOrigin((A, B), (1.0, 3.5))
 DIGESTS = [hashlib.sha256(bytes([i])).digest() for i in range(5)]
 CHAIN = b"c" * 32
 
@@ -71,7 +71,7 @@ def test_extreme_values_are_refused_where_they_arrive(changes):
 )
 def test_an_origin_names_each_once_with_a_sane_weight(participants, weights):
     with pytest.raises(ValueError, match=r"participants|weight"):
-        Origin(participants, weights)
+        EntryOrigin(participants, weights)
 
 
 def test_the_root_is_the_merkle_root_over_origin_and_digest_of_each_chunk():
@@ -91,7 +91,7 @@ def test_the_root_covers_who_contributed_with_which_weight_to_which_chunk():
     roots = {
         entry_root((BOTH, ALONE), b"\0\1\0\1\1", DIGESTS),
         entry_root((BOTH, ALONE), b"\1\1\0\1\1", DIGESTS),
-        entry_root((Origin((A, B), (1.0, 3.0)), ALONE), b"\0\1\0\1\1", DIGESTS),
+        entry_root((EntryOrigin((A, B), (1.0, 3.0)), ALONE), b"\0\1\0\1\1", DIGESTS),
         entry_root((ALONE, BOTH), b"\0\1\0\1\1", DIGESTS),
         entry_root((BOTH, ALONE), b"\0\1\0\1\1", DIGESTS[::-1]),
     }

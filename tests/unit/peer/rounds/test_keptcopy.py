@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, encoded_layout, get_codec
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.rounds.keptcopy import KeptCopy, KeptPlan, pack_chunks, parse_chunks
+from atoll.peer.rounds.salvage import KeptCopy, KeptPlan, pack_chunks, parse_chunks
 
 HOLDERS = [b"a", b"b", b"c"]
 LAYOUT = encoded_layout(ChunkGrid(256 * 6, 256), get_codec("int8"))

@@ -10,10 +10,10 @@ from harness.plainstate import GRID, commit, head_of, initialise, run_blob
 from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import StateError
-from atoll.peer.group import events as ev
-from atoll.peer.group.messages import Begin
-from atoll.peer.group.operations import Operation, pack_objects
-from atoll.peer.rounds.entries import GATHER, REDUCE, STEP, EntryHead, Origin, entry_root
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.operations import Operation, pack_objects
+from atoll.peer.rounds.entries import GATHER, REDUCE, STEP, EntryHead, EntryOrigin, entry_root
 from atoll.peer.rounds.operating import commit_operation
 from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
@@ -115,7 +115,7 @@ def test_heads_of_operations_carry_nothing() -> None:
 
 
 def test_a_root_covers_objects_and_who_gave_them() -> None:
-    ours, theirs = (Origin((A,), (1.0,)),), (Origin((B,), (1.0,)),)
+    ours, theirs = (EntryOrigin((A,), (1.0,)),), (EntryOrigin((B,), (1.0,)),)
     roots = {
         entry_root(origins, b"", digests, packed)
         for origins in (ours, theirs)

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.optim.footprint import LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
-from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
-from atoll.peer.rounds.roundlog import DIGESTS_MAX, LOG_BYTES_DEFAULT, RoundLog
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
+from atoll.peer.rounds.log import DIGESTS_MAX, LOG_BYTES_DEFAULT, RoundLog
 
 SIZE = 1000
 ENTRY = SIZE + 40  # with its one participant
-ORIGIN = Origin((b"p" * 32,), (1.0,))
+ORIGIN = EntryOrigin((b"p" * 32,), (1.0,))
 
 
 def head(number: int) -> EntryHead:

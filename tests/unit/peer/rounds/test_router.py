@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.collectives import Kind
+from atoll.collectives import FrameKind
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.group.messages import STEP, Begin
-from atoll.peer.rounds import router as module
-from atoll.peer.rounds.dataframes import DataHeader
-from atoll.peer.rounds.keptcopy import KEPT
-from atoll.peer.rounds.router import Router
+from atoll.peer.membership.messages import STEP, Begin
+from atoll.peer.rounds.salvage import KEPT
+from atoll.peer.streams import router as module
+from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.router import Router
 
 LINEAGE, OTHER = b"L" * 32, b"O" * 32
 A, B = b"a" * 32, b"b" * 32
@@ -47,7 +47,7 @@ def expect(router: Router, opening: Begin) -> tuple[Taker, Taker]:
     return reduction, kept
 
 
-def header(number: int, attempt: int, view: int = 1, kind: int = Kind.CONTRIB) -> DataHeader:
+def header(number: int, attempt: int, view: int = 1, kind: int = FrameKind.CONTRIB) -> DataHeader:
     return DataHeader(kind, 0, 0, 1, LINEAGE[:8], view, number, attempt, 0)
 
 

@@ -26,10 +26,10 @@ from harness.runner_sites import (
 
 from atoll.collectives import RoundResult, get_codec, grid_for
 from atoll.collectives.errors import DivergedError, RemoteProtocolError, StateError
-from atoll.peer.group import events as ev
-from atoll.peer.group.messages import INIT, STEP, Begin
-from atoll.peer.rounds.dataframes import DataHeader
-from atoll.peer.transfer.copies import ResultCopy
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import INIT, STEP, Begin
+from atoll.peer.state_sync.incoming import ResultCopy
+from atoll.peer.streams.frames import DataHeader
 
 
 def test_init_is_reduced_by_one_and_copied_by_the_others(tmp_path: Path) -> None:

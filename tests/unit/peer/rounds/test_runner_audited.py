@@ -16,23 +16,23 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import get_rule
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob, shard_chunks_max
-from atoll.optim.swarm_state import Submitted, SwarmState
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.peer.audit.statements import (
     Check,
     Commitment,
-    Phase,
     Resultant,
     Reveal,
-    Said,
+    SignedStatement,
     Statement,
+    StatementPhase,
     Verdict,
 )
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, pack_kept
-from atoll.peer.group.layouts import Layout
-from atoll.peer.group.messages import Begin, Finals, Origin
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
-from atoll.peer.rounds.auditterms import terms_of
+from atoll.peer.rounds.audit_terms import terms_of
 from atoll.peer.rounds.entries import INIT, STEP
 
 ELEMENTS = 60_000
@@ -48,7 +48,7 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
         truth = SwarmState(state.spec, state.manifest, lambda flat: np.copyto(flat, state.theta))
         for number, weights in ((2, (1.0, 5.0, 1.0, 2.0)), (3, (1.0, 1.0, 0.0, 1.0))):
             given = [
-                Submitted(n, site.inputs.copy(), float(weight > 0))
+                SwarmSubmission(n, site.inputs.copy(), float(weight > 0))
                 for n, (site, weight) in enumerate(zip(sites, weights, strict=True))
             ]
             begin = replace(begin_of(sites, number - 1, number), weights=weights)
@@ -93,7 +93,9 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
         await eventually(lambda: all(site.audits._attempts for site in sites[:-1]))
         for site in sites[:-1]:
             (attempt,) = site.audits._attempts.values()
-            await eventually(lambda a=attempt: len(a.auditor.machine.inbox.of(Phase.COMMIT)) == 2)
+            await eventually(
+                lambda a=attempt: len(a.auditor.machine.inbox.of(StatementPhase.COMMIT)) == 2
+            )
         assert all(site.runner.streams.moved_bytes == 0 for site in sites)
         sites[-1].runner.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
@@ -106,7 +108,7 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
         prepare(sites, ELEMENTS, audit=True)
         begin = begin_of(sites, 2)
         made_up = Finals(LINEAGE, begin.view, begin.round, 1, b"x" * 32)
-        past = (Origin(begin.participants, begin.weights),)
+        past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
         assert sites[0].runner.believed(made_up) == replace(made_up, digests=b"")
         sites[0].runner.carry_out(ev.Reduce(replace(begin, past=past, kept=kept)))
@@ -221,7 +223,9 @@ def test_what_is_said_of_a_shard_with_inner_products_fits(count: int) -> None:
     most = shard_chunks_max(get_rule("nnm+trimmed(f=1)"), count)
     gram = bytes(4 * count * (count + 1) * most)
     told = encode(Resultant(bytes(32 * most), gram, bytes(4 * count * count)))
-    word = Said(b"p" * 32, Statement(bytes(32), Phase.RESULT, bytes(32), told), bytes(64))
+    word = SignedStatement(
+        b"p" * 32, Statement(bytes(32), StatementPhase.RESULT, bytes(32), told), bytes(64)
+    )
     assert len(encode(word)) < CONTROL_FRAME_BYTES_MAX
     assert decode(encode(word)) == word
 
@@ -243,7 +247,7 @@ def test_eight_peers_of_ten_million_parameters_say_little() -> None:
             Verdict((), ()),
         )
         words = [Statement(bytes(32), 0, bytes(32), encode(body)) for body in bodies]
-        said = 7 * sum(len(encode(Said(b"p" * 32, word, bytes(64)))) for word in words)
+        said = 7 * sum(len(encode(SignedStatement(b"p" * 32, word, bytes(64)))) for word in words)
         sizes = [work.part_codec.encoded_bytes(grid.size(c)) for c in range(grid.count)]
         shares[rule] = said / (2 * 7 / 8 * sum(sizes))
     assert shares["mean"] < 0.0017
@@ -253,6 +257,8 @@ def test_eight_peers_of_ten_million_parameters_say_little() -> None:
 def test_what_is_said_of_so_many_chunks_fits() -> None:
     numbers = bytes(4 * SKETCH_WIDTH * AUDITED_CHUNKS_MAX)
     check = encode(Check(bytes(32), numbers, bytes(4 * AUDITED_CHUNKS_MAX)))
-    word = Said(b"p" * 32, Statement(bytes(32), Phase.CHECK, bytes(32), check), bytes(64))
+    word = SignedStatement(
+        b"p" * 32, Statement(bytes(32), StatementPhase.CHECK, bytes(32), check), bytes(64)
+    )
     assert len(encode(word)) < CONTROL_FRAME_BYTES_MAX
     assert decode(encode(word)) == word

@@ -17,11 +17,11 @@ from harness.runner_sites import (
 )
 
 from atoll.collectives.codecs import F32
-from atoll.optim.swarm_state import Submitted, SwarmState
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, pack_kept
-from atoll.peer.group.layouts import Layout
-from atoll.peer.group.messages import STEP, Begin, Origin
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32
@@ -39,7 +39,9 @@ class Truth:
 
     def commit(self, weights: dict[int, float], fragment: int = 0) -> None:
         """Of the sites that are named by their numbers."""
-        given = [Submitted(n, self.sites[n].inputs.copy(), w) for n, w in sorted(weights.items())]
+        given = [
+            SwarmSubmission(n, self.sites[n].inputs.copy(), w) for n, w in sorted(weights.items())
+        ]
         self.state.commit(given, fragment)
 
     def kept(self, number: int) -> F32:
@@ -234,7 +236,7 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
             STEP,
             (first.me, late.me),
             (1.0, 1.0),
-            past=(Origin(begin.participants, begin.weights),),
+            past=(EntryOrigin(begin.participants, begin.weights),),
             kept=pack_kept(kept),
         )
         await reduce([first, late], again)
@@ -333,7 +335,7 @@ def test_a_begin_that_cannot_be_of_such_a_round_is_refused(
         if what == "layout":
             begin = replace(begin, layout=RING)
         else:
-            past = (Origin(begin.participants, begin.weights),)
+            past = (EntryOrigin(begin.participants, begin.weights),)
             begin = replace(begin, past=past, kept=pack_kept([Kept(0, 1, b"d" * 32, (0,))]))
         for site in sites:
             site.runner.carry_out(ev.Reduce(begin))

@@ -15,14 +15,14 @@ from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, s
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.pacing import OPEN_EVERY, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
-from atoll.collectives.schedule import Kind
-from atoll.peer.group import events as ev
-from atoll.peer.measuring.frames import PROBE, probe_header
-from atoll.peer.net.streamkeys import CIPHER_AES
-from atoll.peer.rounds import streams as streams_module
-from atoll.peer.rounds.dataframes import DataHeader
-from atoll.peer.rounds.datastream import TELLS_DELIVERY, DataStream, unacknowledged_bytes
-from atoll.peer.rounds.streams import FrameOutlet, Lane
+from atoll.collectives.schedule import FrameKind
+from atoll.peer.links.probe_frames import PROBE, probe_header
+from atoll.peer.membership import events as ev
+from atoll.peer.streams import manager as streams_module
+from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.keys import CIPHER_AES
+from atoll.peer.streams.manager import FrameOutlet, StripeId
+from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream, unacknowledged_bytes
 
 LANES = 3
 
@@ -183,7 +183,7 @@ def test_a_stream_that_is_replaced_goes_on_until_nobody_uses_it(
         streams = a.runner.streams
         old = await streams.to(b.me)
         outlet = FrameOutlet(
-            old, DataHeader(Kind.RESULT, 0, 0, 0, b"L" * 8, 1, 99, 1, 0), aside=True
+            old, DataHeader(FrameKind.RESULT, 0, 0, 0, b"L" * 8, 1, 99, 1, 0), aside=True
         )
         with monkeypatch.context() as patch:
             patch.setattr(type(old), "worn", True)
@@ -191,7 +191,7 @@ def test_a_stream_that_is_replaced_goes_on_until_nobody_uses_it(
         assert new is not old
         for _ in range(4):
             await asyncio.sleep(0.1)
-            outlet.send(Kind.RESULT, 0, memoryview(bytes(1000)))  # a donor in the middle of it
+            outlet.send(FrameKind.RESULT, 0, memoryview(bytes(1000)))  # a donor in the middle of it
             assert not old.closed
         sent = streams.sent_bytes
         await eventually(lambda: old.closed)
@@ -209,7 +209,7 @@ def test_the_number_is_bounded_and_ends_with_the_peer(tmp_path: Path) -> None:
             streams.widen(other, wanted)
             assert streams.lanes(other) == count
         assert await streams.to(other, 3) is await streams.to(other, 3)
-        assert Lane(other, 3) in streams._outgoing
+        assert StripeId(other, 3) in streams._outgoing
         streams.forget(other)
         assert streams.lanes(other) == 1
         assert not streams._outgoing

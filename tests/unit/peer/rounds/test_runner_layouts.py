@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from harness.runner_sites import Site, begin_of, eventually, prepare, scenario
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, pack_kept
-from atoll.peer.group.layouts import Layout
-from atoll.peer.group.messages import Begin
-from atoll.peer.rounds.entries import Origin
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Begin
+from atoll.peer.rounds.entries import EntryOrigin
 
 ELEMENTS = 400_000
 LAYOUTS = [
@@ -103,7 +103,7 @@ def test_chunks_of_a_ring_are_kept_by_a_butterfly(tmp_path: Path) -> None:
         left = sites[:3]
         again = replace(
             begin_of(left, 2),
-            past=(Origin(ring.participants, ring.weights),),
+            past=(EntryOrigin(ring.participants, ring.weights),),
             kept=pack_kept(kept),
             layout=Layout("butterfly", (2, 0, 1)),
         )
@@ -163,7 +163,7 @@ def test_what_was_finished_pairwise_is_kept_when_the_other_is_gone(tmp_path: Pat
         kept = [Kept(chunk, 1, digests[32 * chunk :][:32], (0,)) for chunk in (0, 1)]
         begin = replace(
             begin_of([a], 2),
-            past=(Origin((a.me, b.me), (1.0, 1.0)),),
+            past=(EntryOrigin((a.me, b.me), (1.0, 1.0)),),
             kept=pack_kept(kept),
         )
         await reduce([a], begin)

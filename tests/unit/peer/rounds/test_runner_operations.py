@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.messages import REDUCE, Begin
-from atoll.peer.group.operations import Operation
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import REDUCE, Begin
+from atoll.peer.membership.operations import Operation
 
 ELEMENTS = 150_000  # another vector than the run's, of more chunks
 

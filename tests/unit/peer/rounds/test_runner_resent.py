@@ -13,13 +13,13 @@ import pytest
 from harness.plainstate import head_of
 from harness.runner_sites import PATIENCE_S, Site, begin_of, eventually, prepare, scenario
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, pack_kept
-from atoll.peer.group.messages import STEP, Begin, Origin
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
 from atoll.peer.rounds import reducer
-from atoll.peer.rounds.jobs import Job
+from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.replica import Replica
-from atoll.peer.rounds.resent import SentPayload
+from atoll.peer.rounds.resend_stats import SentPayload
 
 CHAIN = b"c" * 32
 NOT_FINAL = bytes(32)
@@ -58,7 +58,9 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
     left = victim.state.grid.count // 2
     contribution = reducer.contribution
 
-    def limited(replica: Replica, job: Job) -> tuple[None, Callable[[int, np.ndarray], None]]:
+    def limited(
+        replica: Replica, job: AttemptRun
+    ) -> tuple[None, Callable[[int, np.ndarray], None]]:
         own, source = contribution(replica, job)
         if replica is not victim.runner.replica:
             return own, source  # type: ignore[return-value]
@@ -137,7 +139,7 @@ def test_one_of_eight_dies_at_half_of_a_round(
             STEP,
             tuple(site.me for site in survivors),
             (1.0,) * len(survivors),
-            past=(Origin(broken.participants, broken.weights),),
+            past=(EntryOrigin(broken.participants, broken.weights),),
             kept=pack_kept(kept.values()),
         )
         for site in survivors:

@@ -19,9 +19,9 @@ from harness.runner_sites import (
     scenario,
 )
 
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, pack_kept
-from atoll.peer.group.messages import STEP, Begin, Origin
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
 from atoll.peer.rounds.entries import entry_chain, entry_root
 
 CHAIN = b"c" * 32
@@ -75,7 +75,7 @@ def retry_of(begin: Begin, sites: list[Site], keep: dict[int, bytes], holders: l
         STEP,
         tuple(site.me for site in sites),
         (1.0,) * len(sites),
-        past=(Origin(begin.participants, begin.weights),),
+        past=(EntryOrigin(begin.participants, begin.weights),),
         kept=pack_kept(kept),
     )
 
@@ -338,7 +338,7 @@ def test_an_undo_ends_the_catch_up_that_it_makes_needless(tmp_path: Path) -> Non
         site.runner.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.reduced(1))
         site.runner.carry_out(ev.Apply(begin, CHAIN))
-        site.runner.carry_out(ev.CatchUp(ev.Goal(5, b"5" * 32, b"", ())))
+        site.runner.carry_out(ev.StartSync(ev.Goal(5, b"5" * 32, b"", ())))
         await eventually(lambda: site.runner.catch_up.is_working)
         assert not site.runner.donor.is_open
         site.runner.carry_out(ev.Undo(1, CHAIN))
@@ -382,7 +382,7 @@ def test_an_opening_that_makes_no_sense_is_our_own_failure(tmp_path: Path, fault
             (site.me,),
             (1.0,),
             fragment=5 if fault == "fragment" else 0,
-            past=(Origin((site.me,), (1.0,)),),
+            past=(EntryOrigin((site.me,), (1.0,)),),
             kept={"fragment": b"", "kept chunk": beyond, "kept bytes": b"xyz"}[fault],
         )
         site.runner.carry_out(ev.Reduce(begin))

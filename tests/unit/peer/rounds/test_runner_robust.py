@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
 
-from atoll.optim.swarm_state import Submitted, SwarmState
-from atoll.peer.group import events as ev
-from atoll.peer.group.kept import Kept, pack_kept
-from atoll.peer.group.messages import Begin, Finals, Origin
+from atoll.optim.swarm_state import SwarmState, SwarmSubmission
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32
@@ -30,7 +30,7 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str) -> None:
         truth = SwarmState(state.spec, state.manifest, lambda flat: np.copyto(flat, state.theta))
         for number, weights in ((2, (1.0, 5.0, 1.0, 2.0)), (3, (1.0, 1.0, 0.0, 1.0))):
             given = [
-                Submitted(n, site.inputs.copy(), weight)
+                SwarmSubmission(n, site.inputs.copy(), weight)
                 for n, (site, weight) in enumerate(zip(sites, weights, strict=True))
             ]
             begin = replace(begin_of(sites, 1, number), weights=weights)
@@ -75,7 +75,7 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
             site.runner.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         assert all(job.finals == b"" for site in sites for job in site.runner.reducer.jobs.all)
-        past = (Origin(begin.participants, begin.weights),)
+        past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
         again: Begin = replace(begin, attempt=2, past=past, kept=kept)
         sites[0].runner.carry_out(ev.Reduce(again))

@@ -13,14 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.rounds import datastream, sealing
-from atoll.peer.rounds.sealedstream import AHEAD_BYTES, BUFFER_BYTES_MAX, SealedStream
-from atoll.peer.rounds.sealing import (
+from atoll.peer.streams import sealed as sealing
+from atoll.peer.streams import stream
+from atoll.peer.streams.sealed import (
     EPOCH_S_MAX,
     EPOCHS_WORN,
     RECORD_BYTES_MAX,
     RECORD_OVERHEAD_BYTES,
 )
+from atoll.peer.streams.sealed_stream import AHEAD_BYTES, BUFFER_BYTES_MAX, SealedStream
 
 PATTERN = bytes(range(251)) * 20_000  # 5 MB whose period shares no factor with a record
 
@@ -55,7 +56,7 @@ def test_close_does_not_wait_for_a_reader(sealed: tuple[SealedStream, SealedStre
 def test_a_stream_that_stops_within_a_record_is_an_error(
     wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datastream, "NO_PROGRESS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(stream, "NO_PROGRESS_TIMEOUT_S", 0.05)
     _, receiver = ends(wires)
     wires[0].sendall(b"\0")
     with pytest.raises(ConnectError, match=r"from b: no byte moved for"):
@@ -69,7 +70,7 @@ def test_an_end_without_a_goodbye_is_a_cut(
     """Between two records as well as within one."""
     sender, receiver = sealed
     sender.sendall(b"whole")
-    sender._seal(sealing.Kind.DATA, memoryview(bytes(100)))
+    sender._seal(sealing.RecordKind.DATA, memoryview(bytes(100)))
     sender._sock.sendall(sender._out[:cut_bytes])
     sender._sock.shutdown(socket.SHUT_WR)
     assert receive(receiver, 5) == b"whole"
@@ -219,7 +220,7 @@ def test_a_target_holds_nothing_that_is_not_authentic(
     sealed: tuple[SealedStream, SealedStream],
 ) -> None:
     sender, receiver = sealed
-    sender._seal(sealing.Kind.DATA, memoryview(b"\xff" * 100))
+    sender._seal(sealing.RecordKind.DATA, memoryview(b"\xff" * 100))
     sender._out[50] ^= 1
     sender._flush()
     target = bytearray(100)

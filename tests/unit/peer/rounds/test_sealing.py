@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.peer.rounds import sealing
-from atoll.peer.rounds.sealing import (
+from atoll.peer.streams import sealed as sealing
+from atoll.peer.streams.sealed import (
     EPOCH_S_MAX,
     RECORD_BYTES_MAX,
     RECORD_HEADER_BYTES,
     RECORD_OVERHEAD_BYTES,
-    Kind,
     Opener,
+    RecordKind,
     Sealer,
     direction_secrets,
 )
@@ -26,7 +26,7 @@ SECRET = bytes(range(32))
 NOTHING = memoryview(bytearray())
 
 
-def sealed(sealer: Sealer, plain: bytes, kind: Kind = Kind.DATA) -> memoryview:
+def sealed(sealer: Sealer, plain: bytes, kind: RecordKind = RecordKind.DATA) -> memoryview:
     out = memoryview(bytearray(len(plain) + RECORD_OVERHEAD_BYTES))
     assert sealer.seal(kind, memoryview(plain), out) == len(out)
     return out
@@ -85,11 +85,11 @@ def test_what_is_sealed_is_opened(payloads: list[bytes | None]) -> None:
     sealer, opener = pair()
     for payload in payloads:  # None: a new key
         if payload is None:
-            assert opener.open(rekeyed(sealer), NOTHING) is Kind.KEY
+            assert opener.open(rekeyed(sealer), NOTHING) is RecordKind.KEY
         else:
             assert opened(opener, sealed(sealer, payload)) == payload
     assert sealer.epoch == opener.epoch == payloads.count(None)
-    assert opener.open(sealed(sealer, b"", Kind.END), NOTHING) is Kind.END
+    assert opener.open(sealed(sealer, b"", RecordKind.END), NOTHING) is RecordKind.END
 
 
 def test_the_largest_record() -> None:
@@ -100,8 +100,10 @@ def test_the_largest_record() -> None:
         sealed(sealer, payload + b"x")
 
 
-@pytest.mark.parametrize(("kind", "plain"), [(Kind.DATA, b""), (Kind.KEY, b"x"), (Kind.END, b"x")])
-def test_records_that_no_opener_would_take_are_not_made(kind: Kind, plain: bytes) -> None:
+@pytest.mark.parametrize(
+    ("kind", "plain"), [(RecordKind.DATA, b""), (RecordKind.KEY, b"x"), (RecordKind.END, b"x")]
+)
+def test_records_that_no_opener_would_take_are_not_made(kind: RecordKind, plain: bytes) -> None:
     with pytest.raises(LocalProtocolError, match=kind.name):
         sealed(Sealer(SECRET, 0.0), plain, kind)
 
@@ -134,7 +136,7 @@ def test_no_nonce_comes_twice_under_a_key(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_counter_is_used_up_even_if_its_record_is_not_made() -> None:
     sealer, opener = pair()
     with pytest.raises(ValueError):  # the library: there is no room for the tag
-        sealer.seal(Kind.DATA, memoryview(b"abc"), memoryview(bytearray(20)))
+        sealer.seal(RecordKind.DATA, memoryview(b"abc"), memoryview(bytearray(20)))
     with pytest.raises(RemoteProtocolError, match="record 1 of epoch 0, where record 0"):
         opened(opener, sealed(sealer, b"abc"))
 
@@ -170,7 +172,7 @@ def test_every_flipped_bit_is_found_and_nothing_of_the_record_is_kept() -> None:
 def test_only_the_next_record_is_taken(order: list[int], text: str) -> None:
     sealer, opener = pair()
     records = [sealed(sealer, b"a"), sealed(sealer, b"b"), rekeyed(sealer), sealed(sealer, b"c")]
-    records.append(sealed(sealer, b"", Kind.END))
+    records.append(sealed(sealer, b"", RecordKind.END))
     for index in order[:-1]:
         opened(opener, records[index])
     with pytest.raises(RemoteProtocolError, match=text):
@@ -192,7 +194,7 @@ def test_nothing_is_taken_after_a_defect() -> None:
 
 def test_nothing_is_sealed_after_the_end() -> None:
     sealer, _ = pair()
-    sealed(sealer, b"", Kind.END)
+    sealed(sealer, b"", RecordKind.END)
     with pytest.raises(LocalProtocolError, match="after the end"):
         sealed(sealer, b"more")
 
@@ -204,7 +206,7 @@ def test_hostile_headers(header: bytes) -> None:
     except RemoteProtocolError:
         return
     assert length <= RECORD_BYTES_MAX
-    assert (length > 0) == (kind is Kind.DATA)
+    assert (length > 0) == (kind is RecordKind.DATA)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.rates import outer_rate
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.rounds.entries import INIT, STEP, EntryHead, Origin
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
 from atoll.peer.rounds.state import ReplicatedState, StateLoad
 
 ELEMENTS = 3 * 4096 + 300  # four chunks, so two in each of two fragments
 
 
-def origin(weights: tuple[float, ...]) -> Origin:
-    return Origin(tuple(bytes([n]) * 32 for n in range(len(weights))), weights)
+def origin(weights: tuple[float, ...]) -> EntryOrigin:
+    return EntryOrigin(tuple(bytes([n]) * 32 for n in range(len(weights))), weights)
 
 
 # Of each round: whose parts are in each of the fragment's two chunks. A part without weight does

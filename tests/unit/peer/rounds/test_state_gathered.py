@@ -12,7 +12,7 @@ from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import CodecError, StateError
-from atoll.peer.rounds.entries import STEP, EntryHead, Origin
+from atoll.peer.rounds.entries import STEP, EntryHead, EntryOrigin
 from atoll.peer.rounds.state import ReplicatedState, StateLoad
 
 MakeRun = Callable[..., TinyRun]
@@ -101,7 +101,7 @@ def test_a_load_replays_entries_of_any_participants(make_run: MakeRun) -> None:
 
 def head_of(number: int, weights: tuple[float, ...], origin_of: bytes = b"") -> EntryHead:
     origins = tuple(
-        Origin(tuple(bytes([n]) * 32 for n in range(count)), weights[:count])
+        EntryOrigin(tuple(bytes([n]) * 32 for n in range(count)), weights[:count])
         for count in ((len(weights), 1) if origin_of else (len(weights),))
     )
     return EntryHead(number, STEP, 0, origins, origin_of, b"r" * 32, b"c" * 32)

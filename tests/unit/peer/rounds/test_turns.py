@@ -8,7 +8,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.peer.rounds.turns import LAST, PASSED_MAX, Turns
+from atoll.peer.streams.fair_queue import LAST, PASSED_MAX, FairQueue
 
 WAIT_S = 30.0
 
@@ -17,7 +17,7 @@ class Queue:
     """Threads that wait for a turn while another one has it, and the order in which they get it."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = FairQueue()
         self.order: list[str] = []
         self.threads: list[threading.Thread] = []
 
@@ -43,7 +43,7 @@ class Queue:
 
 
 def test_a_free_one_is_had_at_once() -> None:
-    turns = Turns()
+    turns = FairQueue()
     for urgency in (5, 1, LAST):
         with turns.turn(urgency):
             assert turns._held
@@ -70,7 +70,7 @@ def test_whoever_is_last_is_passed_over_so_often_and_no_more() -> None:
 
 
 def test_an_error_gives_the_turn_back() -> None:
-    turns = Turns()
+    turns = FairQueue()
     try:
         with turns.turn(1):
             raise OSError
@@ -81,7 +81,7 @@ def test_an_error_gives_the_turn_back() -> None:
 
 
 def test_two_threads_never_have_it_at_once() -> None:
-    turns, inside, worst = Turns(), [], []
+    turns, inside, worst = FairQueue(), [], []
 
     def work(urgency: int) -> None:
         for _ in range(100):

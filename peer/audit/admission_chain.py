@@ -1,0 +1,62 @@
+"""Keep banned peers outside, whatever they can show: the door of a daemon that knows bans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from atoll.peer.audit.ban_list import BanList
+from atoll.peer.authority.guard import OpenAdmission
+from atoll.peer.net.hello import Hello
+
+__all__ = ["AdmissionChain", "describe_bans"]
+
+SHOWN_MAX = 20  # bans in `atoll status`; --json has more
+
+
+class AdmissionChain(OpenAdmission):
+    """Ask a guard and the bans beside it."""
+
+    def __init__(self, guard: OpenAdmission, bans: BanList) -> None:
+        self.guard, self.keeper = guard, bans
+        self.credential, self.role = guard.credential, guard.role
+
+    def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
+        self.keeper.check(peer)
+        self.guard.admit(peer, theirs, called=called)
+
+    def check_address(self, ip: str, others: Sequence[str]) -> None:
+        self.guard.check_address(ip, others)
+
+    def linked(self, peer: bytes) -> None:
+        self.guard.linked(peer)
+        self.keeper.linked(peer)
+
+    def unlinked(self, peer: bytes) -> None:
+        self.guard.unlinked(peer)
+        self.keeper.unlinked(peer)
+
+    def on_message(self, peer: bytes, message: object) -> bool:
+        return self.guard.on_message(peer, message) or self.keeper.on_message(peer, message)
+
+    def is_out(self, peer: bytes) -> bool:
+        return self.guard.is_out(peer) or self.keeper.is_out(peer)
+
+    def revoke(self, data: bytes) -> str:
+        return self.guard.revoke(data)
+
+    def status(self) -> dict[str, Any]:
+        return {**self.guard.status(), "banned": self.keeper.bans.rows()}
+
+
+def describe_bans(admission: dict[str, Any]) -> list[str]:
+    """Return the lines of `atoll status` about bans."""
+    rows = admission.get("banned", [])
+    lines = [
+        f"  banned {row['text']}; evidence {row['evidence'][:16]}"
+        + ("" if row["agreed"] else " (not in the view yet)")
+        for row in rows[:SHOWN_MAX]
+    ]
+    if len(rows) > SHOWN_MAX:
+        lines.append(f"  and {len(rows) - SHOWN_MAX} more are banned")
+    return lines

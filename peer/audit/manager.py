@@ -1,0 +1,354 @@
+"""Run the audited attempts of a daemon: carry out what their machines decide.
+
+Lives in the event loop; arithmetic runs in worker threads. A peer that has passed an attempt goes
+on answering for it, until the attempt is over for all: others may lack a statement or a part that
+it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from atoll.collectives.codecs import U8
+from atoll.collectives.robust.gram import InnerProducts
+from atoll.peer.audit.auditor import Auditor
+from atoll.peer.audit.effects import AuditFailed, Convicted, Effect, Passed, TellParticipants
+from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.statements import (
+    AUDIT_MESSAGES,
+    AskPart,
+    AskStatement,
+    DisclosedPiece,
+    SignedStatement,
+    StatementPhase,
+)
+from atoll.peer.audit.steps import AuditStep
+from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.audit.validating import Validating
+from atoll.peer.membership.signing import Signer
+
+__all__ = ["AuditManager", "AuditedAttempt"]
+
+T = TypeVar("T")
+TICK_S: Final = 0.25
+# Attempts of a view that are remembered, and of all views: what was promised there, and who was in.
+ATTEMPTS_MAX: Final = 4096
+# Statements of attempts that have not begun here: from all participants of a few of them.
+EARLY_MAX: Final = 1024
+EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class AuditedAttempt:
+    """Run one audited attempt.
+
+    ``gate`` is called when parts may be sent. Afterwards ``passed`` or ``failed`` is called, once;
+    ``failed`` with the participants that it failed because of, and why.
+    """
+
+    def __init__(
+        self,
+        host: AuditManager,
+        auditor: Auditor,
+        gate: Callable[[], None],
+        passed: Callable[[], None],
+        failed: Callable[[tuple[bytes, ...], str], None],
+    ) -> None:
+        self.auditor = auditor
+        self._host, self._gate, self._passed, self._failed = host, gate, passed, failed
+        self._wanted: tuple[tuple[int, int], ...] = ()
+        self._settling = False
+        self.ended = False
+
+    @property
+    def terms(self) -> AuditTerms:
+        return self.auditor.terms
+
+    def reduced(
+        self,
+        results: Sequence[U8],
+        digests: Sequence[bytes],
+        products: InnerProducts,
+    ) -> None:
+        """Take the whole result, which is here, with the inner products that it was made with."""
+        self.auditor.reduced(results)
+        self._spawn(self._compare(digests, products))
+
+    async def _compare(self, digests: Sequence[bytes], products: InnerProducts) -> None:
+        """Compare the parts that were sent with those that were promised."""
+        liars = await self._host.compute(self.auditor.unlike_promised)
+        if self.ended:
+            return
+        machine = self.auditor.machine
+        if liars:
+            peer = self.terms.participants[liars[0]]
+            machine.mismatch(peer, "its part is not what it has committed to", self._host.now_s)
+        else:
+            machine.reduced(digests, products, self._host.now_s)
+        self.pump()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._host.spawn(self._unless_ended(work))
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Carry out work; an error fails the attempt, or is ignored if it has ended.
+
+        The result's memory of an attempt that has ended may be another one's already. And what
+        others have told may break a rule's arithmetic: that must not end a daemon.
+        """
+        try:
+            await work
+        except Exception as error:
+            if not self.ended:
+                self._failed((), f"audit: {type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------ effects
+
+    def pump(self) -> None:
+        machine = self.auditor.machine
+        while not self.ended and (effects := machine.take()):
+            for effect in effects:
+                self._carry(effect)
+        if self.ended:
+            return
+        for peer, message in (*self.auditor.answers(), *self._asks()):
+            self._host.send(peer, message)
+
+    def _asks(self) -> list[tuple[bytes, AskPart]]:
+        is_open = self.auditor.machine.step is AuditStep.OPEN
+        return self.auditor.opening.asks(self._host.now_s) if is_open else []
+
+    def _carry(self, effect: Effect) -> None:
+        if isinstance(effect, TellParticipants):
+            self._tell(effect.message, effect.peers)
+        elif isinstance(effect, Convicted):
+            self._host.convict(effect.evidence)
+        elif isinstance(effect, Passed):
+            self._passed()
+        elif isinstance(effect, AuditFailed):
+            self._failed(effect.peers, effect.why)
+        elif effect.step is AuditStep.REDUCE:
+            self._gate()
+        elif effect.step is AuditStep.CHECK:
+            self._spawn(self._tell_numbers())
+        elif effect.step is AuditStep.VERDICT:
+            self._spawn(self._judge())
+        else:
+            self._wanted = effect.parts
+            self.auditor.opening.want(effect.parts)
+            self._settle_soon()
+
+    def _tell(self, message: object, peers: Collection[bytes]) -> None:
+        me = self.auditor.machine.me
+        for peer in peers or self.terms.participants:
+            if peer != me:
+                self._host.send(peer, message)
+
+    async def _tell_numbers(self) -> None:
+        check = await self._host.compute(self.auditor.numbers)
+        if not self.ended:
+            self.auditor.machine.told(check, self._host.now_s)
+            self.pump()
+        if not self.ended:
+            await self._host.compute(self.auditor.look)  # until others have told theirs
+
+    async def _judge(self) -> None:
+        accused, doubted = await self._host.compute(self.auditor.verdict)
+        if not self.ended:
+            self.auditor.machine.judged(accused, doubted, self._host.now_s)
+            self.pump()
+
+    def _settle_soon(self) -> None:
+        complete = set(self._wanted) <= self.auditor.opening.opened.keys()
+        if self.auditor.machine.step is AuditStep.OPEN and complete and not self._settling:
+            self._settling = True
+            self._spawn(self._settle())
+
+    async def _settle(self) -> None:
+        found = await self._host.compute(self.auditor.settlement)
+        if self.ended:
+            return
+        if not found:
+            self._host.log(
+                f"round {self.terms.round}: {len(self._wanted)} parts were opened, all was right"
+            )
+        self.auditor.machine.resolved(found, self._host.now_s)
+        self.pump()
+
+    # ------------------------------------------------------------ what others say
+
+    def hear(self, message: object, source: bytes) -> None:
+        machine, auditor = self.auditor.machine, self.auditor
+        if source not in self.terms.participants:
+            return
+        if isinstance(message, SignedStatement):
+            machine.hear(message, self._host.now_s)
+        elif isinstance(message, AskStatement):
+            machine.asked(message, source, self._host.now_s)
+        elif isinstance(message, AskPart):
+            auditor.opening.asked(message, source)
+        elif isinstance(message, DisclosedPiece) and auditor.opening.take(message, source):
+            self._settle_soon()
+        self.pump()
+
+    def end(self) -> None:
+        """End an attempt that is committed or given up: nobody needs anything of it any more."""
+        self.ended = True
+        self._host.forget(self)
+
+    def tick(self) -> None:
+        self.auditor.machine.tick(self._host.now_s, self.auditor.opening.opened)
+        self.pump()
+
+
+class AuditManager:
+    """Keep the audited attempts of a daemon, and pass on what others say of them.
+
+    ``convict`` takes evidence that was found here.
+    """
+
+    def __init__(
+        self,
+        me: bytes,
+        signer: Signer,
+        *,
+        send: Callable[[bytes, object], bool],
+        convict: Callable[[Evidence], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._me, self._signer = me, signer
+        self.send, self.convict, self.log = send, convict, log
+        self.validating = Validating(me, signer, send=send, convict=convict)
+        self._loop = asyncio.get_running_loop()
+        self._attempts: dict[bytes, AuditedAttempt] = {}  # by the digest of their terms
+        self._view: tuple[bytes, int] = (b"", 0)
+        self._numbers: set[int] = set()  # of the attempts in this view that we have promised for
+        self._took_part: dict[bytes, None] = {}  # digests of terms, the oldest first
+        self._early: list[tuple[bytes, SignedStatement]] = []
+        self._early_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.TimerHandle | None = None
+        self._computing = 0
+        self.progress = 0  # for stall detectors: grows while an audit has a reason to take time
+
+    @property
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    def may_promise(self, terms: AuditTerms) -> bool:
+        """Return whether this peer may commit in an attempt, and note that it does; once for each.
+
+        Who signs two commitments for the same terms is a liar, and a BEGIN that is repeated after
+        one has fallen behind, or by a lying coordinator, asks for just that. In a later life a peer
+        is in another view.
+        """
+        view = (terms.lineage, terms.view)
+        if view != self._view:
+            self._view, self._numbers = view, set()
+        full = len(self._numbers) >= ATTEMPTS_MAX and terms.attempt < min(self._numbers)
+        if full or terms.attempt in self._numbers:
+            return False
+        self._numbers.add(terms.attempt)
+        if len(self._numbers) > ATTEMPTS_MAX:
+            self._numbers.discard(min(self._numbers))
+        self._took_part[terms.digest] = None
+        if len(self._took_part) > ATTEMPTS_MAX:
+            del self._took_part[next(iter(self._took_part))]
+        return True
+
+    def took_part(self, terms: bytes) -> bool:
+        return terms in self._took_part
+
+    def auditor(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> Auditor:
+        """Return the auditor of an attempt; it hashes the encoded own parts. Safe in any thread."""
+        secret = secrets.token_bytes(32)
+        return Auditor(terms, self._me, self._signer, own, secret, self.now_s, steps)
+
+    def begin(
+        self,
+        auditor: Auditor,
+        *,
+        gate: Callable[[], None],
+        passed: Callable[[], None],
+        failed: Callable[[tuple[bytes, ...], str], None],
+    ) -> AuditedAttempt:
+        """Begin an attempt with what was said early; the caller pumps it, once it knows it."""
+        terms = auditor.terms
+        attempt = self._attempts[terms.digest] = AuditedAttempt(self, auditor, gate, passed, failed)
+        early, self._early, self._early_bytes = self._early, [], 0
+        for source, each in early:
+            if each.statement.terms == terms.digest:
+                attempt.hear(each, source)
+            else:
+                self._keep(source, each)
+        self._tick_soon()
+        return attempt
+
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run ``work`` in a worker thread; it may take longer than the round may stand still."""
+        self._computing += 1
+        self._tick_soon()
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        finally:
+            self._computing -= 1
+
+    def forget(self, attempt: AuditedAttempt) -> None:
+        self._attempts.pop(attempt.terms.digest, None)
+
+    def banned(self, peers: Collection[bytes]) -> None:
+        self.validating.banned(peers)
+        for attempt in list(self._attempts.values()):
+            attempt.auditor.machine.banned(peers, self.now_s)
+            attempt.pump()
+
+    def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for attempt in list(self._attempts.values()):
+            attempt.end()
+        for task in self._tasks:
+            task.cancel()
+
+    def on_message(self, source: bytes, message: object) -> bool:
+        """Take a message about audits; return False if it is about something else."""
+        if not isinstance(message, AUDIT_MESSAGES):
+            return False
+        if isinstance(message, SignedStatement) and message.phase is StatementPhase.REPLAYED:
+            self.validating.hear(message, source)
+            return True
+        digest = message.statement.terms if isinstance(message, SignedStatement) else message.terms
+        attempt = self._attempts.get(digest)
+        if attempt is not None:
+            attempt.hear(message, source)
+        elif isinstance(message, SignedStatement):
+            self._keep(source, message)
+        return True
+
+    def _keep(self, source: bytes, each: SignedStatement) -> None:
+        """Keep a statement that may be early, or late; what is lost can be asked for again."""
+        self._early.append((source, each))
+        self._early_bytes += len(each.statement.body)
+        while len(self._early) > EARLY_MAX or self._early_bytes > EARLY_BYTES_MAX:
+            self._early_bytes -= len(self._early.pop(0)[1].statement.body)
+
+    def _tick_soon(self) -> None:
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.tick()
+        if self._computing or any(each.auditor.machine.is_patient for each in attempts):
+            self.progress += 1
+        if self._computing or self._attempts:
+            self._tick_soon()
+
+    def spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

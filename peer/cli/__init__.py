@@ -1,0 +1,1 @@
+"""Hold the command line: ``atoll`` and its commands."""

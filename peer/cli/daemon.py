@@ -1,0 +1,481 @@
+"""Carry out the commands that start a daemon: ``atoll up``, ``join`` and ``follow``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
+from atoll.peer.cli.admission import (
+    Entry,
+    add_address_option,
+    add_admission_options,
+    entry_of_join,
+    entry_of_up,
+    given_invite,
+)
+from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
+from atoll.peer.cli.streams import add_stream_options, stream_options
+from atoll.peer.membership.view import (
+    ARCHIVE,
+    DEFAULT_RULES,
+    MEMBERS_MAX,
+    ON_FORK,
+    ON_LOST,
+    POLICIES,
+    REPLICA,
+    WITNESS,
+    Rules,
+    View,
+    short,
+)
+from atoll.peer.net.identity import Home, default_home
+from atoll.peer.net.invite import (
+    check_run_name,
+    format_address,
+    parse_address,
+)
+
+if TYPE_CHECKING:
+    from atoll.peer.checkpoint.reader import LoadedCheckpoint
+    from atoll.peer.daemon.daemon import Daemon
+    from atoll.peer.daemon.options import DaemonOptions
+
+__all__ = ["DEFAULT_PORT", "INTERRUPTED", "add_daemon_verbs", "trainer_count"]
+
+DEFAULT_PORT = 29600
+INTERRUPTED = 130
+
+
+def trainer_count(text: str) -> int:
+    """Parse a number of trainers, from 1 to as many as a run can have.
+
+    Raises ValueError, of which argparse makes a usage error, for anything else.
+    """
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:8]) <= MEMBERS_MAX:
+        raise ValueError(text)
+    return int(text)
+
+
+def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
+    up = verbs.add_parser(
+        "up",
+        help="start this machine's peer; the first one founds the run",
+        epilog="The same line starts the peer again later: it finds its way back into the run.",
+    )
+    up.add_argument("--run", required=True, metavar="NAME", help="name of the run")
+    up.set_defaults(command=_up)
+    join = verbs.add_parser("join", help="start this machine's peer and join a run by address")
+    join.set_defaults(command=_join)
+    follow = verbs.add_parser("follow", help="follow a run as an archive: the state, and no vote")
+    follow.set_defaults(command=_join, witness=False, role=ARCHIVE)
+
+    for verb in (join, follow):
+        verb.add_argument(
+            "address",
+            nargs="?",
+            metavar="INVITE",
+            help="what `atoll invite` prints on a member; - reads it from standard input",
+        )
+        verb.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
+    for verb in (up, join, follow):
+        verb.add_argument("--verbose", action="store_true", help="print limits of the process too")
+        verb.add_argument(
+            "--listen",
+            metavar="HOST:PORT",
+            help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
+        )
+        verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
+        add_stream_options(verb)
+        add_address_option(verb)
+        add_checkpoint_options(verb)
+    for verb in (up, join):
+        verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
+    _add_founding_options(up)
+    add_admission_options(up)
+    return up, join, follow
+
+
+def _add_founding_options(up: argparse.ArgumentParser) -> None:
+    rules = up.add_argument_group("rules of the run, chosen when it is founded")
+    rules.add_argument(
+        "--policy",
+        choices=POLICIES,
+        help="who goes on when others are silent: a majority, any who are left, or (auto, the"
+        " default) any of two and a majority of more",
+    )
+    rules.add_argument(
+        "--on-lost",
+        choices=ON_LOST,
+        help="if nobody alive has the last round: halt (default), or roll back to the one before",
+    )
+    rules.add_argument(
+        "--on-fork",
+        choices=ON_FORK,
+        help="if two histories meet: the longer one wins (auto, the default), or both halt",
+    )
+    rules.add_argument(
+        "--min-trainers",
+        type=trainer_count,
+        metavar="N",
+        help="no round begins with fewer trainers; default: what the training script says, else 1",
+    )
+    together = up.add_argument_group("founding together, in any order")
+    together.add_argument("--expect", type=int, metavar="N", help="founders, this one included")
+    together.add_argument("--peers", metavar="A,B,...", help="their addresses, HOST:PORT each")
+    together.add_argument("--secret-file", metavar="FILE", help="what `atoll secret` has printed")
+    loss = up.add_argument_group("when nobody of the run is left")
+    loss.add_argument("--resume", metavar="PATH", help="go on from this checkpoint or folder")
+    loss.add_argument("--force-new-lineage", action="store_true", help="begin anew, without state")
+
+
+# ---------------------------------------------------------------- up
+
+
+def _up(parsed: argparse.Namespace) -> int:
+    run, log = check_run_name(parsed.run), _Log()
+    listed = _founders(parsed)
+    with Home.open(default_home(parsed.home)) as home:
+        record = home.load_run()
+        if record is not None and record.run != run:
+            raise ConfigError(
+                f"this home belongs to run {record.run}, not {run}",
+                fix=f"use `atoll up --run {record.run}`, or another --home",
+            )
+        entry = entry_of_up(parsed, run, home, record)
+        secret = entry.secret
+        # The last known address is our own former one, by which a record says "this run exists".
+        known = record.known if record is not None else ()
+        others = known[:-1]
+        if parsed.resume:
+            given = record or parsed.secret_file or parsed.invite
+            loaded = _load(parsed.resume, run, secret if given else None, log)
+            return _start(home, parsed, run, entry, others, log, resume=loaded, found=True)
+        if parsed.force_new_lineage or not known:
+            _refuse_to_overlook(parsed, run)
+            how: dict[str, Any] = {"found": not listed, "founders": listed}
+            return _start(home, parsed, run, entry, listed, log, **how)
+        last = _last_checkpoint(parsed.checkpoint, run, secret, log)
+        if last is not None:
+            # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
+            return _start(home, parsed, run, entry, others, log, resume=last, regenesis=True)
+        return _start(home, parsed, run, entry, others, log, rejoins=True)
+
+
+def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
+    """Return the addresses of all founders, or none where nobody founds together.
+
+    Raises ConfigError for options that contradict each other.
+    """
+    if parsed.resume and (parsed.expect is not None or parsed.peers):
+        fix = "resume on one machine, and let the others `atoll join` it"
+        raise ConfigError("--resume goes on from a checkpoint, --expect begins anew", fix=fix)
+    if parsed.resume and parsed.force_new_lineage:
+        fix = "give --resume alone"
+        raise ConfigError("--force-new-lineage begins without state, --resume with it", fix=fix)
+    if parsed.resume and parsed.witness:
+        raise ConfigError("a witness holds no state to go on from", fix="leave --witness out")
+    if (parsed.expect is None) != (not parsed.peers):
+        fix = "say how many and where: --expect 3 --peers A:29600,B:29600,C:29600"
+        raise ConfigError("--expect and --peers need each other", fix=fix)
+    if parsed.expect is None:
+        return ()
+    listed = tuple(dict.fromkeys(filter(None, parsed.peers.split(","))))
+    for address in listed:
+        parse_address(address)
+    if parsed.expect != len(listed):  # or not all would be of one mind about who they are
+        fix = "name all founders, this one too; others join later"
+        raise ConfigError(f"--expect {parsed.expect}, but --peers has {len(listed)}", fix=fix)
+    if parsed.expect < 2:
+        raise ConfigError("founding together takes two", fix="leave --expect and --peers out")
+    if not (parsed.secret_file or parsed.invite):
+        fix = "make one with `atoll secret > FILE`, copy it to all, and give --secret-file FILE"
+        raise ConfigError("the founders need one secret in common", fix=fix)
+    return listed
+
+
+def _refuse_to_overlook(parsed: argparse.Namespace, run: str) -> None:
+    """Raise ConfigError where a run would begin anew of which there are checkpoints.
+
+    That is hardly ever meant; ``--force-new-lineage`` says that it is.
+    """
+    from atoll.peer.checkpoint.reader import candidates
+
+    folder = parsed.checkpoint
+    if parsed.force_new_lineage or folder is None or not Path(folder).is_dir():
+        return
+    found = candidates(Path(folder), run)
+    if found:
+        raise ConfigError(
+            f"run {run} would begin anew, but {folder} has checkpoints of it: {found[0].name}",
+            fix=f"go on from there: --resume {folder}; or begin anew: --force-new-lineage",
+        )
+
+
+def _load(path: str, run: str, secret: bytes | None, log: _Log) -> LoadedCheckpoint:
+    from atoll.peer.checkpoint.reader import load_checkpoint
+
+    loaded = load_checkpoint(path, run=run, secret=secret)
+    for passed_over in loaded.passed_over:
+        log.say(f"passed over: {passed_over}")
+    return loaded
+
+
+def _last_checkpoint(
+    folder: str | None, run: str, secret: bytes, log: _Log
+) -> LoadedCheckpoint | None:
+    """Load the last checkpoint of this run, or return None if ``folder`` has none to go on from."""
+    if folder is None or not Path(folder).is_dir():
+        return None
+    try:
+        return _load(folder, run, secret, log)
+    except CheckpointError as error:
+        log.say(f"no checkpoint to go on from: {error.what}")
+        return None
+
+
+# ---------------------------------------------------------------- join, follow
+
+
+def _join(parsed: argparse.Namespace) -> int:
+    invite, log = given_invite(parsed), _Log()
+    with Home.open(default_home(parsed.home)) as home:
+        record = home.load_run()
+        entry = entry_of_join(invite, home, record)
+        contacts = (invite.address, *(record.known if record else ()))
+        pinned = invite.fingerprint or None
+        return _start(home, parsed, invite.run, entry, contacts, log, fingerprint=pinned)
+
+
+# ---------------------------------------------------------------- the daemon
+
+
+def _start(
+    home: Home,
+    parsed: argparse.Namespace,
+    run: str,
+    entry: Entry,
+    contacts: tuple[str, ...],
+    log: _Log,
+    *,
+    rejoins: bool = False,
+    **how: Any,
+) -> int:
+    """Run a daemon until it has left, and return the exit code.
+
+    ``how``: the fields of DaemonOptions that say how it comes into the run. The home remembers the
+    run as soon as there is a view of it, and nothing of a start that failed before. Raises
+    ConfigError for options that contradict each other.
+    """
+    from atoll.peer.daemon.options import DaemonOptions  # here, so that `atoll status` starts fast
+
+    if rejoins and not contacts:
+        raise _lost_run(run)
+    role = getattr(parsed, "role", WITNESS if parsed.witness else REPLICA)
+    if parsed.checkpoint is None and parsed.every is not None:
+        raise ConfigError("--every without --checkpoint", fix="add --checkpoint DIR")
+    if parsed.checkpoint is not None and role == WITNESS:
+        raise ConfigError(
+            "a witness holds no state, so it writes no checkpoints",
+            fix="leave --checkpoint out here, and give it to the others",
+        )
+    listen_host, listen_port = _listen_address(parsed.listen)
+    options = DaemonOptions(
+        run=run,
+        **entry._asdict(),
+        listen_host=listen_host,
+        listen_port=listen_port,
+        advertise=parsed.advertise or _advertised_host(listen_host, contacts, log),
+        contacts=contacts,
+        role=role,
+        rules=_rules(parsed, how.get("resume")),
+        checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
+        every=parsed.every or EVERY_DEFAULT,
+        per_address=parsed.per_address,
+        verbose=parsed.verbose,
+        **stream_options(parsed),
+        **how,
+    )
+    try:
+        with asyncio.Runner() as runner:
+            runner.get_loop()  # may fail for want of descriptors: then nothing is to be awaited
+            return runner.run(_serve(home, options, parsed.home, rejoins, log))
+    finally:
+        log.begin()
+
+
+def _rules(parsed: argparse.Namespace, resume: LoadedCheckpoint | None) -> Rules:
+    """Return the run's rules: what is asked for, else the resumed run's or the default."""
+    rules = resume.rules if resume is not None else DEFAULT_RULES
+    names = ("policy", "on_lost", "on_fork", "min_trainers")
+    asked = {name: getattr(parsed, name, None) for name in names}
+    return replace(rules, **{name: value for name, value in asked.items() if value is not None})
+
+
+FIRST_LINE_S = 2.0  # to find out how this peer comes into its run; then it says what it tries
+PRIVATE_UMASK = 0o077  # everything that a daemon makes is for its user alone
+END_TIMEOUT_S = 30.0  # from the daemon's end to that of its process, whatever its threads do
+
+
+async def _serve(
+    home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool, log: _Log
+) -> int:
+    from atoll.peer.daemon.daemon import Daemon
+    from atoll.peer.daemon.status import missing_founders
+
+    os.umask(PRIVATE_UMASK)
+    daemon = Daemon(home, options, log.say)
+    interrupts = 0
+
+    def interrupt() -> None:
+        nonlocal interrupts
+        interrupts += 1
+        if interrupts > 1:
+            os._exit(INTERRUPTED)  # asked twice: at once
+        daemon.leave()
+
+    faulthandler.register(signal.SIGUSR1)  # where do its threads stand? `kill -USR1 PID` shows it
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+
+    where = f" --home {home_argument}" if home_argument else ""
+    here = f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave"
+
+    def joined(view: View) -> None:
+        own = f"peer {short(home.peer_id)} at {daemon.address}"
+        log.begin(_whom_it_joined(daemon, view), f"  this is {own}, home {home.path}", here)
+
+    def ready() -> None:
+        if daemon.node.genesis.waiting and not options.founders:  # for others who resume
+            log.begin(f"resuming run {options.run}: {missing_founders(daemon)}")
+        if options.founders or (options.found and daemon.node.view is not None):
+            log.begin(*_how_to_join(daemon), f"  home {home.path}", here)
+        else:
+            daemon.tell_view(joined)
+
+    if options.contacts and not options.founders:
+        loop.call_later(FIRST_LINE_S, log.begin_if_silent, _what_it_tries(options))
+    try:
+        await daemon.run(ready)
+    except ConnectError as error:
+        if rejoins and not isinstance(error, AdmissionError):
+            raise _lost_run(options.run, error.what) from error
+        raise
+    finally:
+        # Threads that a disk or a driver holds are waited for without a limit otherwise.
+        faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
+    log.say("left the run")
+    return 0
+
+
+def _how_to_join(daemon: Daemon) -> tuple[str, str]:
+    """Return the first lines of a daemon that founds a run: what to type elsewhere, who it is."""
+    from atoll.peer.daemon.startup import invite_of
+
+    run, address = daemon.options.run, daemon.address
+    me = f"peer {short(daemon.home.peer_id)} of run {run} at {address}"
+    if daemon.options.authority:
+        at = f"--run {run} --at {address}"
+        return f"run {run} takes invites of its authority: atoll authority invite DIR {at}", me
+    return f"atoll join {invite_of(daemon)}", f"{me}; the line above is for other machines"
+
+
+def _whom_it_joined(daemon: Daemon, view: View) -> str:
+    node = daemon.node
+    lead = view.member(view.coordinator)
+    number = max(node.follower.round + node.syncing.rounds_behind, view.base_round)
+    count = sum(peer != node.me.peer for peer in view.peers)
+    follows = "following" if daemon.options.role == ARCHIVE else "joined"
+    return (
+        f"{follows} run {daemon.options.run}: {count} peer{'s' if count > 1 else ''}, coordinator"
+        f" {short(view.coordinator)} at {lead.address if lead else 'an unknown address'},"
+        f" round {number}"
+    )
+
+
+def _what_it_tries(options: DaemonOptions) -> str:
+    """Return the first line where it takes a while until there is more to say."""
+    first, *others = options.contacts
+    more = f" and {len(others)} more" if others else ""
+    return f"entering run {options.run}, asking {first}{more}"
+
+
+def _lost_run(run: str, why: str = "it had no other member") -> ConfigError:
+    again = f"atoll up --run {run}"
+    return ConfigError(
+        f"this home was in run {run} and nobody of it answers: {why}",
+        fix=f"start a member first; or go on from a checkpoint: {again} --resume PATH;"
+        f" or begin anew, without its state: {again} --force-new-lineage",
+    )
+
+
+def _listen_address(text: str | None) -> tuple[str, int]:
+    if text is not None:
+        return parse_address(text, port_min=0)
+    return "0.0.0.0", DEFAULT_PORT
+
+
+def _advertised_host(listen_host: str, contacts: tuple[str, ...], log: _Log) -> str:
+    """Return the host part of our address, for others to reach.
+
+    It is where we listen, or the interface that leads to the run; 127.0.0.1 without a route.
+    """
+    if listen_host not in ("0.0.0.0", "::", ""):
+        return format_address(listen_host, 0).removesuffix(":0")
+    target = parse_address(contacts[0])[0] if contacts else "192.0.2.1"  # RFC 5737: nowhere
+    try:
+        family = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
+            probe.connect(family[4])  # a datagram socket only looks up the route
+            host = str(probe.getsockname()[0])
+    except OSError:
+        host = "127.0.0.1"
+        log.say("no route to other machines was found: advertising 127.0.0.1 (--advertise sets it)")
+    return f"[{host}]" if ":" in host else host
+
+
+class _Log:
+    """Print a daemon's lines, first of all how it came into its run.
+
+    What there is to say before that line waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[str] | None = []
+
+    def say(self, line: str) -> None:
+        if self._held is not None:
+            self._held.append(line)
+        else:
+            _print(line)
+
+    def begin(self, *first: str) -> None:
+        """Print ``first``, then what has waited, and from now on each line at once."""
+        held, self._held = self._held or [], None
+        for line in (*first, *held):
+            _print(line)
+
+    def begin_if_silent(self, first: str) -> None:
+        if self._held is not None:
+            self.begin(first)
+
+
+def _print(line: str) -> None:
+    """Print a line, if there is anybody to read it.
+
+    If the reader is gone, or the disk is full, training goes on, and `atoll status` still has the
+    last events.
+    """
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the rest of the process

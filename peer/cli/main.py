@@ -1,0 +1,263 @@
+"""Run the command line: ``atoll up``, ``join``, ``status``, ``checkpoint``, ``demo`` and more.
+
+Exit codes: 0 done; 1 the demo's checks failed, or a defect; 2 usage, file or folder; 10 to 16
+connection, admission, daemon; 20 to 26 protocol, specification, round, state; 130 second Ctrl+C.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before numpy is loaded. The small matrices of robust rules take it a hundred times as long with
+# many threads on a busy machine, and cores are for trainers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import ast
+import json
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from atoll.collectives.errors import AtollError, ConfigError, NoQuorumError
+from atoll.collectives.version import VERSION
+from atoll.peer.cli.admission import hide_invites
+from atoll.peer.cli.authority import add_authority_verbs
+from atoll.peer.cli.checkpoint import add_checkpoint_verbs
+from atoll.peer.cli.daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs, trainer_count
+from atoll.peer.cli.lab import add_lab_verb
+from atoll.peer.cli.verify import add_verify_verb
+from atoll.peer.net.hello import PROTOCOL_MAX
+from atoll.peer.net.identity import Home, default_home
+from atoll.peer.net.invite import SECRET_BYTES
+
+__all__ = ["DEFAULT_PORT", "main"]
+
+WATCH_S = 1.0
+AGREED_S = 30.0  # as long as the daemon asks for a change of the rules (Timing.ask_s)
+CLEAR = "\x1b[H\x1b[2J"  # a terminal's page, for what is shown again every second
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run the command and return its exit code."""
+    if arguments is None:
+        hide_invites()
+    parsed = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = parsed.command
+    try:
+        return command(parsed)
+    except AtollError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and command in (_status, _example):  # ... | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        broken = ConfigError(f"{error.strerror or error} ({error.filename or 'no file named'})")
+        print(broken, file=sys.stderr)
+        return broken.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="atoll", description="Train one PyTorch model on machines joined by the internet."
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="of atoll and its protocol")
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    daemons = add_daemon_verbs(verbs)
+
+    status = verbs.add_parser("status", help="show peers, state, round, bytes, last error")
+    status.add_argument("--json", action="store_true", help="for scripts")
+    status.add_argument("--watch", action="store_true", help="again every second")
+    status.set_defaults(command=_status)
+
+    leave = verbs.add_parser("leave", help="leave the run; the others go on")
+    leave.set_defaults(command=_leave)
+
+    invite = verbs.add_parser("invite", help="print the join line for another machine")
+    invite.set_defaults(command=_invite)
+
+    handover = verbs.add_parser("handover", help="let another member coordinate the run")
+    handover.add_argument("peer", nargs="?", default="", metavar="PEER", help="its short id")
+    handover.set_defaults(command=_hand_over)
+
+    trainers = verbs.add_parser("min-trainers", help="let rounds need so many trainers from now on")
+    trainers.add_argument("count", type=trainer_count, metavar="N", help="1 or more")
+    trainers.set_defaults(command=_min_trainers)
+
+    told = add_authority_verbs(verbs)
+    for verb in (*daemons, status, leave, invite, handover, trainers, *told):
+        verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
+
+    secret = verbs.add_parser("secret", help="make a run secret for `atoll up --secret-file`")
+    secret.set_defaults(command=_secret)
+
+    example = verbs.add_parser("example", help="print a training script to begin with")
+    example.add_argument("name", nargs="?", default="", metavar="NAME", help="none: list them")
+    example.set_defaults(command=_example)
+
+    add_checkpoint_verbs(verbs)
+    add_verify_verb(verbs)
+    add_lab_verb(verbs)
+
+    demo = verbs.add_parser("demo", help="three peers on this machine train, one is killed")
+    demo.add_argument("--peers", type=int, default=3, metavar="N", help="at first (default 3)")
+    demo.add_argument("--rounds", type=int, default=24, metavar="N", help="default 24")
+    demo.add_argument("--data", metavar="DIR", help="folder of UTF-8 text to train on")
+    demo.add_argument("--no-chaos", action="store_true", help="kill nobody")
+    demo.add_argument("--plain", action="store_true", help="lines instead of the live view")
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Print the versions of atoll and its protocol, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"atoll {VERSION}, protocol {PROTOCOL_MAX}")
+        parser.exit()
+
+
+# ---------------------------------------------------------------- clients
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    from atoll.peer.client.session import ask
+    from atoll.peer.daemon.status import render
+
+    while True:
+        status = ask(parsed.home, "status")
+        text = json.dumps(status) if parsed.json else render(status)
+        clear = CLEAR if parsed.watch and not parsed.json and sys.stdout.isatty() else ""
+        print(f"{clear}{text}", flush=True)
+        if not parsed.watch:
+            return 0
+        time.sleep(WATCH_S)
+        if not clear:
+            print()
+
+
+def _leave(parsed: argparse.Namespace) -> int:
+    from atoll.peer.client.session import ask
+
+    ask(parsed.home, "leave")
+    _wait_until_gone(default_home(parsed.home))
+    return 0
+
+
+def _wait_until_gone(home: Path) -> None:
+    """Wait until the daemon of ``home`` has ended. Raise ConfigError if it has not after 10 s.
+
+    It goes when the others have agreed, after four seconds at the latest.
+    """
+    from atoll.collectives.errors import HomeInUseError
+
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        try:
+            Home.open(home).close()
+        except HomeInUseError:
+            time.sleep(0.05)
+        else:
+            _say("left the run")
+            return
+    what = f"the daemon at {home} was told to leave and still runs after 10 s"
+    raise ConfigError(what, fix="look at its terminal; a second Ctrl+C there ends it at once")
+
+
+def _invite(parsed: argparse.Namespace) -> int:
+    from atoll.peer.client.session import ask
+
+    print(f"atoll join {ask(parsed.home, 'invite')}")
+    return 0
+
+
+def _hand_over(parsed: argparse.Namespace) -> int:
+    from atoll.peer.client.session import ask
+
+    _say(f"handing over to {ask(parsed.home, 'handover', peer=parsed.peer)} at the next boundary")
+    return 0
+
+
+def _min_trainers(parsed: argparse.Namespace) -> int:
+    """Ask for a new ``min_trainers``, and wait until a view of the run has it.
+
+    Raises NoQuorumError if the members have not agreed within AGREED_S.
+    """
+    from atoll.peer.client.session import ask
+
+    ask(parsed.home, "min_trainers", count=parsed.count)
+    deadline_s = time.monotonic() + AGREED_S
+    while time.monotonic() < deadline_s:
+        status = ask(parsed.home, "status")
+        if status["rules"].get("min_trainers") == parsed.count:
+            trainers = "1 trainer" if parsed.count == 1 else f"{parsed.count} trainers"
+            _say(
+                f"min_trainers is {parsed.count} from view {status['view']} on: a round needs"
+                f" {trainers}"
+            )
+            return 0
+        time.sleep(0.05)
+    raise NoQuorumError(
+        f"the members have not agreed on min_trainers {parsed.count} in {AGREED_S:.0f} s:"
+        f" {status['waiting']}",
+        fix="ask again when `atoll status` shows a coordinator and a majority of the members",
+    )
+
+
+def _secret(parsed: argparse.Namespace) -> int:
+    print(secrets.token_bytes(SECRET_BYTES).hex())
+    return 0
+
+
+def _example(parsed: argparse.Namespace) -> int:
+    """Print the bytes of an example, so that `atoll example lm > train.py` is a copy of it.
+
+    Without a name, lists the examples. Raises ConfigError for an unknown name.
+    """
+    folder = resources.files("atoll.examples")
+    files = {
+        file.name.removeprefix("train_").removesuffix(".py").replace("_", "-"): file.read_bytes()
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.name.startswith("train_")
+    }
+    if not parsed.name:
+        for name, source in files.items():
+            purpose = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+            print(f"{name:<10} {purpose}")
+        print("To get one: atoll example lm > train.py")
+        return 0
+    if parsed.name not in files:
+        fix = f"there are these: {', '.join(files)}"
+        raise ConfigError(f"there is no example {parsed.name}", fix=fix)
+    sys.stdout.buffer.write(files[parsed.name])
+    sys.stdout.flush()
+    return 0
+
+
+def _demo(parsed: argparse.Namespace) -> int:
+    from atoll.peer.demo.demo import DemoOptions, run_demo
+
+    options = DemoOptions(
+        peers=parsed.peers,
+        rounds=parsed.rounds,
+        data=parsed.data,
+        chaos=not parsed.no_chaos,
+        plain=parsed.plain or not sys.stdout.isatty(),
+    )
+    return run_demo(options)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Send commands to a daemon and take its answers, for the command line and for sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import zmq
+
+from atoll.collectives.errors import (
+    ERRORS_BY_CODE,
+    AtollError,
+    DaemonLostError,
+    NoDaemonError,
+)
+from atoll.collectives.units import duration
+from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
+from atoll.peer.net.identity import socket_path
+
+__all__ = ["COMMAND_TIMEOUT_S", "PROGRESS_S", "IpcClient", "has_ended", "lost", "say"]
+
+COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
+PROGRESS_S = 10.0  # a wait longer than this says who is missing
+
+
+class IpcClient:
+    """Send numbered commands and take their answers; keep what was not asked for as events."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Path) -> None:
+        self.home = home
+        path = socket_path(home, COMMANDS)
+        if not answers(socket_path(home, LIFELINE)):
+            raise NoDaemonError(
+                f"no daemon runs at {home}",
+                fix="start one with `atoll up` or `atoll join`, or give its folder with --home",
+            )
+        # zmq reserves ids that begin with zero.
+        self.identity = b"\1" + secrets.token_bytes(CLIENT_ID_BYTES - 1)
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IDENTITY, self.identity)
+        self.socket.connect(f"ipc://{path}")
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self._number = 0
+
+    def ask(
+        self,
+        command: str,
+        arguments: dict[str, Any],
+        lifeline: socket.socket | None = None,
+        patience_s: float = COMMAND_TIMEOUT_S,
+    ) -> Any:
+        """Return the daemon's answer to a command. Raise NoDaemonError after ``patience_s``.
+
+        Who has a lifeline to it can be patient: a daemon that was stopped (a suspended laptop, a
+        debugger) goes on where it was, and one that has ended is noticed at once.
+        """
+        self._number += 1
+        self.socket.send(msgpack.packb([self._number, command, arguments]))
+        asked_s = said_s = time.monotonic()
+        while (waited_s := time.monotonic() - asked_s) < patience_s:
+            self.receive(min(patience_s - waited_s, 1.0), lifeline)
+            for position, (kind, value) in enumerate(self.events):
+                if kind == f"#{self._number}":
+                    del self.events[position]
+                    return _unwrap(value)
+            if time.monotonic() - said_s > PROGRESS_S:
+                said_s = time.monotonic()
+                so_far = duration(said_s - asked_s)
+                say(f"no answer from the daemon at {self.home} for {so_far}: is it stopped?")
+        raise NoDaemonError(
+            f"the daemon at {self.home} has not answered `{command}` for {duration(patience_s)}",
+            fix="look at its terminal; end it and start it again if it hangs",
+        )
+
+    def receive(self, timeout_s: float, lifeline: socket.socket | None = None) -> None:
+        """Take what arrives within the time. Raise DaemonLostError when the lifeline ends."""
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        if lifeline is not None:
+            poller.register(lifeline.fileno(), zmq.POLLIN)
+        for ready, _ in poller.poll(max(1, int(1000 * timeout_s))):
+            if lifeline is not None and ready is not self.socket and has_ended(lifeline):
+                raise lost(self.home)
+        with contextlib.suppress(zmq.Again):
+            while True:
+                number, kind, value = unpack(self.socket.recv(zmq.NOBLOCK))
+                if number:
+                    self.events.append((f"#{number}", {"kind": kind, "value": value}))
+                else:
+                    self.events.append((kind, value))
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def answers(lifeline: Path) -> bool:
+    """Return whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        try:
+            caller.connect(os.fspath(lifeline))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
+def has_ended(lifeline: socket.socket) -> bool:
+    """Return whether the lifeline has ended.
+
+    It is readable when a descriptor has come, and at its end.
+    """
+    readable, _, _ = select.select([lifeline], [], [], 0)
+    return bool(readable) and not lifeline.recv(1, socket.MSG_PEEK)
+
+
+def _unwrap(value: dict[str, Any]) -> Any:
+    if value["kind"] == "ok":
+        return value["value"]
+    error = value["value"]
+    kind = ERRORS_BY_CODE.get(error["code"], AtollError)
+    raise kind(error["what"], fix=error["fix"])
+
+
+def lost(home: Path) -> AtollError:
+    return DaemonLostError(
+        f"the daemon at {home} died or was stopped",
+        fix="start it again (atoll up or atoll join), then this trainer: it takes the run's "
+        "parameters and goes on",
+    )
+
+
+def say(text: str) -> None:
+    print(f"atoll: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,457 @@
+"""Run the peer daemon: one event loop that connects the membership machine to the world.
+
+Sockets, timers and threads become events for the machine; its effects become messages, dials and
+orders to the round runner. Decisions live elsewhere (peer/membership/), this file only wires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from atoll.collectives.errors import (
+    AtollError,
+    ConnectError,
+    IdentityInUseError,
+    IncompatibleRunError,
+    RemoteProtocolError,
+)
+from atoll.collectives.threads import workers
+from atoll.peer.audit.statements import AUDIT_MESSAGES
+from atoll.peer.daemon.admin_service import Commands
+from atoll.peer.daemon.event_log import EventLog, RoundLines
+from atoll.peer.daemon.ipc_server import IpcServer
+from atoll.peer.daemon.keys import HomeSigner
+from atoll.peer.daemon.options import DaemonOptions, first_event
+from atoll.peer.daemon.reconnect import Reconnector
+from atoll.peer.daemon.resuming import Inquiry
+from atoll.peer.daemon.startup import (
+    audits_of,
+    check_joined_later,
+    checkpointer_of,
+    first_contact,
+    guard_of,
+    planner_of,
+    prepare_process,
+    say_who_is_missing,
+    unless_ended,
+    vector_desk_of,
+)
+from atoll.peer.daemon.trainer_service import TrainerService
+from atoll.peer.links.monitor import LinkMonitor
+from atoll.peer.links.planner import round_bytes
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.probation import terms_of
+from atoll.peer.membership.view import ARCHIVE, Member, View, short
+from atoll.peer.net import byte_counts
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.hello import COPIED_HOME_FIX
+from atoll.peer.net.identity import Home
+from atoll.peer.net.invite import format_address
+from atoll.peer.net.wire import name_of
+from atoll.peer.rounds.executor import RoundExecutor
+
+__all__ = ["Daemon"]
+
+RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
+WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
+
+
+class Daemon:
+    """Run one peer: ``await run()`` lives until the peer has left.
+
+    It returns nothing or raises AtollError.
+    """
+
+    def __init__(self, home: Home, options: DaemonOptions, say: Callable[[str], None]) -> None:
+        self.home = home
+        self.options = options
+        self.started_s = time.monotonic()
+        self.journal = EventLog(say)
+        self.note = self.journal.note
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._known: tuple[str, ...] = ()  # addresses of the run, as the home has them
+        self._saving = asyncio.Lock()
+        self._inc = home.next_incarnation(time.time_ns())
+        self.address = ""
+        self.guard = guard_of(self, self._spawn)
+        self.host = ConnectionManager(
+            peer_id=home.peer_id,
+            tls=run_tls(home, options.secret),
+            run=options.run,
+            inc=lambda: self._inc,
+            advertise=lambda: self.address,
+            on_message=self._on_message,
+            on_up=self._on_up,
+            on_down=self._on_down,
+            on_data=lambda peer, stream: self.runner.streams.accept(peer, stream),
+            log=lambda line: self.note("link", line),
+            on_conflict=self._on_conflict,
+            ciphers=options.ciphers,
+            congestion=options.congestion,
+            door=self.guard,
+            of_rounds=AUDIT_MESSAGES,
+        )
+        self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
+        self.audits = audits_of(self)
+        self.runner = self._round_runner()
+        self.rounds = RoundLines(
+            self.note,
+            lambda: self.host.counts.sent[byte_counts.ROUNDS],
+            lambda: self.desk.new_loss(),
+        )
+        self.surveyor = LinkMonitor(
+            me=home.peer_id,
+            streams=self.runner.streams,
+            control=self.host.tcp_info,
+            is_local=self.host.is_local,
+            send=self.host.send,
+            view=lambda: self.node.view,
+            begins=lambda: self.node.follower.begins.values(),
+            log=lambda line: self.note("network", line),
+            round_bytes=self._round_bytes,
+            probes=options.probes,
+        )
+        self.planner = planner_of(self)
+        self.keeper = Reconnector(self.host, self.runner.streams, self._spawn, self._on_dial_error)
+        self.desk = TrainerService(
+            options.run, short(home.peer_id), self.node, self.runner, self.feed
+        )
+        self.vectors = vector_desk_of(self)
+        handlers = self.desk.handlers() | self.vectors.handlers() | Commands(self).handlers()
+        self.door = IpcServer(home.socket_path, handlers, self.vectors.gone)
+        self.desk.door, self.journal.publish = self.door, self.door.publish
+        self._carriers = self._effect_carriers()
+        self._archive = options.role == ARCHIVE
+        self._on_view: Callable[[View], None] | None = None  # see tell_view
+        self.was_in = False  # in some view of this life
+        self._rounds = 0  # that were committed in it
+        self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
+        self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
+
+    def _round_runner(self) -> RoundExecutor:
+        return RoundExecutor(
+            me=self.home.peer_id,
+            host=self.host,
+            audits=self.audits,
+            feed=self.feed,
+            tell_trainer=lambda effect: self.desk.tell(effect),
+            log=lambda line: self.note("transfer", line),
+            shelf=self.home.path / "received",
+            committed=lambda begin, took_s, takes_part: self.rounds.committed(
+                begin, took_s, takes_part=takes_part
+            ),
+        )
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
+        self._loop.set_exception_handler(self._on_defect)
+        self._loop.set_default_executor(workers(WORKERS_MAX, "work"))
+        if self.checkpointer is not None and self._archive:
+            # It may fall behind, so it stands still while it is copied.
+            self.runner.catch_up.may_finish = self.checkpointer.idle
+        try:
+            prepare_process(self.note, self.options.verbose)
+            await self._listen()
+            self.door.start()
+            self._spawn(self.runner.run())
+            self._spawn(self.surveyor.run())
+            self._spawn(self.planner.run())
+            await self._enter()
+            if not self._end.done():
+                self._spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
+                on_ready()
+            await self._end
+        finally:
+            await self._close()
+
+    async def _enter(self) -> None:
+        """Found the run, wait for other founders, or reach a member."""
+        loaded, begins = self.options.resume, first_event(self.options, self.address)
+        if loaded is not None:
+            self.runner.restore(loaded)
+            self.note("checkpoint", f"round {loaded.round} of {loaded.path.name} is loaded")
+        if begins is None:
+            await first_contact(self, self._end)
+        elif isinstance(begins, ev.Found) and loaded is not None and self.options.contacts:
+            self.inquiry = Inquiry(self.host, self.node.me, self.options.contacts)
+            begins = None if await self._lives(self.inquiry) else begins
+        if begins is not None:
+            self.feed(begins)
+        self._hear_of_links()
+        if begins is None:
+            check_joined_later(self)
+            return
+        if self.node.view is not None:
+            await self._save_known(self.node.view)  # before anybody can rely on the run
+        else:
+            self._spawn(say_who_is_missing(self))
+
+    async def _listen(self) -> None:
+        options = self.options
+        _, port = await self.host.listen(options.listen_host, options.listen_port)
+        has_port = ":" in options.advertise.rpartition("]")[2]
+        self.address = (
+            options.advertise if has_port else format_address(options.advertise.strip("[]"), port)
+        )
+        me = self.node.me
+        self.node.me = Member(me.peer, me.inc, me.role, self.address)
+
+    async def _lives(self, inquiry: Inquiry) -> bool:
+        """Return whether the run to be resumed lives.
+
+        True also if this peer is to end meanwhile.
+        """
+        view = await unless_ended(inquiry.ask(), self._end)
+        if self._end.done():
+            return True
+        self.note("resume", inquiry.outcome(self.options.run, view))
+        return view is not None
+
+    def _hear_of_links(self) -> None:
+        """Take up the links that were made while it was asked whether the run lives."""
+        inquiry, self.inquiry = self.inquiry, None
+        if inquiry is not None:
+            for peer in self.host.link_peers():
+                self._on_up(peer, inquiry.addresses.get(peer, ""), 0)
+
+    def leave(self) -> None:
+        self.note("leave", "leaving the run")
+        self.feed(ev.LeaveAsked())
+
+    def stop(self, error: AtollError | None = None) -> None:
+        if self._end.done():
+            return
+        if error is None:
+            self._end.set_result(None)
+        else:
+            self._end.set_exception(error)
+
+    async def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self.rounds.sum_up()
+        if self.checkpointer is not None:
+            await self.checkpointer.close()
+        self.vectors.close()
+        self.audits.close()
+        self.runner.close()
+        await self.host.close()
+        self.door.close()
+
+    # ------------------------------------------------------------ events in, effects out
+
+    def feed(self, event: ev.Event) -> None:
+        if self._end.done():
+            return
+        if isinstance(event, ev.Applied | ev.CaughtUp | ev.Restored):
+            self._configure()  # first: the machine is not to act on a state whose terms it lacks
+        for effect in self.node.handle(event, self._loop.time()):
+            carry = self._carriers.get(type(effect), self.runner.carry_out)
+            carry(effect)
+        if isinstance(event, ev.Applied | ev.CaughtUp):
+            self._moved_on(event)
+        if self._on_view is not None:
+            self.tell_view(self._on_view)
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline_s = self.node.next_deadline_s()
+        if deadline_s is not None:
+            self._timer = self._loop.call_at(deadline_s, self._tick)
+
+    def tell_view(self, on_view: Callable[[View], None]) -> None:
+        """Call ``on_view`` once, as soon as this peer knows a view of the run."""
+        view = self.node.known_view
+        known = view is not None and view.number > 0  # view 0 is that of those who gather
+        self._on_view = None if known else on_view
+        if known and view is not None:
+            on_view(view)
+
+    def _configure(self) -> None:
+        if self.runner.state is None:
+            return
+        spec = self.runner.state.spec
+        wire = str(spec.to_wire())
+        if wire != self.node.spec:
+            terms = terms_of(spec)
+            if self.checkpointer is not None:
+                self._spawn(self.checkpointer.look_for_room(self.runner.state))
+            self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
+
+    def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
+        """Act on a state that has changed: tell the checkpointer; an archive saves addresses."""
+        self._rounds += 1
+        state, view = self.runner.state, self.node.known_view
+        if state is None:
+            return
+        if self._archive and view is not None:
+            # Not its bans: no votes come with a view that one is told of.
+            self.guard.keeper.installed(view.peers, ())
+            self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
+        if self.checkpointer is not None and view is not None:
+            self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
+
+    def _round_bytes(self, peers: int) -> int:
+        """Return how many bytes this peer sends in a round with so many peers.
+
+        That is as the run's terms have it, or what the rounds so far have sent in the mean.
+        """
+        sent_bytes = self.host.counts.sent[byte_counts.ROUNDS]
+        return round_bytes(self.runner.state, peers) or sent_bytes // max(1, self._rounds)
+
+    def _tick(self) -> None:
+        if (progress_bytes := self.runner.progress_bytes) != self.node.beats.progress_bytes:
+            self.feed(ev.Progressed(progress_bytes))
+        self.feed(ev.Tick())
+
+    def _effect_carriers(self) -> dict[type, Callable[[Any], object]]:
+        return {
+            ev.Send: lambda e: self.host.send(e.peer, e.message),
+            ev.Connect: lambda e: self.keeper.dial(e.peer, e.address),
+            ev.ProbePeer: lambda e: self._spawn(self._probe(e.peer, e.address)),
+            ev.Installed: lambda e: self._on_installed(e.view),
+            ev.Renew: lambda e: self._spawn(self._renew()),
+            ev.Left: lambda e: self._spawn(self._on_left()),
+            ev.Note: lambda e: self._on_note(e),
+        }
+
+    def _on_message(self, peer: bytes, message: object) -> None:
+        doors = (self.runner, self.audits, self.surveyor, self.planner, self.vectors)
+        if self.guard.on_message(peer, message):
+            return
+        if self.inquiry is not None:
+            self.inquiry.on_message(peer, message)
+        elif isinstance(message, ms.MEMBERSHIP):
+            self.feed(ev.Received(peer, self.runner.believed(message)))
+        elif not any(door.on_message(peer, message) for door in doors):
+            raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
+
+    def _on_up(self, peer: bytes, address: str, inc: int) -> None:
+        self.runner.streams.know(peer, address)
+        self.keeper.answered(address, peer)
+        self.guard.linked(peer)
+        if self.inquiry is not None:
+            self.inquiry.on_up(peer, address)
+            return
+        self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
+
+    def _on_down(self, peer: bytes, why: str) -> None:
+        self.note("link", f"connection to {short(peer)} ended: {why}")
+        self.guard.unlinked(peer)
+        self.runner.link_down(peer)
+        self.vectors.link_down(peer, why)
+        self.feed(ev.LinkDown(peer, why))
+
+    def _on_conflict(self, inc: int) -> None:
+        what = f"this identity was started elsewhere (incarnation {inc}, ours {self._inc})"
+        self.stop(IdentityInUseError(what, fix=COPIED_HOME_FIX))
+
+    # ------------------------------------------------------------ carrying out effects
+
+    def _on_installed(self, view: View) -> None:
+        self.was_in = True
+        self.journal.installed(view)
+        self.guard.keeper.installed(view.peers, view.banned)
+        self.runner.installed(view)
+        for member in view.members:
+            if member.peer != self.home.peer_id:
+                self.runner.streams.know(member.peer, member.address)
+                if member.peer in self.host.link_peers():
+                    self.runner.streams.warm(member.peer)
+        self._spawn(self._save_known(view))
+
+    async def _save_known(self, view: View) -> None:
+        """Save whom to ask after a restart. Our own address stands for "this run exists"."""
+        others = [m.address for m in view.members if m.peer != self.home.peer_id and m.address]
+        await self._save_record((*others, self.address))
+
+    async def _save_record(self, known: tuple[str, ...]) -> None:
+        if known == self._known:
+            return
+        self._known = known
+        async with self._saving:  # one at a time: the last one that is asked for stays
+            try:
+                await asyncio.to_thread(self.home.save_run, self.options.record(self._known))
+            except OSError as error:  # a full disk must not end the training
+                self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
+
+    async def _probe(self, peer: bytes, address: str) -> None:
+        out = self.guard.is_out(peer)  # its process may live, its membership does not
+        answer = "refused" if out else await self.keeper.probe(peer, address)
+        self.feed(ev.Probed(peer, answer))
+
+    async def _renew(self) -> None:
+        before = self._inc
+        while self._inc == before:
+            try:
+                self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
+            except OSError as error:  # a full disk must not end the training
+                self.note("disk", f"cannot store a new incarnation in {self.home.path}: {error}")
+                await asyncio.sleep(RENEW_PAUSE_S)
+        for peer in self.host.link_peers():
+            self.host.drop(peer, "joining again as a new incarnation")
+        self.feed(ev.Incarnated(self._inc))
+
+    async def _on_left(self) -> None:
+        """End the daemon, and forget the addresses of a run that ended with this peer.
+
+        Such a run may be founded again; any other is rejoined.
+        """
+        view = self.node.view
+        if view is not None and len(view.members) == 1:
+            await self._save_record(())
+        self.stop()
+
+    def _on_note(self, note: ev.Note) -> None:
+        self.note(note.kind, note.text, **note.fields)
+        if note.kind == "refused":
+            self.stop(IncompatibleRunError(note.text, fix="join with the run's specification"))
+        elif note.kind == "conflict":
+            self.stop(IdentityInUseError(note.text, fix=COPIED_HOME_FIX))
+
+    # ------------------------------------------------------------ links
+
+    def contacts(self) -> tuple[str, ...]:
+        """Return the addresses of the run to try outside a view, our own left out."""
+        known = self._known or self.options.contacts
+        if self._seeks():
+            known = (*known, *self.options.contacts)
+        return tuple(address for address in dict.fromkeys(known) if address != self.address)
+
+    def _seeks(self) -> bool:
+        """Return whether there may be others of the run that no view names."""
+        return self.node.genesis.waiting or self.options.resume is not None
+
+    def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
+        self.journal.failed(error.what)
+        if isinstance(error, IdentityInUseError):
+            self.stop(error)
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_defect(self._loop, {"message": "a task failed", "exception": error})
+
+    def _on_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the daemon loudly by an error that nobody handles: half a daemon would only hang."""
+        error = context.get("exception") or RuntimeError(context["message"])
+        if not self._end.done():
+            self._end.set_exception(error)

@@ -1,0 +1,97 @@
+"""Describe what a daemon is started with, and the first event that follows from it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.collectives.errors import ConfigError
+from atoll.peer.membership.events import Found
+from atoll.peer.membership.messages import Cradle
+from atoll.peer.membership.view import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
+from atoll.peer.net.identity import RunRecord
+from atoll.peer.streams.congestion import AUTO
+from atoll.peer.streams.keys import CIPHERS, CIPHERS_PLAIN
+
+if TYPE_CHECKING:
+    from atoll.peer.checkpoint.reader import LoadedCheckpoint
+
+__all__ = ["DaemonOptions", "first_event"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOptions:
+    run: str
+    secret: bytes
+    listen_host: str
+    listen_port: int
+    advertise: str  # host to tell others, or host:port; the listening port is added if missing
+    found: bool = False
+    contacts: tuple[str, ...] = ()  # addresses of peers of the run
+    fingerprint: bytes | None = None  # of the peer at contacts[0], from the invite
+    role: str = REPLICA
+    rules: Rules = DEFAULT_RULES
+    founders: tuple[str, ...] = ()  # addresses, this one's too: they wait for each other
+    resume: LoadedCheckpoint | None = None  # the checkpoint to go on from
+    regenesis: bool = False  # ... together with a majority of the members that it names
+    checkpoint: Path | None = None
+    every: int = 10  # rounds between two checkpoints of this peer
+    plain_streams: bool = False  # data without encryption, where the other side wants that too
+    congestion: str = AUTO  # the control of what data streams send
+    probes: bool = True  # links are measured by probes, and not by rounds alone
+    verbose: bool = False  # say in the log which limits the process has
+    per_address: int | None = None  # peers of one IP address; 0: any number; None: as is usual
+    authority: bytes = b""  # public key of who decides about admission; none: the secret does
+    credential: bytes = b""  # what it has given this peer
+
+    @property
+    def ciphers(self) -> tuple[str, ...]:
+        """Return the ciphers of the data streams, the preferred one first."""
+        return CIPHERS_PLAIN if self.plain_streams else CIPHERS
+
+    @property
+    def founds(self) -> bool:
+        """Return whether this peer founds its run.
+
+        Then nobody else can judge whether it may come in.
+        """
+        return self.found or bool(self.founders)
+
+    def record(self, known: tuple[str, ...]) -> RunRecord:
+        """Return what the home is to remember of this run."""
+        return RunRecord(self.run, self.secret, known, self.authority, self.credential)
+
+
+def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:
+    """Decide how a daemon comes into a run: found it, wait for other founders, or join (None).
+
+    Raises ConfigError if others are to know this peer, at ``address``, as a founder, and could not.
+    """
+    loaded = options.resume
+    if options.founders:
+        if address not in options.founders:
+            raise ConfigError(
+                f"this peer's address is {address}, and --peers has {','.join(options.founders)}",
+                fix="give it with --advertise as it stands there; or `atoll join` them later",
+            )
+        return Cradle(founders=options.founders, rules=options.rules)
+    if loaded is not None and options.regenesis:
+        return Cradle(
+            voters=loaded.members,
+            lineage=loaded.lineage,
+            number=loaded.view_number,
+            ancestors=loaded.ancestors,
+            rules=options.rules,
+        )
+    if not options.found:
+        return None
+    fresh = secrets.token_bytes(32)
+    if loaded is None:
+        return Found(fresh, options.rules)
+    # The position goes on; the lineage is new, so that others who resume or live on are met as
+    # forks and never mixed with.
+    lineage = new_lineage(loaded.lineage, fresh)
+    ancestors = (*loaded.ancestors, loaded.lineage)[-ANCESTORS_MAX:]
+    return Found(lineage, options.rules, ancestors)

@@ -1,0 +1,171 @@
+"""Keep links: dial members that are not linked, and find out whether a silent one is dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.collectives.errors import ConnectError, IdentityInUseError
+from atoll.peer.membership.view import View
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.dial import SECRET, UNREACHED
+from atoll.peer.streams.manager import Streams
+
+__all__ = ["Reconnector"]
+
+REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
+REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
+ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
+FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addresses
+PROBE_TRIES = 4
+PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tries
+PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
+
+
+class Reconnector:
+    """Keep this peer linked to the members of its run, in the event loop of the daemon."""
+
+    def __init__(
+        self,
+        host: ConnectionManager,
+        streams: Streams,
+        spawn: Callable[[Any], None],
+        on_error: Callable[[ConnectError | IdentityInUseError], None],
+    ) -> None:
+        self._host = host
+        self._streams = streams
+        self._spawn = spawn
+        self._on_error = on_error
+        self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
+        self._answered: dict[str, bytes] = {}  # address -> who was there last
+        self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
+
+    def reach_any(
+        self, addresses: Sequence[str], fingerprint: bytes | None
+    ) -> asyncio.Future[None]:
+        """Return a future that is done with the first control link to any of these addresses.
+
+        FIRST_DIALS of them are tried at once. If there is no link it fails as the first address
+        did, whose peer must have ``fingerprint``; with IdentityInUseError it fails at once. Dials
+        that are under way then go on.
+        """
+        waiting = deque(dict.fromkeys(addresses))
+        first, count = addresses[0], len(waiting)
+        errors: dict[str, ConnectError] = {}
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def fail(error: ConnectError | IdentityInUseError) -> None:
+            if not reached.done():
+                reached.set_exception(error)
+
+        async def dial_in_turn() -> None:
+            while waiting and not reached.done():
+                address = waiting.popleft()
+                expected = fingerprint if address == first else None
+                try:
+                    await self._host.dial(address, expect_fingerprint=expected)
+                except ConnectError as error:
+                    errors[address] = error
+                    if len(errors) == count:
+                        fail(errors[first])
+                except IdentityInUseError as error:
+                    fail(error)
+                else:
+                    if not reached.done():
+                        reached.set_result(None)
+
+        for _ in range(min(FIRST_DIALS, count)):
+            self._spawn(dial_in_turn())
+        return reached
+
+    async def run(
+        self,
+        view: Callable[[], View | None],
+        contacts: Callable[[], tuple[str, ...]],
+        seeks: Callable[[], bool],
+    ) -> None:
+        """Keep a control link to every member, or outside a view to known addresses.
+
+        Outside a view one to any of them is enough; while this peer seeks others to found a run
+        with or to meet again, it keeps one to all of them.
+        """
+        while True:
+            members = view()
+            linked = self._host.link_peers()
+            if members is not None:
+                for member in members.members:
+                    if member.peer != self._host.peer_id and member.peer not in linked:
+                        self.dial(member.peer, member.address)
+            if seeks() or (members is None and not linked):
+                for address in self.unanswered(contacts()):
+                    self.dial(None, address)
+            await asyncio.sleep(REDIAL_S)
+
+    def answered(self, address: str, peer: bytes) -> None:
+        if len(self._answered) >= ADDRESSES_MAX:
+            self._answered.clear()
+        self._answered[address] = peer
+
+    def unanswered(self, contacts: Sequence[str]) -> list[str]:
+        """Return those addresses at which nobody that we have a link to has answered."""
+        linked = self._host.link_peers()
+        return [address for address in contacts if self._answered.get(address) not in linked]
+
+    def why_not(self, address: str) -> str:
+        """Return why this address gives no connection; "" if nobody answers there."""
+        error = self._failed.get(address)
+        if error is None or error.stage in UNREACHED:
+            return ""
+        return f"{address} has another secret" if error.stage == SECRET else error.what
+
+    def dial(self, peer: bytes | None, address: str) -> None:
+        """Dial in the background, with a growing pause while nobody answers."""
+        now_s = asyncio.get_running_loop().time()
+        not_before_s, delay_s = self._pauses.get(address, (0.0, REDIAL_S / 2))
+        if not address or now_s < not_before_s:
+            return
+        if len(self._pauses) >= ADDRESSES_MAX:
+            self._pauses.clear()
+        delay_s = min(2 * delay_s, REDIAL_MAX_S)
+        self._pauses[address] = (now_s + delay_s, delay_s)
+        self._spawn(self._dial(peer, address))
+
+    async def _dial(self, peer: bytes | None, address: str) -> None:
+        try:
+            found = await self._host.dial(address, expect_peer=peer)
+        except (ConnectError, IdentityInUseError) as error:
+            if isinstance(error, ConnectError):
+                self._failed[address] = error
+                if len(self._failed) > ADDRESSES_MAX:
+                    del self._failed[next(iter(self._failed))]
+            self._on_error(error)
+            return
+        self._failed.pop(address, None)
+        self.answered(address, found)
+        self._pauses.pop(address, None)
+        if peer is not None:
+            self._streams.warm(peer)
+
+    async def probe(self, peer: bytes, address: str) -> str:
+        """Find out whether the peer's process is gone: "up", "refused" or "silent".
+
+        "refused" proves a death only for an address that has accepted us before.
+        """
+        reached = peer in self._streams.reached
+        timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
+        answer: str = "silent"
+        for attempt in range(PROBE_TRIES if address else 0):
+            answer = await self._host.probe(peer, address, timeout_s)
+            if answer != "silent" or peer in self._host.link_peers():
+                break
+            # A process that is being killed closes its links before its listening port.
+            await asyncio.sleep(PROBE_PAUSE_S * 2**attempt)
+        if peer in self._host.link_peers():
+            return "up"
+        if answer == "refused" and not reached:
+            return "silent"
+        if answer == "refused":
+            self._streams.forget(peer)
+        return answer

@@ -1,0 +1,365 @@
+"""Describe what a daemon knows, as one plain dictionary and as the text of `atoll status`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from atoll.collectives.units import count, duration, listed, rate, size
+from atoll.peer.audit.admission_chain import describe_bans
+from atoll.peer.authority.standing import describe
+from atoll.peer.links.link_table import LOSS_SHOWN
+from atoll.peer.membership.eligibility import trainers_needed
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.probation import NO_TERMS, rounds_left
+from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
+
+if TYPE_CHECKING:
+    from atoll.peer.daemon.daemon import Daemon
+
+__all__ = ["missing_founders", "render", "snapshot"]
+
+LABEL_CHARACTERS = 10
+
+
+def snapshot(daemon: Daemon) -> dict[str, Any]:
+    """Return what a daemon knows, in plain types only.
+
+    It travels over the local socket and is `atoll status --json`.
+    """
+    node, runner, host = daemon.node, daemon.runner, daemon.host
+    own, state, role = node.follower, runner.state, node.me.role
+    view = node.view or (node.joining.taught if role == ARCHIVE else None)
+    trainer = daemon.desk.trainer
+    streams = runner.streams
+    return {
+        "run": daemon.options.run,
+        "peer": short(node.me.peer),
+        "id": node.me.peer.hex(),
+        "address": daemon.address,
+        "phase": node.phase.value,
+        "incarnation": node.me.inc,
+        "view": view.number if view else 0,
+        "lineage": view.lineage.hex()[:16] if view else "",
+        "fork": view.fork if view else False,
+        "policy": _policy(view),
+        "rules": asdict(view.rules) if view else {},
+        "min_trainers": trainers_needed(view, own.terms or NO_TERMS) if view else 1,
+        "coordinator": short(view.coordinator) if view else "",
+        "round": own.round,
+        "chain": own.chain.hex(),
+        "digest": own.digest.hex() if own.digest_round == own.round else "",
+        "digests": {str(number): digest for number, digest in runner.digests.items()},
+        "synced": not own.unsynced,
+        "role": role,
+        "admission": daemon.guard.status(),
+        "checkpoint": _checkpoint(daemon),
+        "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
+        "members": [_member(daemon, view, member) for member in view.members] if view else [],
+        "learners": _learners(daemon),
+        "spec": state.spec.to_wire() if state else None,
+        "parameters": state.manifest.elements if state else 0,
+        "trainer": (
+            {
+                "pid": trainer.pid,
+                "metrics": dict(trainer.metrics),
+                "waiting": bool(trainer.awaiting),
+            }
+            if trainer
+            else None
+        ),
+        "bytes": {
+            "sent": host.counts.sent,
+            "received": host.counts.received,
+            "sent_again": runner.reducer.jobs.again_bytes,
+        },
+        "streams": streams.ciphers(),
+        "layout": _layout(daemon),
+        "congestion": sorted({s.congestion for _, s in streams.outgoing() if not s.closed}),
+        "own_links": daemon.surveyor.totals(),
+        "last_round_s": runner.last_round_s,
+        "last_commit_unix_s": runner.last_commit_unix_s,
+        "waiting": _waiting(daemon),
+        "last_error": daemon.journal.last_error,
+        "last_error_unix_s": daemon.journal.last_error_unix_s,
+        "events": daemon.journal.events,
+        "history": daemon.journal.history,
+        "uptime_s": time.monotonic() - daemon.started_s,
+    }
+
+
+def _layout(daemon: Daemon) -> str:
+    """Say which layout the last round that this peer took part in had, and why it was that."""
+    layout = daemon.runner.reducer.layout
+    return (plain(layout.why) or layout.kind) if layout is not None else ""
+
+
+def _learners(daemon: Daemon) -> list[dict[str, Any]]:
+    """List the joiners that catch up, and archives, as the coordinator knows them."""
+    lead = daemon.node.coordinator
+    return [
+        {
+            "peer": short(peer),
+            "address": learner.member.address,
+            "role": learner.member.role,
+            "round": learner.beat.round if learner.beat else 0,
+            "synced": learner.beat is not None and not learner.beat.unsynced,
+        }
+        for peer, learner in (lead.admission.learners.items() if lead else ())
+    ]
+
+
+def _checkpoint(daemon: Daemon) -> str:
+    writer = daemon.checkpointer
+    if writer is None:
+        return ""
+    text = "none yet"
+    if writer.latest is not None:
+        ago = duration(max(0.0, time.time() - writer.latest.unix_s))
+        text = f"round {writer.latest.round}, {ago} ago: {writer.latest.path}"
+    doing = writer.describe_writing()
+    return f"{text}; {doing}" if doing else text
+
+
+def _policy(view: View | None) -> str:
+    """Describe the policy in force and what it means for this view."""
+    if view is None:
+        return ""
+    chosen = view.rules.policy
+    if view.may_fork:
+        return f"{chosen}: if the others are gone, whoever is left goes on, marked as a fork"
+    text = f"{chosen}: a majority of the voters decides"
+    if len(view.members) == 2:
+        text += f"; if {short(view.members[0].peer)} is lost, the other halts"
+    return text
+
+
+def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
+    node = daemon.node
+    me = member.peer == node.me.peer
+    linked = me or member.peer in daemon.host.link_peers()
+    state = "connected" if linked else "gone" if member.peer in node.refused else "no connection"
+    entry = {
+        "peer": short(member.peer),
+        "address": member.address,
+        "role": member.role,
+        "you": me,
+        "state": state,
+        "coordinator": node.view is not None and member.peer == node.view.coordinator,
+        "rtt_ms": round(1000 * daemon.host.srtt_s(member.peer), 1),
+    }
+    left = rounds_left(view, node.follower.served)
+    if member.peer in left:
+        entry["probation"] = left[member.peer]
+    if not me:
+        entry |= daemon.surveyor.status(member.peer)
+    lead = node.coordinator
+    beat = lead.roster.beats.get(member.peer) if lead else None
+    if beat is not None:
+        entry |= {"round": beat.round, "attached": beat.attached, "arrived": beat.arrived}
+    return entry
+
+
+def _waiting(daemon: Daemon) -> str:
+    """Say who or what the next commit waits for, and since when, in one sentence."""
+    node = daemon.node
+    view, own = node.view, node.follower
+    if view is None:
+        return _outside(daemon)
+    if node.beats.halted:
+        return node.beats.halted
+    if own.unsynced:
+        if loading := daemon.runner.catch_up.describe():
+            return f"this peer is downloading {loading}"
+        behind = count(node.syncing.rounds_behind, "round")
+        return f"this peer is {behind} behind the others and asks them again soon"
+    if node.succession is not None and (electing := node.succession.waiting_for()):
+        names = listed([short(peer) for peer in electing[0]])
+        return f"no coordinator for {duration(electing[1])}: the election waits for {names}"
+    tail = _without_connection(daemon, view)
+    if node.beats.held:
+        return f"{node.beats.held}{tail}"
+    return f"{_round_waits(daemon)}{tail}"
+
+
+def _without_connection(daemon: Daemon, view: View) -> str:
+    reached = {*daemon.host.link_peers(), daemon.node.me.peer}
+    gone = [short(peer) for peer in view.peers if peer not in reached]
+    return f"; no connection to {listed(gone)}" if gone else ""
+
+
+def _round_waits(daemon: Daemon) -> str:
+    """Say what the next round waits for, where there is a view and rounds are not held."""
+    node, own = daemon.node, daemon.node.follower
+    late, waited_s = node.beats.waiting
+    names = listed([short(p) + (" (this peer)" if p == node.me.peer else "") for p in late])
+    begin = own.begins.get(own.round + 1)
+    if begin is not None:
+        waits = f" and waits for {names}" if names else ""
+        return f"round {begin.round} is exchanged{waits} ({duration(waited_s)} so far)"
+    number = own.round + 1
+    if names:
+        return f"round {number} waits for the training of {names} ({duration(waited_s)} so far)"
+    if own.attached:
+        return f"round {number} is about to begin"
+    yet = "" if own.round else " yet"
+    return f"no training script is attached{yet}: start one (python train.py)"
+
+
+def missing_founders(daemon: Daemon) -> str:
+    """Say who is here, whom the others wait for, and how to go on without them."""
+    text = daemon.node.genesis.describe()
+    missing = daemon.keeper.unanswered(daemon.contacts())
+    known = {address: daemon.keeper.why_not(address) for address in missing}
+    silent = [address for address, why in known.items() if not why]
+    if silent:
+        text += f"; no answer from {listed(silent)}"
+    text += "".join(f"; {why}" for why in known.values() if why)
+    if daemon.options.resume is not None:
+        text += f"; without them: atoll up --run {daemon.options.run} --resume CHECKPOINT"
+    return text
+
+
+def _outside(daemon: Daemon) -> str:
+    """Say what a peer does that is in no view."""
+    node = daemon.node
+    run, behind = daemon.options.run, node.syncing.rounds_behind
+    if daemon.inquiry is not None:
+        return f"before run {run} is resumed, does it live? {daemon.inquiry.describe()}"
+    if node.genesis.waiting:
+        return missing_founders(daemon)
+    if node.phase is not Phase.LEARNER or not node.joining.is_taught:
+        has = f"; it has the state of round {node.follower.round}" if daemon.runner.state else ""
+        return f"this peer is outside run {run}: no coordinator of it answers{has}"
+    late = f"{count(behind, 'round')} behind" if behind else "up to date"
+    loading = daemon.runner.catch_up.describe()
+    if node.me.role == ARCHIVE:
+        text = f"following run {run} as an archive, round {node.follower.round}, {late}"
+        return f"{text}; downloading {loading}" if loading else text
+    return f"joining run {run}, {late}: downloading {loading or 'the state'}"
+
+
+def render(status: dict[str, Any]) -> str:
+    """Return the text of `atoll status`."""
+    size_text = f", {status['parameters']:,} parameters" if status["parameters"] else ""
+    up = duration(status["uptime_s"])
+    lines = [
+        _line("run", f"{status['run']}, round {status['round']}{size_text}"),
+        _line("peer", f"{status['peer']} at {status['address']}, {_standing(status)}, up {up}"),
+    ]
+    if status["policy"]:
+        lines.append(_line("policy", status["policy"]))
+    if status["min_trainers"] > 1:
+        lines.append(
+            _line("trainers", f"at least {status['min_trainers']}: with fewer no round begins")
+        )
+    if status["fork"]:
+        lines.append(_line("FORK", f"this is lineage {status['lineage']}, without a majority"))
+    for event in status["history"]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["unix_s"]))
+        lines.append(_line(event["kind"], f"{when}  {event['text']}"))
+    lines += _table([*map(_member_row, status["members"]), *map(_learner_row, status["learners"])])
+    lines += _trainer(status)
+    lines += _traffic(status)
+    if status["layout"]:
+        lines.append(_line("plan", status["layout"]))
+    if status["digest"]:
+        lines.append(_line("state", f"{status['digest'][:32]} after round {status['round']}"))
+    if status["checkpoint"]:
+        lines.append(_line("checkpoint", status["checkpoint"]))
+    lines += describe(status["admission"])
+    lines += describe_bans(status["admission"])
+    lines.append(_line("now", status["waiting"]))
+    return "\n".join([*lines, _line("error", _last_error(status))])
+
+
+def _standing(status: dict[str, Any]) -> str:
+    """Say in words what this peer is in the run."""
+    if status["phase"] == Phase.LEARNER.value:
+        return "archive" if status["role"] == ARCHIVE else "joining"
+    words = {Phase.OUT.value: "outside", Phase.CANDIDATE.value: "electing a coordinator"}
+    member = WITNESS if status["role"] == WITNESS else status["phase"]
+    return words.get(status["phase"], str(member))
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{LABEL_CHARACTERS}} {text}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Return the rows as lines with aligned columns; leave out columns that nobody fills."""
+    columns = [column for column in zip(*rows, strict=True) if any(column)]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  "
+        + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _member_row(member: dict[str, Any]) -> tuple[str, ...]:
+    doing = [member["state"]] if member["state"] != "connected" else []
+    if "round" in member:
+        doing.append(f"round {member['round']}")
+        if member["role"] == REPLICA:
+            doing.append("training" if member["attached"] else "no trainer")
+    doing += _probation(member)
+    role = "member" if member["role"] == REPLICA else member["role"]
+    role = "coordinator" if member["coordinator"] else role
+    link = "this peer" if member["you"] else ", ".join(_link(member))
+    return (member["peer"], member["address"], role, ", ".join(doing), link)
+
+
+def _learner_row(learner: dict[str, Any]) -> tuple[str, ...]:
+    doing = "archive" if learner["role"] == ARCHIVE else "joining"
+    late = "" if learner["synced"] else ", downloading the state"
+    return (learner["peer"], learner["address"], doing, f"round {learner['round']}{late}", "")
+
+
+def _trainer(status: dict[str, Any]) -> list[str]:
+    if status["trainer"]:
+        figures = (f", {k} {v:.6g}" for k, v in status["trainer"]["metrics"].items())
+        return [_line("trainer", f"process {status['trainer']['pid']}{''.join(figures)}")]
+    return [_line("trainer", "none")] if status["role"] not in (ARCHIVE, WITNESS) else []
+
+
+def _traffic(status: dict[str, Any]) -> list[str]:
+    moved, lines = status["bytes"], []
+    for way in ("sent", "received"):
+        each = ", ".join(f"{purpose} {size(number)}" for purpose, number in moved[way].items())
+        again = moved["sent_again"] if way == "sent" else 0
+        tail = f"; {size(again)} of the rounds again, after broken attempts" if again else ""
+        lines.append(_line(way, f"{size(sum(moved[way].values()))}: {each}{tail}"))
+    if status["streams"]:
+        kinds = (f"{number} {cipher}" for cipher, number in sorted(status["streams"].items()))
+        lines.append(_line("streams", ", ".join(kinds)))
+    return lines
+
+
+def _last_error(status: dict[str, Any]) -> str:
+    if not status["last_error"]:
+        return "none"
+    ago_s = max(0.0, time.time() - status["last_error_unix_s"])
+    return f"{status['last_error']} ({duration(ago_s)} ago)"
+
+
+def _probation(member: dict[str, Any]) -> list[str]:
+    """Say for how long the member's submissions do not count; nothing if they do."""
+    rounds = member.get("probation")
+    if rounds is None:
+        return []
+    if rounds == 0:
+        return ["on probation until the next view"]
+    return [f"on probation for {count(rounds, 'more round')}"]
+
+
+def _link(member: dict[str, Any]) -> list[str]:
+    """Describe the link to a member, as far as it was measured."""
+    marks = ["on this machine"] if member.get("local") else []
+    marks += [duration(1e-3 * member["rtt_ms"])] if member["rtt_ms"] else []
+    for way, name in (("out", "up"), ("in", "down")):
+        if f"{way}_bytes_per_s" in member:
+            marks.append(f"{name} {rate(member[f'{way}_bytes_per_s'])}")
+    marks += [f"loss {member['loss']:.1%}"] if member.get("loss", 0.0) >= LOSS_SHOWN else []
+    return marks

@@ -1,0 +1,356 @@
+"""Do the daemon's side of its trainer: attaching, submissions, published parameters.
+
+A daemon has at most one trainer. Its submission region belongs to the daemon: a trainer that is
+started again gets a new one, so that a round in progress still reads what was submitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
+from atoll.optim.manifest import Manifest
+from atoll.optim.spec import FROZEN, RunSpec, check_same, parse_blob
+from atoll.peer.client.shared_memory import Region, send_region
+from atoll.peer.daemon.ipc_server import Handler, IpcServer
+from atoll.peer.daemon.trainer_async import AsyncSubmissions
+from atoll.peer.daemon.trainer_collectives import call_of, halves_of, outcome_of, why_not_now
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import WEIGHT_MAX
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.view import REPLICA, short
+from atoll.peer.rounds.entries import fragment_of
+from atoll.peer.rounds.executor import RoundExecutor
+
+__all__ = ["AttachedTrainer", "TrainerService"]
+
+METRICS_MAX = 32  # figures that a trainer may show in the status ...
+NAME_CHARACTERS_MAX = 64  # ... and the length of their names
+
+
+@dataclass(slots=True)
+class AttachedTrainer:
+    client: bytes
+    spec: RunSpec
+    manifest: Manifest
+    pid: int
+    frozen: str = FROZEN[0]  # what it does where frozen parameters are other ones than the run's
+    region: Region | None = None
+    exchange: Region | None = None  # of its collectives: what goes in, then what comes out
+    in_step: bool = False  # the barrier waits for it
+    submissions: AsyncSubmissions | None = None  # of an asynchronous run
+    awaiting: dict[int, int] = field(default_factory=dict)  # fragment -> the call without an answer
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class TrainerService:
+    """Answer the trainer's commands."""
+
+    def __init__(
+        self,
+        run: str,
+        name: str,
+        node: Node,
+        runner: RoundExecutor,
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        self._run, self._name = run, name
+        self._node = node
+        self._runner = runner
+        self._feed = feed
+        self._pids: dict[bytes, int] = {}
+        self.trainer: AttachedTrainer | None = None
+        self._new_loss: float | None = None  # that no line of the log has shown
+        self.door: IpcServer | None = None
+
+    def handlers(self) -> dict[str, Handler]:
+        return {
+            "hello": self._hello,
+            "attach": self._attach,
+            "offer": self._offer,
+            "region": self._region,
+            "state": self._state,
+            "submit": self._submit,
+            "next": self._next,
+            "operate": self._operate,
+            "exchange": self._exchange,
+            "pull": self._pull,
+            "valid": self._valid,
+            "report": self._report,
+            "validations": self._validations,
+            "fits": self._fits,
+            "shown": self._shown,
+            "judged": self._judged,
+        }
+
+    def tell(self, effect: ev.TellTrainer) -> None:
+        """Answer the submission that waits, if the trainer that made it is still there."""
+        trainer = self.trainer
+        if trainer is None or self.door is None:
+            return
+        call = trainer.awaiting.get(effect.fragment)
+        if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
+            return
+        del trainer.awaiting[effect.fragment]
+        told = outcome_of(effect, call)
+        if effect.kind == "committed" and effect.begin is None:
+            head = self._runner.replica.log.head(effect.round)
+            told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
+            told["peers"] = list(map(short, head.contributors)) if head is not None else []
+        self.door.push(trainer.client, "outcome", told)
+
+    def gone(self, client: bytes) -> None:
+        self._pids.pop(client, None)
+        if self.trainer is not None and self.trainer.client == client:
+            self._drop(self.trainer)
+
+    def _drop(self, trainer: AttachedTrainer) -> None:
+        self.trainer = None
+        if trainer.submissions is not None:
+            trainer.submissions.close()
+        for region in (trainer.region, trainer.exchange):
+            if region is not None:
+                region.close()  # the mapping lives on while a round reads it
+        self._feed(ev.Detached())
+
+    # ------------------------------------------------------------ commands
+
+    async def _hello(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self.door is not None
+        self.door.lifeline(client)  # which tells when to forget it
+        self._pids[client] = int(arguments["pid"])
+        return {"run": self._run, "peer": self._name}
+
+    async def _attach(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self.door is not None
+        self.door.lifeline(client)
+        trainer = self.trainer
+        if trainer is not None and trainer.client != client:
+            raise TrainerRefusedError(
+                f"this daemon already serves the trainer with process id {trainer.pid}",
+                fix="end that one, or start another daemon with another --home",
+            )
+        if self._node.leave_by_s is not None:
+            raise TrainerRefusedError("this daemon is leaving the run", fix="start it again")
+        if self._node.me.role != REPLICA:
+            raise TrainerRefusedError(
+                f"this daemon's role is {self._node.me.role}, and that takes no trainer",
+                fix="start one on this machine with `atoll join` and another --home",
+            )
+        if trainer is None:
+            spec, manifest = await asyncio.to_thread(parse_blob, arguments["blob"])
+            if self.trainer is not None:  # somebody else was faster meanwhile
+                return await self._attach(client, arguments)
+            self.door.lifeline(client)  # or it has ended meanwhile
+            pid = self._pids.get(client, 0)
+            trainer = AttachedTrainer(
+                client, spec, manifest, pid, arguments.get("frozen", FROZEN[0])
+            )
+            self.trainer = trainer
+        return self._readiness(trainer)
+
+    def _readiness(self, trainer: AttachedTrainer) -> dict[str, Any]:
+        node, state = self._node, self._runner.state
+        if node.view is None:
+            return {"state": "syncing", "text": f"this peer is {node.phase.value} of the view"}
+        if node.follower.unsynced:
+            loading = self._runner.catch_up.describe() or "the state of another member"
+            return {"state": "syncing", "text": f"the daemon is loading {loading}"}
+        if state is None or state.round != node.follower.round:
+            text = "nobody's parameters have been taken yet"
+            void = node.follower.round == 0
+            offered = bool(node.follower.offer)
+            return {"state": "void" if void else "syncing", "text": text, "offered": offered}
+        try:
+            mine, run = (trainer.spec, trainer.manifest), (state.spec, state.manifest)
+            warning = check_same(mine, run, self._run, trainer.frozen)
+        except Exception:
+            self._drop(trainer)
+            raise
+        if not trainer.in_step:
+            trainer.in_step = True
+            self._feed(ev.Attached(waits=not trainer.spec.is_asynchronous))
+            if trainer.spec.is_asynchronous:
+                trainer.submissions = self._asynchronous(trainer)
+        return {"state": "ready", "text": warning}
+
+    def _asynchronous(self, trainer: AttachedTrainer) -> AsyncSubmissions:
+        def taken() -> None:
+            if trainer.region is not None:
+                self._runner.inputs = trainer.region.floats
+
+        return AsyncSubmissions(self._node.follower, self._feed, taken)
+
+    async def _offer(self, client: bytes, arguments: dict[str, Any]) -> None:
+        trainer = self.known(client)
+        if trainer.region is None:
+            raise SessionError("offer before region")
+        # While INIT reads an earlier trainer's region it must stay; the trainer offers again.
+        if self._node.follower.round == 0 and not self._node.follower.contributes:
+            self._runner.inputs = trainer.region.floats
+            self._feed(ev.Offered(bytes(arguments["blob"])))
+
+    async def _region(self, client: bytes, _: dict[str, Any]) -> None:
+        trainer = self.known(client)
+        if trainer.region is None:
+            # Taking memory for a large model stops a thread for a second or more.
+            region = await asyncio.to_thread(Region, "submission", trainer.manifest.elements)
+            if trainer.region is None and self.trainer is trainer:
+                trainer.region = region
+            else:
+                region.close()
+        if trainer.region is None:
+            raise SessionError("this trainer has ended meanwhile")
+        assert self.door is not None
+        send_region(self.door.lifeline(client), trainer.region, writable=True)
+
+    async def _state(self, client: bytes, _: dict[str, Any]) -> None:
+        self.known(client)
+        state = self._runner.state
+        if state is None:
+            raise SessionError("the run has no state yet")
+        assert self.door is not None
+        send_region(self.door.lifeline(client), state.shared, writable=False)
+
+    async def _submit(self, client: bytes, arguments: dict[str, Any]) -> None:
+        trainer = self.known(client)
+        if trainer.region is None or not trainer.in_step:
+            raise SessionError("submit before attach")
+        weight, fragment = arguments["weight"], int(arguments["fragment"])
+        if not 0 <= fragment < trainer.spec.fragments:
+            raise ConfigError(f"fragment {fragment} of a run that has {trainer.spec.fragments}")
+        if not 0 <= weight <= WEIGHT_MAX:
+            raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
+        trainer.awaiting[fragment] = int(arguments["call"])
+        self.note_figures(trainer, arguments.get("figures", {}))
+        if trainer.submissions is not None:
+            trainer.submissions.submit(weight)
+            return
+        base_round = self._node.follower.round
+        submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
+        self._feed(submission)
+        if self._node.follower.submissions.get(fragment) is submission:
+            self._runner.inputs = trainer.region.floats
+            self._runner.replica.steps = bytes(arguments.get("steps", b""))
+
+    async def _next(self, client: bytes, _: dict[str, Any]) -> int:
+        """Return the fragment of which a submission is wanted next.
+
+        It is that of the first round that has not begun and that none waits for already.
+        """
+        own, fragments = self._node.follower, self.known(client).spec.fragments
+        begun = {number: begin.fragment for number, begin in own.begins.items()}
+        number = max([own.round, *begun]) + 1
+        waiting = own.submissions.keys() - set(begun.values())
+        for later in range(number, number + fragments):
+            if fragment_of(later, fragments) not in waiting:
+                return fragment_of(later, fragments)
+        return fragment_of(number, fragments)
+
+    async def _operate(self, client: bytes, arguments: dict[str, Any]) -> str:
+        """Take the trainer's call in; or say why it has to be made again in a moment."""
+        trainer, own = self.known(client), self._node.follower
+        if not trainer.in_step:
+            raise SessionError("a collective before attach", fix="call attach first")
+        submission = call_of(arguments, own)
+        halves = halves_of(trainer.exchange, submission.operation)
+        self.note_figures(trainer, arguments.get("figures", {}))
+        why = why_not_now(own, self._runner.state, in_view=self._node.view is not None)
+        if not why:
+            trainer.awaiting[0] = int(arguments["call"])
+            self._feed(submission)
+            if own.submissions.get(0) is submission and halves is not None:
+                self._runner.replica.inputs, self._runner.replica.outputs = halves
+        return why
+
+    async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> None:
+        """Hand out memory for vectors of so many elements.
+
+        What was handed out before is not used again.
+        """
+        trainer = self.known(client)
+        region = await asyncio.to_thread(Region, "exchange", 2 * int(arguments["elements"]))
+        if self.trainer is not trainer:
+            region.close()
+            raise SessionError("this trainer has ended meanwhile")
+        if trainer.exchange is not None:
+            trainer.exchange.close()
+        trainer.exchange = region
+        assert self.door is not None
+        send_region(self.door.lifeline(client), region, writable=True)
+
+    async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
+        self.known(client)
+        state = self._runner.state
+        if state is None:
+            raise SessionError("the run has no state yet")
+        round_number, buffer, generation = state.position
+        return {
+            "round": round_number,
+            "epoch": self._node.follower.epoch,
+            "buffer": buffer,
+            "generation": generation,
+            "serial": state.serial,
+        }
+
+    async def _valid(self, client: bytes, arguments: dict[str, Any]) -> bool:
+        state = self._runner.state
+        return (
+            state is not None
+            and state.serial == arguments["serial"]  # else the numbers are another state's
+            and state.generation[arguments["buffer"]] == arguments["generation"]
+        )
+
+    def new_loss(self) -> float | None:
+        """Return the loss that the trainer has reported since it was asked for last; or None."""
+        loss, self._new_loss = self._new_loss, None
+        return loss
+
+    async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self.note_figures(self.known(client), arguments["metrics"])
+
+    def note_figures(self, trainer: AttachedTrainer, figures: dict[str, float]) -> None:
+        """Keep what the trainer says of itself, for the status and the log."""
+        known = trainer.metrics
+        for name, value in list(figures.items())[:METRICS_MAX]:
+            if name in known or len(known) < METRICS_MAX:
+                known[str(name)[:NAME_CHARACTERS_MAX]] = float(value)
+        if "loss" in figures:
+            self._new_loss = float(figures["loss"])
+
+    async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
+        self.known(client)
+        return self._runner.validating.tasks()
+
+    async def _fits(self, client: bytes, arguments: dict[str, Any]) -> bool:
+        """Return whether what the trainer has written to its region fits a round.
+
+        Raises SessionError while a submission of it may be read.
+        """
+        trainer = self.known(client)
+        if trainer.region is None or trainer.awaiting:
+            raise SessionError("the memory of submissions is in use")
+        terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
+        fits = self._runner.validating.fits
+        return await asyncio.to_thread(
+            fits, terms, target, trainer.region.floats, start=bool(arguments["start"])
+        )
+
+    async def _shown(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self.known(client)
+        self._runner.validating.shown(bytes(arguments["terms"]))
+
+    async def _judged(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self.known(client)
+        terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
+        judgement, why = arguments["judgement"], str(arguments["why"])
+        self._runner.validating.judged(terms, target, judgement, why)
+
+    def known(self, client: bytes) -> AttachedTrainer:
+        """Return the trainer, which is this client. Raise SessionError if it is not."""
+        if self.trainer is None or self.trainer.client != client:
+            raise SessionError("this client is not the daemon's trainer", fix="call attach first")
+        return self.trainer

@@ -1,0 +1,311 @@
+"""Estimate the link to one peer, and this peer's own two: machines without clocks.
+
+A rate is the largest of some time, because a link that carried it has it, and all that disturbs a
+measurement makes it smaller. What may make it smaller for long, without the link being any slower,
+is the sender itself:
+
+    nothing to send     the kernel says so (``app_limited``)
+    its other streams   they share the uplink, so one of them says nothing about its own path
+    what others send    the other side's downlink is shared, with streams that are not seen here:
+                        in a reduction of more than two, or when several serve a learner
+    the way back        what arrives meanwhile fills a queue in which acknowledgements wait; TCP's
+                        window is not made for that, and half of the rate may be left
+    too few streams     a stream carries what its window holds, or what losses leave of that, and a
+                        probe has one: where several have carried more, it says nothing
+    its own pace        told to keep to a rate (``DataStream.pace``), a stream reaches that and no
+                        more; and the pace follows from this estimate
+
+Such samples may raise an estimate and never lower it. Else paces would spiral down: each a little
+below the last estimate, each estimate what the last pace allowed. A stream that reaches its pace
+shows that the estimate still holds, so it stays as it is; one that falls far short of it is held
+back by the network, and counts. Only free samples take the place of those that have grown old, and
+those that have grown old stay until there is one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.collectives.choice import stream_bytes_per_s
+from atoll.peer.links.tcp_intervals import Slice, Window
+
+__all__ = ["Best", "LinkEstimate", "OwnLinks", "PairEstimate"]
+
+# A rate is the largest of so long before the last free sample. Long enough that probes, which are
+# seldom, find one another; a link that has become slower is believed to be so after this.
+KEPT_S = 1800.0
+# A stream that reaches this share of its pace is held back by it and not by the network.
+PACE_REACHED = 0.85
+# A sample that reaches this share of an estimate shows that it still holds.
+CONFIRMS = 0.9
+# Share of what so many streams carry at most on such a way: kernels keep a part of a buffer for
+# what is no payload. Who has carried more must have had more streams.
+STREAM_SHARE = 0.75
+# Before a stream has moved so much, or for so long, since it was idle, the first round trips and
+# the buckets of traffic shapers say more about its rate than the link.
+START_BYTES, START_S = 512 << 10, 1.0
+# A round trip is the least of so long. The kernel's own is that of the last five minutes.
+RTT_KEPT_S, RTT_STEP_S = 600.0, 60.0
+# A round trip that is so much longer than the least is one through a queue. Who fills it loses
+# packets, by the tenth where a stream starts; that says nothing of the path. Nor do losses count
+# for so long afterwards, because they are made good only then. Paced streams fill no queue.
+QUEUED_SHARE, QUEUED_S, QUEUE_REST_S = 1.25, 0.002, 1.0
+# Less than this says nothing of losses of a thousandth.
+LOSS_BYTES_MIN = 1 << 20
+# What was sent before counts half when so much has been sent since.
+LOSS_BYTES_KEPT = 64 << 20
+# Nobody plans with what has not been seen for so long.
+FORGOTTEN_S = 6 * 3600.0
+
+
+class Best:
+    """Keep the largest of the last samples, in bytes per second."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()  # (time, rate), rates descending
+
+    @property
+    def value(self) -> float:
+        """Return the largest rate; 0 as long as nothing is known."""
+        return self._samples[0][1] if self._samples else 0.0
+
+    def known(self, now_s: float) -> float:
+        """Return the largest rate; 0 too when nothing has borne it out for FORGOTTEN_S."""
+        is_fresh = bool(self._samples) and now_s - self._samples[-1][0] < FORGOTTEN_S
+        return self.value if is_fresh else 0.0
+
+    def free(self, rate: float, now_s: float) -> None:
+        """Take a free sample: what the link could carry just then."""
+        while self._samples and self._samples[0][0] < now_s - KEPT_S:
+            self._samples.popleft()
+        while self._samples and self._samples[-1][1] <= rate:
+            self._samples.pop()
+        self._samples.append((now_s, rate))
+
+    def at_least(self, rate: float, now_s: float) -> None:
+        """Take a sample of what the link carried when it might have carried more.
+
+        It counts for nothing as long as no free sample is known. What comes near to the estimate
+        shows that it still holds as it is.
+        """
+        value = self.value
+        if value and rate > value:
+            self.free(rate, now_s)
+        elif value and rate >= CONFIRMS * value:
+            self._samples.clear()
+            self._samples.append((now_s, value))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEstimate:
+    """Hold what is known now of one directed pair; rates in bytes per second of the wire, else 0.
+
+    ``rtt_s``: the least round trip. ``out``: what can be sent. ``loss``: fraction of the bytes that
+    had to be sent again while no queue stood on the way, None if too few were sent. ``age_s``: how
+    long ago the network last limited what was sent.
+    """
+
+    rtt_s: float = 0.0
+    out: float = 0.0
+    loss: float | None = None
+    age_s: float = float("inf")
+
+    @property
+    def complete(self) -> bool:
+        return self.rtt_s > 0 and self.out > 0
+
+
+class PairEstimate:
+    """Estimate the link to one peer from what all streams to it did between two readings.
+
+    ``handle`` is fed with that. A rate is counted over windows. What the kernel says of the last
+    round trip is noisier, since machines hand over in bursts; it stands for links on which nothing
+    ever lasts for a window. ``bbr``: losses do not slow the streams to this peer.
+    """
+
+    def __init__(self, *, bbr: bool = True) -> None:
+        self._bbr = bbr
+        self._counted, self._brief = Best(), Best()
+        self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
+        self._sent = self._lost = 0.0
+        self._queued_s = float("-inf")  # when there was last a queue on the way
+        self._began_bytes = self._began_s = 0.0  # since it was idle
+        self._window = Window()
+        self._free_s = float("-inf")  # the last free window of a round, or end of a probe
+        self._probe_best = 0.0  # the best that the kernel has seen in the probe at hand
+
+    def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
+        """Take in what all streams to this peer did between two readings.
+
+        ``alone``: it is certain that nothing else was on this pair's links, neither way. ``full``:
+        of a probe, whose sender has bytes ready all the time, whatever the kernel thinks; what it
+        finds is believed when ``probed`` is called, because it was not broken off.
+        """
+        for one in out:
+            self.round_trip(one.min_rtt_s, now_s)
+        moving = [one for one in out if one.moving]
+        if not moving:
+            self._rest()
+            return
+        self._count_lost(moving, now_s)
+        delivered = sum(one.delivered for one in moving)
+        self._began_bytes += delivered
+        self._began_s += max(one.busy_s for one in moving)
+        if full:
+            self._probe_best = max(self._probe_best, *(one.rate for one in moving))
+        elif self._began_bytes >= START_BYTES or self._began_s >= START_S:
+            starved = any(one.app_limited for one in moving)
+            self._sample(moving, delivered, now_s, held_back=starved or not alone)
+        if not any(one.whole or one.unsent for one in moving):
+            self._rest()
+
+    def round_trip(self, rtt_s: float, now_s: float) -> None:
+        """Take in the least round trip that a connection to this peer has seen of late, in seconds.
+
+        0: it has seen none yet.
+        """
+        if rtt_s <= 0:
+            return
+        if self._rtts and now_s - self._rtts[-1][0] < RTT_STEP_S:
+            began_s, least_s = self._rtts[-1]
+            self._rtts[-1] = (began_s, min(rtt_s, least_s))
+            return
+        self._rtts.append((now_s, rtt_s))
+        while self._rtts[0][0] < now_s - RTT_KEPT_S:
+            self._rtts.popleft()
+
+    def begin_probe(self) -> None:
+        self._probe_best = 0.0
+
+    def probed(self, now_s: float) -> bool:
+        """Believe the probe that has come to its end; return False if it has found nothing.
+
+        It is too short to be counted over a window, and a first guess: rounds raise it.
+        """
+        if self._probe_best:
+            few = self._more_streams_carried(1, now_s)
+            (self._counted.at_least if few else self._counted.free)(self._probe_best, now_s)
+            self._free_s = now_s
+        return self._probe_best > 0
+
+    def now(self, now_s: float) -> LinkEstimate:
+        measured = self._free_s > float("-inf")
+        rate = self._counted.known(now_s) or self._brief.known(now_s)
+        return LinkEstimate(
+            rtt_s=self._rtt_s(),
+            out=rate if measured else 0.0,
+            loss=self._loss(),
+            age_s=now_s - self._free_s,
+        )
+
+    def _rtt_s(self) -> float:
+        return min((rtt_s for _, rtt_s in self._rtts), default=0.0)
+
+    def _loss(self) -> float | None:
+        return min(self._lost / self._sent, 1.0) if self._sent >= LOSS_BYTES_MIN else None
+
+    def _rest(self) -> None:
+        self._began_bytes = self._began_s = 0.0
+        self._window.reset()
+
+    def _sample(
+        self, moving: list[Slice], delivered: float, now_s: float, *, held_back: bool
+    ) -> None:
+        one = moving[0]
+        if len(moving) == 1 and one.rate > 0 and one.delivered > 0:
+            if held_back or _reaches_pace(one, one.rate):
+                self._brief.at_least(one.rate, now_s)
+            else:
+                self._brief.free(one.rate, now_s)
+        if not any(one.whole for one in moving):
+            self._window.reset()
+            return
+        paced = any(_reaches_pace(one, one.delivered / one.took_s) for one in moving)
+        trip_s, held_back = max(one.rtt_s for one in moving), held_back or paced
+        rate = self._window.add(one.took_s, delivered, trip_s, held_back=held_back)
+        if rate and self._window.held_back:
+            self._counted.at_least(rate, now_s)
+        elif rate:
+            if self._more_streams_carried(len(moving), now_s):
+                self._counted.at_least(rate, now_s)
+            else:
+                self._counted.free(rate, now_s)
+            self._free_s = now_s
+
+    def _more_streams_carried(self, count: int, now_s: float) -> bool:
+        """Return whether so few streams could not show what this pair is known to have."""
+        one = stream_bytes_per_s(self._rtt_s(), 0.0 if self._bbr else self._loss() or 0.0)
+        return self._counted.known(now_s) > STREAM_SHARE * count * one
+
+    def _count_lost(self, moving: list[Slice], now_s: float) -> None:
+        least_s = self._rtt_s()
+        if any(one.rtt_s > QUEUED_SHARE * least_s + QUEUED_S for one in moving):
+            self._queued_s = now_s
+        if now_s - self._queued_s < QUEUE_REST_S:
+            return
+        self._sent += sum(one.sent for one in moving)
+        self._lost += sum(one.lost for one in moving)
+        while self._sent >= LOSS_BYTES_KEPT:
+            self._sent, self._lost = self._sent / 2, self._lost / 2
+
+
+class OwnLinks:
+    """Estimate this peer's own uplink and downlink, from below.
+
+    What counts is what left this peer, and what came, while it exchanged with several at a time.
+    The slower side of each pair is another's then.
+    """
+
+    def __init__(self) -> None:
+        self._up, self._down = Best(), Best()
+        self._leaving, self._coming = Window(), Window()
+
+    def handle(
+        self, out: Sequence[Sequence[Slice]], into: Sequence[Sequence[Slice]], now_s: float
+    ) -> None:
+        """Take in what all streams did between two readings, by peer."""
+        leaving = [[one for one in pair if one.moving] for pair in out]
+        streams = [one for pair in leaving for one in pair]
+        if sum(any(one.whole for one in pair) for pair in leaving) < 2:
+            self._leaving.reset()
+        else:
+            held = any(
+                one.app_limited or _reaches_pace(one, one.delivered / one.took_s) for one in streams
+            )
+            total, trip_s = sum(o.delivered for o in streams), max(o.rtt_s for o in streams)
+            if rate := self._leaving.add(streams[0].took_s, total, trip_s, held_back=held):
+                # Held back or not, nobody else can say what this link has: the first is taken.
+                if self._leaving.held_back and self._up.value:
+                    self._up.at_least(rate, now_s)
+                else:
+                    self._up.free(rate, now_s)
+        coming = [one for pair in into for one in pair if one.arrived > 0]
+        if sum(any(one.arrived > 0 for one in pair) for pair in into) < 2:
+            self._coming.reset()
+        elif rate := self._coming.add(coming[0].took_s, sum(one.arrived for one in coming)):
+            _seen(self._down, rate, now_s)
+
+    def up(self, now_s: float) -> float:
+        """Return the rate of the uplink in bytes per second; 0 if unknown."""
+        return self._up.known(now_s)
+
+    def down(self, now_s: float) -> float:
+        return self._down.known(now_s)
+
+
+def _seen(best: Best, rate: float, now_s: float) -> None:
+    """Take a sample of a receiver, who does not know what held its senders back.
+
+    What comes near shows that the estimate holds, and what does not replaces it only when it has
+    grown old.
+    """
+    if best.value and rate >= CONFIRMS * best.value:
+        best.at_least(rate, now_s)
+    else:
+        best.free(rate, now_s)
+
+
+def _reaches_pace(one: Slice, rate: float) -> bool:
+    return one.pace > 0 and rate >= PACE_REACHED * one.pace

@@ -1,0 +1,156 @@
+"""Keep what all members have measured, at the coordinator: a ``Network`` to plan with. No clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from statistics import median
+
+from atoll.collectives import units
+from atoll.collectives.network import Network, measured
+from atoll.peer.links.messages import LinkRow
+
+__all__ = ["LOCAL_BYTES_PER_S", "LOSS_SHOWN", "LinkTable", "describe"]
+
+# The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.
+LOCAL_BYTES_PER_S = 1.25e9
+LOSS_SHOWN = 0.0005  # what rounds to a tenth of a percent
+
+
+class LinkTable:
+    """Keep the last row of each member of the view.
+
+    What a row says is believed within the bounds of ``measured``, and only about links of who sent
+    it.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, LinkRow] = {}
+
+    def put(self, peer: bytes, row: LinkRow) -> None:
+        self._rows[peer] = row
+
+    def keep(self, members: Collection[bytes]) -> None:
+        """Drop the rows of all peers but ``members``."""
+        self._rows = {peer: row for peer, row in self._rows.items() if peer in members}
+
+    def out(self, source: bytes, target: bytes) -> float:
+        """Return the rate from one peer to another in bytes per second; 0 if unknown."""
+        row = self._rows.get(source)
+        return (row.out[row.peers.index(target)] or 0.0) if row and target in row.peers else 0.0
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        """Return, for each peer in ascending order, whether losses need not slow its streams."""
+        rows = (self._rows.get(peer) for peer in sorted(participants))
+        return tuple(row is not None and row.bbr for row in rows)
+
+    def gaps(self, participants: Collection[bytes]) -> int:
+        """Count the ways, from each to each other, of which the rate or the round trip is unknown.
+
+        A rate is known where somebody has measured it, and where it is known what leaves the one
+        end and what enters the other; ways within one machine say nothing of that. A round trip is
+        that of the way back.
+        """
+        everyone = set(participants)
+        rows = {peer: row for peer, row in self._rows.items() if peer in everyone}
+        measured_ways, trips = set(), set()
+        for peer, row in rows.items():
+            for other, rtt_s, out in zip(row.peers, row.rtt_s, row.out, strict=True):
+                if out:
+                    measured_ways.add((peer, other))
+                if rtt_s:
+                    trips |= {(peer, other), (other, peer)}
+        remote = {way for way in measured_ways if self.out(*way) != LOCAL_BYTES_PER_S}
+        leaving = {peer for peer, _ in remote} | {p for p, row in rows.items() if row.up}
+        entering = {peer for _, peer in remote} | {p for p, row in rows.items() if row.down}
+        return sum(
+            (one, other) not in trips
+            or ((one, other) not in measured_ways and not (one in leaving and other in entering))
+            for one in everyone
+            for other in everyone
+            if one != other
+        )
+
+    def network(self, participants: Sequence[bytes]) -> Network:
+        """Return the network of these peers in ascending order of peer id, whatever order is given.
+
+        A round trip is the same from both ends: the smaller one has met fewer queues. An uplink has
+        at least what one of its pairs has. Raises ConfigError for nobody.
+        """
+        order = sorted(participants)
+        index = {peer: n for n, peer in enumerate(order)}
+        pair: dict[tuple[int, int], float] = {}
+        latency_s: dict[tuple[int, int], float] = {}
+        loss: dict[tuple[int, int], float] = {}
+        up: list[float | None] = [None] * len(order)
+        down: list[float | None] = [None] * len(order)
+        for peer, n in index.items():
+            row = self._rows.get(peer)
+            if row is None:
+                continue
+            up[n], down[n] = row.up, row.down
+            for other, rtt_s, out, lost in zip(
+                row.peers, row.rtt_s, row.out, row.loss, strict=True
+            ):
+                m = index.get(other, n)
+                if m == n:
+                    continue  # it takes no part, or the row is about its sender
+                if out:
+                    pair[n, m] = out
+                if rtt_s:
+                    latency_s[n, m] = rtt_s / 2
+                if lost is not None:
+                    loss[n, m] = lost
+        both = {(n, m): min(way, latency_s.get((m, n), way)) for (n, m), way in latency_s.items()}
+        _fill_beside_local(pair, up, down)
+        for (n, m), rate in pair.items():
+            up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
+        return measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
+
+
+def describe(network: Network) -> str:
+    """Describe a network in one line, for the log."""
+    peers = range(network.count)
+    pairs = [(i, j) for i in peers for j in peers if i != j]
+    if not pairs:
+        return "no links"
+    trips = [
+        units.duration(2 * s) for s in sorted(float(network.latency_s[pair]) for pair in pairs)
+    ]
+    alone = network.alone_bytes_per_s()
+    rates = [units.rate(speed) for speed in sorted(float(alone[pair]) for pair in pairs)]
+    loss = max(float(network.loss[pair]) for pair in pairs)
+    losses = f"up to {loss:.2%} loss" if loss >= LOSS_SHOWN else "no loss"
+    return f"{units.count(len(pairs), 'link')}: {units.span(trips)}, {units.span(rates)}, {losses}"
+
+
+def _fill_beside_local(
+    pair: dict[tuple[int, int], float], up: Sequence[float | None], down: Sequence[float | None]
+) -> None:
+    """Give a rate to the unmeasured ways of peers that share a machine with others.
+
+    It is what their links to other machines are known to have, or usually have where nothing is
+    known: what is within the machine says nothing of those.
+    """
+    shared = {n for way, rate in pair.items() if rate == LOCAL_BYTES_PER_S for n in way}
+    if not shared:
+        return
+    leaving, entering = dict(enumerate(up)), dict(enumerate(down))
+    for (n, m), rate in pair.items():
+        if rate != LOCAL_BYTES_PER_S:
+            leaving[n] = max(leaving[n] or 0.0, rate)
+            entering[m] = max(entering[m] or 0.0, rate)
+    usual = [rate for rate in (*leaving.values(), *entering.values()) if rate]
+    if not usual:
+        return
+    for n, leaves in leaving.items():
+        for m, enters in entering.items():
+            if n != m and (n, m) not in pair and (n in shared or m in shared):
+                pair[n, m] = min(leaves or median(usual), enters or median(usual))
+
+
+def _larger(known: float | None, rate: float) -> float | None:
+    """Return the larger rate, but None for an end of which nothing else is known.
+
+    Such an end is left to ``measured``.
+    """
+    return known if known is None else max(known, rate)

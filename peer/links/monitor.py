@@ -1,0 +1,267 @@
+"""Measure the links to the other members, and tell the coordinator: the shell.
+
+Reads the counters of all data streams at intervals, carries messages, and has probes sent. What is
+decided is in estimates.py, traffic.py and link_table.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from atoll.collectives.network import Network
+from atoll.peer.links.estimates import LinkEstimate, OwnLinks, PairEstimate
+from atoll.peer.links.link_changes import News
+from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe
+from atoll.peer.links.messages import ABOUT_LINKS, LinkRow, ProbeOver
+from atoll.peer.links.probe_schedule import RowTimes
+from atoll.peer.links.prober import READ_PROBE_S, Prober
+from atoll.peer.links.tcp_info import TcpInfo, parse
+from atoll.peer.links.tcp_intervals import Slice, between
+from atoll.peer.links.traffic import Traffic
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.view import REPLICA, View
+from atoll.peer.streams.stream import DataStream
+
+__all__ = ["LinkMonitor", "MeasuredStreams"]
+
+READ_S = 0.25  # between two readings of the counters of all streams; shorter during a probe
+ROW_LOOK_S = 1.0  # between two looks whether somebody is to be told
+
+
+class MeasuredStreams(Protocol):
+    """Give access to the data streams of a daemon (peer/streams/manager.py)."""
+
+    @property
+    def bbr(self) -> bool: ...
+
+    def outgoing(self) -> Sequence[tuple[bytes, DataStream]]: ...
+
+    def incoming(self) -> Sequence[tuple[bytes, DataStream]]: ...
+
+    async def to(self, peer: bytes) -> DataStream: ...
+
+
+class LinkMonitor:
+    """Measure links and keep what others say of theirs, in the event loop.
+
+    ``control``: what the kernel tells of the control link to a peer. ``is_local``: whether a peer
+    runs on this machine; nobody measures those. ``begins``: of the reductions that are under way,
+    here or elsewhere in the view. ``send`` is false without a control link. ``round_bytes``: what
+    this peer sends in one round with so many peers, as far as is known: all its probes of an hour
+    send no more. ``probes``: false if it is to send none, and take none.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: bytes,
+        streams: MeasuredStreams,
+        control: Callable[[bytes], bytes],
+        is_local: Callable[[bytes], bool],
+        send: Callable[[bytes, object], bool],
+        view: Callable[[], View | None],
+        begins: Callable[[], Iterable[Begin]],
+        log: Callable[[str], None],
+        round_bytes: Callable[[int], int],
+        probes: bool = True,
+    ) -> None:
+        self._me, self._streams, self._control, self._send = me, streams, control, send
+        self._is_local = is_local
+        self._view, self._begins, self._log = view, begins, log
+        self._loop = asyncio.get_running_loop()
+        self._readings: WeakKeyDictionary[DataStream, tuple[TcpInfo, float]] = WeakKeyDictionary()
+        self._pairs: dict[bytes, PairEstimate] = {}
+        self._own = OwnLinks()
+        self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
+        self._news, self._picture, self._told = News(), LinkTable(), RowTimes()
+        self._was_reducing = 0
+        self._looked_s = float("-inf")
+        self._said_full = False
+        self._prober = Prober(
+            me=me,
+            streams=streams,
+            send=send,
+            view=view,
+            reducing=lambda: self._reducing() > 0,
+            budget_bytes=lambda: round_bytes(1 + len(self._pairs)),
+            on=probes,
+        )
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await asyncio.sleep(READ_PROBE_S if self._prober.active else READ_S)
+                self.look()
+        finally:
+            self._prober.close()
+
+    # ------------------------------------------------------------ what is known
+
+    def link(self, peer: bytes) -> LinkEstimate:
+        """Return the estimate of the link to ``peer``, as far as it is known here."""
+        pair = self._pairs.get(peer)
+        if pair is None:
+            return LinkEstimate()
+        link = pair.now(self._loop.time())
+        return replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0) if self._is_local(peer) else link
+
+    def status(self, peer: bytes) -> dict[str, Any]:
+        """Return what people see of one member; only what is known.
+
+        Rates are in bytes per second.
+        """
+        link = self.link(peer)
+        if self._is_local(peer):
+            return {"local": True, "rtt_ms": round(1e3 * link.rtt_s, 2)}
+        arrives = self._picture.out(peer, self._me) or self._arrives.get(peer, 0.0)
+        found: dict[str, Any] = {}
+        if link.rtt_s:
+            found["rtt_ms"] = round(1e3 * link.rtt_s, 2)
+        if link.out:
+            found["out_bytes_per_s"] = round(link.out)
+        if link.age_s < math.inf:
+            found["measured_s_ago"] = round(link.age_s)
+        if arrives:
+            found["in_bytes_per_s"] = round(arrives)
+        if link.loss is not None:
+            found["loss"] = round(link.loss, 6)
+        return found
+
+    def gaps(self, participants: Collection[bytes]) -> int:
+        """Count the ways between these of which this peer knows no rate, or no round trip."""
+        self._picture.put(self._me, self._row(self._loop.time()))
+        return self._picture.gaps(participants)
+
+    def network(self, participants: Collection[bytes]) -> Network:
+        """Return the links between these, in ascending order of peer id, as this peer knows them.
+
+        Only the coordinator of a view knows more than its own. Raises ConfigError for nobody.
+        """
+        self._picture.put(self._me, self._row(self._loop.time()))
+        return self._picture.network(sorted(participants))
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
+        """Return, for each peer in ascending order, whether losses need not slow its streams."""
+        return self._picture.bbr(participants)
+
+    def totals(self) -> dict[str, int]:
+        """Return what this peer's own links have carried, in bytes per second; 0 if unknown."""
+        now_s = self._loop.time()
+        return {
+            "up_bytes_per_s": round(self._own.up(now_s)),
+            "down_bytes_per_s": round(self._own.down(now_s)),
+        }
+
+    # ------------------------------------------------------------ reading
+
+    def look(self) -> None:
+        """Read all counters, and do what is due."""
+        now_s, view = self._loop.time(), self._view()
+        others = self._others(view)
+        reducing = self._reducing()
+        of_two = max(reducing, self._was_reducing) == 2
+        self._was_reducing = reducing
+        traffic = Traffic(
+            self._slices(self._streams.outgoing()), self._slices(self._streams.incoming())
+        )
+        bbr = self._streams.bbr
+        self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
+        for peer, pair in self._pairs.items():
+            # Streams may have no moment without a queue. Small messages do, all day.
+            if (control := parse(self._control(peer))) is not None:
+                pair.round_trip(control.min_rtt_s, now_s)
+            full = peer == self._prober.filled
+            alone = (full or of_two) and traffic.is_alone(peer)
+            pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
+        self._own.handle(list(traffic.out.values()), list(traffic.into.values()), now_s)
+        # Where the system counts nothing a probe would show nothing.
+        remote = {p: e for p, e in self._pairs.items() if self._readings and not self._is_local(p)}
+        self._prober.look(remote, traffic, now_s)
+        if view is not None and now_s - self._looked_s >= ROW_LOOK_S:
+            self._looked_s = now_s
+            self._tell(view, now_s)
+
+    def _reducing(self) -> int:
+        """Return how many take part in the largest reduction under way; 0 for none."""
+        return max((len(begin.participants) for begin in self._begins()), default=0)
+
+    def _others(self, view: View | None) -> list[bytes]:
+        """Return the members with which data are exchanged."""
+        members = view.members if view is not None else ()
+        if not any(m.peer == self._me and m.role == REPLICA for m in members):
+            return []
+        return [m.peer for m in members if m.role == REPLICA and m.peer != self._me]
+
+    def _slices(
+        self, streams: Sequence[tuple[bytes, DataStream]]
+    ) -> defaultdict[bytes, list[Slice]]:
+        """Return what each stream did since the last reading, by peer."""
+        found: defaultdict[bytes, list[Slice]] = defaultdict(list)
+        for peer, stream in streams:
+            info, at_s = parse(stream.tcp_info()), self._loop.time()
+            if info is None:
+                continue
+            before, before_s = self._readings.get(stream, (None, at_s))
+            self._readings[stream] = (info, at_s)
+            found[peer].append(between(before, info, at_s - before_s, stream.pace_bytes_per_s))
+        return found
+
+    # ------------------------------------------------------------ messages
+
+    def on_message(self, source: bytes, message: object) -> bool:
+        """Take what has arrived if it is about links; return False if it is not."""
+        if not isinstance(message, ABOUT_LINKS):
+            return False
+        view = self._view()
+        known = view is not None and source in view.peers
+        if isinstance(message, LinkRow):
+            if known:
+                self._picture.put(source, message)
+            return True
+        if isinstance(message, ProbeOver) and message.out and known:
+            self._arrives[source] = message.out
+        self._prober.on_message(source, message)
+        return True
+
+    def _row(self, now_s: float) -> LinkRow:
+        links = {peer: self.link(peer) for peer in sorted(self._pairs)}
+        return LinkRow(
+            peers=tuple(links),
+            rtt_s=tuple(link.rtt_s or None for link in links.values()),
+            out=tuple(link.out or None for link in links.values()),
+            loss=tuple(link.loss for link in links.values()),
+            up=self._own.up(now_s) or None,
+            down=self._own.down(now_s) or None,
+            bbr=self._streams.bbr,
+        )
+
+    def _tell(self, view: View, now_s: float) -> None:
+        self._picture.keep(view.peers)
+        self._arrives = {peer: rate for peer, rate in self._arrives.items() if peer in view.peers}
+        self._news.keep(view.peers)
+        for peer in self._pairs:
+            if line := self._news.about(peer, self.link(peer), now_s):
+                self._log(line)
+        row = self._row(now_s)
+        if view.coordinator == self._me:
+            self._picture.put(self._me, row)
+            self._say_full(view)
+            return
+        to = (view.coordinator, view.number)
+        due = row.peers and self._told.due(row, to, len(view.members), now_s)
+        if due and self._send(view.coordinator, row):
+            self._told.sent(row, to, now_s)
+
+    def _say_full(self, view: View) -> None:
+        """Log the network when all of it is measured, once in the life of a daemon."""
+        replicas = [m.peer for m in view.members if m.role == REPLICA]
+        remote = not all(self._is_local(peer) for peer in replicas if peer != self._me)
+        if not self._said_full and remote and not self._picture.gaps(replicas):
+            self._said_full = True
+            self._log(f"measured {describe(self._picture.network(replicas))}")

@@ -1,0 +1,194 @@
+"""Plan the coming rounds where this peer coordinates, and do what another's plan asks of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from atoll.collectives.choice import KINDS
+from atoll.collectives.chunks import ChunkGrid, grid_for
+from atoll.collectives.codecs import Decoder, get_codec
+from atoll.collectives.network import Network
+from atoll.optim.spec import CARRIED
+from atoll.peer.links.messages import StreamPlan
+from atoll.peer.links.planning import RoundPlan, differs, plan_rounds
+from atoll.peer.membership.layout import Advised
+from atoll.peer.membership.node import Node
+from atoll.peer.rounds.state import ReplicatedState
+
+__all__ = ["Planner", "round_bytes"]
+
+LOOK_S = 1.0  # between two looks whether the plan still suits
+# Time between two plans for the same peers: so long a plan is tried before another one is made
+# of what it taught.
+REPLAN_S = 10.0
+# Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
+# some million elements, say. For much smaller ones a plan gains nothing.
+COLLECTIVE_ELEMENTS = 4 << 20
+# A plan waits for so long until all ways are known, and is made with gaps then: twice what probes
+# of 8 peers on slow links take, or of 32 on fast ones, since rounds leave them half of the time.
+# What never comes (a system that counts nothing, a budget that is spent, one joiner after the
+# other) must not keep the others from what a plan is good for.
+GAPS_WAIT_S = 120.0
+
+
+class PlannedStreams(Protocol):
+    """Set the number and the pace of a daemon's data streams (peer/streams/manager.py)."""
+
+    def widen(self, peer: bytes, count: int) -> None: ...
+
+    def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None: ...
+
+
+class Links(Protocol):
+    """Tell what is measured of the links between peers (peer/links/monitor.py)."""
+
+    def gaps(self, participants: Collection[bytes]) -> int: ...
+
+    def network(self, participants: Collection[bytes]) -> Network: ...
+
+    def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]: ...
+
+
+class Planner:
+    """Make and follow plans, in the event loop. ``send`` is false without a control link."""
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        links: Links,
+        streams: PlannedStreams,
+        state: Callable[[], ReplicatedState | None],
+        send: Callable[[bytes, object], bool],
+        advise: Callable[[Advised], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._node, self._links, self._streams, self._state = node, links, streams, state
+        self._send, self._advise, self._log = send, advise, log
+        self._loop = asyncio.get_running_loop()
+        self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
+        self._network: Network | None = None
+        self._made_s = float("-inf")
+        self._gaps_s = float("inf")  # since when there have been gaps ...
+        self._said_gaps = False  # ... and whether the log has a line about them
+        self._said = ""
+        self._paced: set[bytes] = set()  # to whom streams keep to a plan
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Make a plan if there is none that suits, and this peer is to make it."""
+        node, state, participants = self._node, self._state(), self._training()
+        plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
+        if node.view is None or state is None or not plannable or len(participants) < 2:
+            self._made_for, self._gaps_s = (), float("inf")
+            return
+        now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))
+        made_for = (node.view.lineage, node.view.number, participants, grid, codec)
+        same = made_for == self._made_for
+        if same and now_s - self._made_s < REPLAN_S:
+            return
+        gaps = self._links.gaps(participants)
+        if self._waits(gaps, len(participants), now_s, same=same):
+            return  # rounds are butterflies of equal shares, or go on as planned before
+        network = self._links.network(participants)
+        if same and self._network is not None and not differs(self._network, network):
+            return
+        bbr = self._links.bbr(participants)
+        kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
+        plan = await asyncio.to_thread(
+            plan_rounds, participants, network, grid, codec, bbr, kinds=kinds
+        )
+        if self._training() != participants:
+            return
+        self._made_for, self._network, self._made_s = made_for, network, now_s
+        self._publish(plan)
+        if gaps and not self._said_gaps:
+            ways = len(participants) * (len(participants) - 1)
+            self._log(f"{gaps} of {ways} links are not measured yet: the plan guesses their rates")
+        self._said_gaps = gaps > 0
+
+    def _waits(self, gaps: int, count: int, now_s: float, *, same: bool) -> bool:
+        """Return whether a plan must wait, because ways between these ``count`` peers are unknown.
+
+        The time runs from the first gap on, whoever comes meanwhile: else one joiner after the
+        other would keep all the others waiting. ``same``: there is a plan for these.
+        """
+        self._gaps_s = min(self._gaps_s, now_s) if gaps else float("inf")
+        if not gaps:
+            return False
+        is_blind = gaps == count * (count - 1)  # a plan of guesses alone is none
+        just_made = same and now_s - self._made_s < GAPS_WAIT_S
+        return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
+
+    def _training(self) -> tuple[bytes, ...]:
+        """Return who will take part in the next round, in ascending order of peer id.
+
+        That is nobody where another peer coordinates.
+        """
+        lead = self._node.coordinator
+        if lead is None:
+            return ()
+        return tuple(sorted(lead.roster.attached(lead.roster.alive(self._node.now_s))))
+
+    def _publish(self, plan: RoundPlan) -> None:
+        self._advise(plan.advice)
+        for peer, told in plan.told.items():
+            if peer == self._node.me.peer:
+                self._obey(told)
+            else:
+                self._send(peer, told)  # without a link there will be no round with it, either
+        layout = plan.advice.layout
+        said = f"{layout.kind} {layout.order} {layout.shares}"
+        if said != self._said:
+            self._said = said
+            self._log(layout.why)
+
+    def on_message(self, source: bytes, message: object) -> bool:
+        """Take what has arrived if it is a plan; return False if it is not."""
+        if not isinstance(message, StreamPlan):
+            return False
+        view = self._node.view
+        if view is not None and source == view.coordinator:
+            self._obey(message)
+        return True
+
+    def _obey(self, plan: StreamPlan) -> None:
+        """Follow a plan from the next round on.
+
+        What an earlier plan has said of others does not hold any more: they share no link with
+        these.
+        """
+        view = self._node.view
+        known = [row for row in plan.rows() if view is not None and row[0] in view.peers]
+        for peer in self._paced - {row[0] for row in known}:
+            self._streams.widen(peer, 1)
+            self._streams.pace(peer, 0.0)
+        for peer, count, bytes_per_s, lossy in known:
+            self._streams.widen(peer, count)
+            self._streams.pace(peer, bytes_per_s, lossy=lossy)
+        self._paced = {row[0] for row in known}
+
+
+def round_bytes(state: ReplicatedState | None, count: int) -> int:
+    """Return the bytes that each of so many peers sends in a round of equal shares.
+
+    0 while nobody knows what their rounds reduce, as in a run without an optimizer.
+    """
+    if state is None or state.spec.method in CARRIED or count < 2:
+        return 0
+    grid, codec = _reduced(state, count)
+    both = codec.part_codec.encoded_bytes(grid.total) + codec.encoded_bytes(grid.total)
+    return both * (count - 1) // count
+
+
+def _reduced(state: ReplicatedState, count: int) -> tuple[ChunkGrid, Decoder]:
+    """Return the chunk grid of the vector of a round of so many, and the codec of its result."""
+    if state.spec.method in CARRIED:
+        return grid_for(COLLECTIVE_ELEMENTS), get_codec("float32")
+    return state.fragment_grid(0), state.spec.result_codec((1.0,) * count)

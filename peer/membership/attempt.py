@@ -1,0 +1,366 @@
+"""Make attempts at one round, as its coordinator, until one may be committed.
+
+Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
+in one of two ways. *Commit*, when every living participant holds the result R, at least two living
+replicas do (one, if there is only one), the coordinator among them unless it is a witness, and
+those that hold it together with the witnesses that attest it are a quorum of the voters. Replicas
+outside S are asked to fetch R at once, because the quorum may need them, but the commit waits for
+them only if it does: they follow by the log. Of a session's own all-reduce only the participants
+hold R, because only their trainers want it; all other voters attest it, as witnesses do. *Retry*
+with a higher attempt number, when a participant died or edges stalled and nobody alive holds R, or
+when participants hold different results: then without the minority. If somebody holds R the attempt
+is *finished* instead: the others fetch it. An attempt is given up before the next begins and never
+committed afterwards, which is why the highest (round, attempt) in a view change's reports is the
+only candidate. Between the two, participants are asked which chunks of it are final, and the next
+attempt keeps those (attempt_cleanup.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from atoll.collectives.units import duration, listed
+from atoll.peer.membership.events import Effect, Note, Send
+from atoll.peer.membership.messages import Begin, Miss, Notice, Ready, Repair
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import View, is_quorum, short
+from atoll.peer.rounds.entries import REDUCE
+
+__all__ = ["ATTEMPTS_MAX", "DISPUTES_MAX", "REPAIRS_MAX", "Attempt", "RetryBudget", "vertex_cover"]
+
+ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
+DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
+REPEAT_BYTES_PER_S = 128 * 1024  # what a link of 1 Mbit/s brings
+REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalled
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Keep one BEGIN and what has come back for it."""
+
+    view: View
+    me: bytes
+    begin: Begin
+    timing: Timing
+    emit: Callable[[Effect], None]
+    began_s: float
+    ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> root it holds or attests
+    misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    dispute: str = ""  # who holds which result, if they differ
+    minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
+    tries: int = 1  # at this round, this one included; numbers of attempts rise within a view
+    audited: bool = False  # a result is there once most participants have verified it
+    is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
+    _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
+    _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    _noticed_s: float = float("-inf")
+    _missed_s: float | None = None  # when the first report of a broken edge was looked at
+    _whole_s: float | None = None  # since when nothing is lacking but copies of outsiders
+    _progress_bytes: int = -1
+    _progress_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._progress_s = self.began_s
+        for peer in self.view.peers:
+            self.emit(Send(peer, self.begin))
+
+    def repeat(self, peer: bytes, now_s: float) -> None:
+        """Send BEGIN again to a peer that may have lost it, but not too soon.
+
+        A long one may still be on its way, and more would jam the link.
+        """
+        pause_s = len(self.begin.blob) / REPEAT_BYTES_PER_S
+        if now_s - self._begun_s.get(peer, self.began_s) >= pause_s:
+            self._begun_s[peer] = now_s
+            self.emit(Send(peer, self.begin))
+
+    def forgive(self, pause_s: float) -> None:
+        """Discount a pause in which the coordinator itself was stopped."""
+        self._progress_s += pause_s
+
+    def wait_turn(self, now_s: float) -> None:
+        """Count no stall while an earlier round is not committed yet.
+
+        Only after that commit do those who hold this result say READY here.
+        """
+        self._progress_s = now_s
+
+    # ------------------------------------------------------------ what comes back
+
+    def on_ready(self, source: bytes, ready: Ready) -> None:
+        if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
+            self.ready[source] = ready.root
+
+    def on_miss(self, source: bytes, miss: Miss) -> None:
+        participants = self.begin.participants
+        current = (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt)
+        if current and source in participants:
+            self.misses[source] = tuple(peer for peer in participants if peer in miss.peers)
+
+    @property
+    def attesters(self) -> tuple[bytes, ...]:
+        """Return the peers that vote for a result that others hold."""
+        witnesses = self.view.witnesses
+        if self.begin.kind != REDUCE:
+            return witnesses
+        others = (p for p in self.view.replicas if p not in self.begin.participants)
+        return (*witnesses, *others)
+
+    @property
+    def jury(self) -> set[bytes]:
+        """Return the participants who count.
+
+        Newcomers do not: a liar could bring as many of them as it takes.
+        """
+        pairs = zip(self.begin.participants, self.begin.weights, strict=True)
+        return {peer for peer, weight in pairs if weight}
+
+    @property
+    def copies(self) -> dict[bytes, bytes]:
+        """Return the replicas that hold a result, with its root; what attesters say is no copy."""
+        attesters, jury = self.attesters, self.jury
+        copies = {peer: root for peer, root in self.ready.items() if peer not in attesters}
+        votes = Counter(root for peer, root in copies.items() if peer in jury)
+        if self.audited and 2 * max(votes.values(), default=0) <= len(jury):
+            return {}  # one that lies may say that it has something, and lend it to all others
+        return copies
+
+    # ------------------------------------------------------------ commit
+
+    def committable(
+        self,
+        now_s: float,
+        alive: Collection[bytes],
+        unsynced: Collection[bytes],
+        training: Collection[bytes] = (),
+    ) -> bytes:
+        """Return the root to commit, or b""; ask attesters once the copies are there.
+
+        Outsiders that are ``training`` get a moment to fetch R: they want to take part in the next
+        round, and without it they would first have to catch up.
+        """
+        copies = self.copies
+        roots = set(copies.values())
+        attesters = self.attesters
+        root = next(iter(roots), None) if self.me in attesters else copies.get(self.me)
+        if root is None or len(roots) > 1:
+            return b""
+        synced = [p for p in self.view.replicas if p in alive and p not in unsynced]
+        able = [p for p in synced if p not in attesters]
+        waiting = [p for p in self.begin.participants if p in able and p not in copies]
+        if waiting or sum(p in able for p in copies) < min(2, len(able)):
+            return b""
+        agreeing = {peer for peer, theirs in self.ready.items() if theirs == root}
+        if self.begin.kind == REDUCE:  # before COMMIT, so that nobody has to catch up with it
+            self._ask_attesters(now_s, alive, root)
+        known = self.me in agreeing or self.me in self.view.witnesses
+        if known and is_quorum(self.view, agreeing):
+            self._whole_s = now_s if self._whole_s is None else self._whole_s
+            lacking = [p for p in synced if p in training and p not in self.ready]
+            patient = now_s - self._whole_s < self.timing.grace_s
+            return b"" if lacking and patient else root
+        self._ask_attesters(now_s, alive, root)
+        return b""
+
+    def _ask_attesters(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
+        """Ask attesters to vote for the result that others hold.
+
+        This comes only once enough hold it, or a round could be committed of which a single death
+        takes the only copy.
+        """
+        if now_s - self._noticed_s < self.timing.repair_s:
+            return
+        self._noticed_s = now_s
+        begin = self.begin
+        notice = Notice(begin.lineage, begin.view, begin.round, begin.attempt, begin.fragment, root)
+        for peer in self.attesters:
+            if peer in alive and self.ready.get(peer) != root:
+                self.emit(Send(peer, notice))
+
+    # ------------------------------------------------------------ finish or retry
+
+    def step(
+        self,
+        now_s: float,
+        alive: Collection[bytes],
+        unsynced: Collection[bytes],
+        progress_bytes: int,
+    ) -> tuple[bytes, ...] | None:
+        """Move on; return None to wait, else the participants of the next attempt.
+
+        An empty tuple says to give up.
+        """
+        participants, copies = self.begin.participants, self.copies
+        dead = [peer for peer in participants if peer not in alive]
+        if progress_bytes != self._progress_bytes:
+            self._progress_bytes, self._progress_s = progress_bytes, now_s
+        stalled = now_s - self._progress_s > self.timing.stall_s
+        holders = [peer for peer in copies if peer in alive]
+        if len(set(copies.values())) > 1:
+            silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
+            return self._without_minority(now_s, dead, [] if stalled else silent)
+        if holders and self.unrepairable(now_s):
+            kept = tuple(peer for peer in participants if peer in alive)
+            self._note_retry(f"{_named(self.unrepairable(now_s))} could not fetch the result")
+            return kept
+        if holders:
+            attesters = self.attesters
+            outside = [p for p in self.view.replicas if p not in (*participants, *attesters)]
+            wanting = outside + (list(participants) if dead or stalled or self.misses else [])
+            self._repair(now_s, [p for p in wanting if p in alive and p not in unsynced], holders)
+            return None
+        if dead:
+            self._note_retry(f"{_named(dead)} died")
+            return tuple(peer for peer in participants if peer in alive)
+        if stalled:
+            excluded = self.cover(self.misses)
+            self.is_stall = not excluded
+            self._note_retry(f"no data for {duration(self.timing.stall_s)}", without=excluded)
+            return tuple(peer for peer in participants if peer not in excluded)
+        return self._without_broken_edges(now_s)
+
+    def _without_minority(
+        self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
+    ) -> tuple[bytes, ...] | None:
+        """Return the participants of the next attempt after different results, or None to wait.
+
+        They are the participants who agree with most of those who count, and everyone without a
+        majority; the dead are left out. Outsiders have only copied theirs, so they have no say.
+        """
+        holders: dict[bytes, list[bytes]] = {}
+        for peer, root in sorted(self.copies.items()):
+            holders.setdefault(root, []).append(peer)
+        ours, jury = self.begin.participants, self.jury
+        votes = {root: len(jury.intersection(peers)) for root, peers in holders.items()}
+        most = max(votes, key=lambda root: votes[root])
+        if 2 * votes[most] > sum(votes.values()) + len(jury.intersection(silent)):
+            self.minority = {peer for peer, root in self.copies.items() if root != most}
+        elif silent:
+            return None  # the first to speak do not pass for all
+        self.dispute = "; ".join(
+            f"{root.hex()[:16]} on {', '.join(map(short, peers))}"
+            for root, peers in holders.items()
+        )
+        excluded = {*dead, *self.minority.intersection(ours)}
+        self._note_retry(f"results differ ({self.dispute})", without=excluded)
+        return tuple(peer for peer in ours if peer not in excluded)
+
+    def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
+        """Return the participants of the next attempt after broken edges, or None to wait.
+
+        Of broken edges between living peers, wait a moment for the death of one end. Who reports
+        itself cannot contribute: that needs no waiting. Nor does it when two others name one peer:
+        on full links its death may show a second later, and all that is sent in between is lost.
+        """
+        own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
+        if self.misses and self._missed_s is None:
+            self._missed_s = now_s
+        patient = self._missed_s is None or now_s - self._missed_s < self.timing.repair_s
+        cover = self.cover(self.misses)
+        excluded = own if patient and not self._is_clear(cover) else cover
+        if not excluded & set(self.begin.participants):
+            return None
+        what = "a submission cannot be used" if excluded == own else "data links are broken"
+        self._note_retry(f"{what}: {_named(excluded)}")
+        return tuple(peer for peer in self.begin.participants if peer not in excluded)
+
+    def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
+        """Return the peers that are left out on these reports of participants."""
+        return vertex_cover(misses, self.me, {*self.begin.participants} - self.jury)
+
+    def _is_clear(self, cover: Collection[bytes]) -> bool:
+        """Return whether two others name each of these peers, or it names itself.
+
+        Of one broken edge, either end may be to blame.
+        """
+        named = [peer for missing in self.misses.values() for peer in missing]
+        return all(named.count(peer) >= 2 or peer in self.misses.get(peer, ()) for peer in cover)
+
+    def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:
+        for position, peer in enumerate(peers):
+            count, last_s = self._repairs.get(peer, (0, float("-inf")))
+            if peer in self.ready or count >= REPAIRS_MAX or not self._is_due(now_s, last_s):
+                continue
+            self._repairs[peer] = (count + 1, now_s)
+            holder = holders[(position + count) % len(holders)]
+            begin = self.begin
+            order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
+            self.emit(Send(peer, order))
+
+    def unrepairable(self, now_s: float) -> set[bytes]:
+        """Return the peers that could not fetch the result in REPAIRS_MAX tries.
+
+        They count as unsynced.
+        """
+        return {
+            peer
+            for peer, (count, last_s) in self._repairs.items()
+            if count >= REPAIRS_MAX and peer not in self.ready and self._is_due(now_s, last_s)
+        }
+
+    def _is_due(self, now_s: float, last_s: float) -> bool:
+        """Return whether an order to fetch is due, or the last one has failed.
+
+        The first order goes at once; it is repeated, or has failed, after a time without a byte.
+        """
+        never = last_s == float("-inf")
+        return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
+
+    def _note_retry(self, why: str, without: Collection[bytes] = ()) -> None:
+        again = f"trying again without {_named(without)}" if without else "trying again"
+        text = f"round {self.begin.round}: {why}, {again} (attempt {self.tries + 1})"
+        self.emit(Note("retry", text))
+
+
+def _named(peers: Collection[bytes]) -> str:
+    return listed([short(peer) for peer in sorted(peers)])
+
+
+@dataclass(slots=True)
+class RetryBudget:
+    """Count what one round has cost so far."""
+
+    tries: int = 0
+    stalls: int = 0  # attempts that came to a stop without a reason
+    disputes: int = 0  # attempts with different results that will be tried with the same peers
+    distrusted: set[bytes] = field(default_factory=set)  # whose copy of the result was another
+
+    def dispute(self, attempt: Attempt, participants: Collection[bytes]) -> None:
+        """Note different results of one attempt; ``participants`` are those of the next.
+
+        An outsider that copied wrongly is left behind, while the quorum can do without it.
+        """
+        outsiders = attempt.minority.difference(attempt.begin.participants, {attempt.me})
+        if outsiders - self.distrusted:
+            self.distrusted |= outsiders
+        elif set(participants) == set(attempt.begin.participants):
+            self.disputes += 1
+
+
+def vertex_cover(
+    misses: Mapping[bytes, Collection[bytes]], coordinator: bytes, newcomers: Collection[bytes] = ()
+) -> set[bytes]:
+    """Return a greedy vertex cover of the reported broken edges.
+
+    The coordinator is chosen last. A reporter that names itself cannot contribute at all and is
+    always in the cover. One of the ``newcomers``, who do not count, that names somebody who does
+    leaves out itself alone: else it would cost nothing to leave out whom one likes.
+    """
+    cover = {peer for peer, missing in misses.items() if peer in missing}
+    light = {*newcomers} - {coordinator}
+    edges = {
+        frozenset((reporter, missing))
+        for reporter, named in misses.items()
+        for missing in named
+        if missing != reporter and not (reporter in light and missing not in light)
+    }
+    while edges := {edge for edge in edges if not edge & cover}:
+        degree: dict[bytes, int] = {}
+        for edge in edges:
+            for peer in edge:
+                degree[peer] = degree.get(peer, 0) + 1
+        cover.add(max(degree, key=lambda peer: (peer != coordinator, degree[peer], peer)))
+    named = {peer: {*missing} - light - cover for peer, missing in misses.items()}
+    return cover | {peer for peer in light if named.get(peer)}

@@ -1,0 +1,285 @@
+"""Found a run together, or resume one of which only checkpoints are left.
+
+Theory. Founders call each other (HAIL) until enough are there: all whom the user has named, or a
+majority of the voters of the last view that a checkpoint names. They then share a *cradle*, an
+imaginary view numbered 0 with these voters, and elect the first view of the run as they would elect
+any other: by one single-decree Paxos, on the highest position that somebody holds. A peer votes in
+one cradle in its life.
+
+Checkpoints of several peers may name different views. So a call carries its cradle, and whoever
+hears of a later view of the same history waits for that one's voters instead; one that is named
+there and has no checkpoint itself votes too, though it holds nothing. Two sets that found the same
+run without knowing of each other make two lineages, which are reported and resolved when they meet.
+A run that is resumed gets a new lineage that names the old one as its ancestor: should members of
+the old one live on somewhere, the two meet as forks do, instead of mixing.
+
+The members of a lineage that gives way to another are founders too, should that one die before they
+are in: the last view that they had in common is their cradle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from atoll.peer.membership.events import Note, Send
+from atoll.peer.membership.messages import BootstrapHello, Cradle
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.view import (
+    ANCESTORS_MAX,
+    ARCHIVE,
+    MEMBERS_MAX,
+    Member,
+    View,
+    genesis_chain,
+    new_lineage,
+    short,
+)
+
+if TYPE_CHECKING:
+    from atoll.peer.membership.node import Node
+
+__all__ = ["Genesis"]
+
+
+class Genesis:
+    """Wait for the founders of a run and enter the cradle with them.
+
+    Once this peer is in a view, it has no part any more.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._wanted: Cradle | None = None
+        self._put_off: Cradle | None = None
+        self._put_off_s = 0.0  # when somebody last said that the run lives
+        self._next_s = 0.0
+        self._enough_since_s: float | None = None
+        self._position = (0, b"")  # what we hold ...
+        self._since: tuple[bytes, ...] = ()  # ... and, if we learnt it while we waited, where
+        self.hails: dict[bytes, BootstrapHello] = {}
+
+    def start(self, cradle: Cradle) -> None:
+        if self._wanted is None and self._put_off is None:
+            self._position, self._since = self._held(), ()
+        self._wanted = cradle
+        self._next_s = 0.0
+        self._enough_since_s = None
+
+    def stop(self) -> None:
+        """Stop waiting for founders: others have founded the run, or go on without us."""
+        self._wanted = self._put_off = None
+
+    def put_off(self) -> None:
+        """Put the founding off: the run lives, they say, so join it.
+
+        Should it die before we are in, we wait again.
+        """
+        self._put_off_s = self._node.now_s
+        if self._wanted is not None:
+            self._put_off, self._wanted = self._wanted, None
+
+    def fall_back(self, view: View) -> None:
+        """Remember the members of a view that we leave for another run.
+
+        We wait for them if that run is silent.
+        """
+        self._position, self._since = self._held(), ()
+        self._put_off_s = self._node.now_s
+        self._put_off = Cradle(
+            voters=view.peers,
+            lineage=view.lineage,
+            number=view.number,
+            ancestors=view.ancestors,
+            rules=view.rules,
+        )
+
+    def soon(self) -> None:
+        self._next_s = self._node.now_s
+
+    @property
+    def waiting(self) -> bool:
+        return self._wanted is not None and self._node.view is None
+
+    @property
+    def expected(self) -> Cradle | None:
+        """Return the cradle in which this peer founds the run, or None.
+
+        One that was put off counts: the peer would found the run there if the one that it joins
+        were gone.
+        """
+        return self._wanted or self._put_off
+
+    def describe(self) -> str:
+        """Describe for people how many are here, how many are needed, and who is missing.
+
+        "" while this peer does not wait for founders.
+        """
+        wanted = self._wanted
+        if wanted is None:
+            return ""
+        here = self._present(wanted)
+        count = len(wanted.voters)
+        if not count:
+            return f"{len(here)} of {len(wanted.founders)} founders are here"
+        missing = ", ".join(short(peer) for peer in wanted.voters if peer not in here) or "nobody"
+        return (
+            f"{len(here)} of the {count} members of view {wanted.number} are here and"
+            f" {count // 2 + 1} are needed to go on; missing: {missing}"
+        )
+
+    # ------------------------------------------------------------ calling each other
+
+    def on_hail(self, source: bytes, hail: BootstrapHello) -> None:
+        node = self._node
+        if node.view is not None and node.view.number > 0:
+            node.joining.answer_hail(source)  # there is a run already: come in
+            return
+        known = self.hails.get(source)
+        if hail.member.peer != source or (known and known.member.inc > hail.member.inc):
+            return
+        if node.view is None and self._supersedes(hail.cradle):
+            self._adopt(hail.cradle)
+        self.hails[source] = hail
+        if len(self.hails) > MEMBERS_MAX:
+            del self.hails[source]
+
+    def renewed(self, cradle: View) -> View:
+        """Return a cradle with the incarnations that its voters have called from last.
+
+        One may have died and come back since we entered it, and a first view that names the dead
+        one would have no quorum.
+        """
+        members = []
+        for member in cradle.members:
+            hail = self.hails.get(member.peer)
+            later = hail is not None and hail.member.inc > member.inc
+            members.append(hail.member if hail is not None and later else member)
+        return replace(cradle, members=tuple(members))
+
+    def _supersedes(self, cradle: Cradle) -> bool:
+        """Return whether to wait for the voters of this cradle and not for ours."""
+        node, mine = self._node, self._wanted
+        if not cradle.voters:
+            return False
+        if mine is None and self._put_off is not None:
+            return False  # the run lives; who has not heard of it yet must not call us back
+        if mine is None:
+            able = node.phase is Phase.OUT and not node.joining.renewing
+            return able and node.me.peer in cradle.voters and node.me.role != ARCHIVE
+        later = cradle.lineage == mine.lineage and cradle.number > mine.number
+        return later or (bool(mine.lineage) and mine.lineage in cradle.ancestors)
+
+    def _adopt(self, cradle: Cradle) -> None:
+        node, count = self._node, len(cradle.voters)
+        node.emit(Note("genesis", f"waiting for a majority of the {count} of view {cradle.number}"))
+        if node.me.peer in cradle.voters:
+            self.start(cradle)
+        else:
+            self.stop()  # they go on without us, and let us in then
+
+    def _present(self, wanted: Cradle) -> list[bytes]:
+        """Return the peers whose call for the same cradle still stands; our own counts too."""
+        node = self._node
+        mark = _mark(wanted)
+        here = {node.me.peer: node.me.address}
+        for peer, hail in self.hails.items():
+            if peer in node.linked and _mark(hail.cradle) == mark:
+                here[peer] = hail.member.address
+        return sorted(p for p, at in here.items() if p in wanted.voters or at in wanted.founders)
+
+    def step(self) -> None:
+        self._note_position()
+        self._wait_again()
+        node, wanted = self._node, self._wanted
+        if wanted is None:
+            return
+        if node.now_s >= self._next_s:
+            self._next_s = node.now_s + node.timing.hail_s
+            mine = self.hails[node.me.peer] = BootstrapHello(
+                node.me, wanted, *self._position, self._learnt_in(wanted)
+            )
+            for peer in sorted(node.linked):
+                node.emit(Send(peer, mine))
+        if node.view is not None:
+            return  # in the cradle; others may need our call to find in
+        present = self._present(wanted)
+        if not self._enough(wanted, present):
+            self._enough_since_s = None
+            return
+        if self._enough_since_s is None:
+            self._enough_since_s = node.now_s
+        everyone = len(present) >= len(wanted.voters)
+        if everyone or node.now_s - self._enough_since_s >= node.timing.hail_gather_s:
+            self._found(wanted, present)
+
+    def _wait_again(self) -> None:
+        node = self._node
+        if node.joining.is_taught:
+            self._put_off_s = node.now_s
+        if self._put_off is not None and node.now_s > self._put_off_s + node.timing.run_lost_s:
+            node.emit(Note("genesis", "the run that was found is silent; waiting for founders"))
+            self.start(self._put_off)
+            self._put_off = None
+
+    def _note_position(self) -> None:
+        """Note what we hold, and where we have learnt it if that has changed while we wait.
+
+        Somebody may have resumed the run alone, have taught us, and be gone again.
+        """
+        position, taught = self._held(), self._node.joining.taught
+        if position != self._position:
+            self._position = position
+            self._since = (*taught.ancestors, taught.lineage) if taught is not None else ()
+
+    def _held(self) -> tuple[int, bytes]:
+        return self._node.follower.round, self._node.follower.chain
+
+    def _learnt_in(self, wanted: Cradle) -> tuple[bytes, ...]:
+        known = {*wanted.ancestors, wanted.lineage}
+        return tuple(lineage for lineage in self._since if lineage not in known)
+
+    def _enough(self, wanted: Cradle, present: list[bytes]) -> bool:
+        if self._node.me.peer not in present:
+            return False  # not named ourselves: join those who are
+        if wanted.voters:
+            return 2 * len(present) > len(wanted.voters)
+        return len(present) >= len(wanted.founders)
+
+    # ------------------------------------------------------------ founding
+
+    def _found(self, wanted: Cradle, present: list[bytes]) -> None:
+        """Enter the cradle; the election that follows makes the first view."""
+        node = self._node
+        voters = sorted(wanted.voters or present)
+        members = tuple(
+            self.hails[peer].member if peer in present else Member(peer, 0) for peer in voters
+        )
+        lineage = new_lineage(wanted.lineage, _mark(wanted) + b"".join(voters))
+        # The base will be what one of the furthest holds, so its history is ours.
+        since = max((self.hails[peer] for peer in present), key=lambda x: (x.round, x.chain)).since
+        ancestors = (*wanted.ancestors, wanted.lineage, *since) if wanted.lineage else ()
+        cradle = View(
+            lineage,
+            0,
+            members,
+            voters[-1],  # nobody coordinates; the last stands last
+            0,
+            genesis_chain(lineage),
+            ancestors=ancestors[-ANCESTORS_MAX:],
+            rules=wanted.rules,
+        )
+        text = f"{len(present)} of {len(voters)} founders are here; electing the first view"
+        node.emit(Note("genesis", text))
+        self._next_s = 0.0
+        node.enter_cradle(cradle)
+
+
+def _mark(cradle: Cradle) -> bytes:
+    """Return a SHA-256 that identifies the voters that the founding view is to be decided by."""
+    number = cradle.number.to_bytes(8, "big")
+    founders = (address.encode() for address in sorted(cradle.founders))
+    parts = (cradle.lineage, number, *sorted(cradle.voters), *founders)
+    hashes = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return hashlib.sha256(b"atoll-cradle" + hashes).digest()

@@ -1,0 +1,427 @@
+"""Coordinate a view: who is alive, when a round begins, who comes in and goes out.
+
+Theory. Between rounds there is a *boundary*. At a boundary the coordinator first settles
+membership (leavers, the dead, members back under a new incarnation, learners that have caught up;
+admission.py), and only then opens the next round at the *barrier*, when all attached trainers
+have arrived or the stragglers' time is up. Where the method keeps rounds of different fragments in
+flight, the next one may open before the last is committed; they commit in order, and a change of
+membership waits until none is open. After it has proposed a view it begins nothing more in the old
+one (the acceptors' safety argument, consensus.py).
+
+Everything here is level-triggered: events update facts, ``step`` acts on the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import compress
+
+from atoll.collectives.units import count, duration, listed
+from atoll.peer.membership.admission import Admission
+from atoll.peer.membership.attempt import ATTEMPTS_MAX, DISPUTES_MAX, Attempt, RetryBudget
+from atoll.peer.membership.attempt_cleanup import AttemptCleanup
+from atoll.peer.membership.barrier import Barrier
+from atoll.peer.membership.comparison import Comparison
+from atoll.peer.membership.consensus import Proposer
+from atoll.peer.membership.eligibility import Eligibility
+from atoll.peer.membership.events import Effect, Note, Send
+from atoll.peer.membership.layout import Advised, layout_for, reserved
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.messages import (
+    HALTED_CHARS_MAX,
+    AskFinals,
+    Begin,
+    Commit,
+    CoordinatorBeat,
+    Finals,
+    Heartbeat,
+    Miss,
+    Ready,
+)
+from atoll.peer.membership.roster import Roster
+from atoll.peer.membership.round_kind import choose, opening
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
+from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryOrigin, fragment_of
+
+__all__ = ["OFFERS_MAX", "Coordinator"]
+
+OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
+
+
+class Coordinator:
+    """Coordinate rounds and membership, on one member while the view names it coordinator."""
+
+    def __init__(
+        self,
+        view: View,
+        me: bytes,
+        follower: MemberState,
+        timing: Timing,
+        emit: Callable[[Effect], None],
+        now_s: float,
+        *,
+        sign: Callable[[Commit], Commit] = lambda commit: commit,
+        rounds_in_flight: int = 1,
+    ) -> None:
+        self.view = view
+        self.me = me
+        self.timing = timing
+        self._emit = emit
+        self._sign = sign
+        self._own = follower
+        self.in_flight_max = rounds_in_flight
+        self.roster = Roster(view, me, timing, now_s)
+        self.counting = Eligibility(view, follower, self.roster, emit)
+        self.admission = Admission(view, me, follower, self.roster, timing, emit)
+        self.offers: dict[bytes, bytes] = {}
+        self.advice: Advised | None = None  # how rounds would go fastest
+        self.attempts: dict[int, Attempt] = {}  # by round
+        self.closings: dict[int, AttemptCleanup] = {}
+        self.proposer: Proposer | None = None
+        self.last_commit: Commit | None = None
+        self._comparison = Comparison(view, me, emit)
+        self.disputed = self.rival = ""  # why no round begins: in this view, beside a lineage
+        self.without_base_since_s: float | None = None
+        self._attempts = 0  # numbers rise within the view
+        self._efforts: dict[int, RetryBudget] = {}
+        self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
+        self._quorum_lost_noted = False
+
+    # ------------------------------------------------------------ facts
+
+    @property
+    def halted(self) -> str:
+        return self._comparison.halted or self.disputed or self.rival
+
+    def on_heartbeat(self, source: bytes, beat: Heartbeat, now_s: float) -> None:
+        if self.admission.on_beat(source, beat, now_s):
+            return
+        if not self.roster.heard(source, beat, now_s) or beat.unsynced:
+            return
+        if not self._own.is_replica:  # a witness has no specification: the replicas tell it
+            self._own.fragments = max(self._own.fragments, beat.fragments)
+            self.in_flight_max = max(self.in_flight_max, beat.in_flight)
+        if beat.terms != self._own.terms:
+            self.counting.learn()
+        if beat.round < self._own.round:
+            self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
+            return
+        known = {run.round: run for run in beat.runs}
+        for run in beat.runs:
+            if run.round > self._own.round and run.round not in {*self.attempts, *self.closings}:
+                self._emit(Send(source, AskFinals(*self._tag(), run.round, run.attempt)))  # over
+        for number, attempt in self.attempts.items():
+            heard = known.get(number)
+            if heard is None or heard.attempt < attempt.begin.attempt:
+                attempt.repeat(source, now_s)  # a lost BEGIN
+            elif heard.root and heard.attempt == attempt.begin.attempt and not beat.frozen:
+                attempt.ready[source] = heard.root  # a lost READY
+
+    def on_ready(self, source: bytes, ready: Ready) -> None:
+        attempt = self.attempts.get(ready.round)
+        if attempt is not None and ready.round == self._own.round + 1:
+            attempt.on_ready(source, ready)
+
+    def on_miss(self, source: bytes, miss: Miss) -> None:
+        attempt = self.attempts.get(miss.round)
+        if attempt is not None:
+            attempt.on_miss(source, miss)
+
+    def on_finals(self, source: bytes, finals: Finals) -> None:
+        closing = self.closings.get(finals.round)
+        if closing is not None:
+            closing.on_finals(source, finals)
+
+    def on_offer(self, source: bytes, blob: bytes, now_s: float) -> None:
+        """Keep an offer to initialise the run, behind those that were heard before it.
+
+        The first that is heard initialises the run, unless it dies or fails.
+        """
+        alive = self.roster.alive(now_s)
+        self.offers = {peer: known for peer, known in self.offers.items() if peer in alive}
+        if self._own.round == 0 and len(self.offers) < OFFERS_MAX:
+            self.offers.setdefault(source, blob)
+
+    def _tag(self) -> tuple[bytes, int]:
+        return self.view.lineage, self.view.number
+
+    def beat(self, now_s: float) -> CoordinatorBeat:
+        own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
+        position = (*self._tag(), own.round, own.chain, self.last_commit)
+        waiting, held = self.waiting_for(now_s), self.counting.held
+        return CoordinatorBeat(*position, *waiting, halted=halted, held=held)
+
+    def hears_quorum(self, now_s: float) -> bool:
+        return is_quorum(self.view, self.roster.alive(now_s))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.attempts or self.closings) or self.proposer is not None
+
+    def forgive(self, pause_s: float) -> None:
+        self.roster.forgive(pause_s)
+        self.admission.forgive(pause_s)
+        for attempt in self.attempts.values():
+            attempt.forgive(pause_s)
+
+    # ------------------------------------------------------------ acting on them
+
+    def step(self, now_s: float) -> None:
+        if self.proposer is not None:
+            self.proposer.step(now_s, self.roster.dead(now_s), lone_ok=False)
+            return
+        alive = self.roster.alive(now_s)
+        if not is_quorum(self.view, alive):
+            self._without_quorum(alive, now_s)
+            return
+        self._quorum_lost_noted = False
+        self._comparison.step(self._own, self.roster, alive)
+        staying = alive - self.admission.leaving
+        if self.halted or self._own.unsynced or not self.admission.can_finish(staying):
+            ended = [closing.attempt for closing in self.closings.values()]
+            for attempt in [*self.attempts.values(), *ended]:
+                self._tell_over(attempt.begin)
+            self.attempts.clear()
+            self.closings.clear()
+        for number in sorted({*self.attempts, *self.closings}):
+            if self._step_round(number, staying, now_s):
+                return  # a commit reaches ourselves first: then we are called again
+        self._step_boundary(alive, now_s)
+
+    def _without_quorum(self, alive: set[bytes], now_s: float) -> None:
+        if self._quorum_lost_noted:
+            return
+        self._quorum_lost_noted = True
+        gone = [
+            f"{short(p)} (silent for {duration(self.roster.silent_s(p, now_s))})"
+            for p in self.view.peers
+            if p not in alive
+        ]
+        of = f"{len(alive)} of {len(self.view.members)} voters answer, no quorum"
+        self._emit(Note("no-quorum", f"{of}: rounds wait for {listed(gone)}"))
+
+    # ------------------------------------------------------------ a round
+
+    def _step_round(self, number: int, alive: set[bytes], now_s: float) -> bool:
+        """Move one open round on; return whether it was committed."""
+        closing = self.closings.get(number)
+        if closing is not None:
+            if closing.is_done(now_s, alive):
+                self._begin_again(closing, alive, now_s)
+            return False
+        attempt = self.attempts.get(number)
+        if attempt is None:
+            return False  # given up with one before it
+        effort = self._effort(number)
+        given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
+        if is_quorum(self.view, alive - given_up - effort.distrusted):
+            given_up |= effort.distrusted
+        if number == self._own.round + 1:  # in order
+            is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
+            training = alive if is_init else self.roster.attached(alive)
+            root = attempt.committable(now_s, alive, given_up, training)
+            if root:
+                self._commit(attempt, root, now_s)
+                return True
+        else:
+            attempt.wait_turn(now_s)
+        usable = alive - given_up
+        participants = attempt.step(now_s, usable, given_up, self.roster.progress_bytes())
+        if participants is not None:
+            self._end_attempt(attempt, participants, usable, now_s)
+        return False
+
+    def _give_up(self, number: int, now_s: float) -> None:
+        """Send a round back to the barrier, with the rounds after it.
+
+        They would have to wait for it, and a view that may be needed for it would wait for them.
+        """
+        for later in sorted(n for n in {*self.attempts, *self.closings} if n >= number):
+            closing = self.closings.pop(later, None)
+            attempt = closing.attempt if closing is not None else self.attempts.pop(later)
+            self._tell_over(attempt.begin)
+        self.barrier.open(now_s, committed=False)
+
+    def _tell_over(self, begin: Begin) -> None:
+        """Tell everyone, ourselves too, that an attempt is over.
+
+        The next submission is not late for this attempt any more.
+        """
+        for peer in self.view.peers:
+            self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
+
+    def _effort(self, number: int) -> RetryBudget:
+        return self._efforts.setdefault(number, RetryBudget())
+
+    def _end_attempt(
+        self, attempt: Attempt, participants: tuple[bytes, ...], alive: set[bytes], now_s: float
+    ) -> None:
+        begin = attempt.begin
+        if attempt.dispute:
+            self._settle_dispute(attempt, participants)
+        if self.halted:
+            return
+        tries = self._effort(begin.round).tries
+        if not participants or tries >= ATTEMPTS_MAX:
+            text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
+            self._emit(Note("give-up", text))
+            if begin.kind == INIT:
+                self.offers.pop(begin.participants[0], None)  # the next one's turn
+            self._efforts.pop(begin.round)
+            self._give_up(begin.round, now_s)
+            return
+        del self.attempts[begin.round]
+        dropped = {*begin.participants} & alive - {*participants}
+        self.counting.spoilers.blame(begin.round, dropped, now_s)
+        # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
+        owners = self.counting.owners(begin.participants, begin.kind)  # others' word is not taken
+        asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
+        self.closings[begin.round] = AttemptCleanup(
+            attempt, participants, asked, self.timing, self._emit, now_s
+        )
+
+    def _begin_again(self, closing: AttemptCleanup, alive: set[bytes], now_s: float) -> None:
+        begin = closing.attempt.begin
+        effort = self._effort(begin.round)
+        effort.stalls += closing.is_stall
+        again = closing.is_stall and effort.stalls > 1
+        participants = closing.participants(alive, excluding=again)
+        number, kind = begin.round, begin.kind
+        enough = self.counting.may_go_on(number, kind, participants, begin, alive)
+        if participants and enough:
+            del self.closings[number]
+            self._begin(number, kind, participants, closing, alive, now_s)
+        else:  # the others have died meanwhile
+            self._give_up(number, now_s)
+
+    def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
+        """Act on different results of one attempt: it must not be repeated for ever.
+
+        The next attempt has to differ from it; after more than DISPUTES_MAX that do not, no more
+        rounds begin.
+        """
+        effort = self._effort(attempt.begin.round)
+        effort.dispute(attempt, participants)
+        if effort.disputes > DISPUTES_MAX:
+            text = f"the result of round {attempt.begin.round} differs, {effort.disputes} times"
+            self.disputed = f"{text}: {attempt.dispute}; no more rounds until one of them leaves"
+            self._emit(Note("diverged", self.disputed))
+
+    def _commit(self, attempt: Attempt, root: bytes, now_s: float) -> None:
+        begin = attempt.begin
+        del self.attempts[begin.round]
+        self._efforts.pop(begin.round, None)
+        self.counting.spoilers.served(begin.participants)
+        self.offers.clear()
+        chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
+        commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
+        self.last_commit = commit
+        for peer in self.view.peers:
+            self._emit(Send(peer, commit))
+        self.barrier.open(now_s, committed=True)
+
+    def _begin(
+        self,
+        number: int,
+        kind: str,
+        participants: tuple[bytes, ...],
+        last: AttemptCleanup | None,
+        alive: set[bytes],
+        now_s: float,
+    ) -> None:
+        self._attempts += 1
+        self._effort(number).tries += 1
+        fragment = fragment_of(number, self._own.fragments)
+        chosen = tuple(sorted(participants))
+        tried = last.attempt.begin if last is not None else None
+        weights = self.counting.weights(chosen, kind, fragment, tried)
+        past: tuple[EntryOrigin, ...] = ()
+        kept = b""
+        if last is not None and kind not in OPERATIONS:
+            past, kept = last.kept(alive)
+        call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
+        blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
+        layout = layout_for(self.advice, chosen, kind, again=last is not None)
+        layout = reserved(layout, self.counting.owners(chosen, kind))
+        tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
+        called = (call.operation, call.without, call.aside)
+        begin = Begin(*tag, fragment, past, kept, layout, *called)
+        attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
+        attempt.audited = kind == STEP and self.counting.terms.audited
+        attempt.tries = self._effort(number).tries
+        self.attempts[number] = attempt
+
+    # ------------------------------------------------------------ a boundary
+
+    def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
+        self.counting.held = ""
+        if self.admission.lacks_base(alive):
+            if self.without_base_since_s is None:
+                self.without_base_since_s = now_s
+            proposal = self.admission.to_synced(alive)
+            if proposal is not None:
+                self.propose(proposal, now_s)
+            return
+        self.without_base_since_s = None
+        proposal = self.admission.next_view(alive, now_s, admit=not self.halted)
+        if proposal is not None:
+            if not self.busy:
+                self.propose(proposal, now_s)
+            return  # and if rounds are open, no further one is begun
+        if self.me in self.admission.leaving:
+            return  # nobody can take over yet
+        in_flight = len(self.attempts) + len(self.closings)
+        if self.halted or in_flight >= self.in_flight_max or self.admission.hold(alive, now_s):
+            return
+        if self._own.round == 0:
+            offering = [peer for peer in self.offers if peer in alive]
+            if offering and not in_flight:
+                self._begin(1, INIT, (offering[0],), None, alive, now_s)
+            return
+        number = self._next_round
+        present = alive - self.admission.leaving
+        may_begin = partial(self.counting.may_begin, present)
+        if not self.counting.are_attached(number, present):
+            self.barrier.hold()
+            return
+        participants = self.barrier.participants(number, present, now_s, may_begin)
+        if participants:
+            kind, chosen = choose(participants, self.roster)
+            chosen = self.counting.seats(number, kind, chosen, now_s)
+            self.barrier.left_out |= {*participants} - {*chosen}
+            self._begin(number, kind, chosen, None, alive, now_s)
+
+    @property
+    def _next_round(self) -> int:
+        """Return the first round that is not open.
+
+        One that was given up comes before those after it.
+        """
+        number = self._own.round + 1
+        while number in self.attempts or number in self.closings:
+            number += 1
+        return number
+
+    def waiting_for(self, now_s: float) -> tuple[tuple[bytes, ...], float]:
+        """Return whom the next commit waits for, and since how many seconds.
+
+        It is for people who ask.
+        """
+        own = self._own
+        alive = self.roster.alive(now_s)
+        if not is_quorum(self.view, alive):
+            dead = self.roster.dead(now_s)
+            return tuple(sorted(dead)), min(self.roster.silent_s(p, now_s) for p in dead)
+        attempt = self.attempts.get(own.round + 1)
+        if attempt is not None:
+            late = {p for p in attempt.begin.participants if p not in attempt.ready}
+            return tuple(sorted(late)), now_s - attempt.began_s
+        if own.round == 0:
+            return (), self.barrier.waited_s(now_s)
+        return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
+
+    def propose(self, proposal: View, now_s: float) -> None:
+        place, ballot = (self.view, self.me), Ballot(0, self.me)
+        self.proposer = Proposer(*place, ballot, self.timing, self._emit, now_s, proposal)

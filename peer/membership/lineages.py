@@ -1,0 +1,147 @@
+"""Find, report and resolve forks: what to do when lineages meet.
+
+Theory. A history that went on without a quorum has a lineage of its own, so two of them can never
+mix: messages carry their lineage. Every peer keeps looking for those that a change of view has left
+behind; a coordinator with a quorum tells peers of other lineages where its own stands (MEET). Of
+two that meet the one with the higher (committed round, lineage) wins, and the other's coordinator
+ends it: it begins nothing more and tells its members to join the winner as new incarnations
+(YIELD). Both cannot give way: each compares a value that the other sent earlier with its own of
+now, and rounds only grow; if A gave way, B's value of then was above all that A will ever have, so
+no message of A can be above B's. A peer without a quorum has nothing to lose and gives way to any
+lineage with a quorum that is as far, or that continues its own. With ``on_fork=halt`` the
+coordinators begin no rounds instead, as long as they meet, and leave the choice to people: who
+stops one of the two lets the other go on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from atoll.collectives.units import duration
+from atoll.peer.membership.events import Connect, Note, Send
+from atoll.peer.membership.messages import Meet, Yield
+from atoll.peer.membership.view import ANCESTORS_MAX, View, short
+
+if TYPE_CHECKING:
+    from atoll.peer.membership.node import Node
+
+__all__ = ["STRANGERS_MAX", "Lineages"]
+
+STRANGERS_MAX = 64  # peers of former views that are looked for; the latest
+RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long as usual, is gone
+
+
+class Lineages:
+    """Look for other lineages, and settle with them, for the life of a node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._strangers: dict[bytes, str] = {}  # peer -> address
+        self._next_s = 0.0
+        self._met: dict[bytes, None] = {}  # lineages that have been reported, the latest last
+        self._rival = ""  # why ours begins no rounds: the lineage beside it ...
+        self._rival_lineage = b""
+        self._rival_s = 0.0  # ... and when it was last met
+
+    # ------------------------------------------------------------ finding others
+
+    def on_install(self, before: View | None, view: View) -> None:
+        """Look for whoever is no member any more: it may live on elsewhere."""
+        for member in before.members if before is not None else ():
+            self._strangers[member.peer] = member.address
+        if view.lineage == self._rival_lineage:
+            self._rival, self._rival_lineage = "", b""  # we have joined it
+        for peer in view.peers:
+            self._strangers.pop(peer, None)
+        for peer in list(self._strangers)[:-STRANGERS_MAX]:
+            del self._strangers[peer]
+        if before is not None and before.number > 0 and before.lineage != view.lineage:
+            text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
+            self._node.emit(Note("fork", f"{text}: {view.describe()}"))
+        elif before is not None and view.rollback:
+            text = f"rounds after {view.base_round} are lost: nobody alive held them"
+            self._node.emit(Note("rollback", text))
+
+    def step(self) -> None:
+        node, view = self._node, self._node.view
+        if view is None or node.now_s < self._next_s:
+            return
+        self._next_s = node.now_s + node.timing.meet_s
+        for peer, address in self._strangers.items():
+            if peer not in node.linked and peer != node.me.peer:
+                node.emit(Connect(peer, address))
+        lead = node.coordinator
+        if lead is None or not lead.hears_quorum(node.now_s) or node.follower.unsynced:
+            return
+        for peer in sorted(node.linked - set(view.peers) - lead.admission.learners.keys()):
+            node.emit(Send(peer, self._standing(view)))
+
+    def _standing(self, view: View) -> Meet:
+        node = self._node
+        ancestors = view.ancestors[-ANCESTORS_MAX:]
+        return Meet(view.lineage, self._reached(view), node.me, ancestors)
+
+    def _reached(self, view: View) -> int:
+        """Return a round that is at least as late as all that our lineage has committed."""
+        return max(self._node.follower.round, view.base_round)
+
+    def rival(self) -> str:
+        """Return why a coordinator may begin no round now; empty if it may.
+
+        Views and coordinators change: only the other lineage's end lets rounds begin again.
+        """
+        if self._rival and self._node.now_s > self._rival_s + RIVAL_S:
+            self._rival = ""
+            text = f"no other lineage has been met for {duration(RIVAL_S)}; rounds go on"
+            self._node.emit(Note("fork", text))
+        return self._rival
+
+    # ------------------------------------------------------------ meeting them
+
+    def on_meet(self, source: bytes, meet: Meet) -> None:
+        node, view = self._node, self._node.view
+        if view is None or meet.lineage == view.lineage:
+            return
+        lead = node.coordinator
+        quorate = lead is not None and lead.hears_quorum(node.now_s)
+        self._report(view, meet)
+        if view.rules.on_fork == "halt":  # members too: any of them may have to lead
+            both = f"two lineages live, {view.lineage.hex()[:16]} and {_name(meet)}"
+            if not self._rival:
+                self._rival = f"{both}; no rounds until the peers of one of them are stopped"
+                node.emit(Note("fork", self._rival, meet.coordinator.peer))
+            self._rival_lineage, self._rival_s = meet.lineage, node.now_s
+        if quorate:
+            assert lead is not None
+            self._judge(view, meet)
+        elif node.has_coordinator():
+            if source == meet.coordinator.peer:  # the decision is our coordinator's
+                node.emit(Send(view.coordinator, meet))
+        elif view.lineage in meet.ancestors or meet.round >= self._reached(view):
+            node.give_way(meet, "this peer has no quorum")
+
+    def _judge(self, view: View, meet: Meet) -> None:
+        node, lead = self._node, self._node.coordinator
+        assert lead is not None
+        if view.rules.on_fork == "halt":
+            return  # see ``rival``
+        if (meet.round, meet.lineage) <= (self._reached(view), view.lineage):
+            return
+        for peer in view.peers:
+            if peer != node.me.peer:
+                node.emit(Send(peer, Yield(view.lineage, view.number, meet)))
+        node.give_way(meet, f"it is at round {meet.round}, ours at {self._reached(view)}")
+
+    def _report(self, view: View, meet: Meet) -> None:
+        if meet.lineage in self._met:
+            return
+        self._met[meet.lineage] = None
+        if len(self._met) > STRANGERS_MAX:
+            del self._met[next(iter(self._met))]
+        ours = f"ours is {view.lineage.hex()[:16]} at round {self._reached(view)}"
+        text = f"met lineage {_name(meet)} of {short(meet.coordinator.peer)}; {ours}"
+        self._node.emit(Note("fork", text, meet.coordinator.peer))
+
+
+def _name(meet: Meet) -> str:
+    return f"{meet.lineage.hex()[:16]} at round {meet.round}"

@@ -1,0 +1,440 @@
+"""Follow rounds as a member: take part, hold results, apply them when they are committed.
+
+Theory. A member at round k knows of attempts at rounds k+1, k+2, ... (more than one only where the
+method keeps rounds of different fragments in flight). About each it is in one of three situations:
+it takes part or waits (``begins``), it has been told that the attempt is over (``closed``), or it
+holds that attempt's whole result (``held``). It says READY for round k+1 only, so that a READY is
+always said from the position that the round builds on. A newer attempt replaces an older one, a
+commit or a new view ends it. Rounds are applied in order: a commit of round n is applied if the
+results held for k+1 ... n lead from the own chain to the committed one. A member that cannot do
+that is *unsynced*: it neither contributes nor counts as a copy until it has caught up
+(syncing.py). A *frozen* member has promised a candidate to answer no more READY in this view
+(that is what makes the candidate's report complete), but may still apply a COMMIT.
+
+A witness holds nothing: it votes for results that others hold, and follows the position only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.peer.membership.bans import BanBook
+from atoll.peer.membership.events import (
+    Abort,
+    Apply,
+    Effect,
+    Fetch,
+    ListFinal,
+    Note,
+    Reduce,
+    Submitted,
+    TellTrainer,
+)
+from atoll.peer.membership.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
+from atoll.peer.membership.missed_rounds import MissedRounds
+from atoll.peer.membership.probation import Served, Terms
+from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
+
+__all__ = ["MemberState"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Hold the result of an attempt, complete here.
+
+    On a witness, it is known to be held by others.
+    """
+
+    run: Run
+    begin: Begin | None
+
+
+class MemberState:
+    """Keep this peer's position, its attempts and results, and what its trainer has submitted.
+
+    ``round`` and ``chain`` identify the last committed state that this peer holds.
+    """
+
+    def __init__(self, me: Member, emit: Callable[[Effect], None]) -> None:
+        self.me = me.peer
+        self.is_replica = me.role != WITNESS
+        self._emit = emit
+        self.round = 0
+        self.chain = b""
+        self.previous = (0, b"")  # the position before the last commit; (0, b"") if not known
+        self.digest = b""
+        self.digest_round = -1
+        self.epoch = 1
+        self.fragments = 1
+        self.terms: Terms | None = None  # of who counts; None until the specification is known
+        self.served = Served()
+        self.bans = BanBook(me.peer)
+        self.unsynced = False
+        self.doubtful = False  # our bytes differ from the others' although the chain agrees
+        self.astray = False  # our state is not on the history of the view
+        self.attached = False  # rounds wait for our trainer
+        self.since = -1  # the round at which it came; -1 without one
+        self.submissions: dict[int, Submitted] = {}  # fragment -> what waits for its next round
+        self._left_out = MissedRounds(me.peer)
+        self.offer = b""  # what our trainer would initialise a void run with
+        self.begins: dict[int, Begin] = {}  # round -> the attempt at hand
+        self.held: dict[int, Held] = {}
+        self.closed: set[int] = set()  # rounds whose attempt at hand is over
+        self._spoilt: set[int] = set()  # ... to which our contribution cannot be used
+        self._last_of: dict[int, int] = {}  # fragment -> its last committed round
+
+    # ------------------------------------------------------------ the trainer
+
+    def submitted(self, submission: Submitted) -> None:
+        """Keep a submission for the next BEGIN, or answer at once that it is not used.
+
+        Then this round goes on without it, or the trainer has to take the state anew first.
+        """
+        fragment = submission.fragment
+        running = self._running(fragment)
+        missed = self._left_out.owed(submission)
+        if submission.epoch != self.epoch:
+            self._tell("reload", self.round, fragment)
+        elif missed:
+            self._tell("missed", missed, fragment)
+        elif submission.base_round < self._last_of.get(fragment, 0):
+            self._tell("missed", self.round, fragment)  # it crossed the COMMIT
+        elif running is not None and self._is_late(submission, running):
+            self._tell("missed", running.round, fragment)
+        else:
+            self.submissions[fragment] = submission
+
+    def _is_late(self, submission: Submitted, running: Begin) -> bool:
+        """Return whether a submission is late for this attempt, not early for the next.
+
+        An operation of a trainer that nobody waited for when the round began is for the next.
+        """
+        return submission.operation is None or self.me in running.participants
+
+    def _running(self, fragment: int) -> Begin | None:
+        """Return the attempt that a submission of this fragment comes too late for, or None."""
+        for begin in self.begins.values():
+            over = begin.round in self._spoilt or begin.round in self.closed
+            if begin.fragment == fragment and begin.kind != INIT and not over:
+                return begin
+        return None
+
+    def spoilt(self, round_number: int, why: str) -> None:
+        """Note that our contribution to this attempt cannot be used.
+
+        Its trainer goes on, and what it submits next is kept for the attempt after this one.
+        """
+        self._spoilt.add(round_number)
+        begin = self.begins.get(round_number)
+        waiting = self.submissions.pop(begin.fragment, None) if begin is not None else None
+        if begin is not None and waiting is not None:
+            self._left_out.told(begin.round)
+            kind = "missed" if waiting.operation is None else "failed"
+            self._tell(kind, begin.round, begin.fragment, text=why)
+
+    def _leave_out(self, begin: Begin) -> None:
+        kind, why = self._left_out.verdict(begin, self.submissions.get(begin.fragment))
+        if kind:
+            del self.submissions[begin.fragment]
+            if why:
+                self._emit(Note("mismatch", why))
+            self._tell(kind, begin.round, begin.fragment, text=why)
+
+    def came(self, waits: bool) -> None:
+        """Note that a trainer is here; it may say so again, with another ``waits``."""
+        self.attached = waits
+        if self.since < 0:
+            self.since = self.round
+
+    def detached(self) -> None:
+        self.attached, self.since = False, -1
+        self.offer = b""
+        self._left_out.clear()
+        read = {b.fragment for b in self.begins.values() if self.me in b.participants}
+        self.submissions = {f: s for f, s in self.submissions.items() if f in read}
+
+    @property
+    def given(self) -> bytes:
+        """Return the object of the GATHER that our trainer waits for."""
+        waiting = self.submissions.get(0)  # operations are of runs with one fragment
+        return waiting.given if waiting is not None else b""
+
+    @property
+    def contributes(self) -> bool:
+        """Return whether an attempt in progress reads our trainer's region.
+
+        The next attempt at the same round may read it, too.
+        """
+        return any(
+            self.me in begin.participants and begin.round not in self._spoilt
+            for begin in self.begins.values()
+        )
+
+    def _tell(
+        self,
+        kind: str,
+        round_number: int,
+        fragment: int = 0,
+        begin: Begin | None = None,
+        text: str = "",
+    ) -> None:
+        self._emit(TellTrainer(kind, round_number, self.epoch, fragment, begin, text))
+
+    # ------------------------------------------------------------ attempts
+
+    def on_begin(self, begin: Begin) -> Ready | None:
+        """Start or restart an attempt; return the READY of a GATHER, to be sent at once, else None.
+
+        The caller has checked that we are in the view and not frozen. The result of a GATHER is
+        BEGIN's blob.
+        """
+        if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
+            return None  # one that missed a commit learns of it from the coordinator's next beat
+        known, held = self.begins.get(begin.round), self.held.get(begin.round)
+        if known is not None and begin.attempt <= known.attempt:
+            return None
+        if held is not None and begin.attempt <= held.run.attempt:
+            return None  # a witness has voted for it already: NOTICE was faster
+        self._drop_attempt(begin.round)
+        self.begins[begin.round] = begin
+        self._leave_out(begin)
+        if begin.kind == GATHER:
+            root = entry_root(begin.origins, b"", (), begin.blob)
+            return self.on_reduced(begin.round, begin.attempt, root) if self.is_replica else None
+        if self.me in begin.participants:
+            self._emit(Reduce(begin))
+        return None
+
+    def on_repair(self, repair: Repair) -> None:
+        begin = self._current(repair.round, repair.attempt)
+        if begin is not None and repair.round not in self.held:
+            self._emit(Fetch(begin, repair.holder))
+
+    def on_ask_finals(self, ask: AskFinals) -> None:
+        """Say what of an attempt that is over is finished, and nothing else about it any more."""
+        if self._current(ask.round, ask.attempt) is not None:
+            self.closed.add(ask.round)
+            self._emit(ListFinal(ask.round, ask.attempt))
+
+    def on_reduced(self, round_number: int, attempt: int, root: bytes) -> Ready | None:
+        """Hold the whole result; return the READY to send, if the attempt is the current one.
+
+        READY is said about the next round only, by who stands before it: a result of a later one is
+        kept, and its turn comes with the commit.
+        """
+        begin = self._current(round_number, attempt)
+        if begin is None or round_number in self.held:
+            return None
+        run = Run(round_number, attempt, begin.fragment, root)
+        self.held[round_number] = Held(run, begin)
+        return self.ready() if round_number == self.round + 1 else None
+
+    def ready(self) -> Ready | None:
+        """Return the READY that we can say about the next round, or None."""
+        held = self.held.get(self.round + 1)
+        if held is None or held.begin is None or self.unsynced:
+            return None
+        run, begin = held.run, held.begin
+        return Ready(begin.lineage, begin.view, run.round, run.attempt, run.root)
+
+    def on_notice(self, notice: Notice) -> Ready | None:
+        """Return our vote for a result that others hold and we need not, or None.
+
+        After it we vote for no older attempt.
+        """
+        known = self.held.get(notice.round)
+        late = not self.round < notice.round <= self.round + ROUNDS_IN_FLIGHT_MAX
+        begin = self._of_others(notice)
+        holds = self.is_replica and begin is None
+        if holds or late or (known and known.run.attempt > notice.attempt):
+            return None
+        if known is None or known.run.attempt < notice.attempt:
+            run = Run(notice.round, notice.attempt, notice.fragment, notice.root)
+            self.held[notice.round] = Held(run, begin)
+        run = self.held[notice.round].run
+        return Ready(notice.lineage, notice.view, run.round, run.attempt, run.root)
+
+    def _of_others(self, notice: Notice) -> Begin | None:
+        """Return the attempt if it is a REDUCE of others' vectors: it changes no state."""
+        begin = self._current(notice.round, notice.attempt)
+        if begin is None or self.unsynced or begin.kind != REDUCE or self.me in begin.participants:
+            return None
+        return begin
+
+    def _current(self, round_number: int, attempt: int) -> Begin | None:
+        begin = self.begins.get(round_number)
+        over = begin is None or begin.attempt != attempt or round_number in self.closed
+        return None if over else begin
+
+    def runs(self) -> tuple[Run, ...]:
+        """Return the attempts at hand, with the root of the one that we are READY for."""
+        known = {
+            number: Run(number, begin.attempt, begin.fragment)
+            for number, begin in self.begins.items()
+            if number not in self.closed
+        }
+        held = self.held.get(self.round + 1)
+        if held is not None:
+            known[held.run.round] = held.run
+        return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
+
+    def _drop_attempt(self, round_number: int) -> None:
+        begin = self.begins.pop(round_number, None)
+        if begin is not None:
+            self._emit(Abort(begin.round, begin.attempt))
+        self.held.pop(round_number, None)
+        self.closed.discard(round_number)
+        self._spoilt.discard(round_number)
+
+    def drop_attempts(self) -> None:
+        for number in sorted({*self.begins, *self.held}):
+            self._drop_attempt(number)
+
+    # ------------------------------------------------------------ commits
+
+    def committed(self, round_number: int, chain: bytes) -> None:
+        """Apply the round that the group has committed if we hold it, else fall behind.
+
+        A witness only moves to the position.
+        """
+        if round_number <= self.round or self.unsynced:
+            return
+        path = self._path_to(round_number, chain)
+        if path is not None:
+            for held in path:
+                self._apply(held)
+        elif self.is_replica:
+            self.fell_behind(f"missed round {round_number}, downloading it")
+        else:
+            self.move_to(round_number, chain)
+
+    def _path_to(self, round_number: int, chain: bytes) -> list[Held] | None:
+        """Return the results held that lead from our position to that one, or None."""
+        if round_number - self.round > len(self.held):
+            return None
+        path = [self.held[n] for n in range(self.round + 1, round_number + 1) if n in self.held]
+        reached = self.chain
+        for held in path:
+            reached = chain_after(reached, held.run.round, held.run.fragment, held.run.root)
+        whole = len(path) == round_number - self.round and reached == chain
+        return path if whole else None
+
+    def _apply(self, held: Held) -> None:
+        run, begin = held.run, held.begin
+        chain = chain_after(self.chain, run.round, run.fragment, run.root)
+        self._forget(run.round)
+        self.previous = (self.round, self.chain)
+        self.round, self.chain = run.round, chain
+        self._last_of[run.fragment] = run.round
+        self.offer = b""
+        self.served.count(begin)
+        if begin is None or not self.is_replica:
+            return
+        self._emit(Apply(begin, chain, run.root))
+        if begin.kind == INIT:
+            self._tell("reload", self.round)
+            self.submissions.clear()
+        elif self._waits_for_later(begin):
+            return
+        elif self.submissions.pop(run.fragment, None) is not None:
+            kind = "committed" if self.me in begin.participants else "missed"
+            done = begin if kind == "committed" and begin.operation is not None else None
+            self._tell(kind, self.round, run.fragment, done)
+
+    def _waits_for_later(self, begin: Begin) -> bool:
+        """Return whether what waits here was never meant for this round."""
+        waiting = self.submissions.get(begin.fragment)
+        operation = waiting.operation if waiting is not None else None
+        return operation is not None and self.me not in begin.participants
+
+    def _forget(self, round_number: int) -> None:
+        self.begins.pop(round_number, None)
+        self.held.pop(round_number, None)
+        self.closed.discard(round_number)
+        self._spoilt.discard(round_number)
+
+    def drop_passed(self, round_number: int) -> None:
+        """Drop attempts at rounds that are committed, up to ``round_number``."""
+        for number in sorted({*self.begins, *self.held}):
+            if number <= round_number:
+                self._drop_attempt(number)
+
+    def move_to(self, round_number: int, chain: bytes) -> None:
+        """Move to a position without a state: as a witness, or in a void run.
+
+        It may go back.
+        """
+        self.drop_passed(round_number)
+        self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
+        self.round, self.chain = round_number, chain
+        self.unsynced = False
+
+    def fell_behind(self, why: str) -> None:
+        """Note that we are unsynced; what we hold stays.
+
+        Others may have counted our READY, so it must stay in our report.
+        """
+        for number in sorted(self.begins.keys() - self.held.keys()):
+            self._drop_attempt(number)
+        self.unsynced = True
+        self._emit(Note("unsynced", why))
+
+    # ------------------------------------------------------------ views
+
+    def on_install(self, view: View) -> None:
+        """Reset what belonged to the old view and reach the new one's base, if we hold it."""
+        self._left_out.clear()
+        base = (view.base_round, view.base_chain)
+        path = self._path_to(*base) if not self.unsynced else None
+        for held in path or ():
+            self._apply(held)
+        self.served = Served(view)
+        self.drop_attempts()
+        if not self.chain and self.round == 0:
+            self.chain = genesis_chain(view.lineage)
+        if (self.round, self.chain) == base:
+            return
+        if not self.is_replica or view.base_round == 0:
+            self.move_to(*base)
+        else:
+            self.astray = self.round >= view.base_round
+            if not self.unsynced:
+                self.fell_behind(f"missed round {view.base_round}, downloading it")
+
+    def on_excluded(self) -> None:
+        """Drop all attempts, as we are out of the view; the state stays.
+
+        It may still be the group's when we are back.
+        """
+        self.drop_attempts()
+
+    def reload(self) -> None:
+        """Tell the trainer to take our state anew: it has changed other than by commits."""
+        self.epoch += 1
+        self.submissions.clear()
+        self._last_of.clear()
+        self._tell("reload", self.round)
+
+    def missed(self) -> None:
+        """Tell the trainer that commits went by without it.
+
+        It keeps its parameters and goes on.
+        """
+        for fragment in sorted(self.submissions):
+            self._tell("missed", self.round, fragment)
+        self.submissions.clear()
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the state after ``round`` is here, and not in doubt."""
+        return self.is_replica and not self.doubtful and not self.astray
+
+    def report(self) -> Report:
+        """Return what a candidate must know before it may choose the base of the next view."""
+        if self.astray:
+            return Report(0, b"", holds=False)
+        held = self.held.get(self.round + 1)  # of later ones we have never said READY
+        runs = (held.run,) if held is not None else ()
+        return Report(self.round, self.chain, self.holds, runs)

@@ -1,0 +1,432 @@
+"""Define the messages of the control links, as frozen dataclasses.
+
+design/membership.md has them in a table. Fields are only ever appended, with defaults, so that
+neighbouring versions understand each other. What decides (promises, votes, views, commits) is in
+votes.py and can be had from here too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from atoll.optim.spec import SPEC_BYTES_MAX
+from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.operations import OBJECT_BYTES_MAX, Operation, object_sizes
+from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.view import (
+    ANCESTORS_MAX,
+    DEFAULT_RULES,
+    MEMBERS_MAX,
+    Attempts,
+    Ballots,
+    Digest,
+    Incarnation,
+    Lineage,
+    Member,
+    PeerId,
+    Rounds,
+    Rules,
+    View,
+    Views,
+)
+from atoll.peer.membership.votes import (
+    Accept,
+    Accepted,
+    Commit,
+    Install,
+    InView,
+    Prepare,
+    Promise,
+    Proof,
+    Report,
+    Run,
+    Runs,
+    Vote,
+)
+from atoll.peer.net.wire import Within, message
+from atoll.peer.rounds.entries import (
+    FRAGMENTS_MAX,
+    GATHER,
+    INIT,
+    KINDS,
+    ORIGINS_MAX,
+    REDUCE,
+    ROUNDS_IN_FLIGHT_MAX,
+    STEP,
+    WEIGHT_MAX,
+    Blob,
+    EntryOrigin,
+    Fragment,
+)
+
+__all__ = [
+    "ARCHIVES_TOLD_MAX",
+    "GATHER",
+    "HALTED_CHARS_MAX",
+    "INIT",
+    "MEMBERSHIP",
+    "REDUCE",
+    "STEP",
+    "WEIGHT_MAX",
+    "Accept",
+    "Accepted",
+    "AskFinals",
+    "AskTrainers",
+    "Begin",
+    "BootstrapHello",
+    "Commit",
+    "CoordinatorBeat",
+    "Cradle",
+    "Finals",
+    "Heartbeat",
+    "InView",
+    "Install",
+    "Join",
+    "JoinRefused",
+    "Leave",
+    "Meet",
+    "Miss",
+    "Notice",
+    "ObjectIs",
+    "Offer",
+    "Operation",
+    "Prepare",
+    "ProbeView",
+    "Promise",
+    "Proof",
+    "Ready",
+    "Redirect",
+    "Repair",
+    "Report",
+    "Resync",
+    "Run",
+    "SyncTarget",
+    "Vote",
+    "Yield",
+]
+
+HALTED_CHARS_MAX = 2000  # a sentence; with every member and its digest it could be much longer
+ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
+
+Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
+Spec = Annotated[str, Within(0, SPEC_BYTES_MAX)]
+Text = Annotated[str, Within(0, 3 * SPEC_BYTES_MAX)]  # quotes two specifications
+Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
+
+
+@message(wire="Heartbeat")
+@dataclass(frozen=True, slots=True)
+class Heartbeat(InView):
+    """Tell the coordinator that a member (or learner) lives, and what waits there.
+
+    It serves liveness, the barrier, and the repair of lost messages.
+    """
+
+    inc: Incarnation
+    round: Rounds
+    chain: Digest
+    digest: Digest  # of the state after `digest_round`
+    digest_round: Annotated[int, Within(-1, (1 << 62) - 1)]
+    attached: bool
+    arrived: Annotated[tuple[Fragment, ...], Within(0, FRAGMENTS_MAX)]  # submissions that wait ...
+    weights: Annotated[tuple[float, ...], Within(0, FRAGMENTS_MAX)]  # ... and their weights
+    frozen: bool
+    promised: Ballots  # highest ballot number promised: the coordinator must outbid it
+    unsynced: bool
+    progress_bytes: Bytes
+    runs: Runs = ()  # repeats READY
+    epoch: Rounds = 0
+    fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1  # of the run's specification ...
+    in_flight: Annotated[int, Within(1, ROUNDS_IN_FLIGHT_MAX)] = 1  # ... for a witness that leads
+    operation: Operation | None = None  # what waits is this and no step ...
+    given: Digest = b""  # ... with this object (operations.object_digest)
+    terms: Terms | None = None  # of the specification again: of who counts
+    # The round at which the trainer came that is there; -1 without one. Of an asynchronous run it
+    # is there while it computes too, when `attached` is false.
+    since: Annotated[int, Within(-1, (1 << 62) - 1)] = -1
+
+    def __post_init__(self) -> None:
+        if len(self.arrived) != len(self.weights):
+            raise ValueError("one weight per waiting submission")
+        if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights):  # refuses NaN too
+            raise ValueError(f"weights are 0 to {WEIGHT_MAX:g}, not {self.weights}")
+
+
+@message(wire="CoordinatorBeat")
+@dataclass(frozen=True, slots=True)
+class CoordinatorBeat(InView):
+    """Tell all that the coordinator lives, and the last commit in case COMMIT was lost."""
+
+    round: Rounds
+    chain: Digest
+    commit: Commit | None = None  # of this view; none before its first
+    waiting: Peers = ()  # whom the next commit waits for ...
+    waiting_s: float = 0.0  # ... and since when, for people who ask
+    halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none ...
+    held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
+
+
+@message(wire="Offer")
+@dataclass(frozen=True, slots=True)
+class Offer(InView):
+    """Tell the coordinator of a void run, as a member, that our trainer can initialise it.
+
+    ``blob`` says with what.
+    """
+
+    blob: Blob
+
+
+@message(wire="ObjectIs")
+@dataclass(frozen=True, slots=True)
+class ObjectIs(InView):
+    """Give the coordinator the object that our trainer gives to the GATHER that it waits for."""
+
+    data: Annotated[bytes, Within(1, OBJECT_BYTES_MAX)]
+
+
+@message(wire="Miss")
+@dataclass(frozen=True, slots=True)
+class Miss(InView):
+    """Report a participant's broken or stalled data edges."""
+
+    round: Rounds
+    attempt: Attempts
+    peers: Peers
+
+
+@message(wire="Begin")
+@dataclass(frozen=True, slots=True)
+class Begin(InView):
+    """Start an attempt; ``participants`` are sorted peer ids with their ``weights``.
+
+    ``kept`` (kept_chunks.py) names chunks that earlier attempts of this round have finished; their
+    origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
+    a butterfly of equal shares. ``without`` are peers whose trainers were heard of and do not take
+    part: late ones, and those that called another operation; these are ``aside`` as well.
+    """
+
+    round: Rounds
+    attempt: Attempts
+    kind: str
+    participants: Peers
+    weights: tuple[float, ...]
+    blob: Blob = b""  # INIT: the specification; GATHER: the objects
+    fragment: Fragment = 0
+    past: Annotated[tuple[EntryOrigin, ...], Within(0, ORIGINS_MAX - 1)] = ()
+    kept: Annotated[bytes, Within(0, KEPT_BYTES_MAX)] = b""
+    layout: Layout | None = None
+    operation: Operation | None = None  # GATHER and REDUCE
+    without: Peers = ()
+    aside: Peers = ()
+
+    def __post_init__(self) -> None:
+        operation = self.operation
+        kinds = (INIT, STEP) if operation is None else (operation.kind,)
+        if self.kind not in KINDS or self.kind not in kinds:
+            raise ValueError("BEGIN has a known kind, and the operation that belongs to it")
+        if self.layout is not None and len(self.layout.shares) != len(self.participants):
+            raise ValueError("a layout has a share for each participant")
+        EntryOrigin(self.participants, self.weights)  # ValueError if these make no sense
+        if self.kind == GATHER:
+            object_sizes(self.blob, len(self.participants))  # ValueError likewise
+
+    @property
+    def origins(self) -> tuple[EntryOrigin, ...]:
+        return (EntryOrigin(self.participants, self.weights), *self.past)
+
+
+@message(wire="Ready")
+@dataclass(frozen=True, slots=True)
+class Ready(InView):
+    """Say "I hold the whole result of this attempt".
+
+    Of a witness it says "I know that others hold it".
+    """
+
+    round: Rounds
+    attempt: Attempts
+    root: Digest
+
+
+@message(wire="Notice")
+@dataclass(frozen=True, slots=True)
+class Notice(InView):
+    """Ask one who need not hold a result for its vote: enough copies of it exist.
+
+    It goes from the coordinator to witnesses; of a REDUCE also to replicas that take no part.
+    """
+
+    round: Rounds
+    attempt: Attempts
+    fragment: Fragment
+    root: Digest
+
+
+@message(wire="AskFinals")
+@dataclass(frozen=True, slots=True)
+class AskFinals(InView):
+    """Ask, as coordinator, which chunks of an attempt that has ended are final.
+
+    It goes to participants; to all members where the attempt is given up.
+    """
+
+    round: Rounds
+    attempt: Attempts
+
+
+@message(wire="Finals")
+@dataclass(frozen=True, slots=True)
+class Finals(InView):
+    """Answer AskFinals: 32 bytes per chunk of the fragment, zeros where it is not final here."""
+
+    round: Rounds
+    attempt: Attempts
+    digests: Annotated[bytes, Within(0, DIGEST_BYTES * KEPT_MAX)]
+    missing: Peers = ()  # participants whose data was waited for
+
+
+@message(wire="Repair")
+@dataclass(frozen=True, slots=True)
+class Repair(InView):
+    """Order a member to fetch the result from a holder instead of reducing it again.
+
+    It comes from the coordinator.
+    """
+
+    round: Rounds
+    attempt: Attempts
+    holder: PeerId
+
+
+@message(wire="Resync")
+@dataclass(frozen=True, slots=True)
+class Resync(InView):
+    """Order a member whose digest is in the minority to take the state again.
+
+    It comes from the coordinator.
+    """
+
+    round: Rounds
+    digest: Digest
+
+
+@message(wire="ProbeView")
+@dataclass(frozen=True, slots=True)
+class ProbeView(InView):
+    """Say "You seem to be ahead of me"; the answer is INSTALL."""
+
+
+@message(wire="Join")
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Ask to come in, as a process outside the view; anyone may be asked."""
+
+    member: Member
+    round: Rounds = 0
+    chain: Digest = b""
+    spec: Spec = ""  # its run specification, if it has one, to be compared
+
+
+@message(wire="Redirect")
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Answer, as a member that is not the coordinator, whom to connect to."""
+
+    decided: View
+
+
+@message(wire="JoinRefused")
+@dataclass(frozen=True, slots=True)
+class JoinRefused:
+    code: Text
+    what: Text
+
+
+@message(wire="Learn")
+@dataclass(frozen=True, slots=True)
+class SyncTarget(InView):
+    """Tell a learner, as coordinator, the last commit and who has the state.
+
+    That is the view (its donors) if the learner lacks it, and archives, which are donors too.
+    """
+
+    round: Rounds
+    chain: Digest
+    decided: View | None = None
+    archives: Annotated[tuple[Member, ...], Within(0, ARCHIVES_TOLD_MAX)] = ()
+
+
+@message(wire="Meet")
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Tell anyone of another lineage, as a coordinator with a quorum, where our own stands."""
+
+    lineage: Lineage
+    round: Rounds
+    coordinator: Member
+    ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+
+
+@message(wire="Yield")
+@dataclass(frozen=True, slots=True)
+class Yield(InView):
+    """Tell members, as coordinator, that this lineage ends and to join the other one."""
+
+    winner: Meet
+
+
+@message(wire="Cradle")
+@dataclass(frozen=True, slots=True)
+class Cradle:
+    """Name those whom founders wait for.
+
+    They are all ``founders`` (addresses), where a run begins; or a majority of ``voters``, the
+    members of view ``number`` of ``lineage``, where only checkpoints are left.
+    """
+
+    founders: Annotated[tuple[str, ...], Within(0, MEMBERS_MAX)] = ()
+    voters: Peers = ()
+    lineage: Digest = b""
+    number: Views = 0
+    ancestors: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+    rules: Rules = DEFAULT_RULES
+
+
+@message(wire="Hail")
+@dataclass(frozen=True, slots=True)
+class BootstrapHello:
+    """Call others, to found or resume a run with them.
+
+    It says who waits for them, what it holds, and the lineages after the cradle's in which it has
+    learnt that.
+    """
+
+    member: Member
+    cradle: Cradle
+    round: Rounds = 0
+    chain: Digest = b""
+    since: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()
+
+
+@message(wire="Leave")
+@dataclass(frozen=True, slots=True)
+class Leave(InView):
+    inc: Incarnation
+
+
+@message(wire="AskTrainers")
+@dataclass(frozen=True, slots=True)
+class AskTrainers(InView):
+    """Ask the coordinator, for somebody here, that rounds need so many trainers.
+
+    It holds from the next view on. Members repeat it with heartbeats.
+    """
+
+    min_trainers: Annotated[int, Within(1, MEMBERS_MAX)]
+
+
+# What the membership machine hears; the other messages belong to transfers.
+MEMBERSHIP = InView | Install | Join | Redirect | JoinRefused | Meet | BootstrapHello

@@ -1,0 +1,191 @@
+"""Keep what the coordinator knows of each member: its last heartbeat, and whether it lives.
+
+A member is dead when it has been silent for the failure time, or at once when its address, which
+accepted us before, refuses the connection. It is *removable* later: membership changes lazily,
+because a peer that is back in a second should find its place.
+"""
+
+from __future__ import annotations
+
+from atoll.peer.membership.messages import Heartbeat
+from atoll.peer.membership.operations import object_digest
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import View, is_quorum
+
+__all__ = ["Roster"]
+
+
+class Roster:
+    def __init__(self, view: View, me: bytes, timing: Timing, now_s: float) -> None:
+        self.view = view
+        self.me = me
+        self._timing = timing
+        self.beats: dict[bytes, Heartbeat] = {}
+        self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
+        self._refused: set[bytes] = set()
+        self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
+        self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
+
+    def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
+        """Note a sign of life; return False if another incarnation or a stranger gives it."""
+        member = self.view.member(peer)
+        if member is None or (beat is not None and beat.inc != member.inc):
+            return False
+        self._heard_s[peer] = now_s
+        self._refused.discard(peer)
+        if beat is not None:
+            self.beats[peer] = beat
+            if not beat.given:
+                self._given.pop(peer, None)
+        return True
+
+    def refused(self, peer: bytes) -> None:
+        if peer in self._heard_s:
+            self._refused.add(peer)
+
+    # ------------------------------------------------------------ life and death
+
+    def silent_since(self, peer: bytes, since_s: float) -> None:
+        """Count a member as silent from before this view on."""
+        if peer in self._heard_s:
+            self._heard_s[peer] = min(self._heard_s[peer], since_s)
+
+    def silent_s(self, peer: bytes, now_s: float) -> float:
+        return now_s - self._heard_s[peer]
+
+    def alive(self, now_s: float) -> set[bytes]:
+        return {p for p in self.view.peers if p == self.me or not self._is_dead(p, now_s)}
+
+    def dead(self, now_s: float) -> set[bytes]:
+        return set(self.view.peers) - self.alive(now_s)
+
+    def _is_dead(self, peer: bytes, now_s: float) -> bool:
+        return peer in self._refused or self.silent_s(peer, now_s) > self._timing.failure_s
+
+    def removable(self, now_s: float) -> set[bytes]:
+        """Return the members that have been dead for long.
+
+        Dead for a while is enough when one more loss would cost the quorum.
+        """
+        dead = self.dead(now_s)
+        if not dead:
+            return dead
+        alive = [p for p in self.view.peers if p not in dead]
+        fragile = any(not is_quorum(self.view, set(alive) - {p}) for p in alive)
+        limit_s = self._timing.remove_eager_s if fragile else self._timing.remove_s
+        return {p for p in dead if self.silent_s(p, now_s) > limit_s}
+
+    # ------------------------------------------------------------ state and barrier
+
+    def unsynced(self) -> set[bytes]:
+        return {p for p, beat in self.beats.items() if beat.unsynced and p != self.me}
+
+    def has_synced(self, round_number: int, chain: bytes) -> list[bytes]:
+        """Return others that hold this state and are not in doubt, in the view's order."""
+        return [
+            peer
+            for peer in self.view.replicas
+            if peer != self.me
+            and (beat := self.beats.get(peer)) is not None
+            and not beat.unsynced
+            and (beat.round, beat.chain) == (round_number, chain)
+            and not self.is_doubted(peer, beat.digest)
+        ]
+
+    def digests(self, round_number: int) -> dict[bytes, bytes]:
+        """Return the digests that others report for the state after this round."""
+        return {
+            peer: beat.digest
+            for peer, beat in self.beats.items()
+            if peer != self.me
+            and beat.digest_round == round_number > 0
+            and not beat.unsynced
+            and not self.is_doubted(peer, beat.digest)
+        }
+
+    def undigested(self, alive: set[bytes], round_number: int) -> set[bytes]:
+        """Return the living, synced replicas that have not reported the state after this round."""
+        known = {p for p, b in self.beats.items() if b.unsynced or b.digest_round == round_number}
+        return alive.intersection(self.view.replicas) - known
+
+    def doubt(self, peer: bytes, digest: bytes) -> None:
+        """Count this report once: RESYNC has been sent."""
+        self._doubted[peer] = digest
+
+    def is_doubted(self, peer: bytes, digest: bytes) -> bool:
+        return self._doubted.get(peer) == digest
+
+    def forgive(self, pause_s: float) -> None:
+        """Discount a pause in which we were stopped ourselves: nobody was silent meanwhile."""
+        for peer in self._heard_s:
+            self._heard_s[peer] += pause_s
+
+    def unheard(self, alive: set[bytes]) -> set[bytes]:
+        """Return the living members that have not said anything in this view yet."""
+        return alive - self.beats.keys()
+
+    def trainers(self, alive: set[bytes]) -> set[bytes]:
+        """Return who has a trainer in step with the state, whether rounds wait for it or not."""
+        return {p for p in alive if (b := self.beats.get(p)) and b.since >= 0 and not b.unsynced}
+
+    def since(self, peer: bytes) -> int:
+        """Return the round at which a peer's trainer came; -1 without one."""
+        return self.beats[peer].since
+
+    def attached(self, alive: set[bytes]) -> set[bytes]:
+        return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
+
+    def arrived(
+        self, alive: set[bytes], fragment: int, round_number: int, chain: bytes
+    ) -> set[bytes]:
+        """Return those whose submission for this fragment waits, in the state that we have.
+
+        A trainer may die after it: what has arrived still counts.
+        """
+        return {
+            peer
+            for peer in alive
+            if (beat := self.beats.get(peer))
+            and fragment in beat.arrived
+            and self.has_given(peer)
+            and not beat.unsynced
+            and (beat.round, beat.chain) == (round_number, chain)
+        }
+
+    def calls(self, peer: bytes) -> bool:
+        """Return whether what waits at a peer is a collective of its session, and no step."""
+        beat = self.beats.get(peer)
+        return beat is not None and beat.operation is not None
+
+    def give(self, peer: bytes, data: bytes) -> None:
+        """Keep a member's object for the GATHER that its trainer waits for."""
+        if peer in self._heard_s:
+            self._given[peer] = (object_digest(data), data)
+
+    def has_given(self, peer: bytes) -> bool:
+        """Return whether the object that a member's heartbeat names is here."""
+        beat = self.beats.get(peer)
+        return beat is not None and beat.given == self._given.get(peer, (b"", b""))[0]
+
+    def given(self, peer: bytes) -> bytes:
+        return self._given.get(peer, (b"", b""))[1]
+
+    def weight(self, peer: bytes, fragment: int) -> float:
+        beat = self.beats.get(peer)
+        waiting = zip(beat.arrived, beat.weights, strict=True) if beat else ()
+        return dict(waiting).get(fragment, 0.0)
+
+    def progress_bytes(self) -> int:
+        """Return how many bytes rounds have moved, as heartbeats say.
+
+        What members that are catching up receive is not of a round.
+        """
+        return sum(beat.progress_bytes for beat in self.beats.values() if not beat.unsynced)
+
+    def frozen(self, alive: set[bytes]) -> int:
+        """Return the highest ballot number that a living member has promised elsewhere.
+
+        0 if there is none.
+        """
+        beats = self.beats.items()
+        return max((b.promised for p, b in beats if b.frozen and p in alive), default=0)

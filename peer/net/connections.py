@@ -1,0 +1,450 @@
+"""Keep all connections of a daemon: one port in, any number out, one control link per peer.
+
+The shell between sockets and the daemon's decisions. What arrives is reported by callbacks in the
+event loop; nothing here decides about membership. Any defect of the other side ends that side's
+connection with a named reason and nothing else.
+
+Two control links of a pair. When both sides dial at once, the link dialled by the smaller peer id
+stays. That side closes the other link, because it is the last to learn which one stays; the other
+side reads on until then. So no message is lost and nobody is reported down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
+from atoll.collectives.version import VERSION
+from atoll.peer.membership.view import short
+from atoll.peer.net import byte_counts
+from atoll.peer.net.byte_counts import ByteCounts
+from atoll.peer.net.certs import RunTls
+from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
+from atoll.peer.net.hello import (
+    CONTROL,
+    COPIED_HOME_FIX,
+    DATA,
+    DUPLICATE,
+    PROBE,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    AdmissionPolicy,
+    Hello,
+    Refused,
+    check,
+    refusal_error,
+    refusal_of,
+)
+from atoll.peer.net.link import ControlLink, defect_summary
+from atoll.peer.net.listener import Listener
+from atoll.peer.net.tls import TlsChannel, TlsSocket
+from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
+from atoll.peer.streams.congestion import AUTO
+from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
+from atoll.peer.streams.opener import StreamOpener
+from atoll.peer.streams.stream import DataStream
+
+__all__ = ["ConnectionManager"]
+
+LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
+MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
+
+
+class ConnectionManager:
+    """Listen, dial and carry messages. Use it inside one running event loop.
+
+    Callbacks, all in that loop and none after :meth:`close` has begun:
+
+    - ``on_up(peer_id, address, inc)`` and ``on_down(peer_id, why)`` alternate for each peer;
+      ``address`` is what the peer advertises, "" if it cannot be dialled;
+    - ``on_message(peer_id, msg)`` only between the two; raising RemoteProtocolError ends the link,
+      and so does any other exception, which is our defect and is logged as one;
+    - ``on_data(peer_id, stream)``: the peer opened a stream that this side reads and must close;
+    - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
+
+    ``inc`` and ``advertise`` are asked at each hello. ``ciphers``: of data streams, the preferred
+    one first; none means that they go through TLS. ``congestion``: see StreamOpener. ``door``: what
+    it takes to get a control link, beside the run secret; this side shows it too. ``of_rounds``:
+    the messages whose bytes count as those of rounds.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer_id: bytes,
+        tls: RunTls,
+        run: str,
+        inc: Callable[[], int],
+        advertise: Callable[[], str],
+        on_message: Callable[[bytes, object], None],
+        on_up: Callable[[bytes, str, int], None],
+        on_down: Callable[[bytes, str], None],
+        on_data: Callable[[bytes, DataStream], None],
+        log: Callable[[str], None],
+        on_conflict: Callable[[int], None] | None = None,
+        ciphers: tuple[str, ...] = CIPHERS,
+        congestion: str = AUTO,
+        door: AdmissionPolicy | None = None,
+        of_rounds: tuple[type, ...] = (),
+    ) -> None:
+        self.peer_id = peer_id
+        self.counts = ByteCounts()  # of everything that this daemon sends and receives
+        self._of_rounds = of_rounds
+        self._tls, self._run = tls, run
+        self._inc, self._advertise = inc, advertise
+        self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
+        self._on_conflict, self._log = on_conflict, log
+        self._door = door or AdmissionPolicy()
+        self._links: dict[bytes, ControlLink] = {}
+        self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
+        self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
+        self._closing = False
+        self._streams = StreamOpener(
+            ciphers,
+            congestion=congestion,
+            link_of=self._links.get,
+            send=self.send,
+            attempt=self._attempt,
+            call_tls=self._call_tls,
+            on_data=on_data,
+            log=log,
+            counts=self.counts,
+        )
+        self.bbr = self._streams.bbr  # see Congestion
+        accept_stream = self._streams.accept
+        self._listener = Listener(
+            tls.server, self._greet, accept_stream, self._is_member_ip, log, self.counts
+        )
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Open the port and return the bound address; ``port`` 0 picks a free one.
+
+        Raises ConfigError if the address cannot be listened on.
+        """
+        if CIPHER_NONE in self._streams.ciphers:
+            self._log("data streams are neither secret nor protected with peers that agree to that")
+        return self._listener.open(host, port)
+
+    async def close(self) -> None:
+        """Send what is queued, say goodbye on every link, end all streams. Takes about a second."""
+        self._closing = True
+        await self._listener.close()
+        links = [*self._links.values(), *self._leaving]
+        self._links.clear()
+        self._streams.close()
+        for link in links:
+            link.close()
+        await asyncio.gather(*(link.ended.wait() for link in links))
+
+    def send(self, peer_id: bytes, msg: object) -> bool:
+        """Queue ``msg`` without blocking; return False if no control link to ``peer_id`` works."""
+        link = self._links.get(peer_id)
+        if link is None:
+            return False
+        is_of_round = isinstance(msg, self._of_rounds)
+        purpose = byte_counts.ROUNDS if is_of_round else byte_counts.CONTROL
+        return link.send(frame(encode(msg)), purpose)
+
+    def drop(self, peer_id: bytes, why: str, *, expelled: bool = False) -> None:
+        """End the control link to ``peer_id``, if any; ``on_down`` follows.
+
+        Data streams that the peer has opened outlive a link, unless it is ``expelled``.
+        """
+        if expelled:
+            self._streams.expel(peer_id)
+        link = self._links.pop(peer_id, None)
+        if link is not None:
+            if expelled:
+                self._met.pop(link.remote_ip, None)
+            self._streams.forget(peer_id)
+            self._retire(link)
+            link.close()
+            asyncio.get_running_loop().call_soon(self._report_down, peer_id, why)
+
+    def link_peers(self) -> tuple[bytes, ...]:
+        """Return the peers with a control link, sorted."""
+        return tuple(sorted(self._links))
+
+    def srtt_s(self, peer_id: bytes) -> float:
+        """Return a round trip to ``peer_id`` in seconds; 0 without a link.
+
+        It was measured while connecting.
+        """
+        link = self._links.get(peer_id)
+        return link.rtt_s if link is not None else 0.0
+
+    def is_local(self, peer_id: bytes) -> bool:
+        """Return whether ``peer_id`` is known to run on this machine."""
+        link = self._links.get(peer_id)
+        return link is not None and link.is_local
+
+    def tcp_info(self, peer_id: bytes) -> bytes:
+        """Return the kernel's struct tcp_info of the link to ``peer_id``; b"" without one."""
+        link = self._links.get(peer_id)
+        return link.tcp_info() if link is not None else b""
+
+    async def dial(
+        self,
+        address: str,
+        expect_fingerprint: bytes | None = None,
+        expect_peer: bytes | None = None,
+    ) -> bytes:
+        """Make a control link, or find that there is one, and return the peer's id.
+
+        Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
+        IdentityInUseError.
+        """
+        if expect_peer is not None and expect_peer in self._links:
+            return expect_peer
+        channel, peer_id, answer = await self._call(
+            CONTROL, address, expect_peer, expect_fingerprint
+        )
+        linked = peer_id in self._links
+        if isinstance(answer, Refused):
+            channel.close()
+            if answer.code == DUPLICATE and linked:
+                return peer_id
+            raise refusal_error(answer, address)
+        link = self._link(channel, peer_id, answer, dialled_by=self.peer_id)
+        if not self._install(link):
+            self._retire(link)
+            if answer.inc < self._links[peer_id].hello.inc:
+                link.close()  # an older life: told why it is over when it dials us
+            else:
+                link.drain()  # the other side keeps the link that it dialled and closes this one
+        return peer_id
+
+    async def open_data(self, peer_id: bytes, address: str) -> DataStream:
+        """Open a stream on which this side sends to ``peer_id``.
+
+        Takes at most 5 s, and as long again if TLS has to be tried after a sealed stream. Raises
+        ConnectErrors as :meth:`dial` does.
+        """
+        return await self._streams.open(peer_id, address)
+
+    async def _call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
+        """Return a connection for a data stream through TLS, when both sides have said hello.
+
+        Raises the error of a refusal.
+        """
+        channel, _, answer = await self._call(DATA, address, peer_id, None)
+        if isinstance(answer, Refused):
+            channel.close()
+            raise refusal_error(answer, address)
+        return channel.take()
+
+    async def probe(
+        self, peer_id: bytes, address: str, timeout_s: float
+    ) -> Literal["up", "refused", "silent"]:
+        """Find out whether ``peer_id``'s daemon is alive.
+
+        "up" means that it proved its identity just now: TCP and TLS, two round trips. "refused":
+        its machine answers, nobody listens. "silent": anything else.
+        """
+        try:
+            attempt = self._attempt(address)
+            async with attempt.limited(timeout_s):
+                channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
+                try:
+                    await channel.send(self._hello(PROBE))
+                finally:
+                    channel.close()
+        except ConnectError as error:
+            return "refused" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
+        return "up"
+
+    async def _call(
+        self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
+    ) -> tuple[TlsChannel, bytes, Hello | Refused]:
+        """Dial and say hello; return the channel, the peer's id and its answer.
+
+        Raises an error if that peer is this one.
+        """
+        mine = self._hello(kind)
+        attempt = self._attempt(address)
+        async with attempt.limited():
+            channel, peer_id = await attempt.reach(
+                self._tls.client, expect_peer, expect_fingerprint
+            )
+            try:
+                if peer_id == self.peer_id and not self._links:
+                    mine = replace(mine, inc=0)  # claims nothing: see _check_not_me
+                answer = await attempt.greet(channel, mine)
+                if isinstance(answer, Hello):
+                    check(mine, answer, address)
+                    self._check_not_me(address, peer_id, mine.inc, answer.inc)
+                    if kind == CONTROL:
+                        self._door.admit(peer_id, answer, called=True)
+                elif answer.code == IdentityInUseError.code and mine.inc < self._inc():
+                    raise ConnectError(f"{address} has heard of our new incarnation meanwhile")
+                if self._closing:
+                    raise ConnectError(f"{address}: this daemon is closing")
+            except BaseException:
+                channel.close()
+                raise
+        return channel, peer_id, answer
+
+    def _attempt(self, address: str) -> Dial:
+        return Dial(address, self._run, self._tls.tag, self.counts)
+
+    def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
+        """Raise an error if the peer that answered is one with our own identity.
+
+        Of two processes with one identity exactly one stays: the newer, once a peer has a link to
+        it; before that, the one that was found running. Raises IdentityInUseError if the other's
+        incarnation is the higher one, ConnectError if it is this daemon itself or an older life of
+        it.
+        """
+        if peer_id != self.peer_id:
+            return
+        if inc in (said_inc, self._inc()):  # we may have become a new incarnation meanwhile
+            raise ConnectError(
+                f"{address} is this daemon itself", fix="give the address of another peer"
+            )
+        if inc < said_inc:
+            raise ConnectError(f"{address} was an older life of this peer, and ends now")
+        raise IdentityInUseError(
+            f"this identity also runs at {address} (incarnation {inc}, ours {self._inc()})",
+            fix=COPIED_HOME_FIX,
+        )
+
+    async def _greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
+        """Answer the hello of a connection made to us; return the refusal to send, if any."""
+        mine = self._hello(theirs.kind)
+        try:
+            check(theirs, mine)  # in words for the dialler
+            if theirs.kind == CONTROL and peer_id != self.peer_id:
+                others = [x.remote_ip for peer, x in self._links.items() if peer != peer_id]
+                self._door.check_address(channel.remote_ip, others)
+                self._door.admit(peer_id, theirs, called=False)
+        except ConnectError as error:
+            return refusal_of(error)
+        if theirs.kind == PROBE:
+            return None
+        if peer_id == self.peer_id:
+            if theirs.inc > mine.inc and self._on_conflict is not None:
+                self._on_conflict(theirs.inc)
+            await channel.send(mine)  # whoever dialled compares the incarnations
+            return None
+        if theirs.kind == DATA:
+            return await self._greet_data(channel, peer_id, mine, theirs)
+        return self._greet_control(channel, peer_id, mine, theirs)
+
+    def _greet_control(
+        self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
+    ) -> Refused | None:
+        old = self._links.get(peer_id)
+        if old is not None and theirs.inc < old.hello.inc:
+            what = f"incarnation {old.hello.inc} of this identity is linked, yours is {theirs.inc}"
+            return Refused(IdentityInUseError.code, what)
+        if old is not None and not self._prefers_new(old, theirs.inc, dialled_by=peer_id):
+            return Refused(DUPLICATE, "there is a better control link between the two already")
+        if len(self._links) >= LINKS_MAX:
+            return Refused(ConnectError.code, f"{LINKS_MAX} peers are linked already")
+        link = self._link(channel, peer_id, theirs, dialled_by=peer_id)
+        link.send(frame(encode(mine)))  # before on_up, after which other messages may follow
+        self._install(link)
+        return None
+
+    async def _greet_data(
+        self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
+    ) -> Refused | None:
+        link = self._links.get(peer_id)
+        if link is None or link.hello.inc != theirs.inc:
+            return Refused(ConnectError.code, "a data stream needs a control link first")
+        if why_not := self._streams.why_full(peer_id):
+            return Refused(ConnectError.code, why_not)
+        await channel.send(mine)
+        self._streams.accept_tls(link, channel.take())
+        return None
+
+    def _hello(self, kind: str) -> Hello:
+        inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
+        shown = self._door.credential, self._door.role, VERSION
+        return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
+
+    def _link(
+        self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
+    ) -> ControlLink:
+        return ControlLink(
+            channel.take(),
+            peer_id,
+            theirs,
+            dialled_by,
+            self._on_payload,
+            self._on_end,
+            self.counts,
+        )
+
+    def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
+        """Return whether a new link to ``old``'s peer takes its place; both sides decide alike."""
+        if inc != old.hello.inc:
+            return inc > old.hello.inc  # a newer life of the peer
+        if dialled_by == old.dialled_by:
+            return True  # who dials again has lost the old one
+        age_s = asyncio.get_running_loop().time() - old.since_s
+        if age_s > DIAL_TIMEOUT_S:
+            return True  # not at once: the dialler knew the old link, and has lost it
+        return dialled_by < old.dialled_by
+
+    def _install(self, link: ControlLink) -> bool:
+        """Make ``link`` the peer's control link; return False if there is a better one."""
+        peer_id, inc = link.peer_id, link.hello.inc
+        old = self._links.get(peer_id)
+        if old is not None and not self._prefers_new(old, inc, link.dialled_by):
+            return False
+        self._links[peer_id] = link
+        self._met.pop(link.remote_ip, None)
+        self._met[link.remote_ip] = None
+        if len(self._met) > MET_MAX:
+            del self._met[next(iter(self._met))]
+        if old is not None:
+            self._retire(old)
+            if old.hello.inc != inc:
+                self._streams.forget(peer_id)
+                old.close()
+                self._on_down(peer_id, f"it was restarted (incarnation {inc})")
+            elif link.dialled_by == self.peer_id:
+                old.close(deliver=True)
+            else:
+                old.drain()
+        if old is None or old.hello.inc != inc:
+            self._on_up(peer_id, link.hello.address, inc)
+        return True
+
+    def _retire(self, link: ControlLink) -> None:
+        self._leaving = {other for other in self._leaving if not other.ended.is_set()} | {link}
+
+    def _on_payload(self, link: ControlLink, payload: bytes) -> None:
+        if self._closing:
+            return
+        msg = decode(payload)
+        if isinstance(msg, self._of_rounds):  # it was counted before anybody could read it
+            count = FRAME_HEADER_BYTES + len(payload)
+            self.counts.add_received(byte_counts.CONTROL, -count)
+            self.counts.add_received(byte_counts.ROUNDS, count)
+        try:
+            if not self._streams.on_message(link, msg):
+                self._on_message(link.peer_id, msg)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # ours; the daemon goes on without the message that met it
+            name, what = name_of(msg), defect_summary(error)
+            self._log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
+            link.end(f"its {name} met a defect of this program: {type(error).__name__}")
+
+    def _on_end(self, link: ControlLink, why: str) -> None:
+        if self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+            self._streams.forget(link.peer_id)
+            self._report_down(link.peer_id, why)
+
+    def _report_down(self, peer_id: bytes, why: str) -> None:
+        if not self._closing:
+            self._on_down(peer_id, why)
+
+    def _is_member_ip(self, ip: str) -> bool:
+        return ip in self._met

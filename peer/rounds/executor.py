@@ -1,0 +1,321 @@
+"""Carry out what the membership machine decides about rounds and state.
+
+Effects are done one after the other, in the order in which they were decided, by one task; only
+Abort, ListFinal and a newer goal of a catch-up take hold at once. Arithmetic runs in worker
+threads, so that the event loop never stops for longer than it takes to start one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import CodecError, DivergedError
+from atoll.collectives.units import size
+from atoll.optim.footprint import log_cap_bytes
+from atoll.peer.audit.manager import AuditManager
+from atoll.peer.checkpoint.reader import LoadedCheckpoint
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import Begin, Finals
+from atoll.peer.membership.view import View
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.rounds.attempt_table import AttemptRun
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE
+from atoll.peer.rounds.log import LOG_BYTES_DEFAULT, RoundLog
+from atoll.peer.rounds.operating import commit_operation
+from atoll.peer.rounds.reducer import Reducer
+from atoll.peer.rounds.replica import Replica
+from atoll.peer.rounds.salvage import FetchKept
+from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.state_sync.chunk_cache import ChunkCache
+from atoll.peer.state_sync.client import SyncClient
+from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
+from atoll.peer.state_sync.server import Donor
+from atoll.peer.streams.manager import Streams
+from atoll.peer.streams.router import Router
+
+__all__ = ["RoundExecutor"]
+
+DIGESTS_KEPT = 64  # for people and tests that compare peers
+
+
+class RoundExecutor:
+    """Own the replicated state and the log, and carry out effects. Lives in the event loop."""
+
+    def __init__(
+        self,
+        *,
+        me: bytes,
+        host: ConnectionManager,
+        audits: AuditManager,
+        feed: Callable[[ev.Event], None],
+        tell_trainer: Callable[[ev.TellTrainer], None],
+        log: Callable[[str], None],
+        shelf: Path,
+        committed: Callable[[Begin, float, bool], None] = lambda begin, took_s, takes_part: None,
+        log_bytes: int = LOG_BYTES_DEFAULT,
+    ) -> None:
+        self._me, self._audits, self.validating = me, audits, audits.validating
+        self._feed = feed
+        self._tell_trainer = tell_trainer
+        self._log, self._committed = log, committed
+        self._loop = asyncio.get_running_loop()
+        self.replica = Replica(RoundLog(log_bytes))
+        self.router = Router(lambda peer, why: self.reducer.on_broken(peer, why))
+        self.streams = Streams(host, self.router)
+        self.reducer = Reducer(
+            me=me,
+            host=host,
+            replica=self.replica,
+            router=self.router,
+            streams=self.streams,
+            audits=audits,
+            busy=lambda reducing: self.donor.busy(reducing),
+            feed=feed,
+            log=log,
+        )
+        rounds = self.replica.log
+
+        def in_loop(line: str) -> None:
+            """Log from any thread: the threads that read from donors fill the shelf."""
+            self._loop.call_soon_threadsafe(log, line)
+
+        self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, log)
+        self.catch_up = SyncClient(
+            host=host,
+            copies=self.router.copies,
+            rounds=rounds,
+            shelf=ChunkCache(shelf, in_loop),
+            state=lambda: self.state,
+            adopt=self._adopt,
+            failed=lambda why: feed(ev.CatchUpFailed(why)),
+            log=log,
+        )
+        self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
+        self.last_commit_unix_s = 0.0
+        self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
+        self._queue: asyncio.Queue[ev.Effect] = asyncio.Queue()
+        self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
+        self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
+            ev.Reduce: lambda e: self.reducer.reduce(e.begin),
+            ev.Fetch: lambda e: self.reducer.fetch(e.begin, e.holder),
+            ev.Apply: self._apply,
+            ev.StartSync: self._aim,
+            ev.Undo: self._undo,
+            ev.TellTrainer: self._tell,
+        }
+
+    # ------------------------------------------------------------ what it holds
+
+    @property
+    def state(self) -> ReplicatedState | None:
+        return self.replica.state
+
+    @state.setter
+    def state(self, state: ReplicatedState | None) -> None:
+        self.replica.state = self.donor.state = state
+
+    @property
+    def inputs(self) -> NDArray[np.float32] | None:
+        return self.replica.inputs
+
+    @inputs.setter
+    def inputs(self, inputs: NDArray[np.float32] | None) -> None:
+        self.replica.inputs = inputs
+
+    @property
+    def progress_bytes(self) -> int:
+        """Return a number that grows while this peer gets on, for stall detectors.
+
+        The bytes that it has moved, and local work: who contributes alone may send nothing for
+        long.
+        """
+        moved = self.streams.moved_bytes + self.reducer.jobs.progress_bytes
+        return moved + self._audits.progress
+
+    def installed(self, view: View) -> None:
+        """Take over a view that was installed.
+
+        BEGIN names the holders of kept chunks by their positions in it.
+        """
+        before, self.replica.view = self.replica.view, view
+        self.router.enter(view.lineage)
+        if before is not None and before.lineage not in (view.lineage, *view.ancestors):
+            self.digests.clear()  # of a history that was given up
+            if self.state is not None:
+                self.digests[self.state.round] = self.state.digest.hex()
+
+    def restore(self, loaded: LoadedCheckpoint) -> None:
+        """Begin with the state of a checkpoint."""
+        self.replica.log.restart(loaded.round, loaded.state.digest, loaded.chain)
+        self._moved_to(loaded.state, "a checkpoint was loaded")
+        self._feed(ev.Restored(loaded.round, loaded.chain, loaded.state.digest))
+
+    def link_down(self, peer: bytes) -> None:
+        self.streams.close_to(peer)
+        self.catch_up.lost(peer)
+
+    def believed(self, message: object) -> object:
+        """Return the message as the machine may take it.
+
+        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
+        nobody else may have it (Jobs.open refuses such a BEGIN): digests of final chunks are left
+        out.
+        """
+        spec = self.state.spec if self.state is not None else None
+        if spec is None or not spec.keeps_nothing or not isinstance(message, Finals):
+            return message
+        return replace(message, digests=b"")
+
+    def on_message(self, source: bytes, message: object) -> bool:
+        """Handle questions and answers about state and results; return False for anything else."""
+        if isinstance(message, FetchKept):
+            self.reducer.kept_server.on_fetch_kept(source, message)
+        elif isinstance(message, ResultHead):
+            self.reducer.fetcher.on_head(source, message)
+        elif isinstance(message, ASKED_OF_DONORS):
+            self.donor.on_message(source, message)
+        elif isinstance(message, ANSWERED_TO_LEARNERS):
+            self.catch_up.on_message(source, message)
+        else:
+            return False
+        return True
+
+    # ------------------------------------------------------------ the queue
+
+    def carry_out(self, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Abort):
+            self.reducer.abort(effect.round, effect.attempt)
+            return
+        if isinstance(effect, ev.ListFinal):
+            finals = self.reducer.list_final(effect.round, effect.attempt)
+            self._loop.call_soon(self._feed, finals)  # the machine is not to be entered twice
+            return
+        if isinstance(effect, ev.StartSync):
+            if self._goal is not None:  # its turn has not come yet
+                self._goal = effect.goal
+                return
+            self._goal = effect.goal
+        if isinstance(effect, ev.Reduce | ev.Fetch):
+            self.reducer.want(effect.begin)
+        self._queue.put_nowait(effect)
+
+    async def run(self) -> None:
+        while True:
+            effect = await self._queue.get()
+            await self._handlers[type(effect)](effect)
+
+    def close(self) -> None:
+        self.catch_up.close()
+        self.router.close()
+        self.reducer.close()
+        self.donor.close()
+        self.streams.close()
+
+    async def _tell(self, effect: ev.TellTrainer) -> None:
+        self._tell_trainer(effect)
+
+    # ------------------------------------------------------------ commits
+
+    async def _apply(self, effect: ev.Apply) -> None:
+        begin = effect.begin
+        job = self.reducer.jobs.get(begin.round)
+        if begin.kind == GATHER or (begin.kind == REDUCE and self._me not in begin.participants):
+            job = None  # BEGIN itself is the result, or it is for others
+        else:
+            assert job is not None
+            assert job.begin is begin
+            assert job.root
+            job.end()
+        try:
+            state = await asyncio.to_thread(self._commit, effect, job)
+        except CodecError as error:  # every chunk was checked when it came: it has changed since
+            raise DivergedError(
+                f"the result of round {begin.round} cannot be applied here: {error.what}",
+                fix="start this peer again: it fetches the state from the others",
+            ) from error
+        if job is not None:
+            self.last_round_s = time.monotonic() - job.begun_s
+            if job.tries > 1:
+                self._log(
+                    f"round {begin.round} took {job.tries} attempts here:"
+                    f" {size(job.again_bytes)} sent again"
+                )
+        self.last_commit_unix_s = time.time()
+        exchange_s = self.last_round_s if job is not None else 0.0
+        self._committed(begin, exchange_s, self._me in begin.participants)
+        if job is not None and job.audit is not None and job.before is not None:
+            auditor, before = job.audit.auditor, job.before
+            self.validating.committed(auditor, state.spec, state.manifest, before)
+        self._moved_to(state, "" if begin.kind != INIT else "the run begins")
+        self._feed(ev.Applied(begin.round, state.digest))
+
+    def _commit(self, effect: ev.Apply, job: AttemptRun | None) -> ReplicatedState:
+        """Apply a committed round, and append it to the log. In a worker thread.
+
+        From here on the result belongs to the log.
+        """
+        begin, chain = effect.begin, effect.chain
+        if job is None or begin.operation is not None:
+            return commit_operation(self.replica, effect, job)
+        array = job.result.array
+        state = ReplicatedState(begin.blob) if begin.kind == INIT else self.state
+        assert state is not None
+        head = job.entry(chain)
+        self.replica.residual.commit(job, self._me)
+        if job.audit is not None and state.spec.validators:
+            job.before = state.theta.copy()
+        state.apply(head, array)
+        self.replica.log.append(head, array, state.digest)
+        if job.is_read:
+            self.replica.log.encoded(begin.round)  # so that its memory is not used again
+        return state
+
+    async def _undo(self, effect: ev.Undo) -> None:
+        state = self.state
+        if state is not None and await asyncio.to_thread(state.undo):
+            self.reducer.forget()
+            self.replica.log.cut_after(state.round)
+            self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
+            self.catch_up.cancel()  # of a goal that was undone with it
+            self._moved_to(state, "a round was undone")
+        if state is not None and state.round == effect.round:
+            self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))
+        else:
+            self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
+
+    async def _aim(self, _: ev.StartSync) -> None:
+        """Begin a catch-up in its turn: what was committed before is to be applied first."""
+        goal, self._goal = self._goal, None
+        assert goal is not None
+        self.donor.is_open = False  # what others attest must not wait for whoever is behind itself
+        self.catch_up.aim(goal)
+
+    def _adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
+        """Take over the state that the catch-up has brought to this round, and the log with it."""
+        if self.replica.view is None:
+            self.digests.clear()  # a checkpoint's may be of another history than the run's
+        self._moved_to(state, "the state of others was loaded")
+        self._feed(ev.CaughtUp(round_number, chain, state.digest))
+
+    def _moved_to(self, state: ReplicatedState, otherwise: str) -> None:
+        """Go on from this state.
+
+        It was reached by a round that was applied here; or ``otherwise``, which then says how.
+        """
+        if otherwise and (rounds := self.replica.residual.forget()):
+            self._log(f"error feedback forgets what {rounds} rounds have left out: {otherwise}")
+        self.state = state
+        self.donor.is_open = not self.catch_up.is_working
+        self.replica.log.cap_bytes = log_cap_bytes(state.manifest)
+        self.reducer.settle(state.round)
+        self.digests[state.round] = state.digest.hex()
+        while len(self.digests) > DIGESTS_KEPT:
+            del self.digests[next(iter(self.digests))]

@@ -1,0 +1,361 @@
+"""Carry out what machine.py decides, the learner's side: sockets, threads and memory.
+
+Pieces are hashed and stored in the reader threads of the donors' streams, under one lock with the
+decisions. Memory beside the state: a frame (2 MiB) for each donor that is sending, at most
+DONORS_MAX, 34 MB in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from atoll.collectives.errors import AtollError, RemoteProtocolError, StateError
+from atoll.collectives.units import duration
+from atoll.peer.membership.events import Goal
+from atoll.peer.membership.view import Member, short
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.rounds.entries import EntryHead
+from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
+from atoll.peer.state_sync import events as ln
+from atoll.peer.state_sync.chunk_cache import ChunkCache
+from atoll.peer.state_sync.incoming import Copies, TransferKind
+from atoll.peer.state_sync.machine import SyncMachine, SyncPhase
+from atoll.peer.state_sync.sources import DONORS_MAX
+from atoll.peer.state_sync.verification import PART_HEAD_BYTES_MAX, RUN_MAX, open_parts
+from atoll.peer.streams.frames import DataHeader
+
+__all__ = ["SyncClient"]
+
+MAY_FINISH_TIMEOUT_S = 600.0  # a disk of 100 MB/s writes 60 GB meanwhile; then it hangs
+FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
+
+
+class SyncClient:
+    """Bring this peer to the state of a goal. Lives in the event loop, one for each daemon.
+
+    ``adopt(state, round, chain)`` takes over a state that is in place, with the log begun anew;
+    ``failed(why)`` says that nothing is under way any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: ConnectionManager,
+        copies: Copies,
+        rounds: RoundLog,
+        shelf: ChunkCache,
+        state: Callable[[], ReplicatedState | None],
+        adopt: Callable[[ReplicatedState, int, bytes], None],
+        failed: Callable[[str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._host = host
+        self._rounds, self._shelf = rounds, shelf
+        self._state = state
+        self._adopt, self._failed, self._log = adopt, failed, log
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()  # of everything below
+        self._machine = SyncMachine()
+        self._landing: dict[tuple[bytes, int], bytearray] = {}  # frames that are being received
+        self._spare: list[bytearray] = []
+        self._ready: ReplicatedState | None = None  # in place, not yet handed over
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unreachable: dict[bytes, str] = {}  # why, as it was last logged
+        self.may_finish = asyncio.Event()  # cleared while the state must stay as it is
+        self.may_finish.set()
+        self._held_since_s: float | None = None  # since when that is waited for
+        copies.pieces = self
+
+    # ------------------------------------------------------------ steering
+
+    @property
+    def is_working(self) -> bool:
+        return self._machine.phase is not SyncPhase.IDLE
+
+    def describe(self) -> str:
+        """Describe for people what is being loaded, since when, and who or what that waits for.
+
+        Return "" if nothing is.
+        """
+        now_s = self._loop.time()
+        with self._lock:
+            text = self._machine.describe(now_s)
+        if not text or self._held_since_s is None:
+            return text
+        held_s = now_s - self._held_since_s
+        return f"{text}; it has waited for this peer's checkpoint for {duration(held_s)}"
+
+    def aim(self, goal: Goal) -> None:
+        """Reach this goal; a newer one takes the place of an older one."""
+        self._feed(ln.Linked(frozenset(self._host.link_peers())))
+        self._feed(ln.Aim(goal, self._own()))
+
+    def lost(self, peer: bytes) -> None:
+        """Handle the end of the control link to a donor.
+
+        Answers to what was asked may be lost with it, also when it is back before anybody has
+        looked.
+        """
+        self._feed(ln.Linked(frozenset(self._host.link_peers()) - {peer}))
+
+    def cancel(self) -> None:
+        """Stop. What has been received stays for a later goal, unless a round is applied first."""
+        self._feed(ln.Cancel())
+
+    def close(self) -> None:
+        self.cancel()
+        with self._lock:
+            self._closed = True  # reader threads may outlive the loop
+            self._shelf.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def on_message(self, source: bytes, message: object) -> None:
+        """Handle one of ``fetching.ANSWERED_TO_LEARNERS`` but ResultHead."""
+        self._feed(ln.Heard(source, message))
+
+    def _own(self) -> ln.Own:
+        state = self._state()
+        if state is None or not state.digest:
+            return ln.Own()
+        chain, blob_digest = self._rounds.chain_after(state.round), _sha(state.blob)
+        return ln.Own(state.round, chain, state.digest, blob_digest)
+
+    def _feed(self, event: ln.Event) -> None:
+        """Give an event to the machine, and have its effects carried out. From any thread."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                effects = self._machine.handle(event, self._loop.time())
+            except AtollError as error:  # the store is not ours any more, or there is no memory
+                effects = self._machine.handle(ln.Unprepared(error.what), self._loop.time())
+            # In order, whichever thread they come from.
+            self._loop.call_soon_threadsafe(self._carry_out, effects)
+
+    # ------------------------------------------------------------ frames, in reader threads
+
+    def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
+        ticket = header.attempt
+        with self._lock:
+            piece = self._machine.expects(source, ticket)
+            if piece is None or (source, ticket) in self._landing:
+                return None
+            wanted = TransferKind.ENTRY if piece.entry else TransferKind.STATE
+            right = (header.kind, header.chunk) == (wanted, piece.chunk)
+            if right and header.length <= FRAME_BYTES_MAX:
+                # A stream that broke in the middle of a frame keeps its buffer: at most that many.
+                buffer = self._spare.pop() if self._spare else bytearray(FRAME_BYTES_MAX)
+                self._landing[source, ticket] = buffer
+                return memoryview(buffer)[: header.length]
+        self._feed(ln.PieceArrived(source, ticket, header.round, ()))
+        return None
+
+    def received(self, source: bytes, header: DataHeader) -> None:
+        with self._lock:
+            buffer = self._landing.pop((source, header.attempt), None)
+        if buffer is None:
+            return
+        try:
+            parts = open_parts(memoryview(buffer)[: header.length])
+        except RemoteProtocolError:
+            parts = ()
+        self._feed(ln.PieceArrived(source, header.attempt, header.round, parts))
+        with self._lock:
+            if len(self._spare) < DONORS_MAX:
+                self._spare.append(buffer)
+
+    def broken(self, source: bytes, why: str) -> None:
+        with self._lock:
+            for key in [key for key in self._landing if key[0] == source]:
+                del self._landing[key]
+        self._feed(ln.Interrupted(source))
+
+    # ------------------------------------------------------------ effects, in the event loop
+
+    def _carry_out(self, effects: list[ln.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ln.TellDonor():
+                    self._host.send(effect.peer, effect.message)
+                case ln.DialDonor():
+                    self._spawn(self._dial(effect.member))
+                case ln.PrepareStore():
+                    self._spawn(self._prepare(effect.blob))
+                case ln.Finish():
+                    assert isinstance(effect.store, _Store)
+                    self._spawn(self._finish(effect.store, effect.round, effect.digest))
+                case ln.Done():
+                    self._done(effect)
+                case ln.SyncFailed():
+                    self._failed(effect.why)
+                case ln.Say():
+                    self._log(effect.text)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is None and (deadline_s := self._machine.next_deadline_s()) is not None:
+            self._timer = self._loop.call_at(deadline_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._feed(ln.Linked(frozenset(self._host.link_peers())))
+
+    async def _dial(self, member: Member) -> None:
+        try:
+            await self._host.dial(member.address, expect_peer=member.peer)
+        except AtollError as error:  # tried again while it is wanted
+            if self._unreachable.get(member.peer) != error.what:
+                self._unreachable[member.peer] = error.what
+                self._log(f"cannot get the state from {short(member.peer)}: {error.what}")
+        else:
+            self._unreachable.pop(member.peer, None)
+
+    async def _prepare(self, blob: bytes) -> None:
+        state = self._state()
+        try:
+            if blob:
+                state = await asyncio.to_thread(ReplicatedState, blob)
+            assert state is not None
+            store = _Store(state, self._shelf)
+            shelved = await asyncio.to_thread(store.take_shelved, _sha(blob)) if blob else ()
+        except (AtollError, MemoryError, OSError) as error:
+            self._feed(ln.Unprepared(_reason(error)))
+            return
+        self._feed(ln.Prepared(store, shelved))
+
+    async def _finish(self, store: _Store, number: int, digest: bytes) -> None:
+        self._held_since_s = None if self.may_finish.is_set() else self._loop.time()
+        try:
+            async with asyncio.timeout(MAY_FINISH_TIMEOUT_S):
+                await self.may_finish.wait()
+        except TimeoutError:
+            why = f"a checkpoint has been copying the state for {MAY_FINISH_TIMEOUT_S:.0f} s"
+            self._feed(ln.Unfinished(why, is_mismatch=False))
+            return
+        finally:
+            self._held_since_s = None
+        try:
+            await asyncio.to_thread(store.finish, number, digest)
+        except StateError as error:
+            self._feed(ln.Unfinished(error.what, is_mismatch=store.is_open))
+            return
+        self._ready = store.state
+        self._feed(ln.Finished())
+
+    def _done(self, done: ln.Done) -> None:
+        state, self._ready = self._ready or self._state(), None
+        assert state is not None
+        known = self._rounds.chain_after(done.round), self._rounds.digest_after(done.round)
+        if known != (done.chain, done.digest):
+            self._rounds.restart(done.round, done.digest, done.chain)
+        with self._lock:
+            self._shelf.clear()
+        self._adopt(state, done.round, done.chain)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Store:
+    """Put a state together on a StateLoad: ``learning.Store``.
+
+    Chunks that are kept are copied when that is needed; what is put is shelved as well, while the
+    shelf is open.
+    """
+
+    def __init__(self, state: ReplicatedState, shelf: ChunkCache) -> None:
+        self.state, self._shelf = state, shelf
+        self._load = StateLoad(state)
+        self._kept: dict[int, int] = {}  # chunk of the current state -> the round that it is of
+        self._leaves: dict[int, bytes] = {}  # of chunks that were put, where they are known
+
+    @property
+    def is_open(self) -> bool:
+        return self._load.is_open
+
+    @property
+    def chunks(self) -> int:
+        return self.state.grid.count
+
+    def state_bytes(self, chunk: int) -> int:
+        return self.state.chunk_bytes(chunk)
+
+    def entry_bytes(self, head: EntryHead, chunk: int) -> int:
+        return self.state.codec_of(head).encoded_bytes(self.state.grid.size(chunk))
+
+    def place(self, head: EntryHead, chunk: int) -> tuple[int, int] | None:
+        chunks = self.state.chunks_in(head)
+        return (chunk - chunks.start, len(chunks)) if chunk in chunks else None
+
+    def leaf(self, chunk: int) -> bytes:
+        return self._load.leaf(chunk)
+
+    def hint(self, chunk: int) -> bytes:
+        if self._load.has(chunk):
+            return self._leaves.get(chunk, b"")
+        return self.state.leaves[chunk] if self.state.leaves else b""
+
+    def keep(self, chunk: int, number: int) -> None:
+        if self._load.has(chunk):
+            self._load.confirm(chunk, number)
+        else:
+            self._kept[chunk] = number
+
+    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
+        self._take(chunk, number, data, sha)
+        self._shelf.add(chunk, number, digest, sha, data)
+
+    def take_shelved(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
+        """Open the shelf; return (chunk, round, digest of that round's state) of what it has."""
+        sizes = [self.state_bytes(chunk) for chunk in range(self.chunks)]
+        self._shelf.begin(blob_digest, sum(sizes))
+        taken: dict[int, tuple[int, int, bytes]] = {}
+        for chunk, number, digest, sha, data in self._shelf.chunks(sizes):
+            self._take(chunk, number, memoryview(data), sha)
+            taken[chunk] = (chunk, number, digest)
+        return tuple(taken.values())
+
+    def _take(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+        self._kept.pop(chunk, None)
+        self._load.put(chunk, number, data)
+        self._leaves[chunk] = sha  # of parameters and momentum, in this order, as a leaf is
+
+    def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None:
+        self._copy(chunk)
+        self._leaves.pop(chunk, None)
+        self._load.replay(head, data, chunk)
+
+    def finish(self, number: int, digest: bytes) -> None:
+        for chunk in list(self._kept):
+            self._copy(chunk)
+        try:
+            self._load.finish(number, digest)
+        except StateError:  # donors will be asked which chunks are right
+            if self.is_open:
+                self._leaves = {chunk: self._load.leaf(chunk) for chunk in range(self.chunks)}
+            raise
+
+    def _copy(self, chunk: int) -> None:
+        number = self._kept.pop(chunk, None)
+        if number is not None:
+            self._load.keep(chunk, number)
+
+
+def _sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _reason(error: AtollError | MemoryError | OSError) -> str:
+    return error.what if isinstance(error, AtollError) else f"no memory for the state: {error}"

@@ -1,0 +1,446 @@
+"""Keep data streams to and from the other peers, and route the frames that arrive.
+
+A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
+it, so that a round does not wait for it, and again after it broke. A round opens as many as `widen`
+was told, for paths that one does not fill (loss, a long way), and shares its chunks among these
+*lanes*, which keep to a `pace` together; transfers use the first. Both are what the plan of the
+rounds says (peer/links/planner.py). Each incoming stream has a thread that reads a header, asks
+the router where the payload belongs, and receives it straight into the preallocated memory that it
+is given; what nobody wants is drained into a scratch buffer and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import Counter
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from atoll.collectives.errors import AtollError, ConnectError
+from atoll.collectives.pacing import is_open, lane_pace
+from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.stripes import Receipt
+from atoll.collectives.threads import worker
+from atoll.peer.links.probe_frames import PROBE
+from atoll.peer.membership.view import short
+from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.state_sync.incoming import TransferKind
+from atoll.peer.streams.congestion import suited
+from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
+from atoll.peer.streams.sealed import RECORD_BYTES_MAX
+from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream
+
+__all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
+
+# Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
+DRAIN_BYTES = RECORD_BYTES_MAX
+ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
+OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the round
+# A stream that another one replaces may still carry a round or a transfer: it is closed when it has
+# been idle for so long. Who waits longer than this for a turn has been given up.
+RETIRED_IDLE_S = 30.0
+# Of a pace: what changes by less is the same one, as plans have it (links/planning.py).
+PACE_CHANGE = 0.1
+# Frames of all other kinds are parts of rounds, vectors that trainers exchange among them.
+PURPOSES = {
+    PROBE: PROBES,
+    TransferKind.RESULT_COPY: STATE,
+    TransferKind.STATE: STATE,
+    TransferKind.ENTRY: STATE,
+}
+
+
+class FrameSink(Protocol):
+    """Take the payloads of incoming frames. Called in the reader threads of the source.
+
+    ``lane``: which of its streams brings a frame, 0 for the only one.
+    """
+
+    def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
+        """Return a buffer of ``header.length`` bytes, or None to drop the frame.
+
+        May wait, bounded.
+        """
+
+    def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+        """Take a frame whose reserved buffer is full."""
+
+    def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+        """Give up a reserved frame whose rest will not come on this stream."""
+
+    def broken(self, source: bytes, why: str) -> None:
+        """Expect no more frames from this peer, before it opens a stream again."""
+
+
+class StripeId(NamedTuple):
+    peer: bytes
+    number: int
+
+
+class StreamPace(NamedTuple):
+    """Describe what a plan says of the streams to a peer.
+
+    Bytes per second of all lanes together; 0: no pace. ``lossy``: see StreamPlan.
+    """
+
+    bytes_per_s: float = 0.0
+    lossy: bool = True  # as long as nobody knows
+
+
+class FrameOutlet:
+    """Send the frames of one attempt to one peer (collectives.senders.Outlet).
+
+    ``aside``: the frames are no part of a round.
+    """
+
+    def __init__(self, stream: DataStream, header: DataHeader, *, aside: bool = False) -> None:
+        self._stream = stream
+        self._header = header
+        self._aside = aside
+
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
+        end = self.send_parts(kind, chunk, payload, offset=offset)
+        return partial(self._stream.has_delivered, end) if TELLS_DELIVERY else None
+
+    def send_parts(self, kind: int, chunk: int, *parts: memoryview, offset: int = 0) -> int:
+        length = sum(part.nbytes for part in parts)
+        header = self._header._replace(kind=kind, chunk=chunk, length=length, offset=offset)
+        return self._stream.sendall(
+            pack_header(header),
+            *parts,
+            aside=self._aside,
+            urgency=self._header.round,
+            purpose=purpose_of(kind),
+        )
+
+
+class Streams:
+    """Keep the data streams of a daemon.
+
+    Lives in the event loop; only reader threads and senders run elsewhere.
+    """
+
+    def __init__(self, host: ConnectionManager, sink: FrameSink) -> None:
+        self._host = host
+        self._sink = sink
+        self._addresses: dict[bytes, str] = {}
+        self._opening: dict[StripeId, asyncio.Task[DataStream]] = {}
+        self._outgoing: dict[StripeId, DataStream] = {}
+        self._incoming: dict[DataStream, bytes] = {}  # with the peer that sends on it
+        self._numbers = itertools.count(1)  # of incoming streams
+        self._lanes: dict[bytes, int] = {}  # where it is not one
+        self._paces: dict[bytes, StreamPace] = {}
+        self._paced = True  # in the round at hand ...
+        self._open_to: set[bytes] = set()  # ... and to whom not even then
+        # To whom there are more lanes than in the last round, or another pace.
+        self._untried: set[bytes] = set()
+        self._sent_before = 0  # bytes of streams that are gone
+        self._sent_for_rounds_before = 0
+        self._received_before = 0
+        self._moved_before = 0
+        # Reader threads end while the loop adds up, and the loop opens streams while a donor does.
+        self._counting = threading.Lock()
+        self.reached: set[bytes] = set()  # peers whose advertised address has accepted us
+
+    @property
+    def sent_bytes(self) -> int:
+        with self._counting:
+            return self._sent_before + sum(s.sent_bytes for s in self._outgoing.values())
+
+    @property
+    def sent_for_rounds_bytes(self) -> int:
+        """Return the bytes sent for rounds, as they are on the wire.
+
+        Without pieces for learners, and nothing of what wraps them.
+        """
+        with self._counting:
+            found = sum(stream.sent_for_rounds_bytes for stream in self._outgoing.values())
+            return self._sent_for_rounds_before + found
+
+    @property
+    def received_bytes(self) -> int:
+        with self._counting:
+            return self._received_before + sum(s.received_bytes for s in self._incoming)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return the bytes moved both ways, without pieces for learners; it only ever grows.
+
+        A stall detector looks whether it does.
+        """
+        with self._counting:
+            streams = [*self._outgoing.values(), *self._incoming]
+            return self._moved_before + sum(stream.moved_bytes for stream in streams)
+
+    def ciphers(self) -> dict[str, int]:
+        """Return how many streams go with which cipher, both ways."""
+        with self._counting:
+            streams = [*self._outgoing.values(), *self._incoming]
+        return dict(Counter(stream.cipher for stream in streams if not stream.closed))
+
+    def outgoing(self) -> list[tuple[bytes, DataStream]]:
+        """Return all streams on which this side sends, with their peers."""
+        with self._counting:
+            return [(lane.peer, stream) for lane, stream in self._outgoing.items()]
+
+    def incoming(self) -> list[tuple[bytes, DataStream]]:
+        with self._counting:
+            return [(peer, stream) for stream, peer in self._incoming.items()]
+
+    def know(self, peer: bytes, address: str) -> None:
+        if not address:
+            return
+        if len(self._addresses) >= ADDRESSES_MAX:
+            linked = self._host.link_peers()
+            self._addresses = {p: a for p, a in self._addresses.items() if p in linked}
+        self._addresses[peer] = address
+
+    def address(self, peer: bytes) -> str:
+        return self._addresses.get(peer, "")
+
+    @property
+    def bbr(self) -> bool:
+        """Return whether losses need not slow what this side sends: see Congestion."""
+        return self._host.bbr
+
+    def lanes(self, peer: bytes) -> int:
+        """Return how many streams a round uses to this peer."""
+        return self._lanes.get(peer, 1)
+
+    def widen(self, peer: bytes, count: int) -> None:
+        """Use ``count`` streams to this peer from the next round on; what is open stays so."""
+        count = min(max(1, count), STREAMS_MAX)
+        if count > self.lanes(peer):
+            self._untried.add(peer)
+        self._lanes[peer] = count
+        self._keep_pace(peer)
+
+    def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
+        """Send no faster to this peer, over all lanes together, from now on; 0: no pace."""
+        if not same_pace(self._paces.get(peer, StreamPace()).bytes_per_s, bytes_per_s):
+            self._untried.add(peer)
+        self._paces[peer] = StreamPace(bytes_per_s, lossy)
+        self._keep_pace(peer)
+
+    def begin_round(self, number: int) -> None:
+        """Set or lift the paces for a round.
+
+        Some rounds go without paces: they show what links have gained. So does the first one over
+        more lanes to a peer, or with another pace: it shows whether fewer lanes, or a probe that
+        was too short, had limited what was measured.
+        """
+        before = (self._paced, self._open_to)
+        self._paced, self._open_to, self._untried = not is_open(number), self._untried, set()
+        if before != (self._paced, self._open_to):
+            for peer in self._paces:
+                self._keep_pace(peer)
+
+    def _keep_pace(self, peer: bytes) -> None:
+        wanted = self._paces.get(peer, StreamPace())
+        is_paced = self._paced and peer not in self._open_to
+        rate = lane_pace(wanted.bytes_per_s, self.lanes(peer)) if is_paced else 0.0
+        for lane, stream in self._outgoing.items():
+            if lane.peer != peer:
+                continue
+            # A round without a pace keeps the control, and with it what that knows of the way. What
+            # the kernel lacks has been said when the stream was opened.
+            stream.use_congestion(suited(stream, paced=wanted.bytes_per_s > 0, lossy=wanted.lossy))
+            if stream.pace_bytes_per_s != rate:
+                stream.pace(rate)
+
+    def warm(self, peer: bytes) -> None:
+        """Open a stream to this peer soon; failures show when a round needs it."""
+        stream = self._outgoing.get(StripeId(peer, 0))
+        if stream is None or stream.closed:
+            self._open(StripeId(peer, 0)).add_done_callback(_retrieve)
+
+    async def to(self, peer: bytes, lane: int = 0) -> DataStream:
+        """Return a stream to this peer, the same one for a lane again.
+
+        ConnectError after OPEN_TRIES.
+        """
+        stream = self._outgoing.get(StripeId(peer, lane))
+        if stream is not None and not stream.closed and not stream.worn:
+            return stream
+        return await asyncio.shield(self._open(StripeId(peer, lane)))
+
+    def _open(self, lane: StripeId) -> asyncio.Task[DataStream]:
+        task = self._opening.get(lane)
+        if task is None or task.done():
+            task = asyncio.get_running_loop().create_task(self._dial(lane))
+            self._opening[lane] = task
+            task.add_done_callback(lambda _: self._opening.pop(lane, None))
+        return task
+
+    async def _dial(self, lane: StripeId) -> DataStream:
+        peer = lane.peer
+        for attempt in range(OPEN_TRIES):
+            address = self.address(peer)
+            if not address:
+                raise ConnectError(f"peer {short(peer)} advertises no address to send data to")
+            try:
+                stream = await self._host.open_data(peer, address)
+            except ConnectError as error:
+                if attempt + 1 == OPEN_TRIES or peer not in self._host.link_peers():
+                    what = f"data stream to {short(peer)}: {error.what}"
+                    raise ConnectError(what, stage=error.stage) from error
+                await asyncio.sleep(0.05 * 4**attempt)
+                continue
+            self._retire(lane)
+            with self._counting:
+                self._outgoing[lane] = stream
+            self._keep_pace(peer)
+            self.reached.add(peer)
+            return stream
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _retire(self, lane: StripeId) -> None:
+        """Close the stream that another one replaces; if it still works, when nobody uses it."""
+        stream = self._outgoing.get(lane)
+        if stream is None or stream.closed:
+            self._close(lane)
+            return
+        retired = StripeId(lane.peer, -next(self._numbers))  # counted still, and never asked for
+        with self._counting:
+            self._outgoing[retired] = self._outgoing.pop(lane)
+        self._close_when_idle(retired, -1)
+
+    def _close_when_idle(self, retired: StripeId, sent_bytes: int) -> None:
+        stream = self._outgoing.get(retired)
+        if stream is None:
+            return
+        if stream.closed or stream.sent_bytes == sent_bytes:
+            self._close(retired)
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(RETIRED_IDLE_S, self._close_when_idle, retired, stream.sent_bytes)
+
+    def close_to(self, peer: bytes) -> None:
+        for lane in [lane for lane in self._outgoing if lane.peer == peer]:
+            self._close(lane)
+
+    def _close(self, lane: StripeId) -> None:
+        with self._counting:
+            stream = self._outgoing.pop(lane, None)
+            if stream is not None:
+                self._sent_before += stream.sent_bytes
+                self._sent_for_rounds_before += stream.sent_for_rounds_bytes
+                self._moved_before += stream.moved_bytes
+        if stream is not None:
+            stream.close()
+
+    def forget(self, peer: bytes) -> None:
+        """Close the streams to a peer whose process is gone, and forget its lanes and paces."""
+        self.close_to(peer)
+        self.reached.discard(peer)
+        self._lanes.pop(peer, None)
+        self._untried.discard(peer)
+        self._paces.pop(peer, None)
+
+    def close(self) -> None:
+        for task in list(self._opening.values()):
+            task.cancel()
+        for lane in list(self._outgoing):
+            self._close(lane)
+        with self._counting:
+            incoming = list(self._incoming)
+        for stream in incoming:
+            stream.close()
+
+    # ------------------------------------------------------------ incoming
+
+    def accept(self, peer: bytes, stream: DataStream) -> None:
+        """Read a stream that a peer has opened to us in a thread of its own, until it ends."""
+        with self._counting:
+            self._incoming[stream] = peer
+        name = f"read-from-{short(peer)}"
+        worker(lambda: self._read(peer, stream), name).start()
+
+    def _read(self, peer: bytes, stream: DataStream) -> None:
+        why = ""
+        try:
+            self._read_all(peer, stream)
+        except AtollError as error:
+            why = error.what
+        except Exception as error:  # a reader that dies in silence is a hang for the others
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            stream.close()
+            with self._counting:
+                self._received_before += stream.received_bytes
+                self._moved_before += stream.moved_bytes
+                del self._incoming[stream]
+                is_last = peer not in self._incoming.values()
+        if is_last:  # what the others of its streams bring is still to come
+            self._sink.broken(peer, why)
+
+    def _read_all(self, peer: bytes, stream: DataStream) -> None:
+        number = next(self._numbers)
+        head = memoryview(bytearray(DATA_HEADER_BYTES))
+        scratch = memoryview(b"")  # most streams never need it
+        counted_bytes, purpose = 0, CONTROL
+        try:
+            while True:
+                stream.recv_into(head, idle=True)
+                header = unpack_header(head)
+                purpose = purpose_of(header.kind)
+                lane = number if self._has_several(peer) else 0
+                target = self._sink.reserve(peer, header, lane)
+                if target is not None:
+                    self._receive(peer, stream, header, lane, target)
+                else:
+                    if len(scratch) < (size := min(header.length, DRAIN_BYTES)):
+                        scratch = memoryview(bytearray(size))  # of probes alone it stays small
+                    _drain(stream, header.length, scratch)
+                arrived_bytes = stream.arrived_bytes
+                stream.counts.add_received(purpose, arrived_bytes - counted_bytes)
+                counted_bytes = arrived_bytes
+        finally:
+            stream.counts.add_received(purpose, stream.arrived_bytes - counted_bytes)
+
+    def _receive(
+        self, peer: bytes, stream: DataStream, header: DataHeader, lane: int, target: memoryview
+    ) -> None:
+        try:
+            stream.recv_into(target)
+        except BaseException:
+            self._sink.broken_off(peer, header, lane)
+            raise
+        self._sink.received(peer, header, lane)
+
+    def _has_several(self, peer: bytes) -> bool:
+        with self._counting:
+            return sum(source == peer for source in self._incoming.values()) > 1
+
+
+def same_pace(before: float, after: float) -> bool:
+    """Return whether two plans ask for the same pace, but for estimates that waver."""
+    return abs(after - before) <= PACE_CHANGE * max(before, after)
+
+
+def purpose_of(kind: int) -> str:
+    """Return what the bytes of a frame of this kind are counted as."""
+    return PURPOSES.get(kind, ROUNDS)
+
+
+def reason_of(error: AtollError | MemoryError) -> str:
+    return error.what if isinstance(error, AtollError) else "no memory for it"
+
+
+def _drain(stream: DataStream, length: int, scratch: memoryview) -> None:
+    while length > 0:
+        part = scratch[: min(length, len(scratch))]
+        stream.recv_into(part)
+        length -= len(part)
+
+
+def _retrieve(task: asyncio.Task[DataStream]) -> None:
+    """Let a warm-up fail in silence.
+
+    The round that needs the stream asks again and reports.
+    """
+    if not task.cancelled():
+        task.exception()

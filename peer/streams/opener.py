@@ -1,0 +1,308 @@
+"""Open all data streams of a daemon, by others and to others, and choose how each is protected.
+
+A stream is sealed where both sides can do that (``streamkeys``), and goes through TLS otherwise:
+with peers that list no cipher in their hello, and with those where opening a sealed one has failed.
+That is said once in the log and remembered: for ever of one without ciphers, else for a minute and
+then for twice as long each time, so that a network that lets nothing but TLS through costs a few
+tries, and a peer that was busy for a moment is not slow for days.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from atoll.collectives.errors import ConnectError
+from atoll.collectives.plan import STREAMS_MAX
+from atoll.peer.membership.view import short
+from atoll.peer.net.byte_counts import CONTROL, ByteCounts
+from atoll.peer.net.dial import Dial
+from atoll.peer.net.link import ControlLink
+from atoll.peer.net.tls import TlsSocket
+from atoll.peer.streams.congestion import Congestion
+from atoll.peer.streams.keys import (
+    CIPHER_NONE,
+    DIALLER_PROOF_BYTES,
+    GREETING_BYTES,
+    OPENING_BYTES,
+    Grants,
+    StreamAsked,
+    StreamDenied,
+    StreamGranted,
+    check_granted,
+    permitted,
+)
+from atoll.peer.streams.sealed_stream import SealedStream
+from atoll.peer.streams.stream import DataStream, PlainStream
+from atoll.peer.streams.stream_handshake import accept_stream, answer_asked, open_stream
+from atoll.peer.streams.tls_stream import TlsStream
+
+__all__ = ["StreamOpener"]
+
+# Incoming data streams of one peer: as many as a round may use, and two that replace others.
+STREAMS_PER_PEER_MAX = STREAMS_MAX + 2
+# For the answer to a question on a control link that works: many round trips. Less than a dial may
+# take, because TLS is tried after it.
+ANSWER_TIMEOUT_S = 2.0
+# After a failure that may pass (the other side was busy, say) it is TLS for so long, then twice as
+# long: what cannot be had costs a dial's time a few times an hour, and what can is soon back.
+DETOUR_S, DETOUR_S_MAX = 60.0, 3600.0
+
+
+class _PendingGrant(NamedTuple):
+    """Keep a StreamAsked that waits for the answer of ``peer``, or for why there will be none."""
+
+    peer: bytes
+    answer: asyncio.Future[StreamGranted | str]
+
+    def end(self, answer: StreamGranted | str) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+class _Detour(NamedTuple):
+    """Say until when streams to a peer go through TLS.
+
+    The detour is ``pause_s`` long if it is not for ever.
+    """
+
+    until_s: float
+    pause_s: float
+
+
+class StreamOpener:
+    """Open and accept data streams, in the event loop beside the control links.
+
+    ``ciphers``: what this side can do, the preferred one first; ``congestion``: the control of what
+    it sends, a name or AUTO; ``link_of`` gives a peer's control link; ``send`` puts a message on
+    it; ``attempt`` is how one dials an address; ``call_tls`` brings a TLS stream as far as both
+    hellos; ``counts`` is where the bytes of all streams are counted.
+    """
+
+    def __init__(
+        self,
+        ciphers: tuple[str, ...],
+        *,
+        congestion: str,
+        link_of: Callable[[bytes], ControlLink | None],
+        send: Callable[[bytes, object], bool],
+        attempt: Callable[[str], Dial],
+        call_tls: Callable[[bytes, str], Awaitable[TlsSocket]],
+        on_data: Callable[[bytes, DataStream], None],
+        log: Callable[[str], None],
+        counts: ByteCounts,
+    ) -> None:
+        self.ciphers = ciphers
+        self._counts = counts
+        self._link_of, self._send = link_of, send
+        self._attempt, self._call_tls = attempt, call_tls
+        self._on_data, self._log = on_data, log
+        self._congestion = Congestion(congestion, log)
+        self.bbr = self._congestion.bbr
+        self._grants = Grants()
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _PendingGrant] = {}
+        self._detours: dict[bytes, _Detour] = {}  # of linked peers
+        # Open streams, with the peer that opened each, b"" for us. They belong to who sends
+        # or reads on them: one that has ended must not keep its buffers.
+        self._open: WeakKeyDictionary[DataStream, bytes] = WeakKeyDictionary()
+        self._closing = False
+
+    def close(self) -> None:
+        """End all streams, and what is being opened."""
+        self._closing = True
+        for stream in list(self._open):
+            stream.close()
+        for question in self._questions.values():
+            question.end("this daemon is closing")
+
+    def forget(self, peer: bytes) -> None:
+        """Forget what was agreed on the control link to ``peer``, which is gone."""
+        self._grants.forget(peer)
+        self._detours.pop(peer, None)
+        for question in self._questions.values():
+            if question.peer == peer:
+                question.end("its control link ended")
+
+    def expel(self, peer: bytes) -> None:
+        """End what ``peer`` has opened: it may not send any more."""
+        for stream, by in list(self._open.items()):
+            if by == peer:
+                stream.close()
+
+    # ------------------------------------------------------------ to others
+
+    async def open(self, peer: bytes, address: str) -> DataStream:
+        """Open a stream on which this side sends. Raises ConnectErrors as a dial does."""
+        link = self._link_of(peer)
+        if link is None:
+            raise ConnectError(f"a data stream to {address} needs a control link first")
+        detour = self._detours.get(peer)
+        if detour is not None and time.monotonic() < detour.until_s:
+            return await self._open_tls(link, address, detour.until_s)
+        opened = await self._open_agreed(link, address)
+        if isinstance(opened, DataStream):
+            if self._detours.pop(peer, None) is not None:
+                self._log(f"data streams to {short(peer)} go with {opened.cipher} again")
+            return opened
+        new = self._next_detour(link)
+        stream = await self._open_tls(link, address, new.until_s)
+        self._detours[peer] = new
+        if detour is None:
+            self._log(f"data streams to {short(peer)} go through TLS: {opened}")
+        return stream
+
+    def _next_detour(self, link: ControlLink) -> _Detour:
+        if not self._usable(link):
+            return _Detour(math.inf, math.inf)
+        before = self._detours.get(link.peer_id)
+        pause_s = min(2 * before.pause_s, DETOUR_S_MAX) if before else DETOUR_S
+        return _Detour(time.monotonic() + pause_s, pause_s)
+
+    def _usable(self, link: ControlLink) -> tuple[str, ...]:
+        return tuple(name for name in self.ciphers if name in link.hello.ciphers)
+
+    async def _open_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
+        stream = TlsStream(await self._call_tls(link.peer_id, address), address, until_s)
+        try:
+            self._check_current(link, address)
+        except ConnectError:
+            stream.close()
+            raise
+        return self._added(b"", stream)
+
+    async def _open_agreed(self, link: ControlLink, address: str) -> DataStream | str:
+        """Open a stream with a cipher that both have, or return why TLS is to be tried.
+
+        Raises ConnectError where nobody can be reached at all, and where the control link has
+        ended.
+        """
+        usable = self._usable(link)
+        if not usable:
+            return "it has none of our ciphers"
+        attempt = self._attempt(address)
+        try:
+            async with attempt.limited():
+                sock = await attempt.bare()
+                try:
+                    return self._added(b"", await self._agree(link.peer_id, usable, sock, address))
+                except BaseException:
+                    sock.close()
+                    raise
+        except ConnectError as error:
+            if not attempt.is_connected or self._closing:
+                raise
+            self._check_current(link, address)
+            return error.what
+
+    def _check_current(self, link: ControlLink, address: str) -> None:
+        """Raise ConnectError if the control link has ended meanwhile.
+
+        A link that has ended takes its keys with it, which says nothing about the next one.
+        """
+        if self._link_of(link.peer_id) is not link:
+            raise ConnectError(f"the control link to {address} has ended meanwhile")
+
+    async def _agree(
+        self, peer: bytes, usable: tuple[str, ...], sock: socket.socket, address: str
+    ) -> DataStream:
+        """Ask for a key and open the stream with it.
+
+        The key is asked for when the connection stands: its address says which ciphers are
+        permitted, and no key is given out that nobody comes for. Raises ConnectError if no cipher
+        is left, or no key is granted.
+        """
+        remote_ip = str(sock.getpeername()[0])
+        asked = StreamAsked(next(self._numbers), permitted(usable, remote_ip))
+        if not asked.ciphers:
+            raise ConnectError(f"of the ciphers of both none may be used with {remote_ip}")
+        granted = await self._ask(peer, asked)
+        if isinstance(granted, str):
+            raise ConnectError(granted)
+        check_granted(asked, granted, remote_ip)
+        secret = await open_stream(sock, granted)
+        self._counts.add_sent(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
+        self._counts.add_received(CONTROL, GREETING_BYTES)
+        return _stream(sock, address, granted.cipher, secret, dialled=True)
+
+    async def _ask(self, peer: bytes, asked: StreamAsked) -> StreamGranted | str:
+        question = _PendingGrant(peer, asyncio.get_running_loop().create_future())
+        self._questions[asked.number] = question
+        try:
+            if not self._send(peer, asked):
+                return "its control link is ending"
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await question.answer
+        finally:
+            del self._questions[asked.number]
+
+    # ------------------------------------------------------------ from others
+
+    def on_message(self, link: ControlLink, msg: object) -> bool:
+        """Take what has arrived on a control link if it is about streams; return whether it is."""
+        if not isinstance(msg, StreamAsked | StreamGranted | StreamDenied):
+            return False
+        current, question = self._link_of(link.peer_id), self._questions.get(msg.number)
+        if current is None or current.hello.inc != link.hello.inc:
+            return True  # of a former life of this peer
+        if isinstance(msg, StreamAsked):
+            self._send(link.peer_id, self._answer(link, msg))
+        elif question is not None and question.peer == link.peer_id:  # else it comes too late
+            said = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
+            question.end(said)
+        return True
+
+    def _answer(self, link: ControlLink, asked: StreamAsked) -> StreamGranted | StreamDenied:
+        if why_not := self.why_full(link.peer_id):
+            return StreamDenied(asked.number, why_not)
+        return answer_asked(
+            self._grants, link.peer_id, asked, remote_ip=link.remote_ip, allowed=self.ciphers
+        )
+
+    def why_full(self, peer: bytes) -> str:
+        """Return why ``peer`` may not open another stream; "" if it may."""
+        count = sum(by == peer and not stream.closed for stream, by in self._open.items())
+        return f"{count} data streams are open" if count >= STREAMS_PER_PEER_MAX else ""
+
+    async def accept(self, sock: socket.socket) -> None:
+        """Take a connection that began with STREAM_FIRST_BYTE, or raise: then it is not taken."""
+        accepted = await accept_stream(sock, self._grants)
+        self._counts.add_received(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
+        self._counts.add_sent(CONTROL, GREETING_BYTES)
+        link = self._link_of(accepted.peer)
+        if link is None:
+            raise ConnectError("a data stream needs a control link first")
+        if why_not := self.why_full(accepted.peer):
+            raise ConnectError(why_not)
+        name = link.hello.address or link.remote_ip
+        stream = _stream(sock, name, accepted.cipher, accepted.secret, dialled=False)
+        self._on_data(accepted.peer, self._added(accepted.peer, stream))
+
+    def accept_tls(self, link: ControlLink, connection: TlsSocket) -> None:
+        """Take the connection of a stream through TLS, whose hello has been answered."""
+        stream = TlsStream(connection, link.hello.address or link.remote_ip)
+        self._on_data(link.peer_id, self._added(link.peer_id, stream))
+
+    def _added(self, opened_by: bytes, stream: DataStream) -> DataStream:
+        if self._closing:
+            stream.close()
+            raise ConnectError("this daemon is closing")
+        stream.counts = self._counts
+        self._open[stream] = opened_by
+        if not opened_by:
+            self._congestion.apply(stream)
+        return stream
+
+
+def _stream(
+    sock: socket.socket, name: str, cipher: str, secret: bytes, *, dialled: bool
+) -> DataStream:
+    if cipher == CIPHER_NONE:
+        return PlainStream(sock, name)
+    return SealedStream(sock, name, secret, dialled=dialled)

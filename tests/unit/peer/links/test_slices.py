@@ -1,0 +1,112 @@
+"""From counters to what happened between two readings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.peer.links.tcp_info import TcpInfo
+from atoll.peer.links.tcp_intervals import WINDOW_BYTES, WINDOW_S, Window, between
+
+MSS, HEADERS = 1000, 1.05
+BEFORE = TcpInfo(
+    app_limited=False,
+    mss=MSS,
+    received_mss=MSS,
+    headers=HEADERS,
+    rtt_s=0.05,
+    min_rtt_s=0.04,
+    received_bytes=10_000,
+    unsent_bytes=0,
+    received_packets=10,
+    delivery_rate=1e6,
+    busy_s=1.0,
+    delivered=100,
+    sent_bytes=110_000,
+    retransmitted_bytes=10_000,
+    duplicates=2,
+)
+
+
+def test_what_moved_is_counted_on_the_wire() -> None:
+    after = replace(
+        BEFORE,
+        received_bytes=30_000,
+        received_packets=30,
+        delivery_rate=2e6,
+        busy_s=1.2,
+        delivered=150,
+        sent_bytes=170_000,
+        retransmitted_bytes=16_000,
+        duplicates=3,
+        unsent_bytes=7,
+    )
+    one = between(BEFORE, after, 0.2, pace=5.0)
+    assert one.delivered == pytest.approx(HEADERS * 50 * MSS)
+    assert one.sent == pytest.approx(HEADERS * 60_000)
+    assert one.lost == pytest.approx(HEADERS * 5_000), "one of six packets had arrived after all"
+    assert one.rate == pytest.approx(HEADERS * 2e6)
+    assert one.arrived == pytest.approx(HEADERS * 20_000)
+    assert (one.took_s, one.unsent, one.pace) == (0.2, 7, 5.0)
+    assert one.busy_s == pytest.approx(0.2)
+    assert one.whole
+    assert one.is_load
+
+
+def test_a_rate_that_the_kernel_has_kept_is_not_a_new_one() -> None:
+    assert between(BEFORE, replace(BEFORE, delivered=110), 0.2).rate == 0
+
+
+def test_a_hole_that_is_filled_is_not_a_fast_link() -> None:
+    after = replace(BEFORE, received_bytes=500_000, received_packets=20)
+    assert between(BEFORE, after, 0.2).arrived == pytest.approx(HEADERS * 10 * MSS)
+
+
+def test_counters_of_32_bits_start_again() -> None:
+    after = replace(BEFORE, delivered=5)
+    assert between(replace(BEFORE, delivered=2**32 - 5), after, 0.2).delivered == pytest.approx(
+        HEADERS * 10 * MSS
+    )
+
+
+def test_of_the_first_reading_only_the_round_trip_is_known() -> None:
+    one = between(None, BEFORE, 0.0)
+    assert (one.min_rtt_s, one.delivered, one.sent, one.rate) == (0.04, 0, 0, 0)
+    assert not one.moving
+
+
+def test_a_window_is_long_enough_for_what_it_counts() -> None:
+    window, half_s = Window(), WINDOW_S / 2
+    assert window.add(half_s / 2, 1000) == 0
+    assert window.add(half_s / 2, 3000) == 0, "half of it"
+    assert window.add(half_s, 2000) == pytest.approx(6000 / WINDOW_S)
+    assert window.add(half_s / 2, 1000) == 0
+    assert window.add(half_s / 2, 1000) == pytest.approx(4000 / WINDOW_S), "it began in the middle"
+    window.reset()
+    assert window.add(half_s, 1000) == 0
+    window.reset()
+    trip_s = WINDOW_S
+    assert [window.add(half_s, 1000, trip_s) > 0 for _ in range(8)] == [False] * 7 + [True]
+    window.reset()
+    assert window.add(0.1, WINDOW_BYTES / 2, rtt_s=0.01) == 0
+    assert window.add(0.1, WINDOW_BYTES / 2, rtt_s=0.01) == pytest.approx(WINDOW_BYTES / 0.2)
+
+
+def test_a_window_is_held_back_if_a_part_of_it_was() -> None:
+    window, half_s = Window(), WINDOW_S / 2
+    found = []
+    for held_back in (False, False, True, False, False):
+        if window.add(half_s, 1000, held_back=held_back):
+            found.append(window.held_back)
+    assert found == [False, True, True, False]
+
+
+def test_a_machine_that_stands_still_does_not_make_its_link_faster() -> None:
+    """Mbit/s in 0.1 s each, as counted on a link of 40: no acknowledgement came for 100 ms, and
+    those that were late came together."""
+    seen = (35.2, 35.3, 33.7, 37.0, 27.9, 33.5, 28.5, 5.3, 34.0, 38.0, 44.7, 51.3)
+    seen += (39.6, 39.5, 39.6, 39.0, 39.7, 39.6, 40.0, 39.5, 39.8, 39.9, 40.1, 39.8)
+    window = Window()
+    found = [rate for mbit in seen if (rate := window.add(0.1, mbit * 0.1, rtt_s=0.1))]
+    assert 38 < max(found) < 1.05 * 40

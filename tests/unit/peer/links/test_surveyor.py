@@ -1,0 +1,416 @@
+"""Two surveyors in one process, with real connections between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from atoll.collectives.errors import ConnectError, RemoteProtocolError
+from atoll.peer.links import monitor as module
+from atoll.peer.links import probe_schedule
+from atoll.peer.links.link_table import LOCAL_BYTES_PER_S
+from atoll.peer.links.messages import AskProbe, LinkRow, MayProbe, ProbeOver
+from atoll.peer.links.monitor import LinkMonitor
+from atoll.peer.links.probe_frames import PROBE, PROBE_FRAME_BYTES
+from atoll.peer.links.probe_schedule import PROBE_BYTES_MAX, PROBE_BYTES_MIN
+from atoll.peer.membership.messages import STEP, Begin
+from atoll.peer.membership.view import Member, View
+from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
+from atoll.peer.streams.router import Router
+from atoll.peer.streams.stream import DataStream, PlainStream
+
+A, B, C, STRANGER = b"a" * 32, b"b" * 32, b"c" * 32, b"s" * 32
+VIEW = View(b"L" * 32, 7, (Member(A, 1), Member(B, 1)), A, 1, b"c" * 32)
+PATIENCE_S = 20.0
+
+
+class Site:
+    """A peer: its surveyor, its streams, and what it was told."""
+
+    round_bytes = 8 << 20
+
+    def __init__(self, me: bytes, *, probes: bool = True) -> None:
+        self.me = me
+        self.local = False  # although everything here is
+        self.out: dict[bytes, DataStream] = {}
+        self.into: dict[bytes, DataStream] = {}
+        self.begins: list[Begin] = []
+        self.view: View | None = VIEW
+        self.lines: list[str] = []
+        self.headers: list[DataHeader] = []
+        self.sent: list[object] = []
+        self.links: dict[bytes, Site] = {}
+        self.refuses, self.bbr = False, True
+        self.control: DataStream | None = None  # what stands for the control links
+        self.surveyor = LinkMonitor(
+            me=me,
+            streams=self,
+            control=lambda peer: self.control.tcp_info() if self.control is not None else b"",
+            is_local=lambda peer: self.local,
+            send=self.send,
+            view=lambda: self.view,
+            begins=lambda: self.begins,
+            log=self.lines.append,
+            round_bytes=lambda peers: self.round_bytes,
+            probes=probes,
+        )
+
+    @property
+    def probe_bytes(self) -> int:
+        """What it has sent in probes."""
+        return sum(stream.counts.sent["probes"] for stream in self.out.values())
+
+    def outgoing(self) -> list[tuple[bytes, DataStream]]:
+        return list(self.out.items())
+
+    def incoming(self) -> list[tuple[bytes, DataStream]]:
+        return list(self.into.items())
+
+    async def to(self, peer: bytes) -> DataStream:
+        if self.refuses:
+            raise ConnectError("nobody answers")
+        return self.out[peer]
+
+    def send(self, peer: bytes, message: object) -> bool:
+        self.sent.append(message)
+        other = self.links.get(peer)
+        if other is None:
+            return False
+        asyncio.get_running_loop().call_soon(other.surveyor.on_message, self.me, message)
+        return True
+
+    def said(self, kind: type) -> list[object]:
+        return [message for message in self.sent if isinstance(message, kind)]
+
+    def read(self, stream: DataStream) -> None:
+        """As the reader thread of a daemon does: what the router does not want is drained."""
+        router, head = Router(lambda peer, why: None), memoryview(bytearray(DATA_HEADER_BYTES))
+        with contextlib.suppress(ConnectError):
+            while True:
+                stream.recv_into(head, idle=True)
+                header = unpack_header(head)
+                assert router.reserve(STRANGER, header) is None
+                stream.recv_into(memoryview(bytearray(header.length)))
+                self.headers.append(header)
+
+
+def connect(source: Site, target: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+    source.out[target.me] = PlainStream(ours, "them")
+    target.into[source.me] = stream = PlainStream(theirs, "us")
+    source.links[target.me] = target
+    threading.Thread(target=target.read, args=(stream,), daemon=True).start()
+
+
+def scenario(play: Callable[[Site, Site], Awaitable[None]], *, probes: bool = True) -> None:
+    """``probes``: whether B has any."""
+
+    async def whole() -> None:
+        a, b = Site(A), Site(B, probes=probes)
+        b.bbr = False
+        connect(a, b)
+        connect(b, a)
+        try:
+            await play(a, b)
+        finally:
+            for site in (a, b):
+                for stream in (*site.out.values(), *site.into.values()):
+                    stream.close()
+
+    asyncio.run(whole())
+
+
+@contextlib.asynccontextmanager
+async def running(*sites: Site) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(site.surveyor.run()) for site in sites]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  # what is waited for comes from threads
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the usual times, or less."""
+    for name in ("ROW_LOOK_S", "READ_S"):
+        monkeypatch.setattr(module, name, 0.05)
+    for name, soon_s in (
+        ("QUIET_S", 0.1),
+        ("PAUSE_S", 0.05),
+        ("REFUSED_S", 0.2),
+        ("ROW_PAUSE_S", 0.5),
+    ):
+        monkeypatch.setattr(probe_schedule, name, soon_s)
+
+
+def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: a.lines)
+            await eventually(lambda: a.said(ProbeOver) and b.said(ProbeOver))
+            assert a.lines[0].startswith("measured 2 links: ")
+            network = a.surveyor.network([B, A])
+            assert a.surveyor.bbr([B, A]) == (True, False), "as each says of itself"
+            assert network.count == 2
+            assert network.pair[0, 1] == a.surveyor.link(B).out > 1e6
+            assert network.pair[1, 0] > 1e6, "as B has said"
+            assert 0 < network.latency_s[0, 1] < 0.1
+            for site, other in ((a, B), (b, A)):
+                frames = PROBE_BYTES_MAX // PROBE_FRAME_BYTES
+                assert 0 < site.probe_bytes <= PROBE_BYTES_MAX + frames * DATA_HEADER_BYTES
+                seen = site.surveyor.status(other)
+                assert seen["out_bytes_per_s"] > 1e6
+                assert seen["in_bytes_per_s"] > 1e6
+                assert seen["rtt_ms"] < 100
+            count = len(a.said(AskProbe))
+            await asyncio.sleep(0.5)
+            assert len(a.said(AskProbe)) == count, "they know each other now"
+        assert all(header.kind == PROBE for header in (*a.headers, *b.headers))
+
+    scenario(play)
+
+
+def begin(participants: tuple[bytes, ...] = (A, B)) -> Begin:
+    return Begin(VIEW.lineage, 7, 2, 1, STEP, participants, (1.0,) * len(participants))
+
+
+def test_nobody_probes_in_a_reduction() -> None:
+    async def play(a: Site, b: Site) -> None:
+        b.begins = [begin()]
+        async with running(a):
+            await eventually(lambda: MayProbe(granted=False) in b.sent)
+            assert a.probe_bytes == 0
+            b.begins, a.begins = [], [begin()]
+            await asyncio.sleep(0.1)
+            asked = len(a.said(AskProbe))
+            await asyncio.sleep(0.5)
+            assert len(a.said(AskProbe)) == asked
+            assert a.probe_bytes == 0
+
+    scenario(play)
+
+
+def test_a_probe_gives_way_to_a_reduction(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless(monkeypatch)
+
+    async def play(a: Site, b: Site) -> None:
+        stream = a.out[B]
+        stream.pace(5e6)
+        async with running(a):
+            await eventually(lambda: len(b.headers) > 100)
+            assert stream.pace_bytes_per_s > 1e9, "a probe finds what its pace would hide"
+            assert not a.said(ProbeOver)
+            a.begins = [begin()]
+            await eventually(lambda: a.said(ProbeOver))
+            sent_bytes = a.probe_bytes
+            await asyncio.sleep(0.5)
+            assert a.probe_bytes == sent_bytes > 0
+            assert stream.pace_bytes_per_s == 5e6
+
+    scenario(play)
+
+
+def endless(patch: pytest.MonkeyPatch) -> None:
+    """Probes that nothing ends but what is in their way."""
+    patch.setattr(probe_schedule, "PROBE_BYTES_MAX", 1 << 40)
+    patch.setattr(probe_schedule, "PROBE_S_MAX", 600.0)
+    patch.setattr(probe_schedule, "LINK_SHARE", 1.0)
+    patch.setattr(Site, "round_bytes", 1 << 42)
+
+
+def test_a_probe_ends_when_something_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its acknowledgements would wait behind that, and it would find half of what the link has."""
+    endless(monkeypatch)
+
+    async def play(a: Site, b: Site) -> None:
+        header = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+        async with running(a):
+            await eventually(lambda: len(b.headers) > 100)
+            assert not a.said(ProbeOver)
+            for _ in range(20):
+                b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+            await eventually(lambda: a.said(ProbeOver))
+            assert a.said(ProbeOver) == [ProbeOver(None)]
+            assert a.surveyor.link(B).out == 0, "what it has found so far is not believed"
+            await eventually(lambda: len(a.said(AskProbe)) > 1)
+
+    scenario(play)
+
+
+def test_round_trips_are_those_of_small_messages_too() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.control, a.out = a.out[B], {}
+        assert a.surveyor.status(B) == {}
+        a.surveyor.look()
+        assert list(a.surveyor.status(B)) == ["rtt_ms"]
+        a.out = {B: a.control}
+
+    scenario(play)
+
+
+def test_nobody_is_let_in_while_a_probe_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless(monkeypatch)
+
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: a.headers or b.headers)
+            site, other = (a, b) if b.headers else (b, a)
+            before = len(site.said(MayProbe))
+            await asyncio.sleep(0.5)
+            assert not other.said(ProbeOver)
+            assert not site.headers, "one at a time"
+            answers = site.said(MayProbe)[before:]
+            assert MayProbe(True) not in answers
+            assert site.surveyor.on_message(C, AskProbe())
+            assert site.said(MayProbe)[-1] == MayProbe(False)
+
+    scenario(play)
+
+
+def test_a_pace_that_was_set_meanwhile_stays() -> None:
+    async def play(a: Site, b: Site) -> None:
+        stream = a.out[B]
+        stream.pace(5e6)
+        async with running(a):
+            await eventually(lambda: b.headers)
+            stream.pace(0.0)
+            await eventually(lambda: a.said(ProbeOver))
+            assert stream.pace_bytes_per_s == 0
+
+    scenario(play)
+
+
+def test_a_stream_that_cannot_be_had_ends_the_probe() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.refuses = True
+        async with running(a):
+            await eventually(lambda: a.said(ProbeOver))
+            await asyncio.sleep(0.5)
+            assert len(a.said(AskProbe)) == 1, "not again so soon"
+
+    scenario(play)
+
+
+def test_without_the_kernels_counters_nothing_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainStream, "tcp_info", lambda self: b"")
+
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await asyncio.sleep(0.5)
+            assert not a.said(AskProbe)
+            assert a.surveyor.status(B) == {}
+
+    scenario(play)
+
+
+def test_within_a_machine_nothing_is_probed_and_everything_is_known() -> None:
+    async def play(a: Site, b: Site) -> None:
+        for site in (a, b):
+            site.local = True
+        async with running(a, b):
+            await eventually(lambda: a.surveyor.gaps([A, B]) == 0)
+            await asyncio.sleep(0.5)
+            assert not a.said(AskProbe)
+            assert not b.said(AskProbe)
+            assert a.surveyor.status(B)["local"]
+            assert a.surveyor.network([A, B]).pair[0, 1] == LOCAL_BYTES_PER_S
+            assert a.lines == [], "there is nothing to say of links"
+
+    scenario(play)
+
+
+def test_who_wants_no_probes_sends_none_and_is_not_asked_again_soon() -> None:
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: MayProbe(granted=False, never=True) in b.sent)
+            await asyncio.sleep(1.0)
+            assert len(a.said(AskProbe)) == 1
+            assert not b.said(AskProbe)
+        assert a.probe_bytes == b.probe_bytes == 0
+
+    scenario(play, probes=False)
+
+
+def test_runs_whose_rounds_are_small_have_no_probes() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.round_bytes = b.round_bytes = PROBE_BYTES_MIN - 1
+        async with running(a, b):
+            await asyncio.sleep(0.5)
+            assert not a.said(AskProbe)
+            a.round_bytes = PROBE_BYTES_MIN
+            await eventually(lambda: a.said(ProbeOver))
+            assert a.probe_bytes < 1.1 * PROBE_BYTES_MIN
+
+    scenario(play)
+
+
+def test_strangers_are_not_in_the_picture() -> None:
+    async def play(a: Site, b: Site) -> None:
+        lie = LinkRow((A,), (0.01,), (1e9,), (0.0,))
+        assert a.surveyor.on_message(STRANGER, lie)
+        assert a.surveyor.on_message(STRANGER, ProbeOver(1e9))
+        assert a.surveyor.status(STRANGER) == {}
+        a.view = None
+        assert a.surveyor.on_message(B, lie)
+        assert a.surveyor.status(B) == {}
+        assert not a.surveyor.on_message(B, begin())
+
+    scenario(play)
+
+
+def test_a_turn_is_refused_while_others_send() -> None:
+    """They would share this peer's downlink, and the probe would find what is left of it."""
+
+    async def play(a: Site, b: Site) -> None:
+        a.links.clear()  # it cannot ask for a turn of its own
+        a.surveyor.look()
+        assert a.surveyor.on_message(STRANGER, AskProbe())
+        assert a.surveyor.on_message(STRANGER, ProbeOver())
+        header = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+        for _ in range(20):
+            b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+        await eventually(lambda: len(a.headers) == 20)
+        a.surveyor.look()
+        assert a.surveyor.on_message(C, AskProbe())
+        assert a.surveyor.on_message(B, AskProbe())
+        assert a.said(MayProbe) == [MayProbe(True), MayProbe(False), MayProbe(True)]
+        assert a.surveyor.on_message(B, ProbeOver())
+        await asyncio.sleep(0.1)
+        a.surveyor.look()  # nothing came meanwhile
+        a.out[B].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
+        a.surveyor.look()
+        assert a.surveyor.on_message(C, AskProbe())
+        assert a.said(MayProbe)[-1] == MayProbe(False), "what leaves is in the way as well"
+
+    scenario(play)
+
+
+def test_a_grant_that_comes_too_late_is_given_back() -> None:
+    async def play(a: Site, b: Site) -> None:
+        assert a.surveyor.on_message(B, MayProbe(granted=True))
+        assert a.sent == [ProbeOver()]
+        assert a.surveyor.on_message(B, MayProbe(granted=False))
+        assert a.sent == [ProbeOver()]
+
+    scenario(play)
+
+
+def test_a_probe_that_takes_more_memory_than_it_may_is_refused() -> None:
+    router = Router(lambda peer, why: None)
+    good = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
+    assert router.reserve(STRANGER, good) is None
+    with pytest.raises(RemoteProtocolError):
+        router.reserve(STRANGER, good._replace(length=PROBE_FRAME_BYTES + 1))

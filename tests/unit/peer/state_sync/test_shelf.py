@@ -1,0 +1,159 @@
+"""Received chunks on disk: what comes back, and what a disk may do to them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.peer.state_sync.chunk_cache import RECORD, ChunkCache
+
+BLOB = b"b" * 32
+SIZES = [1000, 1000, 600]
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "received"
+        self.logs: list[str] = []
+        self.shelf = ChunkCache(self.path, self.logs.append)
+
+    def begin(self, blob: bytes = BLOB) -> list[tuple[int, int, bytes, bytes]]:
+        self.shelf.begin(blob, sum(SIZES))
+        return [(c, n, d, data) for c, n, d, _, data in self.shelf.chunks(SIZES)]
+
+    def add(self, chunk: int, number: int, fill: int = 7) -> tuple[int, int, bytes, bytes]:
+        data, digest = bytes([fill]) * SIZES[chunk], bytes([number]) * 32
+        self.shelf.add(chunk, number, digest, hashlib.sha256(data).digest(), memoryview(data))
+        return chunk, number, digest, data
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.shelf.close()
+
+
+def test_what_was_added_is_there_in_the_next_life_and_can_be_added_to(bench: Bench) -> None:
+    assert bench.begin() == []
+    added = [bench.add(0, 1), bench.add(2, 1)]
+    bench.shelf.close()
+    assert bench.begin() == added
+    added.append(bench.add(0, 2, fill=9))
+    bench.shelf.close()
+    assert bench.begin() == added
+    assert not bench.logs
+    assert bench.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_chunks_of_another_run_are_dropped(bench: Bench) -> None:
+    bench.begin()
+    bench.add(0, 1)
+    assert bench.begin(b"o" * 32) == []
+    assert bench.begin() == []
+
+
+@pytest.mark.parametrize("at", [0, 20, 48 + 3, 48 + RECORD.size + 5])
+def test_a_flipped_bit_ends_what_is_believed(bench: Bench, at: int) -> None:
+    bench.begin()
+    first = bench.add(0, 1)
+    bench.add(1, 1)
+    bench.shelf.close()
+    at += (RECORD.size + SIZES[0]) * (at >= 48)  # in the second record, if in any
+    data = bytearray(bench.path.read_bytes())
+    data[at] ^= 1
+    bench.path.write_bytes(data)
+    assert bench.begin() == ([first] if at >= 48 else [])
+    again = bench.add(1, 3)
+    assert bench.begin() == ([first, again] if at >= 48 else [again])
+
+
+def test_a_record_that_was_cut_short_is_overwritten(bench: Bench) -> None:
+    bench.begin()
+    first = bench.add(0, 1)
+    bench.add(1, 1)
+    bench.shelf.close()
+    os.truncate(bench.path, bench.path.stat().st_size - 1)
+    assert bench.begin() == [first]
+    again = bench.add(2, 1)
+    assert bench.begin() == [first, again]
+
+
+def test_it_grows_to_twice_the_state_and_no_further(bench: Bench) -> None:
+    bench.begin()
+    for number in range(20):
+        bench.add(0, number)
+    assert bench.path.stat().st_size < 2 * sum(SIZES) + 100
+    assert not bench.logs
+
+
+def test_a_full_disk_is_said_once_and_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    bench.begin()
+
+    def full(fd: int, parts: list[bytes]) -> int:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "writev", full)
+        bench.add(0, 1)
+        bench.add(1, 1)
+    assert len(bench.logs) == 1
+    assert "No space left" in bench.logs[0]
+    assert not bench.path.exists()
+
+
+def test_a_state_too_large_for_the_disk_is_not_kept(bench: Bench) -> None:
+    bench.shelf.begin(BLOB, 1 << 60)
+    assert "the state takes" in bench.logs[0]
+    bench.add(0, 1)
+    assert not bench.path.exists()
+
+
+def test_no_link_is_followed(bench: Bench, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
+    bench.path.symlink_to(target)
+    assert bench.begin() == []
+    assert len(bench.logs) == 1
+    assert target.read_text() == "precious"
+
+
+def test_a_state_that_is_in_place_needs_nothing_kept(bench: Bench) -> None:
+    bench.begin()
+    bench.add(0, 1)
+    bench.shelf.clear()
+    assert not bench.path.exists()
+    bench.add(1, 1)
+    bench.shelf.clear()
+
+
+def test_what_is_closed_while_it_is_read_ends_there(bench: Bench) -> None:
+    """A newer task, or the end of the daemon, does not wait for a gigabyte to be read."""
+    bench.begin()
+    bench.add(0, 1)
+    bench.add(1, 1)
+    bench.shelf.begin(BLOB, sum(SIZES))
+    chunks = bench.shelf.chunks(SIZES)
+    assert next(chunks)[0] == 0
+    bench.shelf.close()
+    assert list(chunks) == []
+    assert not bench.logs
+    assert [chunk for chunk, *_ in bench.begin()] == [0, 1]
+
+
+def test_a_file_that_cannot_be_removed_is_said_and_ends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.begin()
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        bench.shelf.clear()
+    assert "cannot be removed" in bench.logs[0]

@@ -1,0 +1,182 @@
+"""What a daemon says to its trainer about vectors, without anybody at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.collectives.errors import ConfigError, ConnectError, SessionError
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.spec import RunSpec
+from atoll.peer.client.shared_memory import Region
+from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
+from atoll.peer.membership.view import WITNESS, Member, View, short
+from atoll.peer.state_sync.incoming import Copies
+from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
+from atoll.peer.vectors.service import VectorService
+
+CLIENT = b"client"
+ME, OTHER, WITNESSING = b"m" * 32, b"o" * 32, b"w" * 32
+ELEMENTS = 5000
+
+
+class Site:
+    """A desk whose messages go nowhere."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.members = (Member(ME, 1), Member(OTHER, 1), Member(WITNESSING, 1, WITNESS))
+        self.node: Any = SimpleNamespace(
+            me=Member(ME, 1), view=self.view(), follower=SimpleNamespace(terms=None)
+        )
+        self.trainers = TrainerService(
+            "demo", "m", self.node, SimpleNamespace(), lambda event: None
+        )  # type: ignore[arg-type]
+        host: Any = SimpleNamespace(send=lambda peer, message: self.sent.append(message) or True)
+        self.desk = VectorService(
+            node=self.node,
+            desk=self.trainers,
+            host=host,
+            streams=SimpleNamespace(),  # type: ignore[arg-type]  # nothing is sent
+            copies=Copies(),
+            log=lambda line: None,
+        )
+        manifest = Manifest.of([Parameter("w", (3,))])
+        self.trainer = AttachedTrainer(CLIENT, RunSpec(sync_every=1), manifest, 1, in_step=True)
+        self.trainers.trainer = self.trainer
+        self.desk._trainer, self.desk._region = self.trainer, Region("vector", ELEMENTS)
+
+    def view(self, *gone: bytes) -> View:
+        members = tuple(m for m in self.members if m.peer not in gone)
+        return View(b"L" * 32, 7, members, ME, 1, b"c" * 32)
+
+    async def call(self, command: str, client: bytes = CLIENT, **arguments: Any) -> Any:
+        return await self.desk.handlers()[command](client, arguments)
+
+    async def ask(self, peer: bytes = OTHER, number: int = 1, **differs: Any) -> int:
+        wanted = {"name": "phi", "number": number, "elements": ELEMENTS, "codec": "float32"}
+        ticket = await self.call("ask_vector", peer=short(peer), **wanted | differs)
+        await asyncio.sleep(0)  # the question leaves
+        return int(ticket)
+
+
+def play(scenario: Callable[[Site], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        site = Site()
+        await scenario(site)
+        site.desk.close()
+
+    asyncio.run(whole())
+
+
+def test_members_are_the_replicas_of_the_view_in_the_order_of_their_ids() -> None:
+    async def scenario(site: Site) -> None:
+        assert await site.call("members") == {
+            "view": 7,
+            "names": [short(ME), short(OTHER)],
+            "min_trainers": 1,
+        }
+        site.node.view = None
+        assert await site.call("members") == {"view": 0, "names": [short(ME)], "min_trainers": 1}
+
+    play(scenario)
+
+
+def test_only_the_trainer_is_served() -> None:
+    async def scenario(site: Site) -> None:
+        for command in ("vector_memory", "newest", "ask_vector", "drop_vector"):
+            with pytest.raises(SessionError, match="not the daemon's trainer"):
+                await site.call(command, client=b"another", elements=1)
+        site.trainer.in_step = False
+        with pytest.raises(SessionError, match="before attach"):
+            await site.ask()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("differs", "why"),
+    [
+        ({"number": 0}, "positive number"),
+        ({"number": 1 << 62}, "positive number"),
+        ({"name": ""}, "up to 32"),
+        ({"name": "x" * 33}, "up to 32"),
+    ],
+)
+def test_what_no_other_daemon_would_understand_is_refused_here(
+    differs: dict[str, Any], why: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        with pytest.raises(ConfigError, match=why):
+            await site.ask(**differs)
+        with pytest.raises(ConnectError, match="not in the view"):
+            await site.ask(WITNESSING)
+        assert not site.sent
+
+    play(scenario)
+
+
+def test_who_leaves_the_view_is_not_waited_for() -> None:
+    async def scenario(site: Site) -> None:
+        ticket = await site.ask()
+        assert site.sent == [AskVector(ticket, "phi", 1)]
+        assert await site.call("look_for_vector", ticket=ticket, timeout_s=0.0) == "asked"
+        site.node.view = None  # this peer itself may be out for a moment
+        assert await site.call("look_for_vector", ticket=ticket, timeout_s=0.0) == "asked"
+        site.node.view = site.view(OTHER)
+        with pytest.raises(ConnectError, match=f"{short(OTHER)} has left the view"):
+            await site.call("look_for_vector", ticket=ticket, timeout_s=0.0)
+        with pytest.raises(SessionError, match="no such fetch"):
+            await site.call("look_for_vector", ticket=ticket, timeout_s=0.0)
+        await asyncio.sleep(0)
+        assert site.sent[1:] == [DropVector(ticket)]
+
+    play(scenario)
+
+
+def test_own_vectors_are_had_in_the_same_way() -> None:
+    async def scenario(site: Site) -> None:
+        region = site.desk._region
+        assert region is not None
+        region.floats[:] = values = np.linspace(0, 1, ELEMENTS, dtype=np.float32)
+        place = {"name": "phi", "number": 4, "elements": ELEMENTS, "codec": "float32"}
+        await site.call("publish", **place)
+        assert await site.call("newest", peer=short(ME), name="phi") == 4
+        ticket = await site.ask(ME, 4)
+        region.floats.fill(0.0)
+        assert await site.call("look_for_vector", ticket=ticket, timeout_s=5.0) == "here"
+        await site.call("read_vector", ticket=ticket)
+        np.testing.assert_array_equal(region.floats, values)
+        waits = await site.ask(OTHER, 4)
+        with pytest.raises(SessionError, match="not here yet"):
+            await site.call("read_vector", ticket=waits)
+        with pytest.raises(SessionError, match="no memory was asked for 5,001"):
+            await site.call("publish", **place | {"elements": ELEMENTS + 1})
+        assert [type(message) for message in site.sent] == [AskVector]
+
+    play(scenario)
+
+
+def test_when_the_trainer_ends_its_memory_goes_and_who_waits_is_told() -> None:
+    async def scenario(site: Site) -> None:
+        region = site.desk._region
+        assert region is not None
+        place = {"name": "phi", "number": 4, "elements": ELEMENTS, "codec": "int8"}
+        await site.call("publish", **place)
+        mine = await site.ask(OTHER, 4)
+        assert site.desk.on_message(OTHER, AskVector(9, "phi", 5))
+        assert not site.desk.on_message(OTHER, "anything else")
+        site.sent.clear()
+        site.desk.gone(CLIENT)
+        assert region.fd == -1
+        assert site.sent == [VectorIs(9, 4, why="its trainer has ended, or not begun")]
+        await asyncio.sleep(0)
+        assert site.sent[1:] == [DropVector(mine)]
+        site.desk.gone(CLIENT)  # of a client that is forgotten already
+
+    play(scenario)
