@@ -16,7 +16,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate \
+.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate \ map
         simulate-audits replay shrink \
         traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust clean
@@ -171,6 +171,9 @@ mutants: $(STAMP)
 
 scenarios-rewrite: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.scenario
+
+map: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m harness.house_map
 
 # All golden files but traces.txt; ARGS="wire.txt help.txt" some of them.
 golden-rewrite: $(STAMP)

@@ -19,8 +19,6 @@ from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Schedule
 from atoll.collectives.senders import reason_of
 
-__all__ = ["UNHASHED", "FoldCalls", "Folding"]
-
 UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not hashed
 
 

@@ -22,8 +22,6 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust.gram import InnerProducts
 
-__all__ = ["ENCODERS_MAX", "PartError", "Parts"]
-
 # Chunks that are filled and encoded at the same time. Each takes a float32 chunk, and this many
 # cores encode more than 100 Gbit/s of float32, so more would take memory and bring nothing.
 ENCODERS_MAX: Final = 4

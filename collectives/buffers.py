@@ -7,8 +7,6 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BufferPool"]
-
 Item = TypeVar("Item", np.uint8, np.float32)
 
 

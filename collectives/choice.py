@@ -37,8 +37,6 @@ from atoll.collectives.shapes import Shape
 from atoll.collectives.shards import butterfly_shards, equal_shards
 from atoll.collectives.units import duration, listed, rate
 
-__all__ = ["KINDS", "Choice", "ReductionTask", "choose", "stream_bytes_per_s", "streams_for"]
-
 KINDS: Final = ("butterfly", "ring", "tree", "hierarchical", "pairwise")
 ARITIES: Final = (2, 3, 4, 8)
 ARITIES_MANY: Final = (4,)

@@ -12,15 +12,6 @@ from typing import Final
 from atoll.collectives.codecs import BLOCK_ELEMENTS, Decoder
 from atoll.collectives.errors import ConfigError
 
-__all__ = [
-    "CHUNK_ELEMENTS_MAX",
-    "CHUNK_ELEMENTS_MIN",
-    "ChunkGrid",
-    "EncodedLayout",
-    "encoded_layout",
-    "grid_for",
-]
-
 # 1 MiB of float32: large enough that the cost of a frame is small, small enough that a few of them
 # per peer fit in memory and that a slow link still shows progress often.
 CHUNK_ELEMENTS_MAX: Final = 262_144

@@ -11,8 +11,6 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.feedback import ErrorFeedback
 from atoll.collectives.result import RoundResult
 
-__all__ = ["Compensated"]
-
 
 class Compensated:
     """Fill in one peer's part plus what error feedback has kept of earlier rounds.

@@ -88,15 +88,6 @@ from atoll.collectives.routes import ROOT
 from atoll.collectives.shapes import I64, Shape, TreeArrays
 from atoll.collectives.trees import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN, LEAD_PART
 
-__all__ = [
-    "FRAME_S",
-    "LINK_OVERHEAD",
-    "PROCESS_BYTES_PER_S",
-    "Cost",
-    "Rates",
-    "routes_cost",
-]
-
 # Share of what a link carries: TCP/IP over Ethernet takes 3.5 %, frames and records the rest.
 LINK_OVERHEAD: Final = 0.04
 # Encoded bytes that one processor encodes, or decrypts, checks, decodes and adds, per second:

@@ -25,8 +25,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KEY_BITS", "U32", "derive_key", "random_words", "unit_floats"]
-
 U32 = NDArray[np.uint32]
 
 KEY_BITS: Final = 64

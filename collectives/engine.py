@@ -32,7 +32,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from atoll.collectives.accumulate import UNHASHED, FoldCalls, Folding
+from atoll.collectives.accumulate import FoldCalls, Folding
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError, LocalProtocolError
@@ -54,8 +54,6 @@ from atoll.collectives.schedule import (
 from atoll.collectives.senders import Outlet, SendCalls, Senders
 from atoll.collectives.stripes import POLL_S, Receipt, Sending, Stripe, Stripes
 from atoll.collectives.trees import TreeSchedule
-
-__all__ = ["UNHASHED", "Reduction"]
 
 
 class Reduction:

@@ -46,46 +46,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = [
-    "ERRORS_BY_CODE",
-    "AddressFullError",
-    "AdmissionError",
-    "AtollError",
-    "BannedError",
-    "CheckpointError",
-    "CodecError",
-    "CollectiveMismatchError",
-    "CollectiveMissedError",
-    "ConfigError",
-    "ConnectError",
-    "DaemonLostError",
-    "DataError",
-    "DivergedError",
-    "EvidenceError",
-    "HomeInUseError",
-    "IdentityInUseError",
-    "IncompatibleRunError",
-    "LocalProtocolError",
-    "NoDaemonError",
-    "NoQuorumError",
-    "PassExpiredError",
-    "PassForgedError",
-    "PassMissingError",
-    "PassRevokedError",
-    "PassRoleError",
-    "PassRunError",
-    "PassUsedUpError",
-    "ProtocolError",
-    "RemoteProtocolError",
-    "RoundError",
-    "RoundTimeoutError",
-    "SessionError",
-    "StateError",
-    "TooFewPeersError",
-    "TrainerRefusedError",
-    "VersionError",
-]
-
 
 class AtollError(Exception):
     """Report what happened and what to do next; the base of the tree.

@@ -16,8 +16,6 @@ from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.protocol_errors import refused
 from atoll.collectives.schedule import FrameAdmission, FrameKind, OutgoingFrame
 
-__all__ = ["VoteExchange"]
-
 
 class VoteExchange:
     def __init__(self, plan: ReducePlan, me: int) -> None:

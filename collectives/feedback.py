@@ -34,15 +34,6 @@ from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.codecs.base import scratch
 from atoll.collectives.errors import ConfigError
 
-__all__ = [
-    "EControlFeedback",
-    "EF21Feedback",
-    "ErrorFeedback",
-    "Feedback",
-    "RunningMean",
-    "residual_bound",
-]
-
 
 class Feedback(ABC):
     """Keep the error feedback of one peer over vectors of ``elements``, zero at first.

@@ -15,8 +15,6 @@ from atoll.collectives.result import RoundResult
 from atoll.collectives.robust.gram import Matrix
 from atoll.collectives.robust_parts import Stacks
 
-__all__ = ["Slots", "parts_for"]
-
 
 class Slots(Parts):
     """Put each participant's part into its slot, where the result lies.

@@ -12,8 +12,6 @@ from atoll.collectives.codecs import F32, U8, Codec, get_codec
 from atoll.collectives.native import KERNELS
 from atoll.collectives.result import RoundResult
 
-__all__ = ["Sums"]
-
 EXACT: Final = get_codec("float32")
 
 

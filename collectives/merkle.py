@@ -9,15 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-__all__ = [
-    "LEAF_BYTES",
-    "MerkleTree",
-    "merkle_climb",
-    "merkle_proof",
-    "merkle_root",
-    "merkle_verify",
-]
-
 LEAF_BYTES = 32
 
 

@@ -19,18 +19,6 @@ from typing import Final, Literal, Protocol, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "KERNELS",
-    "KERNEL_CODECS",
-    "NUMPY_REASON",
-    "PIECE",
-    "ROWS_MAX",
-    "Floats",
-    "Kernels",
-    "Rule",
-    "say_once",
-]
-
 F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 U8: TypeAlias = NDArray[np.uint8]

@@ -25,22 +25,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = [
-    "F64",
-    "LATENCY_DEFAULT_S",
-    "LATENCY_MAX_S",
-    "LOSS_MAX",
-    "PEERS_MAX",
-    "RATE_DEFAULT_BYTES_PER_S",
-    "RATE_MAX_BYTES_PER_S",
-    "RATE_MIN_BYTES_PER_S",
-    "SAME_SITE_LATENCY_S",
-    "Network",
-    "measured",
-    "sites_by_latency",
-    "uniform",
-]
-
 F64 = NDArray[np.float64]
 Pairs = Mapping[tuple[int, int], float]  # (from, to) -> value
 

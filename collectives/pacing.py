@@ -16,16 +16,6 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import F64, Network
 from atoll.collectives.routes import ROOT, Routes
 
-__all__ = [
-    "LANE_SLACK",
-    "LINK_SHARE",
-    "OPEN_EVERY",
-    "carried_bytes",
-    "is_open",
-    "lane_pace",
-    "paces",
-]
-
 # The share of a link's rate that is used: what is left absorbs bursts, and errors of measurements.
 LINK_SHARE: Final = 0.99
 # So many times its equal part each of several streams between two peers may take: a stream that has

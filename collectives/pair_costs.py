@@ -13,8 +13,6 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network
 from atoll.collectives.pairs import pair_lead
 
-__all__ = ["pairwise_cost"]
-
 # What a processor does with a chunk of a pairwise exchange: encode the own part, take in the
 # other's, add the own one.
 PAIRWISE_WORK: Final = 3

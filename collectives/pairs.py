@@ -48,8 +48,6 @@ from atoll.collectives.protocol_errors import check_frame, refused
 from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 from atoll.collectives.trees import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN, LEAD_PART
 
-__all__ = ["PairSchedule", "pair_lead"]
-
 # What an open chunk takes: the own part, once it is sent, and the other's, until both are added.
 PARTS_OPEN: Final = 2
 

@@ -18,17 +18,6 @@ from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.robust import RobustRule
 from atoll.collectives.routes import Routes, star
 
-__all__ = [
-    "EVERYONE",
-    "FOLDS",
-    "NOBODY",
-    "STREAMS_MAX",
-    "ReducePlan",
-    "butterfly_plan",
-    "pairwise_plan",
-    "shared_plan",
-]
-
 NOBODY: Final = -1  # owns the chunks that are kept from an earlier attempt
 EVERYONE: Final = -2  # owns the chunks of a pairwise exchange: each adds them up for itself
 # What becomes of the parts: their weighted mean, their sum, or the largest or smallest of each

@@ -9,8 +9,6 @@ from atoll.collectives.errors import RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule import Frame, FrameKind
 
-__all__ = ["check_frame", "held_too_long", "refused", "twice", "wrong_length"]
-
 
 def refused(peer: str, what: str) -> RemoteProtocolError:
     return RemoteProtocolError(

@@ -20,8 +20,6 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.result import RoundResult
 from atoll.collectives.schedule import Frame, FrameKind
 
-__all__ = ["PIECE_BYTES", "ReceiveBuffers", "ReceivedChunk"]
-
 # A stream that loses packets carries some 0.5 MB/s: a piece is late by less than 0.1 s at the end
 # of a round, and its header costs a thousandth.
 PIECE_BYTES: Final = 32 << 10

@@ -19,8 +19,6 @@ from atoll.collectives.plan import butterfly_plan
 from atoll.collectives.result import RoundResult
 from atoll.collectives.robust import RobustRule
 
-__all__ = ["reduce_together"]
-
 
 def reduce_together(
     codec: Decoder,

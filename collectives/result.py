@@ -16,8 +16,6 @@ from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import U8, Decoder
 from atoll.collectives.errors import CodecError
 
-__all__ = ["DIGEST_BYTES", "RoundResult"]
-
 DIGEST_BYTES = 32
 
 

@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import F64
 
-__all__ = ["EXACT_PEERS_MAX", "best_tour", "exact_tour", "found_tour", "tour_cost"]
-
 I64 = NDArray[np.int64]
 
 EXACT_PEERS_MAX: Final = 10  # 2^9 subsets of the others: milliseconds; each more doubles it

@@ -27,8 +27,6 @@ from atoll.collectives.robust.gram import (
     unpacked_gram,
 )
 
-__all__ = ["ABSURD", "Stacks"]
-
 # A vector that is so many times as long as the median of all is no honest mistake of scale: units,
 # a lost decimal point and an exploded learning rate stay far below. Of whole vectors only: in a
 # chunk that one peer alone has trained, such as an expert's, it may well be.

@@ -22,8 +22,6 @@ from typing import Final
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["ROOT", "Routes", "hierarchical", "ring", "star", "tree"]
-
 ROOT: Final = -1  # the parent of a root
 
 

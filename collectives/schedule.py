@@ -10,8 +10,6 @@ from collections.abc import Collection
 from enum import Enum, IntEnum
 from typing import NamedTuple, Protocol
 
-__all__ = ["Frame", "FrameAdmission", "FrameKind", "Idle", "OutgoingFrame", "Schedule"]
-
 
 class FrameKind(IntEnum):
     """Name what a data frame carries; the values are on the wire."""

@@ -16,8 +16,6 @@ from atoll.collectives.schedule import OutgoingFrame
 from atoll.collectives.stripes import Receipt, Sending, Stripe
 from atoll.collectives.threads import worker
 
-__all__ = ["Outlet", "SendCalls", "SendFrame", "Senders", "reason_of"]
-
 # kind, chunk, payload, offset
 SendFrame = Callable[[int, int, memoryview, int], Receipt | None]
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from atoll.collectives.network import F64
 from atoll.collectives.routes import ROOT, Routes
 
-__all__ = ["I64", "Shape", "TreeArrays"]
-
 I64 = NDArray[np.int64]
 
 

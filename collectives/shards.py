@@ -48,8 +48,6 @@ from numpy.typing import NDArray
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.network import Network
 
-__all__ = ["butterfly_shards", "equal_shards", "water_level"]
-
 BISECTIONS: Final = 60  # as many as a float64 has bits; the last chunks are given one by one
 
 

@@ -25,8 +25,6 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.receive_buffers import PIECE_BYTES
 from atoll.collectives.schedule import FrameKind, Idle, OutgoingFrame, Schedule
 
-__all__ = ["POLL_S", "Receipt", "Sending", "Stripe", "Stripes"]
-
 Receipt = Callable[[], bool]  # whether the other side has the frame now; must not wait
 
 # A frame that takes so many times what is usual, and so long, is sent on another stream as well:

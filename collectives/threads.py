@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["NICER", "lower_priority", "worker", "workers"]
-
 NICER = 5  # than the main thread: a third of its share of a processor
 
 

@@ -62,15 +62,6 @@ from atoll.collectives.protocol_errors import check_frame, refused
 from atoll.collectives.routes import ROOT
 from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
 
-__all__ = [
-    "LEAD_BYTES_MAX",
-    "LEAD_CHUNKS_MIN",
-    "LEAD_PART",
-    "SPREAD_CHUNKS",
-    "TreeSchedule",
-    "lead_chunks",
-]
-
 # One chunk in the buffers of a stream, and one for a sender that comes late to its turn.
 SPREAD_CHUNKS: Final = 2
 # Ahead of a root's results: two chunks keep a stream busy, and with a quarter of its chunks a

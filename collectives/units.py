@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["count", "duration", "listed", "memory", "rate", "size", "span"]
-
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _MEMORY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _BITS = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")

@@ -16,8 +16,6 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
 
-__all__ = ["GradScaling", "Scale"]
-
 _FLAG = "_step_supports_amp_scaling"
 
 

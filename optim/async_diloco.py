@@ -23,8 +23,6 @@ from atoll.optim.inner_steps import Inner
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["AsyncDiLoCo"]
-
 
 class AsyncDiLoCo(SynchronousMethod):
     """Train in rounds of ``sync_every`` local steps that each peer begins and ends by itself.

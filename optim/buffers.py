@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import RemoteProtocolError
 
-__all__ = ["I64", "PIECES", "join", "merged", "moved", "split"]
-
 I64 = NDArray[np.int64]
 PIECES = 3
 BITS = 22  # of a piece: float32 holds whole numbers of up to 24; three make 64 with the sign

@@ -31,8 +31,6 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["CO2", "GapAware", "Penalty"]
-
 # (how far θ has moved since the anchor, how far the trainer has from it) -> L, 1 or more
 Penalty: TypeAlias = Callable[[float, float], float]
 NORMS_KEPT = 0.9  # of the running mean, at each round

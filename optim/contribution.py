@@ -10,8 +10,6 @@ from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest, pseudo_gradient
 from atoll.optim.spec import RunSpec
 
-__all__ = ["delta_source"]
-
 
 def delta_source(
     spec: RunSpec, manifest: Manifest, theta: F32, submission: F32, fragment: int

@@ -21,8 +21,6 @@ from torch import Tensor
 
 from atoll.optim.tiles import Tiling
 
-__all__ = ["dct", "inverse_dct", "inverse_signs", "tiles_of", "untiled"]
-
 MATRIX_BITS = 22
 COEFFICIENT_BITS = 23
 BETWEEN_BITS = 21  # dropped after the first product

@@ -45,8 +45,6 @@ from atoll.optim.tiles import (
 )
 from atoll.optim.trainer import say
 
-__all__ = ["DeMo"]
-
 MOMENTUM = "momentum"  # in the optimizer's state of a parameter
 _RATES = struct.Struct("<dd")  # lr and weight decay of a group of parameters
 GROUPS_MAX = 256  # of parameters; each costs 16 bytes at every step

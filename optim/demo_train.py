@@ -22,8 +22,6 @@ from atoll.optim.diloco import DiLoCo
 from atoll.optim.text import load_text
 from atoll.peer.client.session import connect
 
-__all__ = ["main"]
-
 FIRST_ROUND = 1  # of every run: it only hands out the initial parameters
 BATCH = 12  # a round of 40 steps then takes 2 s when three trainers share two cores
 LEARNING_RATE = 2e-3

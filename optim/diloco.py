@@ -36,8 +36,6 @@ from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
 from atoll.optim.spec import RunSpec
 from atoll.peer.client.session import Outcome
 
-__all__ = ["DiLoCo", "SynchronousMethod", "segment_steps_of"]
-
 
 def segment_steps_of(replay: Replay | None, validators: int) -> int:
     """Return the steps of a segment for the specification of a run; 0 without validators.

@@ -21,8 +21,6 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.outer import outer_step
 from atoll.optim.spec import RunSpec
 
-__all__ = ["EagerUpdates"]
-
 
 class EagerUpdates:
     """Keep a trainer's correction; it costs 16 bytes of host memory for each parameter.

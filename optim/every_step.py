@@ -58,13 +58,6 @@ from atoll.optim.state_claim import StateClaim
 from atoll.optim.step_buffers import StepBuffers
 from atoll.optim.trainer import Trainer, say
 
-__all__ = [
-    "CHECK_EVERY",
-    "AgainError",
-    "EveryStep",
-    "Exchanged",
-]
-
 STATE_VERSION = 2
 TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
 CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host

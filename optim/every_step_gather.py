@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from atoll.optim.every_step import EveryStep
 
-__all__ = ["EveryStepGather"]
-
 
 class EveryStepGather(EveryStep):
     """Train with a gather of all trainers' bytes at every step.

@@ -27,8 +27,6 @@ from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
 from atoll.optim.state_claim import StateClaim
 
-__all__ = ["LOG_BYTES_DEFAULT", "EveryStepLog"]
-
 STATE_VERSION = 1
 # What is replayed must also be carried: 256 KiB are five calls, and 2,400 steps of three peers
 # with 30 samples. To replay a byte takes far less than the two evaluations that it came from.

@@ -9,15 +9,6 @@ from typing import Protocol
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 
-__all__ = [
-    "PART_BYTES_MAX",
-    "Exchange",
-    "ExchangeAttempt",
-    "Exchanged",
-    "Given",
-    "check_part",
-]
-
 # The most that a trainer may give to a gather of a step: 256 calls. With more, it takes minutes.
 PART_BYTES_MAX = 16 * 1024 * 1024
 

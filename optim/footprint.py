@@ -7,17 +7,6 @@ from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec, fragment_ranges
 
-__all__ = [
-    "LOG_BYTES_DEFAULT",
-    "LOG_ENTRIES_MAX",
-    "LOG_ENTRIES_MIN",
-    "PINNED_FACTOR",
-    "SPARES_MAX",
-    "host_bytes",
-    "log_bytes",
-    "log_cap_bytes",
-]
-
 # Each daemon keeps the last rounds (peer/rounds/log.py) for who missed some and for joiners.
 # 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
 LOG_BYTES_DEFAULT = 256 * 1024 * 1024

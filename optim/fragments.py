@@ -9,8 +9,6 @@ from __future__ import annotations
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["FRAGMENTS_MAX", "chunk_range", "fragment_grid"]
-
 FRAGMENTS_MAX = 64  # Streaming DiLoCo (arXiv 2501.18512) uses 2 to 24
 
 

@@ -29,8 +29,6 @@ from atoll.optim.model_buffers import persistent
 from atoll.optim.names import canonical
 from atoll.optim.spec import FROZEN
 
-__all__ = ["Frozen"]
-
 BLOCK_BYTES = 16 * 1024
 BLOCKS = 256
 DIGEST_BYTES = 8  # for accidents: who lies about its values lies about their digest too

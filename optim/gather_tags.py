@@ -18,8 +18,6 @@ from atoll.optim.exchange import PART_BYTES_MAX
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 
-__all__ = ["COUNTS", "LATER", "MORE", "NEW", "GatheredPart", "Pieces", "gather_for", "gather_parts"]
-
 NEW, COUNTS = 1, 2  # flags: from a newcomer; from a trainer that has something to give
 MORE, LATER = 4, 8  # flags of one of several pieces: it is not the last; it is not the first
 GATHERED_BYTES_MAX = 64 * 1024  # what `all_gather` takes of one trainer, its head too

@@ -32,16 +32,6 @@ from atoll.collectives.counter_rng import derive_key, random_words
 from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest, pseudo_gradient
 
-__all__ = [
-    "GossipState",
-    "always_stable",
-    "check_stable",
-    "gossip_bound",
-    "group_of",
-    "groups",
-    "local_change",
-]
-
 
 def groups(members: int, size: int, step: int) -> list[tuple[int, ...]]:
     """Return a partition of ``range(members)`` into groups of ``size``, each in ascending order.

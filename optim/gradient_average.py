@@ -22,8 +22,6 @@ from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
 from atoll.optim.spec import RunSpec
 
-__all__ = ["GradientAverage"]
-
 
 class GradientAverage(EveryStep):
     """Replace gradients by their mean over all peers before each step of ``inner``.

@@ -20,8 +20,6 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.side_channel import every_rank
 from atoll.optim.trainer import Trainer
 
-__all__ = ["Inner", "InnerSteps", "inners_of", "unwrapped"]
-
 Inner: TypeAlias = Optimizer | Sequence[Optimizer]
 # Packages whose optimizers stand before one of torch, and where they keep it. Theirs have no hooks
 # of their own, or are of another class than what they stand for.

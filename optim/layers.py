@@ -16,8 +16,6 @@ from atoll.collectives.errors import ConfigError
 from atoll.optim.fragments import FRAGMENTS_MAX
 from atoll.optim.manifest import Manifest, Parameter
 
-__all__ = ["BLOCKS_PER_FRAGMENT", "Pattern", "fragmented"]
-
 # strided: block i belongs to fragment i mod P, which the paper found a little better than
 # sequential: neighbours together. balanced: fragments of about equal size, whatever the order.
 Pattern: TypeAlias = Literal["strided", "sequential", "balanced"]

@@ -20,8 +20,6 @@ from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["QSR", "LocalSGD"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class QSR:

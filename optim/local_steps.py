@@ -16,8 +16,6 @@ from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import ROUND_DEADLINE_S_MAX
 from atoll.optim.trainer import say
 
-__all__ = ["LocalSteps", "StepsBySpeed"]
-
 # Rounds whose speeds are remembered: an evaluation or a pause in one or two of them is passed over.
 ROUNDS_KEPT = 5
 # With more steps than that, the outer rates that suit ``sync_every`` do not fit (the best one rises

@@ -38,20 +38,6 @@ from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range
 
-__all__ = [
-    "DIMENSIONS_MAX",
-    "DTYPES",
-    "ELEMENTS_MAX",
-    "FROZEN_LINES_MAX",
-    "PARAMETERS_MAX",
-    "FrozenTensor",
-    "Manifest",
-    "Parameter",
-    "pseudo_gradient",
-    "round_to_working",
-    "rounded_to_working",
-]
-
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # working dtypes; the run itself is float32
 PARAMETERS_MAX = 65_536  # a 100-layer mixture of experts has about 40,000
 ELEMENTS_MAX = 2**40  # 4 TiB of θ: a larger figure is nonsense, not a model

@@ -12,8 +12,6 @@ from atoll.optim.sessions import LeadingRank
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
-__all__ = ["say_of_copies", "say_of_replay", "say_of_replicas", "say_of_rounds", "say_of_steps"]
-
 # For each parameter, shared by the ranks of a trainer: their submission, and θ (ranks.py).
 RANKS_BYTES = 8
 # For each parameter in a vector of all trainers: what goes in, and what comes out.

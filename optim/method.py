@@ -27,8 +27,6 @@ from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 from atoll.peer.client.session import Outcome
 
-__all__ = ["Method"]
-
 STATE_VERSION = 2
 
 

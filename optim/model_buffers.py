@@ -17,8 +17,6 @@ from atoll.collectives.codecs import F32
 from atoll.optim.buffers import PIECES, join, split
 from atoll.optim.names import canonical
 
-__all__ = ["ModelBuffers", "persistent"]
-
 Place = tuple[nn.Module, str]  # where a buffer is; code may put another tensor there
 
 

@@ -22,8 +22,6 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.model_buffers import ModelBuffers
 from atoll.optim.names import canonical
 
-__all__ = ["ModelVector", "trainable"]
-
 
 @dataclass(frozen=True)
 class ParameterPlace:

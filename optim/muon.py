@@ -25,8 +25,6 @@ from torch.optim import Optimizer
 from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner, unwrapped
 
-__all__ = ["muon_and_adamw", "outer_momentum_of"]
-
 MOMENTUM = 0.9  # arXiv 2311.08105
 MUON_MOMENTUM = 0.6  # arXiv 2505.23725
 ADAMW_SHARE = 0.5  # of Muon's rate

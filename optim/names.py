@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, TypeVar
 
-__all__ = ["canonical", "settings_text"]
-
 # Wrappers put their name into the names of what they wrap: torch.compile, FSDP, checkpointing.
 WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 T = TypeVar("T")

@@ -43,8 +43,6 @@ from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.side_channel import OF_PARTNERS, check_alone
 from atoll.optim.spec import RunSpec
 
-__all__ = ["NoLoCo"]
-
 METHOD = "noloco"
 DELTA = "delta"
 STATE_VERSION = 3

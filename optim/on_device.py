@@ -23,8 +23,6 @@ from atoll.collectives.codecs.plain import BFLOAT16_MAX, FLOAT16_MAX
 from atoll.collectives.codecs.scales import FloatScales
 from atoll.collectives.errors import CodecError
 
-__all__ = ["DEVICE_CODECS", "encode_on_device"]
-
 _HALVES: Final = {
     "bfloat16": (torch.bfloat16, BFLOAT16_MAX),
     "float16": (torch.float16, FLOAT16_MAX),

@@ -18,8 +18,6 @@ from atoll.collectives.native import KERNELS, Rule
 from atoll.optim.rates import outer_rate
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Floats", "OuterStep", "Pair", "delayed_step", "outer_step"]
-
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32[n] each
 

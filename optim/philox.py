@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Stream", "philox", "sign_bits", "signed"]
-
 ROUNDS = 10
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)

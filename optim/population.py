@@ -39,8 +39,6 @@ from atoll.optim.snapshot import Snapshot
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
-__all__ = ["Population"]
-
 STATE_VERSION = 2
 TURN_MAX = 2**53  # as JSON has it
 VALUE_MAX = 1e30  # for a weight that is handed over: a float32 sum with zeros must be finite

@@ -29,16 +29,8 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.sessions import GossipSession, TrainerSession
 from atoll.optim.spec import FROZEN, RunSpec
 from atoll.optim.trainer import speak
-from atoll.peer.client.session import (
-    CONNECT_TIMEOUT_S,
-    Outcome,
-    Region,
-    Session,
-    connect,
-    map_floats,
-)
-
-__all__ = ["RankSession", "attach"]
+from atoll.peer.client.session import CONNECT_TIMEOUT_S, Outcome, Session, connect
+from atoll.peer.client.shared_memory import Region, map_floats
 
 KINDS = ("committed", "missed", "reload")
 

@@ -16,8 +16,6 @@ from typing import Literal, TypeAlias
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["BEST", "OuterRate", "factor_of", "outer_rate"]
-
 OuterRate: TypeAlias = float | Literal["by_peers"]  # as people give it to a method
 BEST = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
 # C libraries may differ in the last bit of a logarithm, and all peers need the same rate.

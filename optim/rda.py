@@ -26,8 +26,6 @@ from atoll.collectives.codecs.scales import fold
 from atoll.collectives.errors import ConfigError, StateError
 from atoll.optim.sessions import OperationsSession
 
-__all__ = ["rda", "rda_all_reduce"]
-
 # Part of the sum of weights: a sum of unit vectors that is shorter has no direction. That of a
 # thousand orthogonal ones has 0.03; what float32 leaves of two opposite ones is 1e-7.
 CANCELLED = 1e-3

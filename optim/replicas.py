@@ -18,8 +18,6 @@ from atoll.optim.side_channel import OF_PARTNERS
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
-__all__ = ["FOUNDER_BYTES", "PHI", "Replicas"]
-
 PHI = "phi"  # as which every trainer publishes its own, under the number of its outer step
 FOUNDER_BYTES = 32  # the longest name of a founder, of which the run's state consists
 LOOK_AGAIN_S = 0.25  # while nobody has parameters yet

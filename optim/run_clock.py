@@ -21,8 +21,6 @@ from atoll.optim.sessions import TrainerSession
 from atoll.optim.side_channel import SideChannel
 from atoll.optim.spec import RunSpec
 
-__all__ = ["RunClock"]
-
 NAME = "clock"
 ELEMENTS = 4  # rounds and steps, each in two parts that float32 holds exactly
 PART = 1 << 20

@@ -26,8 +26,6 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 
-__all__ = ["CHAIN_BYTES", "SAMPLES_MAX", "SCALARS", "Record", "ScalarLog", "ScalarPart", "to_byte"]
-
 SAMPLES_MAX = 4096  # of one peer in one step; each costs two evaluations, and published runs use 30
 PARTS_MAX = 1024  # a run has as many members at most
 CHAIN_BYTES = 32

@@ -16,8 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["Schedules"]
-
 CHANGED = ("lr", "momentum", "betas")  # what schedulers of torch write into groups of parameters
 
 KEEP_EVERY = 1000  # steps: to take so many again costs some 10 ms

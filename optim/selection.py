@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from atoll.collectives.counter_rng import derive_key
 
-__all__ = ["ONE_OF", "Bounds", "PopulationMember", "exploited", "explored"]
-
 ONE_OF = 5  # members at either end: the paper's 20 %
 FACTORS = (0.8, 1.2)
 

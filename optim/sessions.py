@@ -8,17 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import FROZEN, RunSpec
-from atoll.peer.client.session import Members, Outcome, Reduced, Validation
-
-__all__ = [
-    "Attachable",
-    "GossipSession",
-    "LeadingRank",
-    "OperationsSession",
-    "TrainerSession",
-    "ValidatingSession",
-    "VectorAsked",
-]
+from atoll.peer.client.session import Outcome
+from atoll.peer.client.session_ops import Reduced
+from atoll.peer.client.session_validation import Validation
+from atoll.peer.client.session_vectors import Members
 
 
 class Attachable(Protocol):

@@ -25,8 +25,6 @@ from atoll.optim.sessions import GossipSession, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS, SideChannel
 from atoll.optim.trainer import say
 
-__all__ = ["SharedBuffers"]
-
 NAME = "buffers"
 CODEC = "float32"
 WAIT_S = 5.0  # for the buffers of all others together: they are a few round trips away

@@ -23,8 +23,6 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.sessions import GossipSession, LeadingRank
 
-__all__ = ["OF_PARTNERS", "SideChannel", "check_alone", "check_ranks", "every_rank", "whole"]
-
 # What may be wrong with another peer, and is no reason to end.
 OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
 CODEC = "float32"

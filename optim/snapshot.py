@@ -22,8 +22,6 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.model_vector import ModelVector
 
-__all__ = ["Snapshot"]
-
 PACKED_BYTES_MAX = 60_000  # it travels as an object of `all_gather`, which takes 64 KiB
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # Adam's state of 65,536 parameters takes 7 MiB
 ENTRIES_MAX = 16  # for one parameter; Adam keeps three, Shampoo has four

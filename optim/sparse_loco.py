@@ -13,8 +13,6 @@ from atoll.optim.replay.recorder import Replay
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.spec import RunSpec
 
-__all__ = ["SparseLoCo"]
-
 
 class SparseLoCo(SynchronousMethod):
     """Train in rounds that send little of each pseudo-gradient, and keep the rest for later.

@@ -26,38 +26,6 @@ from atoll.collectives.robust import RobustRule, get_rule
 from atoll.optim.fragments import FRAGMENTS_MAX
 from atoll.optim.manifest import Manifest
 
-__all__ = [
-    "AGGREGATES",
-    "ASYNCHRONOUS",
-    "AUDITED_CHUNKS_MAX",
-    "BLOB_BYTES_MAX",
-    "CARRIED",
-    "COLLECTIVES",
-    "FROZEN",
-    "GROUP_MAX",
-    "LENGTH_BYTES",
-    "METHODS",
-    "MIN_TRAINERS_MAX",
-    "OUTER_DELAY_MAX",
-    "OUTER_RULES",
-    "PROBATION_MAX",
-    "ROUNDS_IN_FLIGHT_MAX",
-    "ROUND_DEADLINE_S_MAX",
-    "SAID_BYTES_MAX",
-    "SPEC_BYTES_MAX",
-    "STEPPED",
-    "SYNC_EVERY_MAX",
-    "VALIDATORS_MAX",
-    "RunSpec",
-    "blob",
-    "check_collectives",
-    "check_same",
-    "fragment_ranges",
-    "parse_blob",
-    "rule_key",
-    "shard_chunks_max",
-]
-
 # The method of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
 # Methods whose parameters daemons step, and those for which they only carry what trainers exchange.

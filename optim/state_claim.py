@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.optim.spec import RunSpec
 
-__all__ = ["StateClaim"]
-
 
 @dataclass(frozen=True, slots=True)
 class StateClaim:

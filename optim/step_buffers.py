@@ -11,8 +11,6 @@ from atoll.optim.buffers import PIECES, join, split
 from atoll.optim.exchange import Exchanged
 from atoll.optim.model_buffers import ModelBuffers
 
-__all__ = ["StepBuffers"]
-
 INTEGERS_MAX = 4096  # 32 KiB of what a trainer gathers at a step; BatchNorm has one for each layer
 
 

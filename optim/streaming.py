@@ -39,8 +39,6 @@ from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.trainer import say
 from atoll.peer.client.session import Outcome
 
-__all__ = ["StreamingDiLoCo"]
-
 DELAY_MAX = 10  # steps: up to there the paper finds less than 0.2 % of loss
 WAIT_SHARE_MAX = 0.01  # of the time between merges; a delay that is found may be a step longer
 

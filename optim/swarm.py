@@ -36,9 +36,9 @@ from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors
 from atoll.optim.trainer import say
 from atoll.optim.turns import WORKERS_MAX, WorkerTurns
-from atoll.peer.client.session import Outcome, Reduced, vector_of
-
-__all__ = ["Swarm", "SwarmSession"]
+from atoll.peer.client.flat_vectors import vector_of
+from atoll.peer.client.session import Outcome
+from atoll.peer.client.session_ops import Reduced
 
 T = TypeVar("T")
 

@@ -17,8 +17,6 @@ from atoll.collectives.reference import reduce_together
 from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
-__all__ = ["FoldCall", "GatherCall", "StepCall", "SwarmCall", "answer"]
-
 
 class SwarmCall(ABC):
     """Describe what one worker waits for.

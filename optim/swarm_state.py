@@ -20,8 +20,6 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.outer import OuterStep
 from atoll.optim.spec import RunSpec, rule_key
 
-__all__ = ["SwarmState", "SwarmSubmission"]
-
 Source = Callable[[int, F32], None]
 
 

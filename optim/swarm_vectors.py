@@ -18,9 +18,7 @@ from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConnectError, RoundTimeoutError, StateError
 from atoll.optim.swarm_calls import SwarmCall
-from atoll.peer.client.session import Members
-
-__all__ = ["Look", "SwarmGossip", "SwarmVectors"]
+from atoll.peer.client.session_vectors import Members
 
 KEPT = 2  # numbers of one name, as daemons keep them
 Who = tuple[str, str]  # a worker, and a name

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import DataError
 
-__all__ = ["Text", "load_text"]
-
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # enough for any demo, and read in well under a second
 TEXT_BYTES_MIN = 16 * 1024  # both parts then have 256 bytes at least: a few windows
 HELDOUT_EVERY = 16  # one file in so many is held out

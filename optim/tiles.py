@@ -27,17 +27,6 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.codecs.base import U8
 from atoll.collectives.errors import CodecError, ConfigError
 
-__all__ = [
-    "I64",
-    "TILE_MAX",
-    "VALUES",
-    "Chosen",
-    "Tiling",
-    "pack_part",
-    "part_bytes",
-    "unpack_part",
-]
-
 I64 = NDArray[np.int64]
 TILE_MAX = 64  # so that a place in a tile has 12 bits, and float64 is exact in dct.py
 VALUES = {"bfloat16": 16, "float32": 32, "sign": 1}  # how coefficients travel: bits of each

@@ -18,8 +18,6 @@ from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import Attachable
 from atoll.optim.spec import RunSpec
 
-__all__ = ["Trainer", "say", "speak"]
-
 _speaks = True
 
 

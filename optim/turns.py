@@ -16,8 +16,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-__all__ = ["WORKERS_MAX", "WorkerTurns"]
-
 WORKERS_MAX = 1024  # each has a thread; a run has as many members at most
 T = TypeVar("T")
 

@@ -36,8 +36,6 @@ from atoll.optim.sessions import OperationsSession
 from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
-__all__ = ["ZerothOrder"]
-
 PIECE_ELEMENTS = 1 << 20  # signs that are made at a time, in about 16 MiB
 LR_MAX = 1e30  # it travels as float32
 _STEP = struct.Struct("<Hf")  # number, learning rate; then a byte for each sample

@@ -29,8 +29,6 @@ from atoll.collectives.codecs import F32, U8, BlockCodec, Codec
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.native import KERNELS
 
-__all__ = ["AUDITED_PEERS_MAX", "check_codec", "error_bounds", "widened"]
-
 # Peers in one round. Each says six things to each, and checks what everybody has said: with 64
 # these are 25,000 messages and 24,000 signatures, some seconds of one core in all.
 AUDITED_PEERS_MAX: Final = 64

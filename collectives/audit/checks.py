@@ -37,8 +37,6 @@ import numpy as np
 from atoll.collectives.audit.sketch import F64
 from atoll.collectives.codecs import F32
 
-__all__ = ["SKETCH_ROUNDING", "identity_holds", "shard_identity_holds", "suspicious"]
-
 SPREADS: Final = 8.0
 EXPONENT: Final = 23.0
 # Relative error of sketches, twice the unit of float32: their sums in float64 round as well.

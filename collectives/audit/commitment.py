@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.merkle import LEAF_BYTES, merkle_proof, merkle_root, merkle_verify
 
-__all__ = ["opening", "opens", "shard_roots"]
-
 
 def shard_roots(digests: Sequence[bytes], owners: Sequence[int], count: int) -> list[bytes]:
     """Return for each participant the root over the digests of the chunks that it owns.

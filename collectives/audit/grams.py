@@ -19,8 +19,6 @@ from atoll.collectives.audit.sketch import F64
 from atoll.collectives.codecs import F32
 from atoll.collectives.robust.gram import Matrix
 
-__all__ = ["gram_holds", "implausible_grams", "unlike_norms"]
-
 FALSE_ALARM: Final = 1e-5  # probability, for all distances of a shard together
 OPENED_OF_SUM: Final = 4  # chunks
 HONEST_PAIRS: Final = 0.75  # fewer have a liar in them, where most are honest

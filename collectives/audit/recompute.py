@@ -25,8 +25,6 @@ from atoll.collectives.robust import RobustRule
 from atoll.collectives.robust.columns import Columns
 from atoll.collectives.robust.gram import Matrix, add_gram
 
-__all__ = ["chunk_gram", "coefficients", "is_linear", "recomputed"]
-
 
 def recomputed(
     plan: ReducePlan,

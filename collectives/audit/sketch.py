@@ -24,8 +24,6 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.native import KERNELS
 
-__all__ = ["F64", "SEED_BYTES", "SKETCH_WIDTH", "bucket_sums", "distance", "sign_bits", "sketch"]
-
 F64: TypeAlias = NDArray[np.float64]
 
 SKETCH_WIDTH: Final = 8  # as many float64 as a vector register holds; see checks.py what they show

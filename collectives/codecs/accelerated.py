@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from atoll.collectives.codecs.base import F32, U8, Codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS
 
-__all__ = ["accelerated"]
-
 
 def accelerated(codec: Codec) -> Codec:
     """Return the same codec on kernels; itself where there is none for it."""

@@ -14,22 +14,6 @@ from numpy.typing import NDArray
 from atoll.collectives.counter_rng import KEY_BITS
 from atoll.collectives.errors import CodecError
 
-__all__ = [
-    "F32",
-    "TILE_ELEMENTS",
-    "U8",
-    "WORK_ELEMENTS",
-    "Codec",
-    "Contract",
-    "Decoder",
-    "Errors",
-    "TiledCodec",
-    "check_finite",
-    "key_bytes",
-    "scratch",
-    "tiles",
-]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 

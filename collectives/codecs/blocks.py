@@ -17,8 +17,6 @@ from atoll.collectives.codecs.base import F32, U8, TiledCodec, key_bytes
 from atoll.collectives.codecs.packing import check_padding, packed_bytes
 from atoll.collectives.codecs.scales import Scales
 
-__all__ = ["BlockCodec", "absolute_block_error"]
-
 
 class BlockCodec(TiledCodec):
     """Encode each element in ``bits`` bits of code, and each block with one scale.

@@ -28,8 +28,6 @@ import numpy as np
 from atoll.collectives.codecs.base import F32, U8, Codec, Decoder, scratch
 from atoll.collectives.codecs.plain import Float32Codec
 
-__all__ = ["RULES", "Gathered", "factors_of", "gathered_codec"]
-
 RULES: Final = ("all", "senders")
 # Slots and float32 are compared for the shortest chunks of usual size (chunks.py), in which the
 # headers of a codec weigh most. All chunks of a result are then encoded alike.

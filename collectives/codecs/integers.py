@@ -36,16 +36,6 @@ from atoll.collectives.codecs.scales import FloatScales
 from atoll.collectives.counter_rng import random_words, unit_floats
 from atoll.collectives.errors import CodecError
 
-__all__ = [
-    "BLOCK_ELEMENTS",
-    "Int4Codec",
-    "Int4ShiftCodec",
-    "Int4StochasticCodec",
-    "Int8Codec",
-    "Int8ShiftCodec",
-    "Int8StochasticCodec",
-]
-
 # One scale per 256 elements costs 0.125 bit per element. Against one scale per tensor it gains two
 # to three orders of magnitude in error on heavy tails.
 BLOCK_ELEMENTS: Final = 256

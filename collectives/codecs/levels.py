@@ -32,8 +32,6 @@ from atoll.collectives.codecs.blocks import BlockCodec, absolute_block_error
 from atoll.collectives.codecs.packing import byte_table, check_codes, expand, pack
 from atoll.collectives.codecs.scales import FloatScales, PowerScales, Scales, SignedScales, fold
 
-__all__ = ["DYNAMIC_LEVELS", "LEVEL_CODECS", "Int2Codec", "LevelCodec", "Levels"]
-
 
 class Levels:
     """Hold the values of all codes, float32, and search them for the nearest.

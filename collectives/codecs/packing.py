@@ -19,19 +19,6 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs.base import F32, U8, WORK_ELEMENTS, scratch
 from atoll.collectives.errors import CodecError
 
-__all__ = [
-    "U16",
-    "byte_table",
-    "check_codes",
-    "check_padding",
-    "expand",
-    "pack",
-    "pack12",
-    "packed_bytes",
-    "unpack",
-    "unpack12",
-]
-
 U16 = NDArray[np.uint16]
 
 # The codes of one byte as one little-endian word, and the shifts that bring them together.

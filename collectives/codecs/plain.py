@@ -25,8 +25,6 @@ from atoll.collectives.codecs.base import (
 )
 from atoll.collectives.errors import CodecError
 
-__all__ = ["BFLOAT16_MAX", "FLOAT16_MAX", "Bfloat16Codec", "Float16Codec", "Float32Codec"]
-
 BFLOAT16_MAX: Final = 2.0**128 - 2.0**120
 FLOAT16_MAX: Final = 65504.0
 

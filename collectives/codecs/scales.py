@@ -18,18 +18,6 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs.base import F32, U8, scratch
 from atoll.collectives.errors import CodecError
 
-__all__ = [
-    "SCALE_MAX",
-    "SCALE_MIN",
-    "FloatScales",
-    "PowerScales",
-    "Scales",
-    "SignedScales",
-    "absmax_of",
-    "fold",
-    "magnitudes_of",
-]
-
 _MAGNITUDE_BITS: Final = np.int32(0x7FFF_FFFF)
 _FLOAT_MAX: Final = np.finfo(np.float32).max
 # Below the smallest normal number absmax / 127 loses so many bits that a code could pass 127.

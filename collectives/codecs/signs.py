@@ -21,8 +21,6 @@ from atoll.collectives.codecs.packing import byte_table, check_codes, expand, pa
 from atoll.collectives.codecs.scales import FloatScales, absmax_of, fold
 from atoll.collectives.counter_rng import random_words, unit_floats
 
-__all__ = ["SignCodec", "TernaryCodec"]
-
 _SIGNS: Final = byte_table([1, -1], 1)
 _TERNARY: Final = byte_table([0, 1, -1, np.nan], 2)
 _CLIP: Final = 2.5

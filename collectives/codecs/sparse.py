@@ -56,8 +56,6 @@ from atoll.collectives.codecs.scales import SCALE_MIN, absmax_of, magnitudes_of
 from atoll.collectives.counter_rng import random_words
 from atoll.collectives.errors import CodecError
 
-__all__ = ["RandKCodec", "TopKCodec"]
-
 TOP_BLOCK: Final = 4_096  # what a 12-bit index reaches
 ONE_OF: Final = 64
 LOOKUP_BYTES: Final = 16

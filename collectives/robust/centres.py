@@ -14,8 +14,6 @@ import numpy as np
 
 from atoll.collectives.robust.gram import Matrix, distances, medoid, recentred
 
-__all__ = ["centered_clipping", "covariance_filter", "flag", "geometric_median"]
-
 ITERATIONS_MAX: Final = 1_000  # each is some microseconds; most inputs need fewer than a hundred
 STOP: Final = 1e-13  # a step that is smaller, beside the spread of the vectors, changes nothing
 FLAG_ITERATIONS: Final = 200

@@ -13,8 +13,6 @@ import numpy as np
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.robust.coordinate import COLUMNS, blocks_of
 
-__all__ = ["Columns"]
-
 
 class Columns:
     """Decode columns of parts in one codec. For one thread at a time."""

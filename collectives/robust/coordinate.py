@@ -17,20 +17,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.native import KERNELS, PIECE, ROWS_MAX
 
-__all__ = [
-    "COLUMNS",
-    "Coefficients",
-    "Rows",
-    "around_median",
-    "blocks_of",
-    "fits_kernels",
-    "mean",
-    "median",
-    "mixed_rows",
-    "sorted_rows",
-    "trimmed_mean",
-]
-
 Rows: TypeAlias = NDArray[np.floating[Any]]
 Coefficients: TypeAlias = NDArray[np.float64] | None
 

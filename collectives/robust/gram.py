@@ -20,20 +20,6 @@ from numpy.typing import NDArray
 from atoll.collectives.native import KERNELS
 from atoll.collectives.robust.coordinate import Rows, blocks_of, fits_kernels
 
-__all__ = [
-    "InnerProducts",
-    "Matrix",
-    "add_gram",
-    "combined",
-    "distances",
-    "grams_of_chunks",
-    "medoid",
-    "packed_gram",
-    "packed_sum",
-    "recentred",
-    "unpacked_gram",
-]
-
 Matrix: TypeAlias = NDArray[np.float64]
 
 _LITTLE: Final = np.dtype("<f8")

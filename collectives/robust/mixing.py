@@ -15,17 +15,6 @@ import numpy as np
 from atoll.collectives.counter_rng import random_words
 from atoll.collectives.robust.gram import Matrix, distances
 
-__all__ = [
-    "adaptive_clipping",
-    "bucketing",
-    "bulyan_selection",
-    "krum",
-    "krum_scores",
-    "minimum_diameter",
-    "multi_krum",
-    "nearest_neighbour_mixing",
-]
-
 
 def nearest_neighbour_mixing(gram: Matrix, f: int) -> Matrix:
     """Return the matrix by which each vector becomes the mean of the n - f nearest to it.

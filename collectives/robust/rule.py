@@ -36,8 +36,6 @@ from atoll.collectives.robust.coordinate import (
 from atoll.collectives.robust.coordinate import mean as plain_mean
 from atoll.collectives.robust.gram import Matrix, combined
 
-__all__ = ["FAULTY_MAX", "GRAM_PEERS_MAX", "RULE_CHARACTERS_MAX", "RobustRule", "get_rule"]
-
 RULE_CHARACTERS_MAX: Final = 128
 # The Gram matrix of more would not fit a frame, and MDA takes 2**f steps.
 FAULTY_MAX: Final = 64

@@ -15,8 +15,6 @@ from atoll.optim.exchange import Exchange, Exchanged, Given
 from atoll.optim.manifest import Manifest
 from atoll.optim.names import settings_text
 
-__all__ = ["Compressor", "Dense", "check", "malformed", "mean_of"]
-
 
 class Compressor(ABC):
     """Turn the gradients of all trainers into one, for a single ``GradientAverage``.

@@ -31,8 +31,6 @@ from atoll.optim.compressors.layers import Layer, Layers
 from atoll.optim.exchange import Exchange, Given
 from atoll.optim.manifest import Manifest
 
-__all__ = ["DGC"]
-
 WARM_UP_STAGES: Final = 4  # the paper's: 75, 93.75, 98.4 and 99.6 % are left out
 
 

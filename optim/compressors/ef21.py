@@ -35,8 +35,6 @@ from atoll.optim.compressors.base import Compressor, check, malformed, mean_of
 from atoll.optim.exchange import Exchange, Given
 from atoll.optim.manifest import Manifest
 
-__all__ = ["EF21", "EControl"]
-
 # Before what is encoded: whether the estimate is part of the mean, and the smoothness.
 _HEAD: Final = struct.Struct("<?f")
 SMOOTHNESS_MIN, SMOOTHNESS_MAX = 1e-20, 1e20  # so that no quotient of two leaves float32

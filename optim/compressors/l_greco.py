@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from atoll.collectives.errors import ConfigError
 from atoll.optim.names import settings_text
 
-__all__ = ["LGreCo"]
-
 BUCKETS = 10_000  # the paper's D
 _NEVER = np.int64(2**62)  # a size that nothing has
 

@@ -19,8 +19,6 @@ from atoll.optim.compressors.layers import Layers
 from atoll.optim.exchange import Exchange
 from atoll.optim.manifest import Manifest
 
-__all__ = ["LayerBits"]
-
 
 @dataclass(kw_only=True)
 class LayerBits(Compressor):

@@ -15,8 +15,6 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest, Parameter
 
-__all__ = ["Layer", "Layers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:

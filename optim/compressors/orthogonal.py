@@ -14,8 +14,6 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.codecs.scales import fold
 from atoll.collectives.counter_rng import derive_key, random_words, unit_floats
 
-__all__ = ["orthonormal", "product", "random_matrix"]
-
 SWEEPS = 2  # one loses orthogonality where columns are nearly parallel; "twice is enough" (Kahan)
 NORM_MIN = 1e-30  # the least norm of a column that has a direction; float32 ends at 1e-45
 

@@ -31,8 +31,6 @@ from atoll.optim.compressors.orthogonal import orthonormal, product, random_matr
 from atoll.optim.exchange import Exchange
 from atoll.optim.manifest import Manifest
 
-__all__ = ["PowerSGD", "rank_errors"]
-
 RANK_MAX = 128  # Gram-Schmidt takes rank^2 passes; published runs use at most 32
 ITERATIONS = 5  # steps of the power method that estimates the errors of all ranks
 

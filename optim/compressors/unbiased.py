@@ -20,8 +20,6 @@ from atoll.optim.compressors.layers import Layers
 from atoll.optim.exchange import Exchange, Given
 from atoll.optim.manifest import Manifest
 
-__all__ = ["QSDP", "TernGrad"]
-
 
 @dataclass(kw_only=True)
 class Unbiased(Compressor):

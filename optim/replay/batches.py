@@ -22,17 +22,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 
-__all__ = [
-    "INDICES_MAX",
-    "Batch",
-    "Steps",
-    "batches_bytes_max",
-    "batches_leaf",
-    "check_step",
-    "pack",
-    "unpack",
-]
-
 I64 = NDArray[np.int64]
 INDICES_MAX = 8192  # in a step: 64 KiB. For longer batches note a seed, or the first of a row
 BATCHES_MAX = 4096  # in a step: gradients of so many are seldom accumulated

@@ -20,17 +20,6 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.manifest import Manifest, pseudo_gradient, rounded_to_working
 from atoll.optim.replay.tensors import Array, Tensors, decode, digest, encode
 
-__all__ = [
-    "DIGESTS_BYTES",
-    "INNER_AT",
-    "VALUES_AT",
-    "Plain",
-    "WorkCheckpoint",
-    "checkpoint_bytes_max",
-    "leaf_of",
-    "plain",
-]
-
 DIGEST_BYTES = 32
 DIGESTS_BYTES = 4 * DIGEST_BYTES
 VALUES_AT = 3 * DIGEST_BYTES  # where the digest of the values begins, and that of inner optimizers

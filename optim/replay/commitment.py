@@ -17,8 +17,6 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.merkle import LEAF_BYTES, MerkleTree, merkle_climb
 from atoll.optim.spec import SYNC_EVERY_MAX
 
-__all__ = ["EXTENT_BYTES", "PROOF_BYTES_MAX", "SEGMENTS_MAX", "Extent", "WorkCommitment"]
-
 SEGMENTS_MAX = 1024  # in a round; more would cost more checkpoints than anybody keeps
 PROOF_BYTES_MAX = 12 * LEAF_BYTES  # 2 x 1024 + 1 leaves
 NUMBER_MAX = 2**53  # the largest number of a round or step

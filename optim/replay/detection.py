@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["Detection", "detection"]
-
 
 @dataclass(frozen=True)
 class Detection:

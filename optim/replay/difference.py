@@ -25,16 +25,6 @@ import numpy as np
 from atoll.optim.replay.checkpoint import Plain, WorkCheckpoint
 from atoll.optim.replay.tensors import Array, Tensors
 
-__all__ = [
-    "MIXED_PRECISION",
-    "Differences",
-    "ReplayVerdict",
-    "Tolerance",
-    "compare",
-    "differences",
-    "differing_values",
-]
-
 # Rounding to float32 alone moves a tensor by as much: steps at a learning rate of 0 are no cheat.
 FLOOR = 2.0**-24
 

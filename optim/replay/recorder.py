@@ -21,8 +21,6 @@ from atoll.optim.replay.store import FolderStore, MemoryStore, WorkStore
 from atoll.optim.spec import SYNC_EVERY_MAX
 from atoll.optim.trainer import say
 
-__all__ = ["KEPT", "MEMORY_BYTES", "Recorder", "Replay"]
-
 KEPT = 2  # rounds: the one that is audited, and the one under way, whose start it must fit
 # Enough for rounds of 100 steps of a model of 8 million parameters with AdamW, in segments of 10.
 MEMORY_BYTES = 2 << 30

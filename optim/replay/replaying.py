@@ -24,8 +24,6 @@ from atoll.optim.replay.state import Stateful, TrainingState
 from atoll.optim.replay.step_disclosure import Opened
 from atoll.optim.schedules import Schedules
 
-__all__ = ["ReplayTask", "replay"]
-
 I64 = NDArray[np.int64]
 BATCHES_MAX = 64  # of a step, unless a task says otherwise: those of accumulation, and some skipped
 

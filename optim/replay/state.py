@@ -15,8 +15,6 @@ from atoll.optim.model_vector import trainable
 from atoll.optim.replay.checkpoint import Plain, WorkCheckpoint, plain
 from atoll.optim.replay.tensors import DTYPE_BYTES, Array, Tensors
 
-__all__ = ["Stateful", "TrainingState"]
-
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 SEED = 1  # for a start that is rounded otherwise; any number would do
 FACTOR_MAX = 4  # elements of a tensor of an optimizer's state for each of its parameter; usual is 1

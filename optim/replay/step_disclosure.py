@@ -25,8 +25,6 @@ from atoll.optim.replay.checkpoint import (
 )
 from atoll.optim.replay.commitment import EXTENT_BYTES, PROOF_BYTES_MAX, Extent
 
-__all__ = ["Opened", "RoundEnding", "StepDisclosure", "opening_bytes_max"]
-
 MAGIC = b"atollseg"
 HEAD = Struct("<IB")
 LENGTH = Struct("<Q")

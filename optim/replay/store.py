@@ -8,8 +8,6 @@ from typing import Protocol
 
 from atoll.collectives.errors import CheckpointError, ConfigError
 
-__all__ = ["FolderStore", "MemoryStore", "WorkStore"]
-
 
 class WorkStore(Protocol):
     """Keep encoded checkpoints of works, by their numbers."""

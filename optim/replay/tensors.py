@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.manifest import DIMENSIONS_MAX, ELEMENTS_MAX, PARAMETERS_MAX
 
-__all__ = ["DTYPE_BYTES", "U8", "Array", "Tensors", "decode", "digest", "encode"]
-
 U8 = NDArray[np.uint8]
 F64 = NDArray[np.float64]
 LENGTH_BYTES = 8

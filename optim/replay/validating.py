@@ -40,9 +40,8 @@ from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
 from atoll.optim.sessions import ValidatingSession, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS
 from atoll.optim.trainer import say
-from atoll.peer.client.session import Outcome, Validation
-
-__all__ = ["RIGHT", "WITHHELD", "WRONG", "Validator", "as_bytes", "as_floats"]
+from atoll.peer.client.session import Outcome
+from atoll.peer.client.session_validation import Validation
 
 RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
 ASKED, HERE = "asked", "here"  # states of what was asked for; between the two it is on its way

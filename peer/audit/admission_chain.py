@@ -9,8 +9,6 @@ from atoll.peer.audit.ban_list import BanList
 from atoll.peer.authority.guard import OpenAdmission
 from atoll.peer.net.hello import Hello
 
-__all__ = ["AdmissionChain", "describe_bans"]
-
 SHOWN_MAX = 20  # bans in `atoll status`; --json has more
 
 

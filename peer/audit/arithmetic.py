@@ -35,15 +35,6 @@ from atoll.peer.audit.numbers import ResultNumbers
 from atoll.peer.audit.statements import Check, Resultant
 from atoll.peer.audit.terms import ReductionTerms
 
-__all__ = [
-    "doubted",
-    "gram_fits",
-    "gram_of",
-    "matrix_fits",
-    "part_numbers",
-    "recomputed_digest",
-]
-
 # The last digits depend on the processor: sums in float64 and a few iterations. A choice of vectors
 # is all or nothing, and coefficients of many peers are a sixty-fourth or more.
 MATRIX_OFF: Final = 1e-4

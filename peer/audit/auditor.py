@@ -25,8 +25,6 @@ from atoll.peer.audit.statements import Check, DisclosedPiece, StatementPhase
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.signing import Signer
 
-__all__ = ["ELEMENTS_PER_S", "Auditor"]
-
 # A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
 ELEMENTS_PER_S: Final = 10_000_000
 

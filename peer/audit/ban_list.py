@@ -26,8 +26,6 @@ from atoll.peer.membership.view import MEMBERS_MAX, Banned, short
 from atoll.peer.net.identity import write_atomic
 from atoll.peer.net.wire import Within, message
 
-__all__ = ["AskEvidence", "BanList", "EvidencePiece", "KnownBans"]
-
 # Sent at a time, and no more before it is asked for: heartbeats wait behind it half a second on a
 # line of 1 Mbit/s, and links with too much to send are ended.
 PIECE_BYTES: Final = 64 * 1024

@@ -20,8 +20,6 @@ from atoll.peer.audit.statements import SignedStatement
 from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.membership.view import short
 
-__all__ = ["BANS_MAX", "UNSURE_MAX", "Ban", "Bans"]
-
 # Peers that can be banned; what is known of more is not kept. Four times the most of one view.
 BANS_MAX: Final = 4096
 UNSURE_MAX: Final = 64  # pieces of evidence that wait for more members to say the same ...

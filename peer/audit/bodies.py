@@ -23,8 +23,6 @@ from atoll.peer.audit.statements import (
 )
 from atoll.peer.audit.terms import AuditTerms, ReductionTerms
 
-__all__ = ["body_fits", "seed_of", "shard_gram", "told_numbers"]
-
 _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32
 

@@ -8,8 +8,6 @@ from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import AskStatement, SignedStatement
 from atoll.peer.audit.steps import AuditStep
 
-__all__ = ["AuditFailed", "Convicted", "Effect", "Need", "Passed", "TellParticipants"]
-
 
 @dataclass(frozen=True, slots=True)
 class TellParticipants:

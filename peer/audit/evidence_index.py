@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["SAID_MAX", "EvidenceIndex"]
-
 SAID_MAX: Final = 4096  # digests of one peer that are remembered: more than it may have
 
 

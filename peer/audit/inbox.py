@@ -26,8 +26,6 @@ from atoll.peer.audit.statements import (
 )
 from atoll.peer.audit.terms import AuditTerms
 
-__all__ = ["Inbox"]
-
 
 class Inbox:
     def __init__(self, terms: AuditTerms) -> None:

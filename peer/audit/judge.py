@@ -23,8 +23,6 @@ from atoll.peer.audit.inbox import Inbox
 from atoll.peer.audit.statements import SignedStatement, StatementPhase
 from atoll.peer.audit.terms import AuditTerms
 
-__all__ = ["accusations", "settle"]
-
 
 def accusations(
     terms: AuditTerms, inbox: Inbox, true: Mapping[tuple[int, int], bytes]

@@ -35,8 +35,6 @@ from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import short
 
-__all__ = ["ASK_S", "SILENCE_S", "Audit"]
-
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
 # A peer whose process has stopped is found dead within two seconds (membership/timing.py), and who
 # lives answers at once, but for the arithmetic of a round: so this is no matter of a slow line.

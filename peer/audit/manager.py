@@ -30,8 +30,6 @@ from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.validating import Validating
 from atoll.peer.membership.signing import Signer
 
-__all__ = ["AuditManager", "AuditedAttempt"]
-
 T = TypeVar("T")
 TICK_S: Final = 0.25
 # Attempts of a view that are remembered, and of all views: what was promised there, and who was in.

@@ -22,8 +22,6 @@ from atoll.collectives.errors import CodecError
 from atoll.peer.audit.statements import Check
 from atoll.peer.audit.terms import ReductionTerms
 
-__all__ = ["Numbers", "Parts", "ResultNumbers"]
-
 # Chunks that a thread looks at for one that it brings: more than come, so that none are left over
 # for long, and few, as its stream waits meanwhile.
 EACH_TIME: Final = 2

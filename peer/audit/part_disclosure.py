@@ -20,8 +20,6 @@ from atoll.peer.audit.evidence import Shown
 from atoll.peer.audit.statements import PIECE_BYTES, AskPart, DisclosedPiece
 from atoll.peer.audit.terms import AuditTerms
 
-__all__ = ["PartDisclosure"]
-
 OPENED_MAX: Final = 4096  # pieces that are sent to one participant; an honest one needs fewer
 ASKS_MAX: Final = 64  # of one participant that wait for their time; an honest one has one
 LENT_MAX: Final = 64  # parts that are kept ready for the next piece: of a chunk, those of all

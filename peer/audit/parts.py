@@ -13,8 +13,6 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.audit.terms import ReductionTerms
 
-__all__ = ["HeldParts", "encoded_parts"]
-
 
 def encoded_parts(work: ReductionTerms, source: Callable[[int, F32], None]) -> list[U8]:
     """Return the own part of each chunk, encoded, in one piece of memory.

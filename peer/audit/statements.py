@@ -17,41 +17,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final
 
+from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.optim.spec import SAID_BYTES_MAX
-from atoll.peer.audit.terms import AUDITED_PEERS_MAX
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import PeerId
 from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
-
-__all__ = [
-    "ACCUSED_MAX",
-    "AUDIT_MESSAGES",
-    "IN_ORDER",
-    "ONCE",
-    "PIECE_BYTES",
-    "REPLAYED_BYTES_MAX",
-    "WHY_MAX",
-    "AskPart",
-    "AskStatement",
-    "Check",
-    "Commitment",
-    "DisclosedPiece",
-    "Elimination",
-    "Judgement",
-    "Replayed",
-    "Resultant",
-    "Reveal",
-    "SignedStatement",
-    "Statement",
-    "StatementPhase",
-    "Verdict",
-    "Withholding",
-    "body_of",
-    "draw_of",
-    "heard_of",
-    "said",
-]
 
 # Numbers of a whole fragment, or of a shard (optim/spec.py); fragments of more chunks are refused
 # when a run is founded.

@@ -27,8 +27,6 @@ from typing import Final
 
 from atoll.peer.audit.statements import IN_ORDER, StatementPhase
 
-__all__ = ["OPENED", "OVER", "PATIENT", "TRANSITIONS", "WAITS_FOR", "AuditStep", "Cause"]
-
 
 class AuditStep(Enum):
     COMMIT = "commit"  # until all have committed

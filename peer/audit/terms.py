@@ -23,8 +23,6 @@ from atoll.peer.membership.view import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
 
-__all__ = ["AUDITED_PEERS_MAX", "AuditTerms", "ReductionTerms"]
-
 CODEC_CHARACTERS_MAX: Final = 32
 MEAN: Final = "mean"  # RunSpec.aggregate
 

@@ -33,8 +33,6 @@ from atoll.peer.audit.validation import Validations, ValidationTask
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import short
 
-__all__ = ["Validating"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Round:

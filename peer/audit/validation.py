@@ -37,8 +37,6 @@ from atoll.peer.audit.statements import (
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.signing import Signer
 
-__all__ = ["VALIDATED_MAX", "WITHHELD_MAX", "ValidationTask", "Validations", "draw"]
-
 # Attempts that are remembered: a validator waits up to ten rounds for a segment, and then so does
 # everybody (optim/replay/validating.py: PATIENCE_ROUNDS, COMING_ROUNDS).
 VALIDATED_MAX: Final = 24

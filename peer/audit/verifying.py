@@ -45,8 +45,6 @@ from atoll.peer.audit.statements import (
 from atoll.peer.membership.signatures import verifies
 from atoll.peer.membership.view import plain, short
 
-__all__ = ["verify_evidence"]
-
 _T = TypeVar("_T")
 
 

@@ -32,15 +32,6 @@ from atoll.peer.membership.signatures import KEY_BYTES, SIGNATURE_BYTES, verifie
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 from atoll.peer.net.invite import check_run_name
 
-__all__ = [
-    "CREDENTIAL_BYTES_MAX",
-    "ROLES",
-    "USES_MAX",
-    "Credential",
-    "Grant",
-    "date_of",
-]
-
 # Peers that one token may let in; as many as a run may have (reliability_and_security.md 3.2).
 USES_MAX = 4096
 # The year 9999, which is the last that can be shown.

@@ -39,8 +39,6 @@ from atoll.peer.net.hello import AdmissionPolicy, Hello, fix_of
 from atoll.peer.net.identity import Home, write_atomic
 from atoll.peer.net.wire import decode, encode
 
-__all__ = ["AuthorityAdmission", "OpenAdmission"]
-
 SAVE_PAUSE_S = 5.0  # after a write that failed
 
 

@@ -29,8 +29,6 @@ from atoll.peer.membership.signatures import KEY_BYTES
 from atoll.peer.net.identity import load_key, write_atomic
 from atoll.peer.net.invite import SECRET_BYTES, SEED_BYTES, Invite
 
-__all__ = ["Authority", "expiry", "parse_id"]
-
 _SPAN = re.compile(r"(\d{1,6})([mhd])")
 _SPAN_S = {"m": 60, "h": 3600, "d": 86400}
 

@@ -25,8 +25,6 @@ from atoll.collectives.errors import (
 from atoll.peer.authority.grants import Credential, date_of
 from atoll.peer.authority.revocations import Revocations
 
-__all__ = ["RECORDS_MAX", "Ledger"]
-
 # Peers that a run may have (reliability_and_security.md 3.2); 1.6 MiB, in memory and in the home.
 RECORDS_MAX = 4096
 

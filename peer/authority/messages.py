@@ -12,8 +12,6 @@ from atoll.peer.authority.ledger import RECORDS_MAX
 from atoll.peer.authority.revocations import REVOCATIONS_BYTES_MAX
 from atoll.peer.net.wire import Within, message
 
-__all__ = ["RECORDS_PER_MESSAGE_MAX", "AdmissionFile", "Admitted", "Known", "Revoked"]
-
 # Verifying one takes 0.3 ms: 20 ms of the event loop, and 21 KiB.
 RECORDS_PER_MESSAGE_MAX = 64
 

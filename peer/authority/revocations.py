@@ -21,8 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.collectives.errors import ConfigError, PassForgedError
 from atoll.peer.membership.signatures import KEY_BYTES, SIGNATURE_BYTES, verifies
 
-__all__ = ["REVOCATIONS_BYTES_MAX", "REVOKED_MAX", "Revocations"]
-
 # As many as a run may have peers; 128 KiB, well within a control frame.
 REVOKED_MAX = 4096
 

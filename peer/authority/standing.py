@@ -8,8 +8,6 @@ from atoll.peer.authority.grants import Credential, date_of
 from atoll.peer.authority.ledger import Ledger
 from atoll.peer.membership.view import short
 
-__all__ = ["describe", "standing"]
-
 SHOWN_MAX = 100  # peers, and tokens: an answer to a command has room for many more
 
 

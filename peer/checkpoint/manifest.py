@@ -23,15 +23,6 @@ from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.peer.membership.view import ANCESTORS_MAX, MEMBERS_MAX, Rules, short
 from atoll.peer.net.invite import check_run_name
 
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST_BYTES_MAX",
-    "CheckpointManifest",
-    "latest_first",
-    "parse",
-    "render",
-]
-
 K = TypeVar("K")
 FORMAT = "atoll-checkpoint"
 FORMAT_VERSION = 2

@@ -37,23 +37,6 @@ from atoll.peer.checkpoint.tensor_file import (
 from atoll.peer.membership.view import Rules
 from atoll.peer.rounds.state import ReplicatedState, StateLoad, state_digest
 
-__all__ = [
-    "MANIFEST_FILE",
-    "STATE_FILE",
-    "Checkpoint",
-    "LoadedCheckpoint",
-    "candidates",
-    "file_sha256",
-    "first_whole",
-    "folder_name",
-    "load_checkpoint",
-    "open_checkpoint",
-    "open_latest",
-    "read_exactly",
-    "read_manifest",
-    "readable",
-]
-
 T = TypeVar("T")
 STATE_FILE = "state.safetensors"
 MANIFEST_FILE = "manifest.json"

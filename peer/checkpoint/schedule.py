@@ -32,8 +32,6 @@ from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["KEPT", "CheckpointFolder", "Checkpointer", "is_due"]
-
 KEPT = 2  # if the disk loses the last one, there is another
 TRIES = 3  # a write begins anew at most twice when rounds overtake it
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -24,19 +24,6 @@ from atoll.collectives.errors import CheckpointError
 from atoll.collectives.merkle import LEAF_BYTES
 from atoll.optim.manifest import Manifest, Parameter
 
-__all__ = [
-    "DTYPE_BYTES",
-    "HEADER_BYTES_MAX",
-    "LEAVES",
-    "LENGTH_BYTES",
-    "ROUND_DIGITS",
-    "ChunkPlace",
-    "StateLayout",
-    "export_header",
-    "export_order",
-    "header_bytes",
-]
-
 LENGTH_BYTES = 8
 # 65,536 parameters, each named twice, with names of the usual length. (safetensors' own is 100 MB.)
 HEADER_BYTES_MAX = 16 << 20

@@ -44,8 +44,6 @@ from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 
-__all__ = ["CheckpointWriter", "Written", "make_private"]
-
 TEMPORARY = ".atoll-unfinished-"
 APPEND_TIMEOUT_S = 10.0  # the log follows the state within milliseconds
 POLL_S = 0.01

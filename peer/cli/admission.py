@@ -17,17 +17,6 @@ from atoll.peer.net.connection_limits import MEMBERS_PER_ADDRESS_MAX
 from atoll.peer.net.identity import Home, RunRecord
 from atoll.peer.net.invite import SECRET_BYTES, Invite
 
-__all__ = [
-    "Entry",
-    "add_address_option",
-    "add_admission_options",
-    "entry_of_join",
-    "entry_of_up",
-    "given_invite",
-    "hide_invites",
-    "read_invite",
-]
-
 COUNT_DIGITS_MAX = 4  # a run has 1024 members at most
 INVITE_BYTES_MAX = 4096  # of a file or a line that holds one; the longest has 1.9 KB
 _SCHEME = "atoll://"

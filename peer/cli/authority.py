@@ -16,8 +16,6 @@ from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 from atoll.peer.net.identity import Home, default_home
 from atoll.peer.net.invite import Invite, check_run_name, parse_address
 
-__all__ = ["add_authority_verbs"]
-
 EXPIRES_DEFAULT = "7d"  # of a token: long enough to send it around, too short to be found later
 
 

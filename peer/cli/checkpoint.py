@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from atoll.optim.manifest import Manifest
     from atoll.peer.checkpoint.reader import Checkpoint
 
-__all__ = [
-    "CASTS",
-    "EVERY_DEFAULT",
-    "add_checkpoint_options",
-    "add_checkpoint_verbs",
-    "export_parameters",
-]
 
 EVERY_DEFAULT = 10  # rounds between two checkpoints of one peer; peers take turns
 LISTED_MAX = 20  # parameters that still fit on one screen

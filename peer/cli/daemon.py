@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon
     from atoll.peer.daemon.options import DaemonOptions
 
-__all__ = ["DEFAULT_PORT", "INTERRUPTED", "add_daemon_verbs", "trainer_count"]
 
 DEFAULT_PORT = 29600
 INTERRUPTED = 130

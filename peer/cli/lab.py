@@ -7,8 +7,6 @@ from typing import Any
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["add_lab_verb"]
-
 
 def add_lab_verb(verbs: Any) -> None:
     """Add ``lab`` to the sub-commands of ``atoll``."""

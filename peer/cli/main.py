@@ -28,14 +28,12 @@ from atoll.collectives.version import VERSION
 from atoll.peer.cli.admission import hide_invites
 from atoll.peer.cli.authority import add_authority_verbs
 from atoll.peer.cli.checkpoint import add_checkpoint_verbs
-from atoll.peer.cli.daemon import DEFAULT_PORT, INTERRUPTED, add_daemon_verbs, trainer_count
+from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs, trainer_count
 from atoll.peer.cli.lab import add_lab_verb
 from atoll.peer.cli.verify import add_verify_verb
 from atoll.peer.net.hello import PROTOCOL_MAX
 from atoll.peer.net.identity import Home, default_home
 from atoll.peer.net.invite import SECRET_BYTES
-
-__all__ = ["DEFAULT_PORT", "main"]
 
 WATCH_S = 1.0
 AGREED_S = 30.0  # as long as the daemon asks for a change of the rules (Timing.ask_s)

@@ -7,8 +7,6 @@ from typing import Any
 
 from atoll.peer.streams.congestion import AUTO, BBR, CUBIC, check
 
-__all__ = ["add_stream_options", "stream_options"]
-
 
 def add_stream_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(

@@ -9,8 +9,6 @@ from typing import Any
 
 from atoll.collectives.errors import EvidenceError
 
-__all__ = ["add_verify_verb"]
-
 
 def add_verify_verb(verbs: Any) -> None:
     verify = verbs.add_parser(

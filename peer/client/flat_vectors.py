@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["Vector", "vector_of"]
-
 Floats = NDArray[np.float32]
 DTYPES = ("float32", "float16", "bfloat16")  # float32 holds all their values
 

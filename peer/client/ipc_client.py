@@ -25,8 +25,6 @@ from atoll.collectives.units import duration
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
 from atoll.peer.net.identity import socket_path
 
-__all__ = ["COMMAND_TIMEOUT_S", "PROGRESS_S", "IpcClient", "has_ended", "lost", "say"]
-
 COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
 PROGRESS_S = 10.0  # a wait longer than this says who is missing
 

@@ -37,7 +37,6 @@ from atoll.collectives.errors import (
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import FROZEN, RunSpec, blob
-from atoll.peer.client.flat_vectors import vector_of
 from atoll.peer.client.ipc_client import (
     COMMAND_TIMEOUT_S,
     PROGRESS_S,
@@ -46,28 +45,13 @@ from atoll.peer.client.ipc_client import (
     lost,
     say,
 )
-from atoll.peer.client.session_ops import POLL_S, Operations, Reduced
-from atoll.peer.client.session_validation import SessionValidations, Validation
-from atoll.peer.client.session_vectors import AskedVector, Gossip, Members
-from atoll.peer.client.shared_memory import Region, map_floats, receive_region
+from atoll.peer.client.session_ops import POLL_S, Operations
+from atoll.peer.client.session_validation import SessionValidations
+from atoll.peer.client.session_vectors import Gossip
+from atoll.peer.client.shared_memory import receive_region
 from atoll.peer.daemon.ipc_server import LIFELINE
 from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.identity import default_home, socket_path
-
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "AskedVector",
-    "Members",
-    "Outcome",
-    "Reduced",
-    "Region",
-    "Session",
-    "Validation",
-    "ask",
-    "connect",
-    "map_floats",
-    "vector_of",
-]
 
 Floats = NDArray[np.float32]
 CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second

@@ -42,8 +42,6 @@ from atoll.peer.membership.operations import BARRIER, OBJECT_BYTES_MAX, OPS
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.rounds.entries import GATHER, REDUCE
 
-__all__ = ["POLL_S", "Operations", "Reduced", "check_codec"]
-
 Floats = NDArray[np.float32]
 POLL_S = 0.05  # while a run has no state yet, or is in a round that is not ours
 SUM_MAX = 3.4e38 / MEMBERS_MAX  # so that a sum over all members of a view is finite

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import SessionError
 
-__all__ = ["SessionValidations", "Validation"]
-
 Floats = NDArray[np.float32]
 
 

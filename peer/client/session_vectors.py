@@ -24,8 +24,6 @@ from atoll.collectives.units import duration
 from atoll.peer.client.ipc_client import PROGRESS_S, say
 from atoll.peer.client.session_ops import check_codec
 
-__all__ = ["AskedVector", "Gossip", "Members"]
-
 Floats = NDArray[np.float32]
 LOOK_S = 1.0  # one question to the daemon waits so long; it answers at once when there is news
 

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from atoll.collectives.errors import ConfigError, DaemonLostError
 from atoll.collectives.units import memory
 
-__all__ = ["Region", "map_floats", "receive_region", "send_region"]
-
 _LENGTH_BYTES = 8
 
 

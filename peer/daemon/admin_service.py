@@ -16,8 +16,6 @@ from atoll.peer.membership.view import MEMBERS_MAX, is_quorum, short
 if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon
 
-__all__ = ["Commands"]
-
 
 class Commands:
     def __init__(self, daemon: Daemon) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["cap_arenas", "give_back_large"]
-
 # What malloc.h calls them.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3

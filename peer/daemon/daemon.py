@@ -57,8 +57,6 @@ from atoll.peer.net.invite import format_address
 from atoll.peer.net.wire import name_of
 from atoll.peer.rounds.executor import RoundExecutor
 
-__all__ = ["Daemon"]
-
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import resource
 import socket
 
-__all__ = ["KEPT_FOR_LOCAL", "is_last", "is_scarce", "raise_limit"]
-
 # Whoever connects gets descriptors with numbers below this share of the limit ...
 SHARE_FOR_CONNECTIONS = 0.8
 # ... and never these last: dials, files, and commands at the local door.

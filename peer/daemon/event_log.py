@@ -21,8 +21,6 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, plain, short
 from atoll.peer.rounds.entries import INIT
 
-__all__ = ["ERROR_KINDS", "HISTORY_KEPT", "HISTORY_KINDS", "ROUND", "EventLog", "RoundLines"]
-
 ROUND = "round"  # the kind of the lines about committed rounds
 SUMMED_UP_S = 1.0  # collectives of so long a time have one line: there may be hundreds a second
 NAMES_MAX = 8  # peers that such a line names

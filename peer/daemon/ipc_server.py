@@ -23,17 +23,6 @@ import zmq.asyncio
 from atoll.collectives.errors import AtollError, LocalProtocolError, SessionError
 from atoll.peer.daemon.descriptors import is_scarce
 
-__all__ = [
-    "CLIENT_ID_BYTES",
-    "COMMANDS",
-    "COMMAND_BYTES_MAX",
-    "EVENTS",
-    "LIFELINE",
-    "Handler",
-    "IpcServer",
-    "unpack",
-]
-
 COMMANDS, LIFELINE, EVENTS = "commands.ipc", "lifeline.sock", "events.ipc"
 CLIENT_ID_BYTES = 16
 COMMAND_BYTES_MAX = 1 << 20  # the specification blob of 512 KiB is the largest thing said here

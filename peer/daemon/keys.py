@@ -5,8 +5,6 @@ from __future__ import annotations
 from atoll.peer.membership.signatures import verifies
 from atoll.peer.net.identity import Home
 
-__all__ = ["HomeSigner"]
-
 
 class HomeSigner:
     """Implement signing.Signer with Ed25519: 0.03 ms to sign, 0.1 ms to verify."""

@@ -18,8 +18,6 @@ from atoll.peer.streams.keys import CIPHERS, CIPHERS_PLAIN
 if TYPE_CHECKING:
     from atoll.peer.checkpoint.reader import LoadedCheckpoint
 
-__all__ = ["DaemonOptions", "first_event"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:

@@ -13,8 +13,6 @@ from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.dial import SECRET, UNREACHED
 from atoll.peer.streams.manager import Streams
 
-__all__ = ["Reconnector"]
-
 REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
 REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
 ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have

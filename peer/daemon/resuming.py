@@ -20,8 +20,6 @@ from atoll.peer.membership.messages import BootstrapHello, Cradle, Redirect
 from atoll.peer.membership.view import Member, View, is_quorum, short
 from atoll.peer.net.connections import ConnectionManager
 
-__all__ = ["ASK_S", "Inquiry", "living"]
-
 ASK_S = 10.0  # at most: addresses that nobody has any more take a dial's whole time, 5 s
 ANSWER_S = 3.0  # for a peer with a link to say that it is in a view; a busy one takes a moment
 REPEAT_S = 0.25  # between two calls

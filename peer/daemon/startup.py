@@ -31,21 +31,6 @@ from atoll.peer.vectors.service import VectorService
 if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon
 
-__all__ = [
-    "JOIN_TIMEOUT_S",
-    "audits_of",
-    "check_joined",
-    "check_joined_later",
-    "checkpointer_of",
-    "first_contact",
-    "guard_of",
-    "invite_of",
-    "planner_of",
-    "prepare_process",
-    "say_who_is_missing",
-    "unless_ended",
-    "vector_desk_of",
-]
 
 T = TypeVar("T")
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view

@@ -18,7 +18,6 @@ from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, 
 if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon
 
-__all__ = ["missing_founders", "render", "snapshot"]
 
 LABEL_CHARACTERS = 10
 

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.member import MemberState
 
-__all__ = ["AsyncSubmissions"]
-
 LOOK_S = 0.02  # between two looks whether a round is open: a round takes longer
 
 

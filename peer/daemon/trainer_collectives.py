@@ -22,8 +22,6 @@ from atoll.peer.membership.operations import (
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["call_of", "halves_of", "outcome_of", "why_not_now"]
-
 Floats = NDArray[np.float32]
 
 

@@ -25,8 +25,6 @@ from atoll.peer.membership.view import REPLICA, short
 from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.executor import RoundExecutor
 
-__all__ = ["AttachedTrainer", "TrainerService"]
-
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
 NAME_CHARACTERS_MAX = 64  # ... and the length of their names
 

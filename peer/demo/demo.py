@@ -27,8 +27,6 @@ from atoll.peer.demo.peers import Child, DemoPeer, end_all
 from atoll.peer.demo.summary import LEAVE_MAX_S, ORPHANED_MAX_S, checks, summary
 from atoll.peer.demo.view import DemoDisplay, make_view
 
-__all__ = ["Demo", "DemoOptions", "run_demo"]
-
 RUN = "demo"
 SYNC_EVERY = 40  # inner steps per round
 PEERS_MAX = 16  # each is two processes, with 0.4 GB of memory together

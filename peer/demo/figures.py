@@ -11,8 +11,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-__all__ = ["DemoFigures", "Happening", "PeerFigures", "ProcessEnding"]
-
 # Of a daemon's event log, what a spectator wants to see.
 SHOWN_KINDS = frozenset(
     [

@@ -21,8 +21,6 @@ from atoll.peer.daemon.ipc_server import COMMANDS, EVENTS, LIFELINE
 from atoll.peer.demo.figures import PeerFigures
 from atoll.peer.net.identity import socket_path, write_atomic
 
-__all__ = ["Child", "DemoPeer", "end_all"]
-
 GRACE_S = 2.0  # after an interrupt, for a daemon's leave; then SIGKILL
 TAIL_BYTES = 4096  # of a child's output, for an error message
 STEP_S = 0.02

@@ -7,15 +7,6 @@ from dataclasses import dataclass
 from atoll.collectives.units import count, duration, size
 from atoll.peer.demo.figures import DemoFigures, PeerFigures, ProcessEnding
 
-__all__ = [
-    "LEAVE_MAX_S",
-    "ORPHANED_MAX_S",
-    "DemoCheck",
-    "all_reduce_bytes",
-    "checks",
-    "summary",
-]
-
 LOSS_SHARE_MAX = 0.75  # of the untrained model's loss: far outside the noise of the held-out text
 LEAVE_MAX_S = 5.0  # what a clean leave is promised to take
 ORPHANED_MAX_S = 10.0  # by then a trainer must know that its daemon is dead

@@ -19,8 +19,6 @@ from atoll.collectives.units import size
 from atoll.peer.demo.figures import DemoFigures, PeerFigures
 from atoll.peer.demo.summary import DemoCheck
 
-__all__ = ["DemoDisplay", "LiveView", "PlainView", "loss_chart", "make_view"]
-
 WIDTH_MAX = 100  # a page wider than this is harder to read, not easier
 IDENTITY_WIDTH = 92  # a narrower page leaves the identities out
 CHART_ROWS = 7

@@ -13,8 +13,6 @@ from typing import IO
 
 from atoll.peer.lab.lab import Lab
 
-__all__ = ["run_everywhere"]
-
 GRACE_S = 5.0  # after an interrupt, to end by itself; then SIGKILL
 READ_BYTES = 1 << 16
 READS_AT_THE_END = 64  # a pipe holds no more, unless somebody goes on writing

@@ -24,8 +24,6 @@ from pathlib import Path
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.peer.lab.settings import Counters, PathSettings
 
-__all__ = ["COMPILERS", "Forwarder", "build", "can_build"]
-
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("forward.c", "spaces.c", "forward.h"))
 CACHE = Path("/var/cache/atoll")
 COMPILERS = ("cc", "gcc", "clang")

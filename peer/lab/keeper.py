@@ -15,8 +15,6 @@ from pathlib import Path
 
 from atoll.peer.lab.spaces import remove, spaces_of
 
-__all__ = ["kill_residents", "main"]
-
 KILL_ROUNDS = 100  # until nothing runs there any more
 STEP_S = 0.01
 

@@ -42,8 +42,6 @@ from atoll.peer.lab.settings import (
     rate_of,
 )
 
-__all__ = ["Lab"]
-
 RUN_TIMEOUT_S = 60.0
 
 

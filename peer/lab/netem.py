@@ -23,8 +23,6 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.lab import spaces
 from atoll.peer.lab.settings import ALL, Counters, PathSettings, address_of
 
-__all__ = ["Netem", "has_netem"]
-
 TOOLS = ("ip", "tc", "sysctl")
 HUB_ADDRESS = "10.78.0.254"  # no host: they end at .64
 UNLIMITED_MBIT = 100_000.0

@@ -8,21 +8,6 @@ from dataclasses import dataclass
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = [
-    "ALL",
-    "HOSTS_MAX",
-    "Counters",
-    "LabSettings",
-    "PathSettings",
-    "Rate",
-    "address_of",
-    "check_host",
-    "check_path",
-    "check_rate",
-    "queue_bytes",
-    "rate_of",
-]
-
 HOSTS_MIN = 2
 HOSTS_MAX = 64  # the forwarder's tables are that large; beyond it one core would not keep up
 MTU_BYTES_MIN = 576  # what every IPv4 host must take (RFC 791)

@@ -18,18 +18,6 @@ from pathlib import Path
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = [
-    "NAMESPACES",
-    "check_possible",
-    "enter_command",
-    "new_prefix",
-    "open_socket",
-    "remove",
-    "space_name",
-    "spaces_of",
-    "sweep",
-]
-
 NAMESPACES = Path("/run/netns")
 TUN = Path("/dev/net/tun")
 PREFIX = "atoll-lab"

@@ -31,8 +31,6 @@ from dataclasses import dataclass
 from atoll.collectives.choice import stream_bytes_per_s
 from atoll.peer.links.tcp_intervals import Slice, Window
 
-__all__ = ["Best", "LinkEstimate", "OwnLinks", "PairEstimate"]
-
 # A rate is the largest of so long before the last free sample. Long enough that probes, which are
 # seldom, find one another; a link that has become slower is believed to be so after this.
 KEPT_S = 1800.0

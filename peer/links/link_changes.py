@@ -8,8 +8,6 @@ from atoll.collectives.units import duration, rate
 from atoll.peer.links.estimates import LinkEstimate
 from atoll.peer.membership.view import short
 
-__all__ = ["News"]
-
 # A link that is so many times faster, slower or longer than was known is another one.
 FACTOR = 2.0
 # Round trips within a machine or a building differ by more than that, and nobody minds.

@@ -9,8 +9,6 @@ from atoll.collectives import units
 from atoll.collectives.network import Network, measured
 from atoll.peer.links.messages import LinkRow
 
-__all__ = ["LOCAL_BYTES_PER_S", "LOSS_SHOWN", "LinkTable", "describe"]
-
 # The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.
 LOCAL_BYTES_PER_S = 1.25e9
 LOSS_SHOWN = 0.0005  # what rounds to a tenth of a percent

@@ -11,8 +11,6 @@ from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.membership.view import MEMBERS_MAX, PeerId
 from atoll.peer.net.wire import Within, message
 
-__all__ = ["ABOUT_LINKS", "AskProbe", "LinkRow", "MayProbe", "ProbeOver", "StreamPlan"]
-
 # Whoever coordinates must not be able to bring a peer to a standstill; slower links are no use.
 PACE_MIN_BYTES_PER_S = 100.0
 # One value for each peer, None where nothing is known.

@@ -28,8 +28,6 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import REPLICA, View
 from atoll.peer.streams.stream import DataStream
 
-__all__ = ["LinkMonitor", "MeasuredStreams"]
-
 READ_S = 0.25  # between two readings of the counters of all streams; shorter during a probe
 ROW_LOOK_S = 1.0  # between two looks whether somebody is to be told
 

@@ -17,8 +17,6 @@ from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.node import Node
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["Planner", "round_bytes"]
-
 LOOK_S = 1.0  # between two looks whether the plan still suits
 # Time between two plans for the same peers: so long a plan is tried before another one is made
 # of what it taught.

@@ -27,8 +27,6 @@ from atoll.peer.links.messages import StreamPlan
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Advised, Layout
 from atoll.peer.membership.view import short
 
-__all__ = ["CHANGE", "PACED_BYTES_PER_S_MAX", "RoundPlan", "differs", "plan_rounds"]
-
 # 1 Gbit/s. On faster links chunks wait for processors and not in queues: a pace gains nothing, and
 # one from an estimate that is too low would cost.
 PACED_BYTES_PER_S_MAX = 125e6

@@ -6,8 +6,6 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership.view import View
 from atoll.peer.streams.frames import DataHeader
 
-__all__ = ["PROBE", "PROBE_FRAME_BYTES", "check_probe", "probe_header"]
-
 PROBE = 7  # frame kind, beside those of attempts and transfers (see state_sync/incoming.py)
 # Small, because a frame of a round waits for the one at hand: 13 ms at 10 Mbit/s. Every reader
 # keeps so much memory to drain them into.

@@ -13,18 +13,6 @@ from dataclasses import dataclass, field
 
 from atoll.peer.links.messages import LinkRow
 
-__all__ = [
-    "PROBE_BYTES_MAX",
-    "PROBE_S_MAX",
-    "PairBudget",
-    "ProbeSchedule",
-    "RowTimes",
-    "RunningProbe",
-    "has_changed",
-    "probed_peers",
-    "share_bytes",
-]
-
 # Limit of one pair in an hour. A first guess is all that a plan needs: the rounds that follow it
 # measure for nothing what a link has, and a short probe sees what a round would see in so many
 # bytes.

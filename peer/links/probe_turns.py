@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from atoll.peer.links.probe_schedule import PROBE_S_MAX
 
-__all__ = ["ProbeTurns"]
-
 # Who has not said by then that its probe is over is gone, or does not know better.
 TURN_S = PROBE_S_MAX + 2.0
 # The others get their turn before the same peer gets another ...

@@ -25,8 +25,6 @@ from atoll.peer.membership.view import View, short
 from atoll.peer.streams.manager import FrameOutlet
 from atoll.peer.streams.stream import DataStream
 
-__all__ = ["READ_PROBE_S", "Prober"]
-
 READ_PROBE_S = 0.1  # between two readings of the counters during a probe
 WATCH_S = 0.02  # how soon a probe gives way to a reduction
 ANSWER_TIMEOUT_S = 2.0  # for the answer whether a probe may be sent

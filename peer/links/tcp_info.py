@@ -10,8 +10,6 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["TCP_INFO_BYTES", "TcpInfo", "parse"]
-
 # linux/tcp.h, in the machine's byte order: the byte with the bit tcpi_delivery_rate_app_limited;
 # snd_mss, rcv_mss; pmtu; rtt; bytes_received; notsent_bytes, min_rtt, data_segs_in; delivery_rate,
 # busy_time; delivered; bytes_sent, bytes_retrans, dsack_dups. Times are in microseconds.

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from atoll.peer.links.tcp_info import TcpInfo
 
-__all__ = ["LOAD_BYTES", "Slice", "Window", "between"]
-
 # How much of a slice a stream must have been busy for what it moved to say how fast it was.
 BUSY_SHARE = 0.9
 # Less, between two readings, is a question, an answer, or the opening of a stream.

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from atoll.peer.links.tcp_intervals import LOAD_BYTES, Slice
 
-__all__ = ["Traffic"]
-
 Slices = Mapping[bytes, Sequence[Slice]]  # of all streams to, or from, each peer
 
 

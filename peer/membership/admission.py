@@ -35,8 +35,6 @@ from atoll.peer.membership.view import (
     successors,
 )
 
-__all__ = ["BACKOFF_MAX_S", "DROPPED_MAX", "LEARNERS_MAX", "Admission"]
-
 LEARNERS_MAX = 64  # pending joiners, and as many archives (a flood must not fill memory)
 BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling
 DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest

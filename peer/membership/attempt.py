@@ -28,8 +28,6 @@ from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.rounds.entries import REDUCE
 
-__all__ = ["ATTEMPTS_MAX", "DISPUTES_MAX", "REPAIRS_MAX", "Attempt", "RetryBudget", "vertex_cover"]
-
 ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
 DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
 REPEAT_BYTES_PER_S = 128 * 1024  # what a link of 1 Mbit/s brings

@@ -32,8 +32,6 @@ from atoll.peer.membership.messages import AskFinals, Finals
 from atoll.peer.membership.timing import Timing
 from atoll.peer.rounds.entries import ORIGINS_MAX, EntryOrigin
 
-__all__ = ["AttemptCleanup"]
-
 _NAMED_BYTES = 48  # a participant with its weight, packed
 _NOT_FINAL = bytes(DIGEST_BYTES)
 

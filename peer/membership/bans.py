@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from atoll.peer.membership.view import BANNED_MAX, Banned, View, is_quorum, short
 
-__all__ = ["BanBook", "BansBelieved", "BelievedBan", "forgets"]
-
 
 @dataclass(frozen=True, slots=True)
 class BelievedBan:

@@ -27,8 +27,6 @@ from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.entries import fragment_of
 
-__all__ = ["Barrier"]
-
 _PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
 
 

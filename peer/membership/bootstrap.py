@@ -40,8 +40,6 @@ from atoll.peer.membership.view import (
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["Genesis"]
-
 
 class Genesis:
     """Wait for the founders of a run and enter the cradle with them.

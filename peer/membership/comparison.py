@@ -16,8 +16,6 @@ from atoll.peer.membership.messages import Resync
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.view import View, short
 
-__all__ = ["Comparison"]
-
 
 class Comparison:
     """Keep what the comparison of digests has shown in one view.

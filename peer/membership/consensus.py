@@ -55,8 +55,6 @@ from atoll.peer.membership.messages import (
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, Member, View, chain_after, forked, founded, is_quorum
 
-__all__ = ["Acceptor", "Base", "BaseWait", "Proposer", "base_of"]
-
 
 class Acceptor:
     """Remember, as one voter, the ballots of one view."""

@@ -45,8 +45,6 @@ from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryOrigin, fragment_of
 
-__all__ = ["OFFERS_MAX", "Coordinator"]
-
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 
 

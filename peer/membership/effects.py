@@ -12,26 +12,6 @@ from typing import ClassVar
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import Member, View
 
-__all__ = [
-    "Abort",
-    "Apply",
-    "Connect",
-    "Effect",
-    "Fetch",
-    "Goal",
-    "Installed",
-    "Left",
-    "ListFinal",
-    "Note",
-    "ProbePeer",
-    "Reduce",
-    "Renew",
-    "Send",
-    "StartSync",
-    "TellTrainer",
-    "Undo",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Send:

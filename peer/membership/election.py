@@ -41,8 +41,6 @@ from atoll.peer.membership.view import Ballot, View, changes_rules, is_quorum, s
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["Election"]
-
 
 class Election:
     """Run one view's election, seen from one peer; it is made anew with every view."""

@@ -33,8 +33,6 @@ from atoll.peer.membership.round_kind import choose
 from atoll.peer.membership.view import View, short
 from atoll.peer.rounds.entries import INIT, STEP, fragment_of
 
-__all__ = ["NEW_SEATS", "Eligibility", "too_few_trainers", "trainers_needed", "wrong_weights"]
-
 # Of an audited round of which there are too many: newcomers serve, but take nobody's place for it.
 NEW_SEATS = AUDITED_PEERS_MAX // 4
 NAMES_MAX = 8  # in a line about who is there

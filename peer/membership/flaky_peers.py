@@ -17,8 +17,6 @@ from atoll.collectives.units import duration
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.view import short
 
-__all__ = ["PAUSE_MAX_S", "PAUSE_MIN_S", "SPOILS_MAX", "FlakyPeers"]
-
 SPOILS_MAX = 3  # rounds in a row: one or two may be bad luck
 PAUSE_MIN_S = 30.0  # some of the time limits that it costs, ...
 PAUSE_MAX_S = 600.0  # ... and so long that these cost a few per cent; twice as long each time

@@ -25,8 +25,6 @@ from atoll.peer.membership.view import View, plain
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["Heartbeats"]
-
 
 class Heartbeats:
     def __init__(self, node: Node) -> None:

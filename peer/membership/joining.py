@@ -18,8 +18,6 @@ from atoll.peer.membership.view import ARCHIVE, View, follows
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["Joining"]
-
 
 class Joining:
     def __init__(self, node: Node) -> None:

@@ -11,17 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "DIGEST_BYTES",
-    "HOLDERS_MAX",
-    "KEPT_BYTES_MAX",
-    "KEPT_MAX",
-    "RECORD_BYTES",
-    "Kept",
-    "pack_kept",
-    "parse_kept",
-]
-
 DIGEST_BYTES = 32
 HOLDERS_MAX = 3  # whom to ask, one after the other; more would only make BEGIN longer
 KEPT_MAX = 16_384  # records in one BEGIN; chunks beyond it are reduced again

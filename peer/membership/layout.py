@@ -24,8 +24,6 @@ from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
 
-__all__ = ["WHY_CHARS_MAX", "Advised", "Layout", "layout_for", "reserved"]
-
 BUTTERFLY, RING, TREE, SITES = "butterfly", "ring", "tree", "hierarchical"
 PAIRWISE = "pairwise"  # of two: nobody owns anything, each adds up for itself
 WHY_CHARS_MAX = 300  # a sentence or two: every BEGIN carries it

@@ -25,7 +25,6 @@ from atoll.peer.membership.view import ANCESTORS_MAX, View, short
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["STRANGERS_MAX", "Lineages"]
 
 STRANGERS_MAX = 64  # peers of former views that are looked for; the latest
 RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long as usual, is gone

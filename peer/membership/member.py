@@ -37,8 +37,6 @@ from atoll.peer.membership.probation import Served, Terms
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
 
-__all__ = ["MemberState"]
-
 
 @dataclass(frozen=True, slots=True)
 class Held:

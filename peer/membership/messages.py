@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from atoll.optim.fragments import FRAGMENTS_MAX
 from atoll.optim.spec import SPEC_BYTES_MAX
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.membership.layout import Layout
@@ -47,7 +48,6 @@ from atoll.peer.membership.votes import (
 )
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import (
-    FRAGMENTS_MAX,
     GATHER,
     INIT,
     KINDS,

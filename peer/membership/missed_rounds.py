@@ -5,8 +5,6 @@ from __future__ import annotations
 from atoll.peer.membership.events import Submitted
 from atoll.peer.membership.messages import Begin
 
-__all__ = ["MissedRounds"]
-
 _STEP = "a step of the optimizer"
 
 

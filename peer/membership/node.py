@@ -40,8 +40,6 @@ from atoll.peer.membership.view import Member, View, genesis_chain, short
 from atoll.peer.membership.view_change import ViewChange
 from atoll.peer.net.wire import name_of
 
-__all__ = ["Node"]
-
 
 class Node:
     """Run one peer's membership; everything changes through :meth:`handle`.

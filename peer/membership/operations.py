@@ -30,21 +30,6 @@ from atoll.optim.spec import BLOB_BYTES_MAX
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import GATHER, OPERATIONS, REDUCE
 
-__all__ = [
-    "BARRIER",
-    "OBJECT_BYTES_MAX",
-    "OPS",
-    "Call",
-    "ObjectSender",
-    "Operation",
-    "agreed",
-    "keep_objects",
-    "object_digest",
-    "object_sizes",
-    "pack_objects",
-    "unpack_objects",
-]
-
 # Of one trainer. It travels in a control message, and a coordinator holds one of each member; for
 # larger things there are vectors.
 OBJECT_BYTES_MAX = 64 * 1024

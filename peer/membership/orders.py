@@ -15,8 +15,6 @@ from atoll.peer.membership.events import Note, Send
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["Orders"]
-
 
 class Orders:
     def __init__(self, node: Node) -> None:

@@ -18,8 +18,6 @@ from enum import Enum
 
 from atoll.collectives.errors import LocalProtocolError
 
-__all__ = ["TRANSITIONS", "Phase", "Trigger", "next_phase"]
-
 
 class Phase(Enum):
     OUT = "out"

@@ -30,8 +30,6 @@ from atoll.peer.rounds.entries import STEP
 if TYPE_CHECKING:
     from atoll.peer.membership.messages import Begin
 
-__all__ = ["NO_TERMS", "Served", "Terms", "rounds_left", "settled", "terms_of", "wrong_settling"]
-
 
 @message(wire="Terms")
 @dataclass(frozen=True, slots=True)

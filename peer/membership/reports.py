@@ -17,8 +17,6 @@ from atoll.peer.membership.view import short
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["Reports"]
-
 
 class Reports:
     def __init__(self, node: Node) -> None:

@@ -12,8 +12,6 @@ from atoll.peer.membership.operations import object_digest
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum
 
-__all__ = ["Roster"]
-
 
 class Roster:
     def __init__(self, view: View, me: bytes, timing: Timing, now_s: float) -> None:

@@ -10,8 +10,6 @@ from atoll.peer.membership.operations import Call, agreed, keep_objects, pack_ob
 from atoll.peer.membership.roster import Roster
 from atoll.peer.rounds.entries import GATHER, INIT, STEP
 
-__all__ = ["RoundKind", "choose", "opening"]
-
 
 @dataclass(frozen=True, slots=True)
 class RoundKind:

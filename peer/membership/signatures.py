@@ -7,8 +7,6 @@ import functools
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-__all__ = ["KEY_BYTES", "SIGNATURE_BYTES", "verifies"]
-
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 KEYS_KEPT = 1024  # as many as a view may have members: making one takes as long as verifying

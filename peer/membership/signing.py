@@ -19,8 +19,6 @@ from atoll.peer.membership.messages import Accepted, Commit, Install, Promise, P
 from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.net.wire import encode, name_of
 
-__all__ = ["Signatures", "Signed", "Signer"]
-
 Signed = Promise | Accepted | Commit
 # Remembered of one view, with their signatures: a few of each of its members. An ACCEPTED holds a
 # whole view, so that bytes count as well.

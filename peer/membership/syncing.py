@@ -19,7 +19,6 @@ from atoll.peer.membership.view import REPLICA, Member, View
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["PAUSE_MAX_S", "StateSync"]
 
 PAUSE_MAX_S = 30.0  # between attempts that fail: each costs messages and a line
 DOUBLINGS_MAX = 10  # more would not make the pause any longer

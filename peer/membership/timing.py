@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Timing"]
-
-
 BEATS_IN_FAILURE = 4  # chances to be heard within the failure limit
 MEMBERS_BEAT_FAST = 64  # in larger views a coordinator hears each member half as often
 

@@ -14,47 +14,6 @@ from typing import Annotated
 
 from atoll.peer.net.wire import Within, message
 
-__all__ = [
-    "ABSENT_MAX",
-    "ADDRESS_BYTES_MAX",
-    "ANCESTORS_MAX",
-    "ARCHIVE",
-    "BANNED_MAX",
-    "DEFAULT_RULES",
-    "MEMBERS_MAX",
-    "ON_FORK",
-    "ON_LOST",
-    "POLICIES",
-    "REPLICA",
-    "WITNESS",
-    "Absent",
-    "Attempts",
-    "Ballot",
-    "Ballots",
-    "Banned",
-    "Digest",
-    "Incarnation",
-    "Lineage",
-    "Member",
-    "Newcomer",
-    "PeerId",
-    "Rounds",
-    "Rules",
-    "View",
-    "Views",
-    "chain_after",
-    "changes_rules",
-    "follows",
-    "forked",
-    "founded",
-    "genesis_chain",
-    "is_quorum",
-    "new_lineage",
-    "plain",
-    "short",
-    "successors",
-]
-
 REPLICA = "replica"  # holds the state and votes
 WITNESS = "witness"  # votes, holds nothing
 ARCHIVE = "archive"  # follows the log outside the view: holds the state, has no vote

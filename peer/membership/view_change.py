@@ -20,8 +20,6 @@ from atoll.peer.membership.view import View, follows, genesis_chain, is_quorum
 if TYPE_CHECKING:
     from atoll.peer.membership.node import Node
 
-__all__ = ["ViewChange"]
-
 
 class ViewChange:
     """Carry one node from view to view, for its life."""

@@ -24,21 +24,6 @@ from atoll.peer.membership.view import (
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX, Fragment
 
-__all__ = [
-    "Accept",
-    "Accepted",
-    "Commit",
-    "InView",
-    "Install",
-    "Prepare",
-    "Promise",
-    "Proof",
-    "Report",
-    "Run",
-    "Runs",
-    "Vote",
-]
-
 Signature = Annotated[bytes, Within(0, 64)]  # Ed25519; empty before it is signed
 
 

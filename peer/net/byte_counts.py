@@ -9,8 +9,6 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-__all__ = ["CONTROL", "PROBES", "PURPOSES", "ROUNDS", "STATE", "ByteCounts"]
-
 ROUNDS: Final = "rounds"  # reductions, exchanged vectors, audits
 STATE: Final = "state"  # parameters, log entries and results for those who lack them
 PROBES: Final = "probes"  # measurements of links

@@ -23,17 +23,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.net.identity import Home, write_atomic
 
-__all__ = [
-    "RunTls",
-    "ca_certificate",
-    "ca_key",
-    "leaf_certificate",
-    "peer_id_of",
-    "run_tls",
-    "tag_of",
-    "unverified_context",
-]
-
 # Clocks of volunteers are wrong: no certificate of a run ever expires. 9999-12-31 is RFC 5280's
 # "no well-defined expiration".
 _NOT_BEFORE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

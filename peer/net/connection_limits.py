@@ -28,25 +28,6 @@ from typing import NamedTuple
 from atoll.collectives.errors import AddressFullError
 from atoll.peer.streams.keys import is_trusted_network
 
-__all__ = [
-    "FAILURES_FREE",
-    "MEMBERS_PER_ADDRESS_MAX",
-    "MEMBERS_SILENT",
-    "MEMBERS_SPEAKING",
-    "PAUSED_MAX",
-    "STARTS_PER_ADDRESS_MAX",
-    "STRANGERS_SILENT",
-    "STRANGERS_SPEAKING",
-    "ConnectionOrigin",
-    "Gate",
-    "Limits",
-    "PendingConnection",
-    "check_members",
-    "counted_as",
-    "origin_of",
-    "plain_ip",
-]
-
 
 class Limits(NamedTuple):
     """Hold how many places there are: in all, for one network, and for one address."""

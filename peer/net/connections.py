@@ -47,8 +47,6 @@ from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
 from atoll.peer.streams.opener import StreamOpener
 from atoll.peer.streams.stream import DataStream
 
-__all__ = ["ConnectionManager"]
-
 LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
 MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
 

@@ -30,8 +30,6 @@ from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address
 from atoll.peer.net.tls import TlsChannel, reason_of
 
-__all__ = ["DIAL_TIMEOUT_S", "SECRET", "UNREACHED", "Dial", "is_refusal"]
-
 UNREACHED = ("DNS", "TCP")  # stages of errors: there may be nobody at all
 SECRET = "secret"  # ... somebody is there, with another run secret
 

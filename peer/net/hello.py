@@ -31,24 +31,6 @@ from atoll.collectives.version import VERSION
 from atoll.peer.net.wire import Within, message
 from atoll.peer.streams.keys import CIPHERS_MAX, CipherName
 
-__all__ = [
-    "CONTROL",
-    "COPIED_HOME_FIX",
-    "DATA",
-    "DUPLICATE",
-    "HELLO_BYTES_MAX",
-    "PROBE",
-    "PROTOCOL_MAX",
-    "PROTOCOL_MIN",
-    "AdmissionPolicy",
-    "Hello",
-    "Refused",
-    "check",
-    "fix_of",
-    "refusal_error",
-    "refusal_of",
-]
-
 # The versions of the protocol that this program speaks. One is added when an old peer could
 # misunderstand us, and the lowest is dropped where the two cannot work in one run. Version 1 is
 # that of the first atoll 0.1: its hello does not say which program it is.

@@ -32,17 +32,6 @@ from atoll.collectives.errors import ConfigError, HomeInUseError
 from atoll.peer.membership.signatures import KEY_BYTES
 from atoll.peer.net.invite import SECRET_BYTES, check_run_name
 
-__all__ = [
-    "HOME_VERSION",
-    "KNOWN_ADDRESSES_MAX",
-    "Home",
-    "RunRecord",
-    "default_home",
-    "load_key",
-    "socket_path",
-    "write_atomic",
-]
-
 PEER_ID_BYTES = KEY_BYTES
 # Addresses to try after a restart; more would only make a start with everybody gone slower.
 KNOWN_ADDRESSES_MAX = 64

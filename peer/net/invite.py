@@ -30,17 +30,6 @@ from typing import Self
 from atoll.collectives.errors import ConfigError
 from atoll.peer.membership.signatures import KEY_BYTES
 
-__all__ = [
-    "FINGERPRINT_BYTES",
-    "SECRET_BYTES",
-    "SEED_BYTES",
-    "Invite",
-    "check_run_name",
-    "fingerprint_of",
-    "format_address",
-    "parse_address",
-]
-
 SECRET_BYTES = 32
 # 64 bits: found by chance never, by search only at a cost that the secret makes pointless.
 FINGERPRINT_BYTES = 8

@@ -29,8 +29,6 @@ from atoll.peer.net.tls import (
 )
 from atoll.peer.net.wire import FrameReader
 
-__all__ = ["CONTROL_QUEUE_BYTES_MAX", "ControlLink", "defect_summary"]
-
 # Eight of the largest messages. A peer that lets this much pile up does not read any more.
 CONTROL_QUEUE_BYTES_MAX = 8 << 20
 # A link with something to send on which no byte moves for this long is broken.

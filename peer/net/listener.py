@@ -31,8 +31,6 @@ from atoll.peer.net.invite import format_address
 from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, reason_of
 from atoll.peer.streams.keys import STREAM_FIRST_BYTE
 
-__all__ = ["Listener"]
-
 # Time for the first byte: a peer sends it once it is connected, and TCP repeats it in a second.
 FIRST_BYTE_TIMEOUT_S = 2.0
 # From there on for handshake and hello together, or the opening of a data stream.

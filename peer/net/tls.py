@@ -25,18 +25,6 @@ from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
-__all__ = [
-    "GOODBYE_TIMEOUT_S",
-    "READ_BYTES",
-    "TLS_FIRST_BYTE",
-    "TlsChannel",
-    "TlsSocket",
-    "is_local",
-    "reason_of",
-    "tcp_info",
-    "tune",
-]
-
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
 READ_BYTES = 256 << 10
 # The most that is read from a connection before its certificate has been verified. A peer of ours

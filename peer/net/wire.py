@@ -30,21 +30,6 @@ import msgpack
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = [
-    "ARRAY_ITEMS_MAX",
-    "CONTROL_FRAME_BYTES_MAX",
-    "FRAME_HEADER_BYTES",
-    "MAP_ITEMS_MAX",
-    "FrameReader",
-    "Within",
-    "decode",
-    "encode",
-    "frame",
-    "message",
-    "name_of",
-    "registered",
-]
-
 FRAME_HEADER_BYTES = 4
 # The largest view or zipped run specification fits (tests); a hostile frame costs no more.
 CONTROL_FRAME_BYTES_MAX = 1 << 20

@@ -37,8 +37,6 @@ from atoll.peer.rounds.resend_stats import SentPayload
 from atoll.peer.rounds.salvage import KeptCopy
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["AttemptRun", "AttemptTable", "plan_of", "rule_of"]
-
 
 @dataclass(slots=True)
 class AttemptRun:

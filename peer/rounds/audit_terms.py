@@ -6,13 +6,12 @@ What the terms are: peer/audit/terms.py.
 from __future__ import annotations
 
 from atoll.collectives import ChunkGrid
+from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import RunSpec, shard_chunks_max
-from atoll.peer.audit.terms import AUDITED_PEERS_MAX, AuditTerms
+from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.entries import STEP
-
-__all__ = ["terms_of"]
 
 
 def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:

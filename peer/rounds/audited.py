@@ -20,8 +20,6 @@ from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.attempt_table import AttemptRun
 
-__all__ = ["AuditedAttempts"]
-
 
 class AuditedAttempts:
     """Begin audited attempts. Lives in the event loop.

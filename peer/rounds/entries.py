@@ -25,27 +25,6 @@ from atoll.optim.spec import BLOB_BYTES_MAX
 from atoll.peer.membership.view import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
 from atoll.peer.net.wire import Within, message
 
-__all__ = [
-    "CHUNKS_MAX",
-    "FRAGMENTS_MAX",
-    "GATHER",
-    "INIT",
-    "KINDS",
-    "OPERATIONS",
-    "ORIGINS_MAX",
-    "REDUCE",
-    "ROUNDS_IN_FLIGHT_MAX",
-    "STEP",
-    "WEIGHT_MAX",
-    "Blob",
-    "EntryHead",
-    "EntryOrigin",
-    "Fragment",
-    "entry_chain",
-    "entry_root",
-    "fragment_of",
-]
-
 INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
 STEP = "step"  # an averaged pseudo-gradient
 GATHER = "gather"  # the objects of all trainers, in BEGIN's blob; the state stays what it is

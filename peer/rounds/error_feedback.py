@@ -18,8 +18,6 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["Residual"]
-
 
 class Residual:
     """Keep what the codec has left out of the contributions of this peer.

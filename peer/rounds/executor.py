@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import CodecError, DivergedError
 from atoll.collectives.units import size
-from atoll.optim.footprint import log_cap_bytes
+from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.audit.manager import AuditManager
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.membership import events as ev
@@ -28,7 +28,7 @@ from atoll.peer.membership.view import View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE
-from atoll.peer.rounds.log import LOG_BYTES_DEFAULT, RoundLog
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.operating import commit_operation
 from atoll.peer.rounds.reducer import Reducer
 from atoll.peer.rounds.replica import Replica
@@ -40,8 +40,6 @@ from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS
 from atoll.peer.state_sync.server import Donor
 from atoll.peer.streams.manager import Streams
 from atoll.peer.streams.router import Router
-
-__all__ = ["RoundExecutor"]
 
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 

@@ -22,8 +22,6 @@ from atoll.optim.footprint import (
 )
 from atoll.peer.rounds.entries import STEP, EntryHead
 
-__all__ = ["DIGESTS_MAX", "LOG_BYTES_DEFAULT", "LOG_ENTRIES_MIN", "RoundLog"]
-
 U8 = NDArray[np.uint8]
 DIGESTS_MAX = 1024  # rounds whose state digest is remembered, also when the entry is gone
 

@@ -10,8 +10,6 @@ from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["commit_operation"]
-
 
 def commit_operation(replica: Replica, effect: ev.Apply, job: AttemptRun | None) -> ReplicatedState:
     """Hand the result of a REDUCE to our trainer, and move the state on by a round.

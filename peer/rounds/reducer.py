@@ -40,8 +40,6 @@ from atoll.peer.state_sync.result_client import Fetcher
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 from atoll.peer.streams.router import Router
 
-__all__ = ["Reducer"]
-
 U8 = NDArray[np.uint8]
 # Twice this at most without a chunk of 1 MiB: it comes at less than 1 Mbit/s, or not at all.
 KEPT_STALL_S = 5.0

@@ -15,8 +15,6 @@ from atoll.peer.rounds.error_feedback import Residual
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
 
-__all__ = ["Replica", "contribution"]
-
 Source = Callable[[int, F32], None]
 Own = Callable[[int], F32]
 

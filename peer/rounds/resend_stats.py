@@ -13,8 +13,6 @@ from collections.abc import Container
 from atoll.collectives.senders import Outlet
 from atoll.collectives.stripes import Receipt
 
-__all__ = ["CountingOutlet", "SentPayload"]
-
 
 class SentPayload:
     """Count what one attempt of this peer has sent, by chunk, without headers.

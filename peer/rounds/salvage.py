@@ -29,17 +29,6 @@ from atoll.peer.rounds.entries import CHUNKS_MAX
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 
-__all__ = [
-    "KEPT",
-    "FetchKept",
-    "KeptCopy",
-    "KeptPlan",
-    "KeptServer",
-    "header_of",
-    "pack_chunks",
-    "parse_chunks",
-]
-
 KEPT = 6  # frame kind: one kept chunk; without payload it means "I do not have it"
 SERVES_MAX = 8  # requests answered at a time: more would only share the same uplink
 SERVES_OF_ONE_MAX = 8  # requests of one peer that may wait: two for each round under way

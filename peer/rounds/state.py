@@ -29,15 +29,6 @@ from atoll.optim.spec import parse_blob
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
 from atoll.peer.rounds.statebuffers import U8, Floats, StateBuffers
 
-__all__ = [
-    "CHUNK_COPY_BYTES_MAX",
-    "READ_TRIES",
-    "ChunkCopy",
-    "ReplicatedState",
-    "StateLoad",
-    "state_digest",
-]
-
 Bytes: TypeAlias = bytes | bytearray | memoryview | U8
 CHUNK_COPY_BYTES_MAX = 8 * CHUNK_ELEMENTS_MAX  # parameters and momentum: memory for ``read_chunk``
 # A copy takes under a millisecond and fails only if two commits begin meanwhile.

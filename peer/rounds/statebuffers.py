@@ -19,8 +19,6 @@ from atoll.optim.spec import RunSpec
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.rounds.entries import INIT, EntryHead
 
-__all__ = ["U8", "Floats", "StateBuffers"]
-
 Floats: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 _FLOAT32 = get_codec("float32")  # of INIT, whatever the run's codec

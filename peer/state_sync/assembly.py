@@ -15,8 +15,6 @@ from atoll.peer.state_sync.events import SyncStore
 from atoll.peer.state_sync.pull import Piece
 from atoll.peer.state_sync.verification import RUN_MAX, Heads
 
-__all__ = ["Assembly"]
-
 
 @dataclass(slots=True)
 class _Chunk:

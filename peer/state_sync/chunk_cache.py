@@ -25,8 +25,6 @@ from typing import BinaryIO
 
 from atoll.collectives.units import size
 
-__all__ = ["ChunkCache"]
-
 MAGIC = b"atoll-chunks-1\n\0"
 HEAD = struct.Struct(">IQ32s32sI")
 RECORD = struct.Struct(f">{HEAD.size}sI")

@@ -29,8 +29,6 @@ from atoll.peer.state_sync.sources import DONORS_MAX
 from atoll.peer.state_sync.verification import PART_HEAD_BYTES_MAX, RUN_MAX, open_parts
 from atoll.peer.streams.frames import DataHeader
 
-__all__ = ["SyncClient"]
-
 MAY_FINISH_TIMEOUT_S = 600.0  # a disk of 100 MB/s writes 60 GB meanwhile; then it hangs
 FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
 

@@ -10,31 +10,6 @@ from atoll.peer.membership.view import Member
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.state_sync.verification import ReceivedPart
 
-__all__ = [
-    "Aim",
-    "Cancel",
-    "DialDonor",
-    "Done",
-    "Effect",
-    "Event",
-    "Finish",
-    "Finished",
-    "Heard",
-    "Interrupted",
-    "Linked",
-    "Own",
-    "PieceArrived",
-    "PrepareStore",
-    "Prepared",
-    "Say",
-    "SyncFailed",
-    "SyncStore",
-    "SyncTick",
-    "TellDonor",
-    "Unfinished",
-    "Unprepared",
-]
-
 
 class SyncStore(Protocol):
     """Hold the state that is being put together.

@@ -17,8 +17,6 @@ from atoll.peer.state_sync.pull import Ask, Drop, Piece
 from atoll.peer.state_sync.sources import Supply
 from atoll.peer.state_sync.verification import ReceivedPart, entry_holds, state_of
 
-__all__ = ["OWN_S", "REVIEW_CHUNKS", "Gathering"]
-
 OWN_S = 5.0  # for heads that say whether our own state counts; then chunks are asked for as well
 REVIEW_CHUNKS = 1000  # at a time: 10 ms, with the learner's lock held, of a model of any size
 

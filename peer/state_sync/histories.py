@@ -10,8 +10,6 @@ from atoll.peer.state_sync.events import TellDonor
 from atoll.peer.state_sync.messages import AskHeads, HeadsAre, StateIs
 from atoll.peer.state_sync.verification import Heads, fold
 
-__all__ = ["Histories"]
-
 ANSWER_S = 5.0  # then another donor is asked
 REST_S = 2.0  # of a donor that has no heads for us, or those of another history
 PARTS_MAX = 64  # answers to one question: 64 MiB of heads at the very most

@@ -21,16 +21,6 @@ from atoll.collectives.errors import CodecError, RemoteProtocolError
 from atoll.peer.membership.messages import Begin
 from atoll.peer.streams.frames import DataHeader
 
-__all__ = [
-    "Copies",
-    "EncodedCopy",
-    "PieceSink",
-    "ResultCopy",
-    "Transfer",
-    "TransferKey",
-    "TransferKind",
-]
-
 U8 = NDArray[np.uint8]
 TransferKey = tuple[bytes, int, int, int]  # source, kind, round, attempt
 HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and the first chunk

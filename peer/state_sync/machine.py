@@ -24,8 +24,6 @@ from atoll.peer.state_sync.gathering import Gathering
 from atoll.peer.state_sync.pull import Piece
 from atoll.peer.state_sync.sources import Supply, digest_of
 
-__all__ = ["AGREE_S", "PROGRESS_S", "TICK_S", "USUAL_S", "SyncMachine", "SyncPhase"]
-
 TICK_S = 0.05  # a laggard should hear soon that donors have applied what it wants
 ANSWER_S = 5.0  # to the question for the specification; then another donor is asked
 AGREE_S = 30.0  # members that name different digests for so long do not agree

@@ -14,26 +14,6 @@ from atoll.peer.membership.view import Attempts, Digest, Lineage, Rounds, Views
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, Within, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Blob, EntryHead
 
-__all__ = [
-    "ANSWERED_TO_LEARNERS",
-    "ASKED_MAX",
-    "ASKED_OF_DONORS",
-    "DIGESTS_MAX",
-    "HEADS_BYTES_MAX",
-    "HEADS_MAX",
-    "AskBlob",
-    "AskHeads",
-    "AskState",
-    "BlobIs",
-    "DropPieces",
-    "FetchPiece",
-    "FetchResult",
-    "HeadsAre",
-    "NoPiece",
-    "ResultHead",
-    "StateIs",
-]
-
 DIGESTS_MAX = 1024  # rounds whose digest one answer names, as many as a log remembers: 32 KiB
 HEADS_MAX = 1024  # in one answer, if they fit
 # An answer ends before the head that would exceed it, unless that is its first.

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from atoll.peer.state_sync.messages import ASKED_MAX
 
-__all__ = ["Ask", "Drop", "Piece", "Pull"]
-
 HOLDERS_MAX = 2  # donors that the same piece is asked of at a time
 STEAL_FACTOR = 2.0  # estimates are rough: take over only what comes in half the time
 STEAL_MARGIN_S = 0.05  # ... and not for less than asking costs

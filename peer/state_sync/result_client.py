@@ -22,8 +22,6 @@ from atoll.peer.state_sync.incoming import (
 )
 from atoll.peer.state_sync.messages import FetchResult, ResultHead
 
-__all__ = ["Fetcher", "asking", "completion", "receive"]
-
 HEAD_TIMEOUT_S = 5.0  # a holder that does not answer is replaced
 STALL_TIMEOUT_S = 20.0  # ... and so is one that sends no chunk (2 MiB, at 1 Mbit/s 17 s)
 

@@ -39,8 +39,6 @@ from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 from atoll.peer.streams.stream import DataStream
 
-__all__ = ["RESULTS_MAX", "SERVES_MAX", "Donor", "Results"]
-
 SERVES_MAX = 4  # learners at a time: more would only share the same uplink
 # Members that wait for the result of a round at a time: those that do not contribute all ask the
 # first peer that has it. In larger views some ask another one, and so does who has waited too long:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection
 from atoll.collectives.errors import StateError
 from atoll.peer.state_sync.messages import ASKED_MAX, FetchPiece
 
-__all__ = ["BUSY_BYTES", "BUSY_SHARE", "Queue", "ServingPace"]
-
 BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
 # Or so many in a reduction, if that is more: where rounds are small and the way is long, a learner
 # could not keep up with them otherwise. 50 ms at 10 Mbit/s.

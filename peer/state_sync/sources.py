@@ -15,8 +15,6 @@ from atoll.peer.state_sync import messages as ft
 from atoll.peer.state_sync.pull import Pull
 from atoll.peer.state_sync.verification import Attestation
 
-__all__ = ["DONORS_MAX", "Supply", "digest_of"]
-
 DONORS_MAX = 16  # each costs a stream with a thread and a chunk of memory; three fill most links
 POLL_S = 1.0  # how old knowledge about donors may be
 SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commit within moments

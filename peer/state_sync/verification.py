@@ -20,22 +20,6 @@ from atoll.collectives.merkle import LEAF_BYTES, merkle_climb
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.entries import EntryHead, entry_chain
 
-__all__ = [
-    "DISSENT_S",
-    "PART_HEAD_BYTES_MAX",
-    "RUN_MAX",
-    "WITNESSES_MAX",
-    "Attestation",
-    "Heads",
-    "ReceivedPart",
-    "entry_holds",
-    "entry_leaf",
-    "fold",
-    "open_parts",
-    "part_head",
-    "state_of",
-]
-
 WITNESSES_MAX = 2  # beside the coordinator; two wrong ones would have to name the same digest
 DISSENT_S = 3.0  # one voice against the coordinator's and another's: it may just be late
 _SIBLINGS_MAX = 20  # of 2^20 chunks

@@ -22,7 +22,6 @@ from atoll.collectives.errors import ConfigError
 if TYPE_CHECKING:
     from atoll.peer.streams.stream import DataStream
 
-__all__ = ["AUTO", "BBR", "CUBIC", "Congestion", "ask", "check", "in_use", "suited"]
 
 AUTO: Final = "auto"
 BBR, CUBIC = "bbr", "cubic"  # what "auto" chooses from

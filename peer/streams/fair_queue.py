@@ -11,8 +11,6 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-__all__ = ["LAST", "FairQueue"]
-
 LAST = 1 << 64  # behind the frames of every round
 # A learner still gets this part of a stream that rounds fill without a pause.
 PASSED_MAX = 16

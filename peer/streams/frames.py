@@ -11,14 +11,6 @@ from typing import NamedTuple
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = [
-    "DATA_FRAME_BYTES_MAX",
-    "DATA_HEADER_BYTES",
-    "DataHeader",
-    "pack_header",
-    "unpack_header",
-]
-
 # The largest chunk is 1 MiB of float32 (collectives/chunks.py); four times that leaves room for
 # a codec that needs more than its input.
 DATA_FRAME_BYTES_MAX = 4 << 20

@@ -30,34 +30,6 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.net.wire import Within, message
 
-__all__ = [
-    "CIPHERS",
-    "CIPHERS_MAX",
-    "CIPHERS_PLAIN",
-    "CIPHER_AES",
-    "CIPHER_NONE",
-    "CIPHER_TLS",
-    "CONN_ID_BYTES",
-    "DIALLER_PROOF_BYTES",
-    "GREETING_BYTES",
-    "KEY_BYTES",
-    "OPENING_BYTES",
-    "RANDOM_BYTES",
-    "STREAM_FIRST_BYTE",
-    "CipherName",
-    "Grants",
-    "Handshake",
-    "StreamAsked",
-    "StreamDenied",
-    "StreamGrant",
-    "StreamGranted",
-    "check_granted",
-    "choose_cipher",
-    "conn_id_of",
-    "is_trusted_network",
-    "permitted",
-]
-
 # The first byte of such a stream; TLS begins with 0x16 (design/decisions.md).
 STREAM_FIRST_BYTE = 0xA7
 STREAM_VERSION = 1

@@ -33,8 +33,6 @@ from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header
 from atoll.peer.streams.sealed import RECORD_BYTES_MAX
 from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream
 
-__all__ = ["DRAIN_BYTES", "FrameOutlet", "FrameSink", "Streams", "reason_of"]
-
 # Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
 DRAIN_BYTES = RECORD_BYTES_MAX
 ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have

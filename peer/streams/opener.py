@@ -43,8 +43,6 @@ from atoll.peer.streams.stream import DataStream, PlainStream
 from atoll.peer.streams.stream_handshake import accept_stream, answer_asked, open_stream
 from atoll.peer.streams.tls_stream import TlsStream
 
-__all__ = ["StreamOpener"]
-
 # Incoming data streams of one peer: as many as a round may use, and two that replace others.
 STREAMS_PER_PEER_MAX = STREAMS_MAX + 2
 # For the answer to a question on a control link that works: many round trips. Less than a dial may

@@ -21,8 +21,6 @@ from atoll.peer.rounds.salvage import KEPT, KeptCopy
 from atoll.peer.state_sync.incoming import Copies
 from atoll.peer.streams.frames import DataHeader
 
-__all__ = ["Router"]
-
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
 WINDOW_TIMEOUT_S = 60.0

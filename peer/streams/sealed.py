@@ -26,21 +26,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = [
-    "EPOCHS_WORN",
-    "EPOCH_BYTES_MAX",
-    "EPOCH_RECORDS_MAX",
-    "EPOCH_S_MAX",
-    "RECORD_BYTES_MAX",
-    "RECORD_HEADER_BYTES",
-    "RECORD_OVERHEAD_BYTES",
-    "SECRET_BYTES",
-    "Opener",
-    "RecordKind",
-    "Sealer",
-    "direction_secrets",
-]
-
 # Plaintext of one record. Smaller ones cost more calls, larger ones leave the cache.
 RECORD_BYTES_MAX = 1 << 20
 RECORD_HEADER_BYTES = 16

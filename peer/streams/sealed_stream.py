@@ -24,8 +24,6 @@ from atoll.peer.streams.sealed import (
 )
 from atoll.peer.streams.stream import DataStream
 
-__all__ = ["SealedStream"]
-
 # Small records (headers of frames) that travel in one call with a full one, in either direction.
 AHEAD_BYTES = 4 << 10
 # Both buffers begin empty and grow to what passes through them, and no further than this.

@@ -24,16 +24,6 @@ from atoll.peer.streams.congestion import ask, in_use
 from atoll.peer.streams.fair_queue import LAST, FairQueue
 from atoll.peer.streams.keys import CIPHER_NONE
 
-__all__ = [
-    "NO_PROGRESS_TIMEOUT_S",
-    "TELLS_DELIVERY",
-    "DataStream",
-    "PlainStream",
-    "rate_bytes_per_s",
-    "unacknowledged_bytes",
-    "unsent_limit_bytes",
-]
-
 # A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
 NO_PROGRESS_TIMEOUT_S = 10.0
 # What waits in the kernel unsent is lost when a round breaks, and delays the next attempt: no more

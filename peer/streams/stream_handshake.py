@@ -31,8 +31,6 @@ from atoll.peer.streams.keys import (
     permitted,
 )
 
-__all__ = ["AcceptedStream", "accept_stream", "answer_asked", "open_stream"]
-
 # Time for the whole exchange, of either side (reliability_and_security.md 3.1).
 OPENING_TIMEOUT_S = 3.0
 

@@ -13,8 +13,6 @@ from atoll.peer.net.tls import READ_BYTES, TlsSocket
 from atoll.peer.streams.keys import CIPHER_TLS
 from atoll.peer.streams.stream import DataStream
 
-__all__ = ["TlsStream"]
-
 # RFC 8446 5.5: AES-GCM keys wear out after 2^24.5 full records, about 388 GB. `ssl` cannot rekey.
 KEY_BYTES_MAX = 256 << 30
 

@@ -28,8 +28,6 @@ from atoll.peer.state_sync.result_client import asking, completion, receive
 from atoll.peer.vectors.messages import TICKETS_MAX, AskVector, DropVector, VectorIs
 from atoll.peer.vectors.store import VectorStore, encoded_vector
 
-__all__ = ["Fetches", "VectorFetch"]
-
 ANSWER_S = 5.0  # for the number of the newest: it is there, or not
 FETCHES_MAX = 64  # at a time: two from each of the largest group
 

@@ -13,16 +13,6 @@ from typing import Annotated
 from atoll.optim.manifest import ELEMENTS_MAX
 from atoll.peer.net.wire import Within, message
 
-__all__ = [
-    "NAME_BYTES_MAX",
-    "TICKETS_MAX",
-    "WHY_BYTES_MAX",
-    "AskVector",
-    "DropVector",
-    "VectorIs",
-    "is_name",
-]
-
 NAME_BYTES_MAX = 32
 TICKETS_MAX = (1 << 32) - 1  # a frame's ``attempt``
 WHY_BYTES_MAX = 300

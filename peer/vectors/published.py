@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from atoll.collectives.errors import ConfigError
 
-__all__ = ["KEPT", "Answer", "Key", "Published", "Request"]
-
 KEPT = 2  # numbers of one name
 NAMES_MAX = 4  # a method needs two
 REQUESTS_OF_ONE_MAX = 16  # of one peer, that wait or are being answered; a trainer's needs are four

@@ -23,8 +23,6 @@ from atoll.peer.vectors.messages import WHY_BYTES_MAX, AskVector, DropVector, Ve
 from atoll.peer.vectors.published import Answer, Key, Published, Request
 from atoll.peer.vectors.store import Stored, VectorStore
 
-__all__ = ["VectorServer"]
-
 F32 = NDArray[np.float32]
 SERVES_MAX = 8  # vectors that are being sent at a time: more would only share the same uplink
 

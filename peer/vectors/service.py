@@ -30,8 +30,6 @@ from atoll.peer.vectors.client import Fetches, VectorFetch
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs, is_name
 from atoll.peer.vectors.server import VectorServer
 
-__all__ = ["VectorService"]
-
 F32 = NDArray[np.float32]
 LOOK_S_MAX = 5.0  # that a question whether a vector is here may wait for it
 NUMBER_MAX = 1 << 61  # of what a trainer publishes

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from atoll.collectives import RoundResult, get_codec, grid_for
 from atoll.collectives.errors import CodecError, StateError
 
-__all__ = ["Stored", "VectorStore", "encoded_vector"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 

@@ -19,8 +19,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from atoll.peer.lab.forwarder import Counters
 from atoll.peer.lab.lab import Lab
+from atoll.peer.lab.settings import Counters
 
 PORT = 5000
 UDP_SEGMENT = 103  # one call, many packets: Python alone would be slower than what it measures

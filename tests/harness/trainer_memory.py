@@ -17,7 +17,10 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.spec import RunSpec
-from atoll.peer.client.session import Members, Outcome, Reduced, vector_of
+from atoll.peer.client.flat_vectors import vector_of
+from atoll.peer.client.session import Outcome
+from atoll.peer.client.session_ops import Reduced
+from atoll.peer.client.session_vectors import Members
 
 __all__ = ["OutsideSession", "most_of"]
 

@@ -15,7 +15,8 @@ from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer import outer_step
 from atoll.optim.spec import RunSpec, check_same
-from atoll.peer.client.session import Members, Outcome
+from atoll.peer.client.session import Outcome
+from atoll.peer.client.session_vectors import Members
 
 F32 = NDArray[np.float32]
 WAIT_S = 60.0  # no test comes near it; it turns a hang into a failure

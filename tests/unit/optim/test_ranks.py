@@ -32,7 +32,7 @@ from atoll.optim import (
 )
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.ranks import _mapped
-from atoll.peer.client.session import Region
+from atoll.peer.client.shared_memory import Region
 
 Make = Callable[[nn.Module, torch.optim.Optimizer, Any], Any]
 WITH_ROUNDS: dict[str, Make] = {

@@ -28,7 +28,8 @@ from atoll.optim.replay.validating import (
     as_bytes,
     as_floats,
 )
-from atoll.peer.client.session import Outcome, Validation
+from atoll.peer.client.session import Outcome
+from atoll.peer.client.session_validation import Validation
 
 STEPS, SEGMENT = 6, 2
 LR = 1e-2

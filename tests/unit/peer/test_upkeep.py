@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
-from atoll.peer.daemon.daemon import Daemon, DaemonOptions
+from atoll.peer.daemon.daemon import Daemon
+from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.reconnect import FIRST_DIALS, Reconnector
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.optim.footprint import LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
+from atoll.optim.footprint import LOG_BYTES_DEFAULT, LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
-from atoll.peer.rounds.log import DIGESTS_MAX, LOG_BYTES_DEFAULT, RoundLog
+from atoll.peer.rounds.log import DIGESTS_MAX, RoundLog
 
 SIZE = 1000
 ENTRY = SIZE + 40  # with its one participant
