@@ -16,7 +16,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate \ map
+.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map \
         simulate-audits replay shrink \
         traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust clean
