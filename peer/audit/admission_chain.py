@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.peer.audit.ban_list import BanList
 from atoll.peer.authority.guard import OpenAdmission
+from atoll.peer.authority.messages import AboutPasses
 from atoll.peer.net.hello import Hello
 
 SHOWN_MAX = 20  # bans in `atoll status`; --json has more
@@ -34,8 +35,11 @@ class AdmissionChain(OpenAdmission):
         self.guard.unlinked(peer)
         self.keeper.unlinked(peer)
 
-    def on_message(self, peer: bytes, message: object) -> bool:
-        return self.guard.on_message(peer, message) or self.keeper.on_message(peer, message)
+    def check_message(self, peer: bytes, message: object) -> bool:
+        return self.guard.check_message(peer, message)
+
+    def on_message(self, peer: bytes, message: AboutPasses) -> None:
+        self.guard.on_message(peer, message)
 
     def is_out(self, peer: bytes) -> bool:
         return self.guard.is_out(peer) or self.keeper.is_out(peer)

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from atoll.collectives.errors import AtollError, BannedError, EvidenceError
+from atoll.collectives.errors import BannedError, EvidenceError
 from atoll.peer.audit.bans import BANS_MAX, UNSURE_MAX, Ban, Bans
 from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding, parse_evidence
 from atoll.peer.audit.evidence_index import EvidenceIndex
 from atoll.peer.audit.verifying import verify_evidence
+from atoll.peer.daemon.ports import BanPort
 from atoll.peer.membership.bans import BansBelieved, BelievedBan
 from atoll.peer.membership.view import MEMBERS_MAX, Banned, short
 from atoll.peer.net.identity import write_atomic
@@ -72,6 +73,9 @@ class EvidencePiece:
     data: Annotated[bytes, Within(1, PIECE_BYTES)]
 
 
+AboutBans = KnownBans | AskEvidence | EvidencePiece
+
+
 @dataclass(slots=True)
 class _Arriving:
     source: bytes
@@ -84,33 +88,13 @@ class _Arriving:
 class BanList:
     """Do a daemon's part in bans: evidence in the home, over links, and for the membership machine.
 
-    ``took_part`` says whether this peer took part in the attempt with these terms; ``members``: of
-    the view that it is in. ``drop`` ends the link to a peer and all its streams; ``stop`` is called
-    when this peer may not go on; ``on_ban`` tells the running attempts of a ban, ``believed`` the
-    membership machine. ``note`` takes the kind and the text of a line in the log, and fields.
+    ``folder`` keeps the files of evidence.
     """
 
-    def __init__(
-        self,
-        me: bytes,
-        folder: Path,
-        *,
-        send: Callable[[bytes, object], bool],
-        links: Callable[[], Sequence[bytes]],
-        members: Callable[[], Collection[bytes]],
-        drop: Callable[[bytes, str], None],
-        note: Callable[..., None],
-        stop: Callable[[AtollError], None],
-        spawn: Callable[[Any], None],
-        on_ban: Callable[[Collection[bytes]], None],
-        took_part: Callable[[bytes], bool],
-        believed: Callable[[BansBelieved], None],
-    ) -> None:
+    def __init__(self, me: bytes, folder: Path, daemon: BanPort) -> None:
         self.bans = Bans(me)
         self._me, self._folder = me, folder
-        self._send, self._links, self._members = send, links, members
-        self._drop, self._note, self._stop, self._spawn = drop, note, stop, spawn
-        self._on_ban, self._took_part, self._believed = on_ban, took_part, believed
+        self._daemon = daemon
         self._arriving: dict[bytes, _Arriving] = {}  # by digest
         self._tellers = EvidenceIndex()
         self._publishing = False
@@ -137,7 +121,7 @@ class BanList:
 
     def linked(self, peer: bytes) -> None:
         if self.bans.digests or self.bans.words:
-            self._send(peer, KnownBans(self.bans.digests, self.bans.words))
+            self._daemon.send(peer, KnownBans(self.bans.digests, self.bans.words))
 
     def unlinked(self, peer: bytes) -> None:
         self._asked.pop(peer, None)
@@ -171,26 +155,23 @@ class BanList:
         self._publish()
 
     def _weigh_words(self, digest: bytes) -> None:
-        members = self._members()
+        members = self._daemon.member_peers()
         for teller in self._tellers.of(digest):
             self._adopted(self.bans.told(digest, teller, members))
 
-    def on_message(self, peer: bytes, message: object) -> bool:
-        """Take a message about bans; return False if it is about something else."""
+    def on_message(self, peer: bytes, message: AboutBans) -> None:
+        """Take a message about bans and their evidence."""
         if isinstance(message, KnownBans):
             self._tellers.hear(peer, message.digests, message.words)
-            members = self._members()
+            members = self._daemon.member_peers()
             for digest in (*message.digests, *message.words):
                 self._adopted(self.bans.told(digest, peer, members))
             self._ask_more()
             self._publish()
         elif isinstance(message, AskEvidence):
             self._answer(message, peer)
-        elif isinstance(message, EvidencePiece):
-            self._take(message, peer)
         else:
-            return False
-        return True
+            self._take(message, peer)
 
     def _ask_more(self) -> None:
         """Ask for evidence that we were told of and lack, while there is room; each peer for one.
@@ -202,14 +183,16 @@ class BanList:
         idle = {peer for peer, count in self._stalls.items() if count >= STALLS_MAX}
         vain = {peer for peer, count in self._vain.items() if count >= VAIN_MAX}
         shut = self._forgers | idle | vain
-        linked = {peer for peer in self._links() if peer not in shut and not self.is_out(peer)}
+        linked = {
+            peer for peer in self._daemon.link_peers() if peer not in shut and not self.is_out(peer)
+        }
         while len(self._arriving) < ARRIVING_MAX:
             able = linked - {each.source for each in self._arriving.values()}
             chosen = self._tellers.next(able, self._lacks)
             if chosen is None:
                 return
             peer, digest = chosen
-            if self._send(peer, AskEvidence(digest)):
+            if self._daemon.send(peer, AskEvidence(digest)):
                 self._arriving[digest] = _Arriving(peer, _now_s())
                 self._watch(digest)
             else:
@@ -248,7 +231,9 @@ class BanList:
         if digest != ask.digest or ask.offset >= len(data):
             return
         end = ask.offset + PIECE_BYTES
-        self._send(peer, EvidencePiece(digest, ask.offset, len(data), data[ask.offset : end]))
+        self._daemon.send(
+            peer, EvidencePiece(digest, ask.offset, len(data), data[ask.offset : end])
+        )
         if end >= len(data):
             del self._lent[peer]
 
@@ -266,11 +251,11 @@ class BanList:
         arriving.total = piece.total
         if len(arriving.data) < piece.total:
             self._watch(piece.digest)
-            self._send(peer, AskEvidence(piece.digest, len(arriving.data)))
+            self._daemon.send(peer, AskEvidence(piece.digest, len(arriving.data)))
         elif arriving.stalled is not None:  # else it is being looked at
             arriving.stalled.cancel()
             arriving.stalled = None
-            self._spawn(self._look_at(piece.digest, arriving))
+            self._daemon.spawn(self._look_at(piece.digest, arriving))
 
     async def _look_at(self, digest: bytes, arriving: _Arriving) -> None:
         """Verify evidence that has arrived, in a thread as it may take a second, and weigh it."""
@@ -278,14 +263,14 @@ class BanList:
             evidence, finding = await asyncio.to_thread(_verified, digest, bytes(arriving.data))
         except EvidenceError as error:
             source = arriving.source
-            self._note("forged", f"{short(source)} sent evidence that is none: {error.what}")
+            self._daemon.note("forged", f"{short(source)} sent evidence that is none: {error.what}")
             self._forgers.add(source)
             if self._arriving.get(digest) is arriving:
                 self._give_up(digest)
             return
         if self._arriving.get(digest) is arriving:
             del self._arriving[digest]
-        self._believe(evidence, finding, first_hand=self._took_part(evidence.terms.digest))
+        self._believe(evidence, finding, first_hand=self._daemon.took_part(evidence.terms.digest))
         if digest not in self.bans.digests:
             self._vain[arriving.source] = self._vain.get(arriving.source, 0) + 1
         self._ask_more()
@@ -296,7 +281,7 @@ class BanList:
         found = self.bans.weigh(evidence, finding, first_hand=first_hand, of_stranger=strange)
         self._adopted(found)
         if not found and digest in {*self.bans.digests} - before:  # a view names this file
-            self._spawn(self._write(evidence, before - {*self.bans.digests}))
+            self._daemon.spawn(self._write(evidence, before - {*self.bans.digests}))
             self._tell_all(KnownBans((digest,)))
         self._weigh_words(digest)
         if self.bans.knows(digest):
@@ -307,11 +292,11 @@ class BanList:
         """Tell all our word about a pair, if it is new."""
         if self.bans.say(digest):
             self._tell_all(KnownBans((), (digest,)))
-            self._adopted(self.bans.told(digest, self._me, self._members()))
+            self._adopted(self.bans.told(digest, self._me, self._daemon.member_peers()))
 
     def _tell_all(self, known: KnownBans) -> None:
-        for peer in self._links():
-            self._send(peer, known)
+        for peer in self._daemon.link_peers():
+            self._daemon.send(peer, known)
 
     def _publish(self) -> None:
         """Tell the membership machine what counts here, and for whom else; once in a turn."""
@@ -331,7 +316,7 @@ class BanList:
             for ban in self.bans.all
         )
         if bans:
-            self._believed(BansBelieved(bans))
+            self._daemon.feed(BansBelieved(bans))
 
     def _adopted(self, found: list[Ban]) -> None:
         if not found:
@@ -339,7 +324,7 @@ class BanList:
         loop = asyncio.get_running_loop()
         for ban in found:
             digest = ban.evidence.digest
-            self._note(
+            self._daemon.note(
                 "banned",
                 f"{short(ban.peer)} is out: {ban.finding.text}; evidence {digest.hex()[:16]}",
                 peer=ban.peer.hex(),
@@ -348,16 +333,20 @@ class BanList:
             if ban.peer == self._me:
                 fix = "see docs/errors.md: E34"
                 error = BannedError(f"this peer is banned: {ban.finding.text}", fix=fix)
-                loop.call_later(LAST_WORDS_S, self._stop, error)  # others may lack what it has
+                loop.call_later(
+                    LAST_WORDS_S, self._daemon.stop, error
+                )  # others may lack what it has
         files = {ban.evidence.digest: ban.evidence for ban in found}  # a view may name several
         for evidence in files.values():
-            self._spawn(self._write(evidence))
+            self._daemon.spawn(self._write(evidence))
         self._publish()
-        self._on_ban([ban.peer for ban in found])
+        self._daemon.banned([ban.peer for ban in found])
         self._tell_all(KnownBans(tuple(files)))  # the banned too: so that they know why
         for ban in found:  # not at once: we may have been called by that very link
             if ban.peer != self._me:
-                loop.call_later(LAST_WORDS_S, self._drop, ban.peer, f"banned: {ban.finding.kind}")
+                loop.call_later(
+                    LAST_WORDS_S, self._daemon.expel, ban.peer, f"banned: {ban.finding.kind}"
+                )
 
     # ------------------------------------------------------------ the home
 
@@ -367,7 +356,7 @@ class BanList:
             stale = [self._path(digest) for digest in replaced]
             await asyncio.to_thread(_save, path, evidence.encoded, stale)
         except OSError as error:  # a full disk must not end the training
-            self._note("disk", f"cannot save the evidence {path.name[:16]}: {error}")
+            self._daemon.note("disk", f"cannot save the evidence {path.name[:16]}: {error}")
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.evidence"
@@ -380,7 +369,7 @@ class BanList:
                     raise EvidenceError("it is too long")
                 self.bans.recall(parse_evidence(path.read_bytes()))
             except (EvidenceError, OSError) as error:
-                self._note("forged", f"{path} is left alone: {error}")
+                self._daemon.note("forged", f"{path} is left alone: {error}")
 
 
 # For the banned to ask for the evidence before its link ends, and for others to get what it has.

@@ -16,11 +16,10 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import AuditFailed, Convicted, Effect, Passed, TellParticipants
-from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import (
-    AUDIT_MESSAGES,
     AskPart,
     AskStatement,
+    AuditMessage,
     DisclosedPiece,
     SignedStatement,
     StatementPhase,
@@ -28,6 +27,7 @@ from atoll.peer.audit.statements import (
 from atoll.peer.audit.steps import AuditStep
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.validating import Validating
+from atoll.peer.daemon.ports import AuditPort
 from atoll.peer.membership.signing import Signer
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class AuditedAttempt:
         if self.ended:
             return
         for peer, message in (*self.auditor.answers(), *self._asks()):
-            self._host.send(peer, message)
+            self._host.daemon.send(peer, message)
 
     def _asks(self) -> list[tuple[bytes, AskPart]]:
         is_open = self.auditor.machine.step is AuditStep.OPEN
@@ -122,7 +122,7 @@ class AuditedAttempt:
         if isinstance(effect, TellParticipants):
             self._tell(effect.message, effect.peers)
         elif isinstance(effect, Convicted):
-            self._host.convict(effect.evidence)
+            self._host.daemon.convict(effect.evidence)
         elif isinstance(effect, Passed):
             self._passed()
         elif isinstance(effect, AuditFailed):
@@ -142,7 +142,7 @@ class AuditedAttempt:
         me = self.auditor.machine.me
         for peer in peers or self.terms.participants:
             if peer != me:
-                self._host.send(peer, message)
+                self._host.daemon.send(peer, message)
 
     async def _tell_numbers(self) -> None:
         check = await self._host.compute(self.auditor.numbers)
@@ -169,8 +169,9 @@ class AuditedAttempt:
         if self.ended:
             return
         if not found:
-            self._host.log(
-                f"round {self.terms.round}: {len(self._wanted)} parts were opened, all was right"
+            self._host.daemon.note(
+                "audit",
+                f"round {self.terms.round}: {len(self._wanted)} parts were opened, all was right",
             )
         self.auditor.machine.resolved(found, self._host.now_s)
         self.pump()
@@ -202,23 +203,11 @@ class AuditedAttempt:
 
 
 class AuditManager:
-    """Keep the audited attempts of a daemon, and pass on what others say of them.
+    """Keep the audited attempts of a daemon, and pass on what others say of them."""
 
-    ``convict`` takes evidence that was found here.
-    """
-
-    def __init__(
-        self,
-        me: bytes,
-        signer: Signer,
-        *,
-        send: Callable[[bytes, object], bool],
-        convict: Callable[[Evidence], None],
-        log: Callable[[str], None],
-    ) -> None:
-        self._me, self._signer = me, signer
-        self.send, self.convict, self.log = send, convict, log
-        self.validating = Validating(me, signer, send=send, convict=convict)
+    def __init__(self, me: bytes, signer: Signer, daemon: AuditPort) -> None:
+        self._me, self._signer, self.daemon = me, signer, daemon
+        self.validating = Validating(me, signer, daemon)
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[bytes, AuditedAttempt] = {}  # by the digest of their terms
         self._view: tuple[bytes, int] = (b"", 0)
@@ -310,20 +299,17 @@ class AuditManager:
         for task in self._tasks:
             task.cancel()
 
-    def on_message(self, source: bytes, message: object) -> bool:
-        """Take a message about audits; return False if it is about something else."""
-        if not isinstance(message, AUDIT_MESSAGES):
-            return False
+    def on_message(self, source: bytes, message: AuditMessage) -> None:
+        """Take a message about an audited attempt, or one that is to come."""
         if isinstance(message, SignedStatement) and message.phase is StatementPhase.REPLAYED:
             self.validating.hear(message, source)
-            return True
+            return
         digest = message.statement.terms if isinstance(message, SignedStatement) else message.terms
         attempt = self._attempts.get(digest)
         if attempt is not None:
             attempt.hear(message, source)
         elif isinstance(message, SignedStatement):
             self._keep(source, message)
-        return True
 
     def _keep(self, source: bytes, each: SignedStatement) -> None:
         """Keep a statement that may be early, or late; what is lost can be asked for again."""

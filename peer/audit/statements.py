@@ -257,7 +257,7 @@ class DisclosedPiece:
     proof: Annotated[bytes, Within(0, 32 * 24)]
 
 
-AUDIT_MESSAGES: Final = (SignedStatement, AskStatement, AskPart, DisclosedPiece)
+AuditMessage = SignedStatement | AskStatement | AskPart | DisclosedPiece
 
 _BODIES: Final[Mapping[StatementPhase, type]] = {
     StatementPhase.COMMIT: Commitment,

@@ -10,7 +10,7 @@ of VALIDATED_MAX at most.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +24,12 @@ from atoll.optim.manifest import Manifest, rounded_to_working
 from atoll.optim.spec import RunSpec
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import TellParticipants
-from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.parts import encoded_parts
 from atoll.peer.audit.statements import Commitment, Judgement, SignedStatement
 from atoll.peer.audit.steps import AuditStep
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.audit.validation import Validations, ValidationTask
+from atoll.peer.daemon.ports import AuditPort
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import short
 
@@ -55,11 +55,9 @@ class Validating:
         self,
         me: bytes,
         signer: Signer,
-        *,
-        send: Callable[[bytes, object], bool],
-        convict: Callable[[Evidence], None],
+        daemon: AuditPort,
     ) -> None:
-        self._me, self._send, self._convict = me, send, convict
+        self._me, self._daemon = me, daemon
         self._machine = Validations(me, signer)
         self._rounds: dict[bytes, _Round] = {}  # by the digest of their terms
 
@@ -92,9 +90,9 @@ class Validating:
         for effect in self._machine.take():
             if isinstance(effect, TellParticipants):
                 for peer in effect.peers:
-                    self._send(peer, effect.message)
+                    self._daemon.send(peer, effect.message)
             else:
-                self._convict(effect.evidence)
+                self._daemon.convict(effect.evidence)
         pending = self._machine.pending
         self._rounds = {digest: each for digest, each in self._rounds.items() if digest in pending}
 

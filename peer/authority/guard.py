@@ -15,7 +15,6 @@ from typing import Any
 
 from atoll.collectives.errors import (
     AdmissionError,
-    AtollError,
     ConfigError,
     PassForgedError,
     PassRevokedError,
@@ -26,12 +25,14 @@ from atoll.peer.authority.grants import Credential
 from atoll.peer.authority.ledger import RECORDS_MAX, Ledger
 from atoll.peer.authority.messages import (
     RECORDS_PER_MESSAGE_MAX,
+    AboutPasses,
     AdmissionFile,
     Admitted,
     Known,
     Revoked,
 )
 from atoll.peer.authority.standing import standing
+from atoll.peer.daemon.ports import AdmissionPort
 from atoll.peer.membership.messages import BootstrapHello, Join
 from atoll.peer.membership.view import short
 from atoll.peer.net.connection_limits import check_members
@@ -60,9 +61,15 @@ class OpenAdmission(AdmissionPolicy):
     def unlinked(self, peer: bytes) -> None:
         """Note that there is no link to ``peer`` any more."""
 
-    def on_message(self, peer: bytes, message: object) -> bool:
-        """Take a message that is about admission; return false for anything else."""
-        return False
+    def check_message(self, peer: bytes, message: object) -> bool:
+        """Return whether a message of ``peer`` is to be heard at all.
+
+        Raises RemoteProtocolError for one that it may not send.
+        """
+        return True
+
+    def on_message(self, peer: bytes, message: AboutPasses) -> None:
+        """Take a message about passes, which say nothing in a run without an authority."""
 
     def is_out(self, peer: bytes) -> bool:
         """Return whether ``peer`` may not be a member any more, though its process may live."""
@@ -86,10 +93,7 @@ class OpenAdmission(AdmissionPolicy):
 class AuthorityAdmission(OpenAdmission):
     """Guard a run with an authority, whose public key is all that it knows of it.
 
-    ``founds``: there is nobody else to judge; ``outside``: this peer is in no view; ``drop`` ends
-    the link to a peer and all its data streams; ``note`` takes the kind and the text of a line in
-    the log; ``stop`` is called when this peer may not go on. AdmissionError if its own pass is no
-    good.
+    ``founds``: there is nobody else to judge. Raises AdmissionError if its own pass is no good.
     """
 
     def __init__(
@@ -100,20 +104,13 @@ class AuthorityAdmission(OpenAdmission):
         role: str,
         *,
         founds: bool,
-        send: Callable[[bytes, object], bool],
-        links: Callable[[], Sequence[bytes]],
-        drop: Callable[[bytes, str], None],
-        outside: Callable[[], bool],
-        note: Callable[[str, str], None],
-        stop: Callable[[AtollError], None],
-        spawn: Callable[[Any], None],
+        daemon: AdmissionPort,
         per_address: Callable[[], int | None] = lambda: 0,
     ) -> None:
         super().__init__(per_address)
         self.ledger, self.credential, self.role = ledger, credential, role
         self._me = home.peer_id
-        self._send, self._links, self._drop = send, links, drop
-        self._outside, self._note, self._stop, self._spawn = outside, note, stop, spawn
+        self._daemon = daemon
         self._path = home.path / "admission"
         self._present: dict[bytes, Credential] = {}  # what those with a link have shown
         self._out: set[bytes] = set()  # whose links were ended, since they last came in
@@ -144,10 +141,10 @@ class AuthorityAdmission(OpenAdmission):
         Outside a view this peer does not judge whether those that it calls came in in time: their
         fellow members have, and will tell.
         """
-        now_s = None if called and self._outside() else time.time()
+        now_s = None if called and self._daemon.is_outside() else time.time()
         found = self.ledger.judge(peer, theirs.credential, theirs.role, now_s)
         if len(self._present) >= RECORDS_MAX:
-            linked = set(self._links())
+            linked = set(self._daemon.link_peers())
             self._present = {p: shown for p, shown in self._present.items() if p in linked}
         self._present[peer] = found
         self._out.discard(peer)
@@ -158,17 +155,17 @@ class AuthorityAdmission(OpenAdmission):
         shown = self._present.get(peer)
         if shown is not None and (why := self.ledger.revoked(shown)):
             self._end_soon(peer, why)  # between its hello and now
-        self._send(peer, Known(self.ledger.revocations.number, self.ledger.digest))
+        self._daemon.send(peer, Known(self.ledger.revocations.number, self.ledger.digest))
 
     def _tell_all(self, peer: bytes, known: Known) -> None:
         """Tell ``peer`` what it does not know yet; what it knows and we do not, it tells us."""
         if known.number < self.ledger.revocations.number:
-            self._send(peer, Revoked(self.ledger.revocations.encode()))
+            self._daemon.send(peer, Revoked(self.ledger.revocations.encode()))
         if known.digest == self.ledger.digest:
             return
         told = [found.encode() for found in self.ledger.records()]
         for start in range(0, len(told), RECORDS_PER_MESSAGE_MAX):
-            self._send(peer, Admitted(tuple(told[start : start + RECORDS_PER_MESSAGE_MAX])))
+            self._daemon.send(peer, Admitted(tuple(told[start : start + RECORDS_PER_MESSAGE_MAX])))
 
     def unlinked(self, peer: bytes) -> None:
         self._named.discard(peer)
@@ -178,29 +175,28 @@ class AuthorityAdmission(OpenAdmission):
 
     # ------------------------------------------------------------ what others say
 
-    def on_message(self, peer: bytes, message: object) -> bool:
+    def check_message(self, peer: bytes, message: object) -> bool:
         if peer in self._out:
-            return True  # what was on its way
+            return False  # what was on its way
         if isinstance(message, Join | BootstrapHello):
             shown = self._present.get(peer)
             if shown is None or not shown.grant.permits(message.member.role):
                 raise RemoteProtocolError(f"its pass is not for the role {message.member.role}")
-            return False
+        return True
+
+    def on_message(self, peer: bytes, message: AboutPasses) -> None:
         try:
             if isinstance(message, Known):
                 self._tell_all(peer, message)
             elif isinstance(message, Revoked):
                 self._adopt(message.signed, peer)
-            elif isinstance(message, Admitted):
+            else:
                 for data in message.credentials:
                     self._keep(*self.ledger.learn(data), source=peer)
-            else:
-                return False
         except AdmissionError as error:  # the sender should have noticed; nothing else is wrong
             if peer not in self._named:
                 self._named.add(peer)
-                self._note("forged", f"{short(peer)} sent something forged: {error.what}")
-        return True
+                self._daemon.note("forged", f"{short(peer)} sent something forged: {error.what}")
 
     def revoke(self, data: bytes) -> str:
         try:
@@ -218,13 +214,13 @@ class AuthorityAdmission(OpenAdmission):
             return False
         latest = self.ledger.revocations
         by = f"from {short(source)}" if source else "given here"
-        self._note("revoked", f"list {latest.number}, {len(latest.ids)} revoked, {by}")
+        self._daemon.note("revoked", f"list {latest.number}, {len(latest.ids)} revoked, {by}")
         self._save()
         self._tell(Revoked(data), source)  # the revoked too: so that they know why
         if why := self.ledger.revoked(self._own):
-            self._stop(PassRevokedError(why, fix="ask whoever runs the authority"))
+            self._daemon.stop(PassRevokedError(why, fix="ask whoever runs the authority"))
         for peer, shown in self._present.items():
-            if peer in self._links() and (why := self.ledger.revoked(shown)):
+            if peer in self._daemon.link_peers() and (why := self.ledger.revoked(shown)):
                 self._end_soon(peer, why)
         return True
 
@@ -236,27 +232,29 @@ class AuthorityAdmission(OpenAdmission):
             return
         grant = found.grant
         text = f"{short(found.peer)} came with {grant.describe()}, number {self.ledger.used(found)}"
-        self._note("admitted", f"{text} of {grant.peers_max}; its id is {found.peer.hex()}")
+        self._daemon.note("admitted", f"{text} of {grant.peers_max}; its id is {found.peer.hex()}")
         self._save()
         self._tell(Admitted((found.encode(),)), source if source != found.peer else None)
         if displaced is None:
             return
         why = f"more than {grant.peers_max} came with its token at once, and others stay"
         if displaced.peer == self._me:
-            self._stop(PassUsedUpError(f"this peer goes: {why}", fix="ask for a token of its own"))
+            self._daemon.stop(
+                PassUsedUpError(f"this peer goes: {why}", fix="ask for a token of its own")
+            )
         elif self._present.get(displaced.peer) == displaced:
             self._end_soon(displaced.peer, why)
 
     def _tell(self, message: object, source: bytes | None) -> None:
-        for peer in self._links():
+        for peer in self._daemon.link_peers():
             if peer != source:
-                self._send(peer, message)
+                self._daemon.send(peer, message)
 
     def _end_soon(self, peer: bytes, why: str) -> None:
         # Not at once: we may have been called by that very link.
         self._out.add(peer)
-        self._note("revoked", f"{short(peer)} is out: {why}")
-        asyncio.get_running_loop().call_soon(self._drop, peer, why)
+        self._daemon.note("revoked", f"{short(peer)} is out: {why}")
+        asyncio.get_running_loop().call_soon(self._daemon.expel, peer, why)
 
     # ------------------------------------------------------------ the home
 
@@ -264,7 +262,7 @@ class AuthorityAdmission(OpenAdmission):
         self._unsaved = True
         if not self._saves:
             self._saves = True
-            self._spawn(self._write())
+            self._daemon.spawn(self._write())
 
     async def _write(self) -> None:
         while self._unsaved:
@@ -275,7 +273,7 @@ class AuthorityAdmission(OpenAdmission):
             try:
                 await asyncio.to_thread(write_atomic, self._path, data)
             except OSError as error:  # a full disk must not end the training
-                self._note("disk", f"cannot save who was admitted in {self._path}: {error}")
+                self._daemon.note("disk", f"cannot save who was admitted in {self._path}: {error}")
                 self._unsaved = True
                 await asyncio.sleep(SAVE_PAUSE_S)
         self._saves = False

@@ -46,3 +46,6 @@ class AdmissionFile:
 
     revocations: Annotated[bytes, Within(0, REVOCATIONS_BYTES_MAX)]  # none yet: empty
     credentials: Annotated[tuple[_Credential, ...], Within(0, RECORDS_MAX)]
+
+
+AboutPasses = Known | Admitted | Revoked

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, get_args
 
 from atoll.collectives.errors import (
     AtollError,
@@ -20,7 +20,10 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.collectives.threads import workers
-from atoll.peer.audit.statements import AUDIT_MESSAGES
+from atoll.peer.audit.ban_list import AboutBans
+from atoll.peer.audit.evidence import Evidence
+from atoll.peer.audit.statements import AuditMessage
+from atoll.peer.authority.messages import AboutPasses
 from atoll.peer.daemon.admin_service import Commands
 from atoll.peer.daemon.event_log import EventLog, RoundLines
 from atoll.peer.daemon.ipc_server import IpcServer
@@ -41,10 +44,12 @@ from atoll.peer.daemon.startup import (
     vector_desk_of,
 )
 from atoll.peer.daemon.trainer_service import TrainerService
+from atoll.peer.links.messages import AboutLinks, StreamPlan
 from atoll.peer.links.monitor import LinkMonitor
 from atoll.peer.links.planner import round_bytes
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.probation import terms_of
 from atoll.peer.membership.view import ARCHIVE, Member, View, short
@@ -56,6 +61,10 @@ from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.wire import name_of
 from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.rounds.salvage import FetchKept
+from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
+from atoll.peer.streams.stream import DataStream
+from atoll.peer.vectors.messages import AboutVectors
 
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
@@ -81,46 +90,32 @@ class Daemon:
         self._saving = asyncio.Lock()
         self._inc = home.next_incarnation(time.time_ns())
         self.address = ""
-        self.guard = guard_of(self, self._spawn)
+        self.guard = guard_of(self)
         self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=run_tls(home, options.secret),
             run=options.run,
-            inc=lambda: self._inc,
-            advertise=lambda: self.address,
-            on_message=self._on_message,
-            on_up=self._on_up,
-            on_down=self._on_down,
-            on_data=lambda peer, stream: self.runner.streams.accept(peer, stream),
-            log=lambda line: self.note("link", line),
-            on_conflict=self._on_conflict,
+            daemon=self,
             ciphers=options.ciphers,
             congestion=options.congestion,
             door=self.guard,
-            of_rounds=AUDIT_MESSAGES,
+            of_rounds=get_args(AuditMessage),
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.audits = audits_of(self)
-        self.runner = self._round_runner()
-        self.rounds = RoundLines(
-            self.note,
-            lambda: self.host.counts.sent[byte_counts.ROUNDS],
-            lambda: self.desk.new_loss(),
-        )
-        self.surveyor = LinkMonitor(
+        self.runner = RoundExecutor(
             me=home.peer_id,
-            streams=self.runner.streams,
-            control=self.host.tcp_info,
-            is_local=self.host.is_local,
-            send=self.host.send,
-            view=lambda: self.node.view,
-            begins=lambda: self.node.follower.begins.values(),
-            log=lambda line: self.note("network", line),
-            round_bytes=self._round_bytes,
-            probes=options.probes,
+            host=self.host,
+            audits=self.audits,
+            daemon=self,
+            received=home.path / "received",
+        )
+        self.rounds = RoundLines(self)
+        self.surveyor = LinkMonitor(
+            me=home.peer_id, streams=self.runner.streams, daemon=self, probes=options.probes
         )
         self.planner = planner_of(self)
-        self.keeper = Reconnector(self.host, self.runner.streams, self._spawn, self._on_dial_error)
+        self.keeper = Reconnector(self.host, self.runner.streams, self.spawn, self._on_dial_error)
         self.desk = TrainerService(
             options.run, short(home.peer_id), self.node, self.runner, self.feed
         )
@@ -128,27 +123,14 @@ class Daemon:
         handlers = self.desk.handlers() | self.vectors.handlers() | Commands(self).handlers()
         self.door = IpcServer(home.socket_path, handlers, self.vectors.gone)
         self.desk.door, self.journal.publish = self.door, self.door.publish
-        self._carriers = self._effect_carriers()
+        self._message_handlers = self._message_table()
+        self._effect_handlers = self._effect_table()
         self._archive = options.role == ARCHIVE
         self._on_view: Callable[[View], None] | None = None  # see tell_view
         self.was_in = False  # in some view of this life
         self._rounds = 0  # that were committed in it
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
         self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
-
-    def _round_runner(self) -> RoundExecutor:
-        return RoundExecutor(
-            me=self.home.peer_id,
-            host=self.host,
-            audits=self.audits,
-            feed=self.feed,
-            tell_trainer=lambda effect: self.desk.tell(effect),
-            log=lambda line: self.note("transfer", line),
-            shelf=self.home.path / "received",
-            committed=lambda begin, took_s, takes_part: self.rounds.committed(
-                begin, took_s, takes_part=takes_part
-            ),
-        )
 
     # ------------------------------------------------------------ life
 
@@ -163,12 +145,12 @@ class Daemon:
             prepare_process(self.note, self.options.verbose)
             await self._listen()
             self.door.start()
-            self._spawn(self.runner.run())
-            self._spawn(self.surveyor.run())
-            self._spawn(self.planner.run())
+            self.spawn(self.runner.run())
+            self.spawn(self.surveyor.run())
+            self.spawn(self.planner.run())
             await self._enter()
             if not self._end.done():
-                self._spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
+                self.spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
                 on_ready()
             await self._end
         finally:
@@ -194,7 +176,7 @@ class Daemon:
         if self.node.view is not None:
             await self._save_known(self.node.view)  # before anybody can rely on the run
         else:
-            self._spawn(say_who_is_missing(self))
+            self.spawn(say_who_is_missing(self))
 
     async def _listen(self) -> None:
         options = self.options
@@ -222,7 +204,7 @@ class Daemon:
         inquiry, self.inquiry = self.inquiry, None
         if inquiry is not None:
             for peer in self.host.link_peers():
-                self._on_up(peer, inquiry.addresses.get(peer, ""), 0)
+                self.on_up(peer, inquiry.addresses.get(peer, ""), 0)
 
     def leave(self) -> None:
         self.note("leave", "leaving the run")
@@ -258,8 +240,7 @@ class Daemon:
         if isinstance(event, ev.Applied | ev.CaughtUp | ev.Restored):
             self._configure()  # first: the machine is not to act on a state whose terms it lacks
         for effect in self.node.handle(event, self._loop.time()):
-            carry = self._carriers.get(type(effect), self.runner.carry_out)
-            carry(effect)
+            self._effect_handlers[type(effect)](effect)
         if isinstance(event, ev.Applied | ev.CaughtUp):
             self._moved_on(event)
         if self._on_view is not None:
@@ -286,7 +267,7 @@ class Daemon:
         if wire != self.node.spec:
             terms = terms_of(spec)
             if self.checkpointer is not None:
-                self._spawn(self.checkpointer.look_for_room(self.runner.state))
+                self.spawn(self.checkpointer.look_for_room(self.runner.state))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
@@ -298,46 +279,59 @@ class Daemon:
         if self._archive and view is not None:
             # Not its bans: no votes come with a view that one is told of.
             self.guard.keeper.installed(view.peers, ())
-            self._spawn(self._save_known(view))  # the peer of its invite may not live for ever
+            self.spawn(self._save_known(view))  # the peer of its invite may not live for ever
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
-
-    def _round_bytes(self, peers: int) -> int:
-        """Return how many bytes this peer sends in a round with so many peers.
-
-        That is as the run's terms have it, or what the rounds so far have sent in the mean.
-        """
-        sent_bytes = self.host.counts.sent[byte_counts.ROUNDS]
-        return round_bytes(self.runner.state, peers) or sent_bytes // max(1, self._rounds)
 
     def _tick(self) -> None:
         if (progress_bytes := self.runner.progress_bytes) != self.node.beats.progress_bytes:
             self.feed(ev.Progressed(progress_bytes))
         self.feed(ev.Tick())
 
-    def _effect_carriers(self) -> dict[type, Callable[[Any], object]]:
-        return {
+    def _effect_table(self) -> dict[type, Callable[[Any], object]]:
+        """Return what carries out each effect of the membership machine."""
+        return self.runner.handlers() | {
             ev.Send: lambda e: self.host.send(e.peer, e.message),
             ev.Connect: lambda e: self.keeper.dial(e.peer, e.address),
-            ev.ProbePeer: lambda e: self._spawn(self._probe(e.peer, e.address)),
+            ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
-            ev.Renew: lambda e: self._spawn(self._renew()),
-            ev.Left: lambda e: self._spawn(self._on_left()),
+            ev.Renew: lambda e: self.spawn(self._renew()),
+            ev.Left: lambda e: self.spawn(self._on_left()),
             ev.Note: lambda e: self._on_note(e),
         }
 
-    def _on_message(self, peer: bytes, message: object) -> None:
-        doors = (self.runner, self.audits, self.surveyor, self.planner, self.vectors)
-        if self.guard.on_message(peer, message):
-            return
-        if self.inquiry is not None:
-            self.inquiry.on_message(peer, message)
-        elif isinstance(message, ms.MEMBERSHIP):
-            self.feed(ev.Received(peer, self.runner.believed(message)))
-        elif not any(door.on_message(peer, message) for door in doors):
-            raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
+    def _message_table(self) -> dict[type, Callable[[bytes, Any], None]]:
+        """Return who takes each message of another peer."""
+        rows: tuple[tuple[object, Callable[[bytes, Any], None]], ...] = (
+            (ms.MEMBERSHIP, self._on_membership),
+            (AboutPasses, self.guard.on_message),
+            (AboutBans, self.guard.keeper.on_message),
+            (AuditMessage, self.audits.on_message),
+            (AboutLinks, self.surveyor.on_message),
+            (StreamPlan, self.planner.on_message),
+            (FetchKept, self.runner.reducer.kept_server.on_fetch_kept),
+            (ResultHead, self.runner.reducer.fetcher.on_head),
+            (ASKED_OF_DONORS, self.runner.donor.on_message),
+            (ANSWERED_TO_LEARNERS, self.runner.catch_up.on_message),
+            (AboutVectors, self.vectors.on_message),
+        )
+        return {kind: handler for kinds, handler in rows for kind in _kinds(kinds)}
 
-    def _on_up(self, peer: bytes, address: str, inc: int) -> None:
+    def on_message(self, peer: bytes, message: object) -> None:
+        if not self.guard.check_message(peer, message):
+            return
+        handler = self._message_handlers.get(type(message))
+        if self.inquiry is not None and not isinstance(message, AboutPasses | AboutBans):
+            self.inquiry.on_message(peer, message)
+        elif handler is None:
+            raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
+        else:
+            handler(peer, message)
+
+    def _on_membership(self, peer: bytes, message: object) -> None:
+        self.feed(ev.Received(peer, self.runner.believed(message)))
+
+    def on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.runner.streams.know(peer, address)
         self.keeper.answered(address, peer)
         self.guard.linked(peer)
@@ -346,16 +340,85 @@ class Daemon:
             return
         self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
 
-    def _on_down(self, peer: bytes, why: str) -> None:
+    def on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"connection to {short(peer)} ended: {why}")
         self.guard.unlinked(peer)
         self.runner.link_down(peer)
         self.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
 
-    def _on_conflict(self, inc: int) -> None:
+    def on_conflict(self, inc: int) -> None:
         what = f"this identity was started elsewhere (incarnation {inc}, ours {self._inc})"
         self.stop(IdentityInUseError(what, fix=COPIED_HOME_FIX))
+
+    # ------------------------------------------------------------ what components ask (ports.py)
+
+    def incarnation(self) -> int:
+        return self._inc
+
+    def advertised(self) -> str:
+        return self.address
+
+    def on_data(self, peer: bytes, stream: DataStream) -> None:
+        self.runner.streams.accept(peer, stream)
+
+    def send(self, peer: bytes, message: object) -> bool:
+        return self.host.send(peer, message)
+
+    def link_peers(self) -> Sequence[bytes]:
+        return self.host.link_peers()
+
+    def is_local(self, peer: bytes) -> bool:
+        return self.host.is_local(peer)
+
+    def tcp_info(self, peer: bytes) -> bytes:
+        return self.host.tcp_info(peer)
+
+    def expel(self, peer: bytes, why: str) -> None:
+        self.host.drop(peer, why, expelled=True)
+
+    def view(self) -> View | None:
+        return self.node.view
+
+    def is_outside(self) -> bool:
+        return self.node.view is None
+
+    def member_peers(self) -> Collection[bytes]:
+        # Not of a view that it was told of: whoever is linked could say that its friends are the
+        # run.
+        return self.node.view.peers if self.node.view is not None else ()
+
+    def begins(self) -> Iterable[Begin]:
+        return self.node.follower.begins.values()
+
+    def convict(self, evidence: Evidence) -> None:
+        self.guard.keeper.convict(evidence)
+
+    def banned(self, peers: Collection[bytes]) -> None:
+        self.audits.banned(peers)
+
+    def took_part(self, terms: bytes) -> bool:
+        return self.audits.took_part(terms)
+
+    def tell_trainer(self, effect: ev.TellTrainer) -> None:
+        self.desk.tell(effect)
+
+    def round_committed(self, begin: Begin, took_s: float, takes_part: bool) -> None:
+        self.rounds.committed(begin, took_s, takes_part=takes_part)
+
+    def sent_for_rounds_bytes(self) -> int:
+        return self.host.counts.sent[byte_counts.ROUNDS]
+
+    def new_loss(self) -> float | None:
+        return self.desk.new_loss()
+
+    def round_bytes(self, peers: int) -> int:
+        """Return how many bytes this peer sends in a round with so many peers.
+
+        That is as the run's terms have it, or what the rounds so far have sent in the mean.
+        """
+        sent_bytes = self.host.counts.sent[byte_counts.ROUNDS]
+        return round_bytes(self.runner.state, peers) or sent_bytes // max(1, self._rounds)
 
     # ------------------------------------------------------------ carrying out effects
 
@@ -369,7 +432,7 @@ class Daemon:
                 self.runner.streams.know(member.peer, member.address)
                 if member.peer in self.host.link_peers():
                     self.runner.streams.warm(member.peer)
-        self._spawn(self._save_known(view))
+        self.spawn(self._save_known(view))
 
     async def _save_known(self, view: View) -> None:
         """Save whom to ask after a restart. Our own address stands for "this run exists"."""
@@ -438,7 +501,7 @@ class Daemon:
         if isinstance(error, IdentityInUseError):
             self.stop(error)
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -453,3 +516,11 @@ class Daemon:
         error = context.get("exception") or RuntimeError(context["message"])
         if not self._end.done():
             self._end.set_exception(error)
+
+
+def _kinds(kinds: Any) -> Iterator[type]:
+    """Return the message classes of a union, and those that are derived from them."""
+    for kind in get_args(kinds) or (kinds,):
+        yield kind
+        for derived in kind.__subclasses__():
+            yield from _kinds(derived)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from atoll.peer.daemon.ports import RoundLinesPort
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, plain, short
 from atoll.peer.rounds.entries import INIT
@@ -116,17 +117,10 @@ class RoundLines:
     It says who was in it, how long it took since the one before, what this daemon has sent for
     rounds meanwhile, and the loss that its trainer has reported. Rounds that are collectives of the
     trainers' own are summed up, a second of them in one line.
-
-    ``sent_bytes``: for rounds so far; ``loss``: the trainer's last, if it reports any.
     """
 
-    def __init__(
-        self,
-        note: Callable[..., None],
-        sent_bytes: Callable[[], int],
-        loss: Callable[[], float | None],
-    ) -> None:
-        self._note, self._sent_bytes, self._loss = note, sent_bytes, loss
+    def __init__(self, daemon: RoundLinesPort) -> None:
+        self._daemon = daemon
         self._ended_s: float | None = None  # when the last round that has a line was over
         self._said_bytes = 0
         self._calls: list[Begin] = []  # collectives without a line: the first and the last
@@ -167,7 +161,7 @@ class RoundLines:
     def _say(
         self, what: str, begin: Begin, exchange_s: float, tail: str, *, with_loss: bool
     ) -> None:
-        now_s, sent_bytes = time.monotonic(), self._sent_bytes()
+        now_s, sent_bytes = time.monotonic(), self._daemon.sent_for_rounds_bytes()
         took_s = now_s - self._ended_s if self._ended_s is not None else exchange_s
         sent, self._said_bytes, self._ended_s = sent_bytes - self._said_bytes, sent_bytes, now_s
         names = [short(peer) for peer in begin.participants]
@@ -176,11 +170,11 @@ class RoundLines:
         who = f"{len(names)} peer{'s' if len(names) > 1 else ''}"
         text = f"{what}  {who} ({', '.join(names[:NAMES_MAX])}{more})  {took_s:.1f} s{tail}"
         text += f"  {sent / 1e6:.1f} MB sent"
-        loss = self._loss() if with_loss else None
+        loss = self._daemon.new_loss() if with_loss else None
         if loss is not None:
             text += f"  loss {loss:.4g}"
             fields["loss"] = loss
-        self._note(ROUND, text, **fields, sent_bytes=sent)
+        self._daemon.note(ROUND, text, **fields, sent_bytes=sent)
 
 
 def _when(event: dict[str, Any]) -> float:

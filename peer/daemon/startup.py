@@ -72,39 +72,19 @@ def checkpointer_of(
 
 def audits_of(daemon: Daemon) -> AuditManager:
     """Return the audit host of a daemon. Its evidence goes to the guard, which tells the others."""
-    return AuditManager(
-        daemon.home.peer_id,
-        HomeSigner(daemon.home),
-        send=daemon.host.send,
-        convict=daemon.guard.keeper.convict,
-        log=lambda line: daemon.note("audit", line),
-    )
+    return AuditManager(daemon.home.peer_id, HomeSigner(daemon.home), daemon)
 
 
-def guard_of(daemon: Daemon, spawn: Callable[[Any], None]) -> AdmissionChain:
-    """Return the daemon's guard, which knows who is banned and who is admitted.
+def guard_of(daemon: Daemon) -> AdmissionChain:
+    """Return the guard of a daemon: bans, and the authority's passes in a run that has one.
 
     Raises AdmissionError if the run has an authority and this peer's pass of it is no good.
     """
-    keeper = BanList(
-        daemon.home.peer_id,
-        daemon.home.path / "evidence",
-        send=lambda peer, message: daemon.host.send(peer, message),
-        links=lambda: daemon.host.link_peers(),
-        # Not of one that it was told of: whoever is linked could say that its friends are the run.
-        members=lambda: daemon.node.view.peers if daemon.node.view is not None else (),
-        drop=lambda peer, why: daemon.host.drop(peer, why, expelled=True),
-        note=daemon.note,
-        stop=daemon.stop,
-        spawn=spawn,
-        on_ban=lambda peers: daemon.audits.banned(peers),
-        took_part=lambda terms: daemon.audits.took_part(terms),
-        believed=lambda bans: daemon.feed(bans),
-    )
-    return AdmissionChain(_authority_guard(daemon, spawn), keeper)
+    ban_list = BanList(daemon.home.peer_id, daemon.home.path / "evidence", daemon)
+    return AdmissionChain(_authority_guard(daemon), ban_list)
 
 
-def _authority_guard(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenAdmission:
+def _authority_guard(daemon: Daemon) -> OpenAdmission:
     options = daemon.options
 
     def per_address() -> int | None:
@@ -121,13 +101,7 @@ def _authority_guard(daemon: Daemon, spawn: Callable[[Any], None]) -> OpenAdmiss
         options.credential,
         options.role,
         founds=options.founds,
-        send=lambda peer, message: daemon.host.send(peer, message),
-        links=lambda: daemon.host.link_peers(),
-        drop=lambda peer, why: daemon.host.drop(peer, why, expelled=True),
-        outside=lambda: daemon.node.view is None,
-        note=daemon.note,
-        stop=daemon.stop,
-        spawn=spawn,
+        daemon=daemon,
         per_address=per_address,
     )
 
@@ -137,10 +111,8 @@ def planner_of(daemon: Daemon) -> Planner:
         node=daemon.node,
         links=daemon.surveyor,
         streams=daemon.runner.streams,
-        state=lambda: daemon.runner.state,
-        send=daemon.host.send,
-        advise=daemon.feed,
-        log=lambda line: daemon.note("plan", line),
+        replica=daemon.runner.replica,
+        daemon=daemon,
     )
 
 

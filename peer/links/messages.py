@@ -105,7 +105,7 @@ class StreamPlan:
         return zip(self.peers, self.streams, self.pace, self.lossy, strict=True)
 
 
-ABOUT_LINKS = (LinkRow, AskProbe, MayProbe, ProbeOver)
+AboutLinks = LinkRow | AskProbe | MayProbe | ProbeOver
 
 
 def _check(value: float | None) -> None:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from atoll.collectives.network import Network
+from atoll.peer.daemon.ports import LinkMonitorPort
 from atoll.peer.links.estimates import LinkEstimate, OwnLinks, PairEstimate
 from atoll.peer.links.link_changes import News
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe
-from atoll.peer.links.messages import ABOUT_LINKS, LinkRow, ProbeOver
+from atoll.peer.links.messages import AboutLinks, LinkRow, ProbeOver
 from atoll.peer.links.probe_schedule import RowTimes
 from atoll.peer.links.prober import READ_PROBE_S, Prober
 from atoll.peer.links.tcp_info import TcpInfo, parse
 from atoll.peer.links.tcp_intervals import Slice, between
 from atoll.peer.links.traffic import Traffic
-from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import REPLICA, View
 from atoll.peer.streams.stream import DataStream
 
@@ -48,11 +48,8 @@ class MeasuredStreams(Protocol):
 class LinkMonitor:
     """Measure links and keep what others say of theirs, in the event loop.
 
-    ``control``: what the kernel tells of the control link to a peer. ``is_local``: whether a peer
-    runs on this machine; nobody measures those. ``begins``: of the reductions that are under way,
-    here or elsewhere in the view. ``send`` is false without a control link. ``round_bytes``: what
-    this peer sends in one round with so many peers, as far as is known: all its probes of an hour
-    send no more. ``probes``: false if it is to send none, and take none.
+    All probes of an hour send no more than one round does (``daemon.round_bytes``). ``probes``:
+    false if this peer is to send none, and take none.
     """
 
     def __init__(
@@ -60,18 +57,10 @@ class LinkMonitor:
         *,
         me: bytes,
         streams: MeasuredStreams,
-        control: Callable[[bytes], bytes],
-        is_local: Callable[[bytes], bool],
-        send: Callable[[bytes, object], bool],
-        view: Callable[[], View | None],
-        begins: Callable[[], Iterable[Begin]],
-        log: Callable[[str], None],
-        round_bytes: Callable[[int], int],
+        daemon: LinkMonitorPort,
         probes: bool = True,
     ) -> None:
-        self._me, self._streams, self._control, self._send = me, streams, control, send
-        self._is_local = is_local
-        self._view, self._begins, self._log = view, begins, log
+        self._me, self._streams, self._daemon = me, streams, daemon
         self._loop = asyncio.get_running_loop()
         self._readings: WeakKeyDictionary[DataStream, tuple[TcpInfo, float]] = WeakKeyDictionary()
         self._pairs: dict[bytes, PairEstimate] = {}
@@ -84,10 +73,9 @@ class LinkMonitor:
         self._prober = Prober(
             me=me,
             streams=streams,
-            send=send,
-            view=view,
+            daemon=daemon,
             reducing=lambda: self._reducing() > 0,
-            budget_bytes=lambda: round_bytes(1 + len(self._pairs)),
+            budget_bytes=lambda: daemon.round_bytes(1 + len(self._pairs)),
             on=probes,
         )
 
@@ -107,7 +95,9 @@ class LinkMonitor:
         if pair is None:
             return LinkEstimate()
         link = pair.now(self._loop.time())
-        return replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0) if self._is_local(peer) else link
+        return (
+            replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0) if self._daemon.is_local(peer) else link
+        )
 
     def status(self, peer: bytes) -> dict[str, Any]:
         """Return what people see of one member; only what is known.
@@ -115,7 +105,7 @@ class LinkMonitor:
         Rates are in bytes per second.
         """
         link = self.link(peer)
-        if self._is_local(peer):
+        if self._daemon.is_local(peer):
             return {"local": True, "rtt_ms": round(1e3 * link.rtt_s, 2)}
         arrives = self._picture.out(peer, self._me) or self._arrives.get(peer, 0.0)
         found: dict[str, Any] = {}
@@ -160,7 +150,7 @@ class LinkMonitor:
 
     def look(self) -> None:
         """Read all counters, and do what is due."""
-        now_s, view = self._loop.time(), self._view()
+        now_s, view = self._loop.time(), self._daemon.view()
         others = self._others(view)
         reducing = self._reducing()
         of_two = max(reducing, self._was_reducing) == 2
@@ -172,14 +162,16 @@ class LinkMonitor:
         self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
         for peer, pair in self._pairs.items():
             # Streams may have no moment without a queue. Small messages do, all day.
-            if (control := parse(self._control(peer))) is not None:
+            if (control := parse(self._daemon.tcp_info(peer))) is not None:
                 pair.round_trip(control.min_rtt_s, now_s)
             full = peer == self._prober.filled
             alone = (full or of_two) and traffic.is_alone(peer)
             pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
         self._own.handle(list(traffic.out.values()), list(traffic.into.values()), now_s)
         # Where the system counts nothing a probe would show nothing.
-        remote = {p: e for p, e in self._pairs.items() if self._readings and not self._is_local(p)}
+        remote = {
+            p: e for p, e in self._pairs.items() if self._readings and not self._daemon.is_local(p)
+        }
         self._prober.look(remote, traffic, now_s)
         if view is not None and now_s - self._looked_s >= ROW_LOOK_S:
             self._looked_s = now_s
@@ -187,7 +179,7 @@ class LinkMonitor:
 
     def _reducing(self) -> int:
         """Return how many take part in the largest reduction under way; 0 for none."""
-        return max((len(begin.participants) for begin in self._begins()), default=0)
+        return max((len(begin.participants) for begin in self._daemon.begins()), default=0)
 
     def _others(self, view: View | None) -> list[bytes]:
         """Return the members with which data are exchanged."""
@@ -212,20 +204,17 @@ class LinkMonitor:
 
     # ------------------------------------------------------------ messages
 
-    def on_message(self, source: bytes, message: object) -> bool:
-        """Take what has arrived if it is about links; return False if it is not."""
-        if not isinstance(message, ABOUT_LINKS):
-            return False
-        view = self._view()
+    def on_message(self, source: bytes, message: AboutLinks) -> None:
+        """Take a message about links and probes."""
+        view = self._daemon.view()
         known = view is not None and source in view.peers
         if isinstance(message, LinkRow):
             if known:
                 self._picture.put(source, message)
-            return True
+            return
         if isinstance(message, ProbeOver) and message.out and known:
             self._arrives[source] = message.out
         self._prober.on_message(source, message)
-        return True
 
     def _row(self, now_s: float) -> LinkRow:
         links = {peer: self.link(peer) for peer in sorted(self._pairs)}
@@ -245,7 +234,7 @@ class LinkMonitor:
         self._news.keep(view.peers)
         for peer in self._pairs:
             if line := self._news.about(peer, self.link(peer), now_s):
-                self._log(line)
+                self._daemon.note("network", line)
         row = self._row(now_s)
         if view.coordinator == self._me:
             self._picture.put(self._me, row)
@@ -253,13 +242,13 @@ class LinkMonitor:
             return
         to = (view.coordinator, view.number)
         due = row.peers and self._told.due(row, to, len(view.members), now_s)
-        if due and self._send(view.coordinator, row):
+        if due and self._daemon.send(view.coordinator, row):
             self._told.sent(row, to, now_s)
 
     def _say_full(self, view: View) -> None:
         """Log the network when all of it is measured, once in the life of a daemon."""
         replicas = [m.peer for m in view.members if m.role == REPLICA]
-        remote = not all(self._is_local(peer) for peer in replicas if peer != self._me)
+        remote = not all(self._daemon.is_local(peer) for peer in replicas if peer != self._me)
         if not self._said_full and remote and not self._picture.gaps(replicas):
             self._said_full = True
-            self._log(f"measured {describe(self._picture.network(replicas))}")
+            self._daemon.note("network", f"measured {describe(self._picture.network(replicas))}")

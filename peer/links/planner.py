@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Protocol
 
 from atoll.collectives.choice import KINDS
@@ -11,10 +11,11 @@ from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.codecs import Decoder, get_codec
 from atoll.collectives.network import Network
 from atoll.optim.spec import CARRIED
+from atoll.peer.daemon.ports import PlannerPort
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planning import RoundPlan, differs, plan_rounds
-from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.node import Node
+from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
 LOOK_S = 1.0  # between two looks whether the plan still suits
@@ -58,13 +59,11 @@ class Planner:
         node: Node,
         links: Links,
         streams: PlannedStreams,
-        state: Callable[[], ReplicatedState | None],
-        send: Callable[[bytes, object], bool],
-        advise: Callable[[Advised], None],
-        log: Callable[[str], None],
+        replica: Replica,
+        daemon: PlannerPort,
     ) -> None:
-        self._node, self._links, self._streams, self._state = node, links, streams, state
-        self._send, self._advise, self._log = send, advise, log
+        self._node, self._links, self._streams = node, links, streams
+        self._replica, self._daemon = replica, daemon
         self._loop = asyncio.get_running_loop()
         self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
         self._network: Network | None = None
@@ -81,7 +80,7 @@ class Planner:
 
     async def look(self) -> None:
         """Make a plan if there is none that suits, and this peer is to make it."""
-        node, state, participants = self._node, self._state(), self._training()
+        node, state, participants = self._node, self._replica.state, self._training()
         plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
         if node.view is None or state is None or not plannable or len(participants) < 2:
             self._made_for, self._gaps_s = (), float("inf")
@@ -108,7 +107,9 @@ class Planner:
         self._publish(plan)
         if gaps and not self._said_gaps:
             ways = len(participants) * (len(participants) - 1)
-            self._log(f"{gaps} of {ways} links are not measured yet: the plan guesses their rates")
+            self._daemon.note(
+                "plan", f"{gaps} of {ways} links are not measured yet: the plan guesses their rates"
+            )
         self._said_gaps = gaps > 0
 
     def _waits(self, gaps: int, count: int, now_s: float, *, same: bool) -> bool:
@@ -135,26 +136,25 @@ class Planner:
         return tuple(sorted(lead.roster.attached(lead.roster.alive(self._node.now_s))))
 
     def _publish(self, plan: RoundPlan) -> None:
-        self._advise(plan.advice)
+        self._daemon.feed(plan.advice)
         for peer, told in plan.told.items():
             if peer == self._node.me.peer:
                 self._obey(told)
             else:
-                self._send(peer, told)  # without a link there will be no round with it, either
+                self._daemon.send(
+                    peer, told
+                )  # without a link there will be no round with it, either
         layout = plan.advice.layout
         said = f"{layout.kind} {layout.order} {layout.shares}"
         if said != self._said:
             self._said = said
-            self._log(layout.why)
+            self._daemon.note("plan", layout.why)
 
-    def on_message(self, source: bytes, message: object) -> bool:
-        """Take what has arrived if it is a plan; return False if it is not."""
-        if not isinstance(message, StreamPlan):
-            return False
+    def on_message(self, source: bytes, message: StreamPlan) -> None:
+        """Follow a plan, if it is that of the coordinator."""
         view = self._node.view
         if view is not None and source == view.coordinator:
             self._obey(message)
-        return True
 
     def _obey(self, plan: StreamPlan) -> None:
         """Follow a plan from the next round on.

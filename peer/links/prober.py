@@ -15,13 +15,14 @@ from typing import Protocol
 
 from atoll.collectives.errors import AtollError
 from atoll.collectives.threads import worker
+from atoll.peer.daemon.ports import LinkMonitorPort
 from atoll.peer.links.estimates import PairEstimate
 from atoll.peer.links.messages import AskProbe, MayProbe, ProbeOver
 from atoll.peer.links.probe_frames import PROBE, PROBE_FRAME_BYTES, probe_header
 from atoll.peer.links.probe_schedule import ProbeSchedule, RunningProbe, probed_peers
 from atoll.peer.links.probe_turns import ProbeTurns
 from atoll.peer.links.traffic import Traffic
-from atoll.peer.membership.view import View, short
+from atoll.peer.membership.view import short
 from atoll.peer.streams.manager import FrameOutlet
 from atoll.peer.streams.stream import DataStream
 
@@ -40,9 +41,9 @@ class ProbeStreams(Protocol):
 class Prober:
     """Send probes to other peers and answer theirs, in the event loop.
 
-    ``reducing``: whether a reduction is under way, here or elsewhere in the view. ``send`` is false
-    without a control link. ``budget_bytes``: of all probes in an hour. ``on``: false if this peer
-    is to send no probes and to take none.
+    ``reducing`` returns whether a reduction is under way, here or elsewhere in the view,
+    ``budget_bytes`` what all probes may send in an hour. ``on``: false if this peer is to send no
+    probes and to take none.
     """
 
     def __init__(
@@ -50,15 +51,13 @@ class Prober:
         *,
         me: bytes,
         streams: ProbeStreams,
-        send: Callable[[bytes, object], bool],
-        view: Callable[[], View | None],
+        daemon: LinkMonitorPort,
         reducing: Callable[[], bool],
         budget_bytes: Callable[[], int],
         on: bool,
     ) -> None:
-        self._me, self._streams, self._send = me, streams, send
-        self._view, self._reducing = view, reducing
-        self._budget_bytes, self._on = budget_bytes, on
+        self._me, self._streams, self._daemon = me, streams, daemon
+        self._reducing, self._budget_bytes, self._on = reducing, budget_bytes, on
         self._loop = asyncio.get_running_loop()
         self._survey, self._turns = ProbeSchedule(), ProbeTurns(me)
         self._probe: RunningProbe | None = None  # under way ...
@@ -144,14 +143,14 @@ class Prober:
             self._turns.ends()
             now_s = self._loop.time()
             if asked:
-                self._send(peer, ProbeOver(pair.now(now_s).out or None))
+                self._daemon.send(peer, ProbeOver(pair.now(now_s).out or None))
                 self._survey.ended(peer, self._sent_bytes, now_s, took_s=took_s, failed=failed)
             else:
                 self._survey.refused(peer, now_s, for_long=answer.never)
 
     async def _may_probe(self, peer: bytes) -> MayProbe:
         self._answer = self._loop.create_future()
-        if not self._send(peer, AskProbe()):
+        if not self._daemon.send(peer, AskProbe()):
             return MayProbe(granted=False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -160,7 +159,7 @@ class Prober:
 
     async def _send_probe(self, stream: DataStream, probe: RunningProbe) -> bool:
         """Send a probe; return whether it came to its end by itself, and undisturbed."""
-        view, paced = self._view(), stream.pace_bytes_per_s
+        view, paced = self._daemon.view(), stream.pace_bytes_per_s
         if view is None:
             return False
         outlet = FrameOutlet(stream, probe_header(view), aside=True)
@@ -210,11 +209,11 @@ class Prober:
     def on_message(self, source: bytes, message: AskProbe | MayProbe | ProbeOver) -> None:
         now_s = self._loop.time()
         if isinstance(message, AskProbe) and not self._on:
-            self._send(source, MayProbe(granted=False, never=True))
+            self._daemon.send(source, MayProbe(granted=False, never=True))
         elif isinstance(message, AskProbe):
             loaded = self._traffic.sending or self._traffic.arriving - {source}
             busy = self._reducing() or bool(loaded)
-            self._send(source, MayProbe(self._turns.ask(source, now_s, busy=busy)))
+            self._daemon.send(source, MayProbe(self._turns.ask(source, now_s, busy=busy)))
         elif isinstance(message, ProbeOver):
             self._turns.over(source, now_s)
         else:
@@ -225,4 +224,4 @@ class Prober:
         if waiting is not None and not waiting.done() and asked and asked.peer == source:
             waiting.set_result(answer)
         elif answer.granted:  # too late: somebody else may want the turn
-            self._send(source, ProbeOver())
+            self._daemon.send(source, ProbeOver())

@@ -12,12 +12,13 @@ side reads on until then. So no message is lost and nobody is reported down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
 from dataclasses import replace
 from typing import Literal
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.collectives.version import VERSION
+from atoll.peer.daemon.ports import ConnectionPort
 from atoll.peer.membership.view import short
 from atoll.peer.net import byte_counts
 from atoll.peer.net.byte_counts import ByteCounts
@@ -54,19 +55,10 @@ MET_MAX = 1024  # addresses whose peers find places of their own when they come 
 class ConnectionManager:
     """Listen, dial and carry messages. Use it inside one running event loop.
 
-    Callbacks, all in that loop and none after :meth:`close` has begun:
-
-    - ``on_up(peer_id, address, inc)`` and ``on_down(peer_id, why)`` alternate for each peer;
-      ``address`` is what the peer advertises, "" if it cannot be dialled;
-    - ``on_message(peer_id, msg)`` only between the two; raising RemoteProtocolError ends the link,
-      and so does any other exception, which is our defect and is logged as one;
-    - ``on_data(peer_id, stream)``: the peer opened a stream that this side reads and must close;
-    - ``on_conflict(inc)``: our own identity runs elsewhere with the higher incarnation ``inc``.
-
-    ``inc`` and ``advertise`` are asked at each hello. ``ciphers``: of data streams, the preferred
-    one first; none means that they go through TLS. ``congestion``: see StreamOpener. ``door``: what
-    it takes to get a control link, beside the run secret; this side shows it too. ``of_rounds``:
-    the messages whose bytes count as those of rounds.
+    ``daemon`` hears what happens, in that loop and not after :meth:`close` has begun. ``ciphers``:
+    of data streams, the preferred one first; none means that they go through TLS. ``congestion``:
+    see StreamOpener. ``door``: what it takes to get a control link, beside the run secret; this
+    side shows it too. ``of_rounds``: the messages whose bytes count as those of rounds.
     """
 
     def __init__(
@@ -75,14 +67,7 @@ class ConnectionManager:
         peer_id: bytes,
         tls: RunTls,
         run: str,
-        inc: Callable[[], int],
-        advertise: Callable[[], str],
-        on_message: Callable[[bytes, object], None],
-        on_up: Callable[[bytes, str, int], None],
-        on_down: Callable[[bytes, str], None],
-        on_data: Callable[[bytes, DataStream], None],
-        log: Callable[[str], None],
-        on_conflict: Callable[[int], None] | None = None,
+        daemon: ConnectionPort,
         ciphers: tuple[str, ...] = CIPHERS,
         congestion: str = AUTO,
         door: AdmissionPolicy | None = None,
@@ -92,30 +77,15 @@ class ConnectionManager:
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
-        self._inc, self._advertise = inc, advertise
-        self._on_message, self._on_up, self._on_down = on_message, on_up, on_down
-        self._on_conflict, self._log = on_conflict, log
+        self._daemon = daemon
         self._door = door or AdmissionPolicy()
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
-        self._streams = StreamOpener(
-            ciphers,
-            congestion=congestion,
-            link_of=self._links.get,
-            send=self.send,
-            attempt=self._attempt,
-            call_tls=self._call_tls,
-            on_data=on_data,
-            log=log,
-            counts=self.counts,
-        )
+        self._streams = StreamOpener(ciphers, congestion, self)
         self.bbr = self._streams.bbr  # see Congestion
-        accept_stream = self._streams.accept
-        self._listener = Listener(
-            tls.server, self._greet, accept_stream, self._is_member_ip, log, self.counts
-        )
+        self._listener = Listener(tls.server, self)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the port and return the bound address; ``port`` 0 picks a free one.
@@ -123,7 +93,7 @@ class ConnectionManager:
         Raises ConfigError if the address cannot be listened on.
         """
         if CIPHER_NONE in self._streams.ciphers:
-            self._log("data streams are neither secret nor protected with peers that agree to that")
+            self.log("data streams are neither secret nor protected with peers that agree to that")
         return self._listener.open(host, port)
 
     async def close(self) -> None:
@@ -223,7 +193,23 @@ class ConnectionManager:
         """
         return await self._streams.open(peer_id, address)
 
-    async def _call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
+    def link_of(self, peer_id: bytes) -> ControlLink | None:
+        """Return the control link to ``peer_id``."""
+        return self._links.get(peer_id)
+
+    def on_data(self, peer_id: bytes, stream: DataStream) -> None:
+        """Pass on a stream that ``peer_id`` has opened."""
+        self._daemon.on_data(peer_id, stream)
+
+    def log(self, line: str) -> None:
+        """Write a line about connections."""
+        self._daemon.note("link", line)
+
+    async def accept_stream(self, sock: socket.socket) -> None:
+        """Take the connection of a data stream, behind its first byte, or raise."""
+        await self._streams.accept(sock)
+
+    async def call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
         """Return a connection for a data stream through TLS, when both sides have said hello.
 
         Raises the error of a refusal.
@@ -243,7 +229,7 @@ class ConnectionManager:
         its machine answers, nobody listens. "silent": anything else.
         """
         try:
-            attempt = self._attempt(address)
+            attempt = self.attempt(address)
             async with attempt.limited(timeout_s):
                 channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
                 try:
@@ -262,7 +248,7 @@ class ConnectionManager:
         Raises an error if that peer is this one.
         """
         mine = self._hello(kind)
-        attempt = self._attempt(address)
+        attempt = self.attempt(address)
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
                 self._tls.client, expect_peer, expect_fingerprint
@@ -276,7 +262,9 @@ class ConnectionManager:
                     self._check_not_me(address, peer_id, mine.inc, answer.inc)
                     if kind == CONTROL:
                         self._door.admit(peer_id, answer, called=True)
-                elif answer.code == IdentityInUseError.code and mine.inc < self._inc():
+                elif (
+                    answer.code == IdentityInUseError.code and mine.inc < self._daemon.incarnation()
+                ):
                     raise ConnectError(f"{address} has heard of our new incarnation meanwhile")
                 if self._closing:
                     raise ConnectError(f"{address}: this daemon is closing")
@@ -285,7 +273,7 @@ class ConnectionManager:
                 raise
         return channel, peer_id, answer
 
-    def _attempt(self, address: str) -> Dial:
+    def attempt(self, address: str) -> Dial:
         return Dial(address, self._run, self._tls.tag, self.counts)
 
     def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
@@ -298,18 +286,19 @@ class ConnectionManager:
         """
         if peer_id != self.peer_id:
             return
-        if inc in (said_inc, self._inc()):  # we may have become a new incarnation meanwhile
+        own = self._daemon.incarnation()
+        if inc in (said_inc, own):  # we may have become a new incarnation meanwhile
             raise ConnectError(
                 f"{address} is this daemon itself", fix="give the address of another peer"
             )
         if inc < said_inc:
             raise ConnectError(f"{address} was an older life of this peer, and ends now")
         raise IdentityInUseError(
-            f"this identity also runs at {address} (incarnation {inc}, ours {self._inc()})",
+            f"this identity also runs at {address} (incarnation {inc}, ours {own})",
             fix=COPIED_HOME_FIX,
         )
 
-    async def _greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
+    async def greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
         """Answer the hello of a connection made to us; return the refusal to send, if any."""
         mine = self._hello(theirs.kind)
         try:
@@ -323,8 +312,8 @@ class ConnectionManager:
         if theirs.kind == PROBE:
             return None
         if peer_id == self.peer_id:
-            if theirs.inc > mine.inc and self._on_conflict is not None:
-                self._on_conflict(theirs.inc)
+            if theirs.inc > mine.inc:
+                self._daemon.on_conflict(theirs.inc)
             await channel.send(mine)  # whoever dialled compares the incarnations
             return None
         if theirs.kind == DATA:
@@ -360,7 +349,11 @@ class ConnectionManager:
         return None
 
     def _hello(self, kind: str) -> Hello:
-        inc, address, ciphers = self._inc(), self._advertise(), self._streams.ciphers
+        inc, address, ciphers = (
+            self._daemon.incarnation(),
+            self._daemon.advertised(),
+            self._streams.ciphers,
+        )
         shown = self._door.credential, self._door.role, VERSION
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
@@ -404,13 +397,13 @@ class ConnectionManager:
             if old.hello.inc != inc:
                 self._streams.forget(peer_id)
                 old.close()
-                self._on_down(peer_id, f"it was restarted (incarnation {inc})")
+                self._daemon.on_down(peer_id, f"it was restarted (incarnation {inc})")
             elif link.dialled_by == self.peer_id:
                 old.close(deliver=True)
             else:
                 old.drain()
         if old is None or old.hello.inc != inc:
-            self._on_up(peer_id, link.hello.address, inc)
+            self._daemon.on_up(peer_id, link.hello.address, inc)
         return True
 
     def _retire(self, link: ControlLink) -> None:
@@ -426,12 +419,12 @@ class ConnectionManager:
             self.counts.add_received(byte_counts.ROUNDS, count)
         try:
             if not self._streams.on_message(link, msg):
-                self._on_message(link.peer_id, msg)
+                self._daemon.on_message(link.peer_id, msg)
         except RemoteProtocolError:
             raise
         except Exception as error:  # ours; the daemon goes on without the message that met it
             name, what = name_of(msg), defect_summary(error)
-            self._log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
+            self.log(f"DEFECT, please report it: a {name} of {short(link.peer_id)} raised {what}")
             link.end(f"its {name} met a defect of this program: {type(error).__name__}")
 
     def _on_end(self, link: ControlLink, why: str) -> None:
@@ -442,7 +435,7 @@ class ConnectionManager:
 
     def _report_down(self, peer_id: bytes, why: str) -> None:
         if not self._closing:
-            self._on_down(peer_id, why)
+            self._daemon.on_down(peer_id, why)
 
-    def _is_member_ip(self, ip: str) -> bool:
+    def is_member_ip(self, ip: str) -> bool:
         return ip in self._met

@@ -12,7 +12,7 @@ import functools
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from atoll.collectives.errors import (
     ERRORS_BY_CODE,
@@ -68,26 +68,32 @@ class _Caller:
             self.held.close()
 
 
-class Listener:
-    """Bring connections as far as a proved peer id and a hello, then ask ``greet``.
+class Greeter(Protocol):
+    """Take the connections that a listener has brought so far."""
 
-    ``greet`` takes the channel (and returns None) or returns the refusal to send. ``accept_stream``
-    takes the socket of a data stream, behind its first byte, or raises. What fails before that is
-    logged, never raised. ``counts``: where the bytes of handshakes are counted.
+    @property
+    def counts(self) -> ByteCounts: ...
+
+    async def greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello, /) -> Refused | None:
+        """Take the channel and return None, or return the refusal to send."""
+
+    async def accept_stream(self, sock: socket.socket, /) -> None:
+        """Take the socket of a data stream, behind its first byte, or raise."""
+
+    def is_member_ip(self, ip: str, /) -> bool:
+        """Return whether members have come from this address."""
+
+    def log(self, line: str, /) -> None: ...
+
+
+class Listener:
+    """Bring connections as far as a proved peer id and a hello, then ask the ``greeter``.
+
+    What fails before that is logged, never raised.
     """
 
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        greet: Callable[[TlsChannel, bytes, Hello], Awaitable[Refused | None]],
-        accept_stream: Callable[[socket.socket], Awaitable[None]],
-        is_member_ip: Callable[[str], bool],
-        log: Callable[[str], None],
-        counts: ByteCounts | None = None,
-    ) -> None:
-        self._counts = counts
-        self._context, self._greet, self._accept_stream = context, greet, accept_stream
-        self._is_member_ip, self._log = is_member_ip, log
+    def __init__(self, context: ssl.SSLContext, greeter: Greeter) -> None:
+        self._context, self._greeter = context, greeter
         self._gate = Gate()
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
@@ -137,7 +143,7 @@ class Listener:
         if is_scarce(sock):
             found: PendingConnection | str = "too many file descriptors are in use"
         else:
-            of_member = self._is_member_ip(origin.ip)
+            of_member = self._greeter.is_member_ip(origin.ip)
             found = self._gate.enter(origin, loop.time(), of_member=of_member)
         if isinstance(found, str):
             _reset(sock)
@@ -207,11 +213,11 @@ class Listener:
         assert isinstance(sock, socket.socket)
         if head[0] == TLS_FIRST_BYTE:
             channel = TlsChannel(
-                sock, self._context, server_side=True, head=head, counts=self._counts
+                sock, self._context, server_side=True, head=head, counts=self._greeter.counts
             )
             await self._hear_hello(caller, channel)
         elif head[0] == STREAM_FIRST_BYTE:
-            await self._accept_stream(sock)
+            await self._greeter.accept_stream(sock)
             caller.held, caller.welcome = None, True
         else:
             raise RemoteProtocolError(f"nothing of ours: the first byte is 0x{head[0]:02x}")
@@ -223,7 +229,7 @@ class Listener:
         hello = await channel.receive()
         if not isinstance(hello, Hello):
             raise RemoteProtocolError("it refused a connection that it had opened itself")
-        refused = await self._greet(channel, peer_id, hello)
+        refused = await self._greeter.greet(channel, peer_id, hello)
         kind = ERRORS_BY_CODE.get(refused.code, AtollError) if refused is not None else None
         caller.welcome = kind is None or not issubclass(kind, AdmissionError)
         if refused is not None:
@@ -256,7 +262,7 @@ class Listener:
         now_s = asyncio.get_running_loop().time()
         others = f" ({self._unlogged} more not shown)" if self._unlogged else ""
         self._logged_s, self._unlogged = now_s, 0
-        self._log(line + others)
+        self._greeter.log(line + others)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from atoll.collectives.units import size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.audit.manager import AuditManager
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
+from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.messages import Begin, Finals
+from atoll.peer.membership.messages import Finals
 from atoll.peer.membership.view import View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_table import AttemptRun
@@ -32,11 +34,9 @@ from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.operating import commit_operation
 from atoll.peer.rounds.reducer import Reducer
 from atoll.peer.rounds.replica import Replica
-from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import SyncClient
-from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.state_sync.server import Donor
 from atoll.peer.streams.manager import Streams
 from atoll.peer.streams.router import Router
@@ -53,17 +53,12 @@ class RoundExecutor:
         me: bytes,
         host: ConnectionManager,
         audits: AuditManager,
-        feed: Callable[[ev.Event], None],
-        tell_trainer: Callable[[ev.TellTrainer], None],
-        log: Callable[[str], None],
-        shelf: Path,
-        committed: Callable[[Begin, float, bool], None] = lambda begin, took_s, takes_part: None,
+        daemon: RoundsPort,
+        received: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
         self._me, self._audits, self.validating = me, audits, audits.validating
-        self._feed = feed
-        self._tell_trainer = tell_trainer
-        self._log, self._committed = log, committed
+        self._daemon, self._feed = daemon, daemon.feed
         self._loop = asyncio.get_running_loop()
         self.replica = Replica(RoundLog(log_bytes))
         self.router = Router(lambda peer, why: self.reducer.on_broken(peer, why))
@@ -76,39 +71,24 @@ class RoundExecutor:
             streams=self.streams,
             audits=audits,
             busy=lambda reducing: self.donor.busy(reducing),
-            feed=feed,
-            log=log,
+            feed=daemon.feed,
+            log=self.log,
         )
         rounds = self.replica.log
 
         def in_loop(line: str) -> None:
-            """Log from any thread: the threads that read from donors fill the shelf."""
-            self._loop.call_soon_threadsafe(log, line)
+            """Log from any thread: the threads that read from donors fill the cache."""
+            self._loop.call_soon_threadsafe(self.log, line)
 
-        self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, log)
-        self.catch_up = SyncClient(
-            host=host,
-            copies=self.router.copies,
-            rounds=rounds,
-            shelf=ChunkCache(shelf, in_loop),
-            state=lambda: self.state,
-            adopt=self._adopt,
-            failed=lambda why: feed(ev.CatchUpFailed(why)),
-            log=log,
-        )
+        self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, self.log)
+        cache = ChunkCache(received, in_loop)
+        self.catch_up = SyncClient(host, self.router.copies, rounds, cache, self)
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
-        self._queue: asyncio.Queue[ev.Effect] = asyncio.Queue()
+        # Work in the order in which it was decided.
+        self._queue: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
-        self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
-            ev.Reduce: lambda e: self.reducer.reduce(e.begin),
-            ev.Fetch: lambda e: self.reducer.fetch(e.begin, e.holder),
-            ev.Apply: self._apply,
-            ev.StartSync: self._aim,
-            ev.Undo: self._undo,
-            ev.TellTrainer: self._tell,
-        }
 
     # ------------------------------------------------------------ what it holds
 
@@ -172,43 +152,45 @@ class RoundExecutor:
             return message
         return replace(message, digests=b"")
 
-    def on_message(self, source: bytes, message: object) -> bool:
-        """Handle questions and answers about state and results; return False for anything else."""
-        if isinstance(message, FetchKept):
-            self.reducer.kept_server.on_fetch_kept(source, message)
-        elif isinstance(message, ResultHead):
-            self.reducer.fetcher.on_head(source, message)
-        elif isinstance(message, ASKED_OF_DONORS):
-            self.donor.on_message(source, message)
-        elif isinstance(message, ANSWERED_TO_LEARNERS):
-            self.catch_up.on_message(source, message)
-        else:
-            return False
-        return True
-
     # ------------------------------------------------------------ the queue
 
-    def carry_out(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Abort):
-            self.reducer.abort(effect.round, effect.attempt)
-            return
-        if isinstance(effect, ev.ListFinal):
-            finals = self.reducer.list_final(effect.round, effect.attempt)
-            self._loop.call_soon(self._feed, finals)  # the machine is not to be entered twice
-            return
-        if isinstance(effect, ev.StartSync):
-            if self._goal is not None:  # its turn has not come yet
-                self._goal = effect.goal
-                return
-            self._goal = effect.goal
-        if isinstance(effect, ev.Reduce | ev.Fetch):
-            self.reducer.want(effect.begin)
-        self._queue.put_nowait(effect)
+    def handlers(self) -> dict[type, Callable[[Any], None]]:
+        """Return what carries out each effect about rounds and state."""
+        return {
+            ev.Reduce: self._reduce,
+            ev.Fetch: self._fetch,
+            ev.Abort: lambda e: self.reducer.abort(e.round, e.attempt),
+            ev.ListFinal: self._list_final,
+            ev.Apply: lambda e: self._in_turn(self._apply, e),
+            ev.StartSync: self._start_sync,
+            ev.Undo: lambda e: self._in_turn(self._undo, e),
+            ev.TellTrainer: lambda e: self._in_turn(self._tell, e),
+        }
+
+    def _in_turn(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        self._queue.put_nowait(partial(work, *arguments))
+
+    def _reduce(self, effect: ev.Reduce) -> None:
+        self.reducer.want(effect.begin)
+        self._in_turn(self.reducer.reduce, effect.begin)
+
+    def _fetch(self, effect: ev.Fetch) -> None:
+        self.reducer.want(effect.begin)
+        self._in_turn(self.reducer.fetch, effect.begin, effect.holder)
+
+    def _list_final(self, effect: ev.ListFinal) -> None:
+        finals = self.reducer.list_final(effect.round, effect.attempt)
+        self._loop.call_soon(self._feed, finals)  # the machine is not to be entered twice
+
+    def _start_sync(self, effect: ev.StartSync) -> None:
+        if self._goal is None:  # else its turn has not come yet
+            self._in_turn(self._aim)
+        self._goal = effect.goal
 
     async def run(self) -> None:
         while True:
-            effect = await self._queue.get()
-            await self._handlers[type(effect)](effect)
+            work = await self._queue.get()
+            await work()
 
     def close(self) -> None:
         self.catch_up.close()
@@ -218,7 +200,11 @@ class RoundExecutor:
         self.streams.close()
 
     async def _tell(self, effect: ev.TellTrainer) -> None:
-        self._tell_trainer(effect)
+        self._daemon.tell_trainer(effect)
+
+    def log(self, line: str) -> None:
+        """Write a line about rounds or about the state."""
+        self._daemon.note("transfer", line)
 
     # ------------------------------------------------------------ commits
 
@@ -242,13 +228,13 @@ class RoundExecutor:
         if job is not None:
             self.last_round_s = time.monotonic() - job.begun_s
             if job.tries > 1:
-                self._log(
+                self.log(
                     f"round {begin.round} took {job.tries} attempts here:"
                     f" {size(job.again_bytes)} sent again"
                 )
         self.last_commit_unix_s = time.time()
         exchange_s = self.last_round_s if job is not None else 0.0
-        self._committed(begin, exchange_s, self._me in begin.participants)
+        self._daemon.round_committed(begin, exchange_s, self._me in begin.participants)
         if job is not None and job.audit is not None and job.before is not None:
             auditor, before = job.audit.auditor, job.before
             self.validating.committed(auditor, state.spec, state.manifest, before)
@@ -289,19 +275,23 @@ class RoundExecutor:
         else:
             self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
 
-    async def _aim(self, _: ev.StartSync) -> None:
+    async def _aim(self) -> None:
         """Begin a catch-up in its turn: what was committed before is to be applied first."""
         goal, self._goal = self._goal, None
         assert goal is not None
         self.donor.is_open = False  # what others attest must not wait for whoever is behind itself
         self.catch_up.aim(goal)
 
-    def _adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
+    def adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
         """Take over the state that the catch-up has brought to this round, and the log with it."""
         if self.replica.view is None:
             self.digests.clear()  # a checkpoint's may be of another history than the run's
         self._moved_to(state, "the state of others was loaded")
         self._feed(ev.CaughtUp(round_number, chain, state.digest))
+
+    def sync_failed(self, why: str) -> None:
+        """Tell the machine that nothing is being loaded any more."""
+        self._feed(ev.CatchUpFailed(why))
 
     def _moved_to(self, state: ReplicatedState, otherwise: str) -> None:
         """Go on from this state.
@@ -309,7 +299,7 @@ class RoundExecutor:
         It was reached by a round that was applied here; or ``otherwise``, which then says how.
         """
         if otherwise and (rounds := self.replica.residual.forget()):
-            self._log(f"error feedback forgets what {rounds} rounds have left out: {otherwise}")
+            self.log(f"error feedback forgets what {rounds} rounds have left out: {otherwise}")
         self.state = state
         self.donor.is_open = not self.catch_up.is_working
         self.replica.log.cap_bytes = log_cap_bytes(state.manifest)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from atoll.collectives.errors import AtollError, RemoteProtocolError, StateError
 from atoll.collectives.units import duration
@@ -33,29 +33,36 @@ MAY_FINISH_TIMEOUT_S = 600.0  # a disk of 100 MB/s writes 60 GB meanwhile; then 
 FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
 
 
-class SyncClient:
-    """Bring this peer to the state of a goal. Lives in the event loop, one for each daemon.
+class StateOwner(Protocol):
+    """Own the replicated state of a daemon."""
 
-    ``adopt(state, round, chain)`` takes over a state that is in place, with the log begun anew;
-    ``failed(why)`` says that nothing is under way any more.
-    """
+    @property
+    def state(self) -> ReplicatedState | None: ...
+
+    def adopt(self, state: ReplicatedState, round_number: int, chain: bytes, /) -> None:
+        """Take over a state that is in place, with the log begun anew."""
+
+    def sync_failed(self, why: str, /) -> None:
+        """Hear that nothing is under way any more."""
+
+    def log(self, line: str, /) -> None:
+        """Write a line about the state."""
+
+
+class SyncClient:
+    """Bring this peer to the state of a goal. Lives in the event loop, one for each daemon."""
 
     def __init__(
         self,
-        *,
         host: ConnectionManager,
         copies: Copies,
         rounds: RoundLog,
         shelf: ChunkCache,
-        state: Callable[[], ReplicatedState | None],
-        adopt: Callable[[ReplicatedState, int, bytes], None],
-        failed: Callable[[str], None],
-        log: Callable[[str], None],
+        owner: StateOwner,
     ) -> None:
         self._host = host
         self._rounds, self._shelf = rounds, shelf
-        self._state = state
-        self._adopt, self._failed, self._log = adopt, failed, log
+        self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # of everything below
         self._machine = SyncMachine()
@@ -122,7 +129,7 @@ class SyncClient:
         self._feed(ln.Heard(source, message))
 
     def _own(self) -> ln.Own:
-        state = self._state()
+        state = self._owner.state
         if state is None or not state.digest:
             return ln.Own()
         chain, blob_digest = self._rounds.chain_after(state.round), _sha(state.blob)
@@ -195,9 +202,9 @@ class SyncClient:
                 case ln.Done():
                     self._done(effect)
                 case ln.SyncFailed():
-                    self._failed(effect.why)
+                    self._owner.sync_failed(effect.why)
                 case ln.Say():
-                    self._log(effect.text)
+                    self._owner.log(effect.text)
         self._arm()
 
     def _arm(self) -> None:
@@ -214,12 +221,12 @@ class SyncClient:
         except AtollError as error:  # tried again while it is wanted
             if self._unreachable.get(member.peer) != error.what:
                 self._unreachable[member.peer] = error.what
-                self._log(f"cannot get the state from {short(member.peer)}: {error.what}")
+                self._owner.log(f"cannot get the state from {short(member.peer)}: {error.what}")
         else:
             self._unreachable.pop(member.peer, None)
 
     async def _prepare(self, blob: bytes) -> None:
-        state = self._state()
+        state = self._owner.state
         try:
             if blob:
                 state = await asyncio.to_thread(ReplicatedState, blob)
@@ -251,14 +258,14 @@ class SyncClient:
         self._feed(ln.Finished())
 
     def _done(self, done: ln.Done) -> None:
-        state, self._ready = self._ready or self._state(), None
+        state, self._ready = self._ready or self._owner.state, None
         assert state is not None
         known = self._rounds.chain_after(done.round), self._rounds.digest_after(done.round)
         if known != (done.chain, done.digest):
             self._rounds.restart(done.round, done.digest, done.chain)
         with self._lock:
             self._shelf.clear()
-        self._adopt(state, done.round, done.chain)
+        self._owner.adopt(state, done.round, done.chain)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -14,8 +14,7 @@ import itertools
 import math
 import socket
 import time
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from atoll.collectives.errors import ConnectError
@@ -74,34 +73,36 @@ class _Detour(NamedTuple):
     pause_s: float
 
 
+class ControlLinks(Protocol):
+    """The control links of a daemon, as far as data streams need them."""
+
+    @property
+    def counts(self) -> ByteCounts: ...
+
+    def link_of(self, peer_id: bytes, /) -> ControlLink | None: ...
+
+    def send(self, peer_id: bytes, msg: object, /) -> bool: ...
+
+    def attempt(self, address: str, /) -> Dial: ...
+
+    async def call_tls(self, peer_id: bytes, address: str, /) -> TlsSocket: ...
+
+    def on_data(self, peer_id: bytes, stream: DataStream, /) -> None: ...
+
+    def log(self, line: str, /) -> None: ...
+
+
 class StreamOpener:
     """Open and accept data streams, in the event loop beside the control links.
 
     ``ciphers``: what this side can do, the preferred one first; ``congestion``: the control of what
-    it sends, a name or AUTO; ``link_of`` gives a peer's control link; ``send`` puts a message on
-    it; ``attempt`` is how one dials an address; ``call_tls`` brings a TLS stream as far as both
-    hellos; ``counts`` is where the bytes of all streams are counted.
+    it sends, a name or AUTO.
     """
 
-    def __init__(
-        self,
-        ciphers: tuple[str, ...],
-        *,
-        congestion: str,
-        link_of: Callable[[bytes], ControlLink | None],
-        send: Callable[[bytes, object], bool],
-        attempt: Callable[[str], Dial],
-        call_tls: Callable[[bytes, str], Awaitable[TlsSocket]],
-        on_data: Callable[[bytes, DataStream], None],
-        log: Callable[[str], None],
-        counts: ByteCounts,
-    ) -> None:
+    def __init__(self, ciphers: tuple[str, ...], congestion: str, links: ControlLinks) -> None:
         self.ciphers = ciphers
-        self._counts = counts
-        self._link_of, self._send = link_of, send
-        self._attempt, self._call_tls = attempt, call_tls
-        self._on_data, self._log = on_data, log
-        self._congestion = Congestion(congestion, log)
+        self._links, self._counts = links, links.counts
+        self._congestion = Congestion(congestion, links.log)
         self.bbr = self._congestion.bbr
         self._grants = Grants()
         self._numbers = itertools.count(1)
@@ -138,7 +139,7 @@ class StreamOpener:
 
     async def open(self, peer: bytes, address: str) -> DataStream:
         """Open a stream on which this side sends. Raises ConnectErrors as a dial does."""
-        link = self._link_of(peer)
+        link = self._links.link_of(peer)
         if link is None:
             raise ConnectError(f"a data stream to {address} needs a control link first")
         detour = self._detours.get(peer)
@@ -147,13 +148,13 @@ class StreamOpener:
         opened = await self._open_agreed(link, address)
         if isinstance(opened, DataStream):
             if self._detours.pop(peer, None) is not None:
-                self._log(f"data streams to {short(peer)} go with {opened.cipher} again")
+                self._links.log(f"data streams to {short(peer)} go with {opened.cipher} again")
             return opened
         new = self._next_detour(link)
         stream = await self._open_tls(link, address, new.until_s)
         self._detours[peer] = new
         if detour is None:
-            self._log(f"data streams to {short(peer)} go through TLS: {opened}")
+            self._links.log(f"data streams to {short(peer)} go through TLS: {opened}")
         return stream
 
     def _next_detour(self, link: ControlLink) -> _Detour:
@@ -167,7 +168,7 @@ class StreamOpener:
         return tuple(name for name in self.ciphers if name in link.hello.ciphers)
 
     async def _open_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
-        stream = TlsStream(await self._call_tls(link.peer_id, address), address, until_s)
+        stream = TlsStream(await self._links.call_tls(link.peer_id, address), address, until_s)
         try:
             self._check_current(link, address)
         except ConnectError:
@@ -184,7 +185,7 @@ class StreamOpener:
         usable = self._usable(link)
         if not usable:
             return "it has none of our ciphers"
-        attempt = self._attempt(address)
+        attempt = self._links.attempt(address)
         try:
             async with attempt.limited():
                 sock = await attempt.bare()
@@ -204,7 +205,7 @@ class StreamOpener:
 
         A link that has ended takes its keys with it, which says nothing about the next one.
         """
-        if self._link_of(link.peer_id) is not link:
+        if self._links.link_of(link.peer_id) is not link:
             raise ConnectError(f"the control link to {address} has ended meanwhile")
 
     async def _agree(
@@ -233,7 +234,7 @@ class StreamOpener:
         question = _PendingGrant(peer, asyncio.get_running_loop().create_future())
         self._questions[asked.number] = question
         try:
-            if not self._send(peer, asked):
+            if not self._links.send(peer, asked):
                 return "its control link is ending"
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 return await question.answer
@@ -246,11 +247,11 @@ class StreamOpener:
         """Take what has arrived on a control link if it is about streams; return whether it is."""
         if not isinstance(msg, StreamAsked | StreamGranted | StreamDenied):
             return False
-        current, question = self._link_of(link.peer_id), self._questions.get(msg.number)
+        current, question = self._links.link_of(link.peer_id), self._questions.get(msg.number)
         if current is None or current.hello.inc != link.hello.inc:
             return True  # of a former life of this peer
         if isinstance(msg, StreamAsked):
-            self._send(link.peer_id, self._answer(link, msg))
+            self._links.send(link.peer_id, self._answer(link, msg))
         elif question is not None and question.peer == link.peer_id:  # else it comes too late
             said = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
             question.end(said)
@@ -273,19 +274,19 @@ class StreamOpener:
         accepted = await accept_stream(sock, self._grants)
         self._counts.add_received(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
         self._counts.add_sent(CONTROL, GREETING_BYTES)
-        link = self._link_of(accepted.peer)
+        link = self._links.link_of(accepted.peer)
         if link is None:
             raise ConnectError("a data stream needs a control link first")
         if why_not := self.why_full(accepted.peer):
             raise ConnectError(why_not)
         name = link.hello.address or link.remote_ip
         stream = _stream(sock, name, accepted.cipher, accepted.secret, dialled=False)
-        self._on_data(accepted.peer, self._added(accepted.peer, stream))
+        self._links.on_data(accepted.peer, self._added(accepted.peer, stream))
 
     def accept_tls(self, link: ControlLink, connection: TlsSocket) -> None:
         """Take the connection of a stream through TLS, whose hello has been answered."""
         stream = TlsStream(connection, link.hello.address or link.remote_ip)
-        self._on_data(link.peer_id, self._added(link.peer_id, stream))
+        self._links.on_data(link.peer_id, self._added(link.peer_id, stream))
 
     def _added(self, opened_by: bytes, stream: DataStream) -> DataStream:
         if self._closing:

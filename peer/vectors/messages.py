@@ -62,3 +62,6 @@ class DropVector:
 def is_name(name: str) -> bool:
     """Return whether vectors can be called so: printable, of 1 to NAME_BYTES_MAX bytes."""
     return name.isprintable() and 0 < len(name.encode()) <= NAME_BYTES_MAX
+
+
+AboutVectors = AskVector | DropVector | VectorIs

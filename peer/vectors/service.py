@@ -27,7 +27,7 @@ from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.state_sync.incoming import Copies
 from atoll.peer.streams.manager import Streams
 from atoll.peer.vectors.client import Fetches, VectorFetch
-from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs, is_name
+from atoll.peer.vectors.messages import AboutVectors, VectorIs, is_name
 from atoll.peer.vectors.server import VectorServer
 
 F32 = NDArray[np.float32]
@@ -66,14 +66,11 @@ class VectorService:
             "drop_vector": self._drop,
         }
 
-    def on_message(self, source: bytes, message: object) -> bool:
-        if isinstance(message, AskVector | DropVector):
-            self._server.on_message(source, message)
-        elif isinstance(message, VectorIs):
+    def on_message(self, source: bytes, message: AboutVectors) -> None:
+        if isinstance(message, VectorIs):
             self._fetches.on_head(source, message)
         else:
-            return False
-        return True
+            self._server.on_message(source, message)
 
     def link_down(self, peer: bytes, why: str) -> None:
         self._server.lost(peer)

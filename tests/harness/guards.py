@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.authority.grants import Credential
 from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
 from atoll.peer.authority.ledger import Ledger
+from atoll.peer.authority.messages import AboutPasses
 from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
@@ -50,13 +52,15 @@ class Site:
             peer_id=home.peer_id,
             tls=run_tls(home, SECRET),
             run=RUN,
-            inc=lambda: 1,
-            advertise=lambda: self.address,
-            on_message=self._hear,
-            on_up=lambda peer, address, inc: self.guard.linked(peer),
-            on_down=self._down,
-            on_data=lambda peer, stream: self._record(self.streams, stream),
-            log=lambda line: self.notes.append(("link", line)),
+            daemon=SimpleNamespace(
+                incarnation=lambda: 1,
+                advertised=lambda: self.address,
+                on_message=self._hear,
+                on_up=lambda peer, address, inc: self.guard.linked(peer),
+                on_down=self._down,
+                on_data=lambda peer, stream: self._record(self.streams, stream),
+                note=lambda kind, text: self.notes.append((kind, text)),
+            ),
             door=self.guard,
         )
 
@@ -67,13 +71,15 @@ class Site:
             shown.encode(),
             role,
             founds=founds,
-            send=lambda peer, message: self.host.send(peer, message),
-            links=lambda: self.host.link_peers(),
-            drop=lambda peer, why: self.host.drop(peer, why, expelled=True),
-            outside=lambda: self.outside,
-            note=lambda kind, text: self.notes.append((kind, text)),
-            stop=lambda error: self._record(self.stopped, error),
-            spawn=lambda work: self.tasks.add(asyncio.get_running_loop().create_task(work)),
+            daemon=SimpleNamespace(
+                send=lambda peer, message: self.host.send(peer, message),
+                link_peers=lambda: self.host.link_peers(),
+                expel=lambda peer, why: self.host.drop(peer, why, expelled=True),
+                is_outside=lambda: self.outside,
+                note=lambda kind, text: self.notes.append((kind, text)),
+                stop=lambda error: self._record(self.stopped, error),
+                spawn=lambda work: self.tasks.add(asyncio.get_running_loop().create_task(work)),
+            ),
         )
 
     @property
@@ -92,7 +98,8 @@ class Site:
         return [text for noted, text in self.notes if noted == kind]
 
     def _hear(self, peer: bytes, message: object) -> None:
-        self.guard.on_message(peer, message)
+        if self.guard.check_message(peer, message) and isinstance(message, AboutPasses):
+            self.guard.on_message(peer, message)
         self._record(self.heard, (peer, message))
 
     def _record(self, record: list[Any], item: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
@@ -24,15 +25,15 @@ def link_host(
 ) -> ConnectionManager:
     """``address``: what it advertises, once it listens. ``streams``: to and from its peers; they
     need the host themselves, so they are asked for when a link comes."""
-    return ConnectionManager(
-        peer_id=home.peer_id,
-        tls=run_tls(home, SECRET),
-        run=RUN,
-        inc=lambda: 1,
-        advertise=address,
+    daemon = SimpleNamespace(
+        incarnation=lambda: 1,
+        advertised=address,
         on_message=on_message,
         on_up=lambda peer, where, inc: streams().know(peer, where),
         on_down=lambda peer, why: streams().close_to(peer),
         on_data=lambda peer, stream: streams().accept(peer, stream),
-        log=log,
+        note=lambda kind, text: log(text),
+    )
+    return ConnectionManager(
+        peer_id=home.peer_id, tls=run_tls(home, SECRET), run=RUN, daemon=daemon
     )

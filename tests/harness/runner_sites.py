@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.audit.manager import AuditManager
+from atoll.peer.audit.statements import AuditMessage
 from atoll.peer.daemon.keys import HomeSigner
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import STEP, Begin
@@ -46,25 +48,33 @@ class Site:
         self.audits = AuditManager(
             home.peer_id,
             HomeSigner(home),
-            send=self.host.send,
-            convict=lambda evidence: None,
-            log=self.logs.append,
+            SimpleNamespace(send=self.host.send, convict=lambda evidence: None, note=self._note),
         )
         self.runner = RoundExecutor(
             me=home.peer_id,
             host=self.host,
             audits=self.audits,
-            feed=self.fed.append,
-            tell_trainer=lambda effect: None,
-            log=self.logs.append,
-            shelf=home.path / "received",
+            daemon=SimpleNamespace(
+                feed=self.fed.append,
+                tell_trainer=lambda effect: None,
+                note=self._note,
+                round_committed=lambda begin, took_s, takes_part: None,
+            ),
+            received=home.path / "received",
         )
+        self._handlers = self.runner.handlers()
         self.task = asyncio.get_running_loop().create_task(self.runner.run())
 
+    def _note(self, kind: str, text: str) -> None:
+        self.logs.append(text)
+
+    def carry_out(self, effect: ev.Effect) -> None:
+        self._handlers[type(effect)](effect)
+
     def _on_message(self, peer: bytes, message: object) -> None:
-        if self.audits.on_message(peer, message):
-            return
-        if isinstance(message, FetchResult):
+        if isinstance(message, AuditMessage):
+            self.audits.on_message(peer, message)
+        elif isinstance(message, FetchResult):
             self.runner.donor.on_message(peer, message)
         elif isinstance(message, FetchKept):
             self.runner.reducer.kept_server.on_fetch_kept(peer, message)

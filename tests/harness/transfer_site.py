@@ -73,11 +73,14 @@ class Site:
             copies=router.copies,
             rounds=self.rounds,
             shelf=ChunkCache(home.path / "received", lambda line: say(log=line)),
-            state=lambda: self.state,
-            adopt=self._adopt,
-            failed=self.outcome.set_result,
-            log=lambda line: say(log=line, unix_s=time.time()),
+            owner=self,
         )
+
+    def sync_failed(self, why: str) -> None:
+        self.outcome.set_result(why)
+
+    def log(self, line: str) -> None:
+        say(log=line, unix_s=time.time())
 
     def _on_message(self, peer: bytes, message: object) -> None:
         if isinstance(message, ft.ASKED_OF_DONORS):
@@ -85,7 +88,7 @@ class Site:
         else:
             self.catch_up.on_message(peer, message)
 
-    def _adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
+    def adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
         self.state = state
         self.outcome.set_result("")
 

@@ -55,11 +55,9 @@ class Site:
             copies=self.router.copies,
             rounds=self.rounds,
             shelf=ChunkCache(home.path / "received", self.logs.append),
-            state=lambda: self.state,
-            adopt=self._adopt,
-            failed=self.failed.append,
-            log=self.logs.append,
+            owner=self,
         )
+        self.sync_failed, self.log = self.failed.append, self.logs.append
         self.pieces = 0
 
     def _on_message(self, peer: bytes, message: object) -> None:
@@ -69,7 +67,7 @@ class Site:
         else:
             self.catch_up.on_message(peer, message)
 
-    def _adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
+    def adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
         self.state = self.donor.state = state
         self.reached.append((number, chain))
 

@@ -10,6 +10,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from harness.processes import Fleet, Peer, fleet, until
@@ -104,13 +105,15 @@ async def break_frames(
         peer_id=home.peer_id,
         tls=run_tls(home, invite.secret),
         run=invite.run,
-        inc=lambda: inc,
-        advertise=lambda: "",
-        on_message=lambda peer, message: None,
-        on_up=lambda peer, address, inc: None,
-        on_down=lambda peer, why: None,
-        on_data=lambda peer, stream: stream.close(),
-        log=lambda line: None,
+        daemon=SimpleNamespace(
+            incarnation=lambda: inc,
+            advertised=lambda: "",
+            on_message=lambda peer, message: None,
+            on_up=lambda peer, address, inc: None,
+            on_down=lambda peer, why: None,
+            on_data=lambda peer, stream: stream.close(),
+            note=lambda kind, text: None,
+        ),
         ciphers=ciphers,
     )
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,14 +43,16 @@ class Node:
             peer_id=home.peer_id,
             tls=tls,
             run=run,
-            inc=lambda: inc,
-            advertise=lambda: self.address,
-            on_message=lambda peer, msg: self._note(self.messages, (peer, msg)),
-            on_up=self._up,
-            on_down=lambda peer, why: self._note(self.downs, (peer, why)),
-            on_data=lambda peer, stream: self._note(self.streams, stream),
-            log=lambda line: self._note(self.logs, line),
-            on_conflict=lambda inc: self._note(self.conflicts, inc),
+            daemon=SimpleNamespace(
+                incarnation=lambda: inc,
+                advertised=lambda: self.address,
+                on_message=lambda peer, msg: self._note(self.messages, (peer, msg)),
+                on_up=self._up,
+                on_down=lambda peer, why: self._note(self.downs, (peer, why)),
+                on_data=lambda peer, stream: self._note(self.streams, stream),
+                note=lambda kind, line: self._note(self.logs, line),
+                on_conflict=lambda inc: self._note(self.conflicts, inc),
+            ),
             ciphers=ciphers,
         )
 

@@ -17,7 +17,7 @@ from atoll.peer.net.hello import PROTOCOL_MAX
 EXAMPLES = {"lm": "train_lm.py", "by-hand": "train_by_hand.py"}
 NO_TORCH = (
     "import sys; sys.modules['torch'] = None\n"  # to import it is an error
-    "from atoll.peer.cli import main; sys.exit(main(sys.argv[1:]))"
+    "from atoll.peer.cli.main import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,7 +128,13 @@ class Said:
         self.sent_bytes = 0
         self.loss: float | None = 2.3125
         self.came = asyncio.Event()
-        self.rounds = RoundLines(self._note, lambda: self.sent_bytes, lambda: self.loss)
+        self.rounds = RoundLines(
+            SimpleNamespace(
+                note=self._note,
+                sent_for_rounds_bytes=lambda: self.sent_bytes,
+                new_loss=lambda: self.loss,
+            )
+        )
 
     def _note(self, kind: str, text: str, **fields: object) -> None:
         assert kind == journal_module.ROUND

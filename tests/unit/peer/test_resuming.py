@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,13 +79,15 @@ class Site:
             peer_id=home.peer_id,
             tls=run_tls(home, b"s" * 32),
             run="demo",
-            inc=lambda: self.me.inc,
-            advertise=lambda: self.me.address,
-            on_message=self._on_message,
-            on_up=lambda peer, address, _: self.inquiry and self.inquiry.on_up(peer, address),
-            on_down=lambda peer, why: None,
-            on_data=lambda peer, stream: stream.close(),
-            log=lambda line: None,
+            daemon=SimpleNamespace(
+                incarnation=lambda: self.me.inc,
+                advertised=lambda: self.me.address,
+                on_message=self._on_message,
+                on_up=lambda peer, address, _: self.inquiry and self.inquiry.on_up(peer, address),
+                on_down=lambda peer, why: None,
+                on_data=lambda peer, stream: stream.close(),
+                note=lambda kind, text: None,
+            ),
         )
 
     def _on_message(self, peer: bytes, message: object) -> None:

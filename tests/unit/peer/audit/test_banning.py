@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,16 +39,18 @@ class Site:
         self.keeper = BanList(
             name,
             folder / name.hex()[:4],
-            send=self._send,
-            links=lambda: [peer for peer in net if peer != name],
-            members=lambda: list(net),
-            drop=lambda peer, why: self.dropped.append(peer),
-            note=lambda kind, text, **fields: self.notes.append(f"{kind}: {text}"),
-            stop=self.stopped.append,
-            spawn=self._spawn,
-            on_ban=self.failed.extend,
-            took_part=lambda terms: False,
-            believed=self.believed.append,
+            SimpleNamespace(
+                send=self._send,
+                link_peers=lambda: [peer for peer in net if peer != name],
+                member_peers=lambda: list(net),
+                expel=lambda peer, why: self.dropped.append(peer),
+                note=lambda kind, text, **fields: self.notes.append(f"{kind}: {text}"),
+                stop=self.stopped.append,
+                spawn=self._spawn,
+                banned=self.failed.extend,
+                took_part=lambda terms: False,
+                feed=self.believed.append,
+            ),
         )
         self.keeper.installed(met, ())
 
@@ -357,7 +360,7 @@ def test_pieces_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
         late = net[b"z" * 32]
         for offset in range(0, 1 << 20, ban_list.PIECE_BYTES):
             piece = EvidencePiece(b"d" * 32, offset, 1 << 20, bytes(ban_list.PIECE_BYTES))
-            assert late.keeper.on_message(b"a" * 32, piece)
+            late.keeper.on_message(b"a" * 32, piece)
         assert not late.keeper._arriving
         for number in range(20):
             late.keeper.on_message(b"a" * 32, KnownBans((bytes([number]) * 32,)))

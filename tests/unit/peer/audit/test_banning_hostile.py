@@ -21,7 +21,7 @@ from atoll.peer.audit.ban_list import AskEvidence, BanList, EvidencePiece, Known
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import Elimination, StatementPhase, said
 from atoll.peer.audit.verifying import verify_evidence
-from atoll.peer.daemon.startup import guard_of
+from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.membership.view import Member, View
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
@@ -45,16 +45,18 @@ class Net:
         return BanList(
             me,
             folder,
-            send=lambda peer, message: self._send(me, peer, message),
-            links=lambda: tuple(name for name in self.names if name != me),
-            members=lambda: self.names,
-            drop=lambda peer, why: None,
-            note=lambda kind, text, **_: self.notes.append((me, kind)),
-            stop=lambda error: None,
-            spawn=self._spawn,
-            on_ban=lambda peers: None,
-            took_part=lambda terms: terms in self.took_part,
-            believed=lambda bans: None,
+            SimpleNamespace(
+                send=lambda peer, message: self._send(me, peer, message),
+                link_peers=lambda: tuple(name for name in self.names if name != me),
+                member_peers=lambda: self.names,
+                expel=lambda peer, why: None,
+                note=lambda kind, text, **_: self.notes.append((me, kind)),
+                stop=lambda error: None,
+                spawn=self._spawn,
+                banned=lambda peers: None,
+                took_part=lambda terms: terms in self.took_part,
+                feed=lambda bans: None,
+            ),
         )
 
     def _send(self, source: bytes, dest: bytes, message: object) -> bool:
@@ -224,10 +226,12 @@ def test_outside_nobodys_word_counts(tmp_path: Path) -> None:
     taught = View(b"r" * 32, 9, (Member(liar, 1),), liar, 4, b"c" * 32)
     node = SimpleNamespace(view=None, known_view=taught)
     daemon: Any = SimpleNamespace(
-        home=SimpleNamespace(peer_id=PEERS[0], path=tmp_path),
-        host=SimpleNamespace(link_peers=lambda: (), send=lambda peer, message: True),
-        options=SimpleNamespace(authority=b""),
-        audits=SimpleNamespace(banned=lambda peers: None),
+        link_peers=lambda: (),
+        send=lambda peer, message: True,
+        member_peers=lambda: Daemon.member_peers(daemon),
+        expel=lambda peer, why: None,
+        banned=lambda peers: None,
+        spawn=lambda work: work.close(),
         note=lambda kind, text, **fields: None,
         stop=lambda error: None,
         feed=lambda event: None,
@@ -235,7 +239,7 @@ def test_outside_nobodys_word_counts(tmp_path: Path) -> None:
     )
 
     async def act() -> None:
-        keeper = guard_of(daemon, spawn=lambda work: work.close()).keeper
+        keeper = BanList(PEERS[0], tmp_path, daemon)
         keeper._believe(evidence, verify_evidence(evidence), first_hand=False)
         keeper.on_message(liar, KnownBans((evidence.digest,)))
         assert not keeper.is_out(evidence.culprit)

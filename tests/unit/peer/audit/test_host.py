@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 from simulation.audit_options import Key
@@ -36,7 +37,11 @@ class Site:
         self.convicted: list[Evidence] = []
         self.failed: list[tuple[bytes, ...]] = []
         self.host = AuditManager(
-            ME.me, ME, send=self._send, convict=self.convicted.append, log=lambda line: None
+            ME.me,
+            ME,
+            SimpleNamespace(
+                send=self._send, convict=self.convicted.append, note=lambda kind, text: None
+            ),
         )
 
     def _send(self, peer: bytes, message: object) -> bool:
@@ -75,7 +80,7 @@ def garbage(phase: StatementPhase) -> SignedStatement:
 
 def test_garbage_that_comes_before_the_attempt_is_evidence_and_ends_nothing() -> None:
     def act(site: Site) -> None:
-        assert site.host.on_message(LIAR.me, garbage(StatementPhase.WITHHELD))
+        site.host.on_message(LIAR.me, garbage(StatementPhase.WITHHELD))
         site.begin()
         (evidence,) = site.convicted
         assert (evidence.kind, evidence.culprit) == ("malformed", LIAR.me)

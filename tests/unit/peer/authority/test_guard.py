@@ -158,10 +158,10 @@ def test_a_role_that_the_pass_is_not_for_ends_the_link(tmp_path: Path) -> None:
             for role, allowed in ((WITNESS, True), (REPLICA, False)):
                 join = Join(Member(liar.id, 1, role, ""))
                 if allowed:
-                    assert not a.guard.on_message(liar.id, join)
+                    assert a.guard.check_message(liar.id, join)
                 else:
                     with pytest.raises(RemoteProtocolError, match="not for the role replica"):
-                        a.guard.on_message(liar.id, join)
+                        a.guard.check_message(liar.id, join)
 
     asyncio.run(scenario())
 
@@ -268,9 +268,9 @@ def test_what_was_on_its_way_from_a_revoked_peer_is_dropped(tmp_path: Path) -> N
         async with sites(tmp_path) as made:
             a, b = await made.members("ab")
             join = Join(Member(b.id, 1, REPLICA, ""))
-            assert not a.guard.on_message(b.id, join)
+            assert a.guard.check_message(b.id, join)
             a.guard.revoke(revoking("b"))
-            assert a.guard.on_message(b.id, join)
+            assert not a.guard.check_message(b.id, join)
 
     asyncio.run(scenario())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from atoll.collectives.network import Network, measured
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.links import planner as module
-from atoll.peer.links.messages import LinkRow, StreamPlan
+from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planner import Planner
 from atoll.peer.links.planning import RoundPlan
 from atoll.peer.membership.layout import Advised
@@ -50,10 +51,12 @@ class Site:
             node=self.node,
             links=self,
             streams=self,
-            state=lambda: self.state,
-            send=lambda peer, message: bool(self.sent.append((peer, message))) or True,
-            advise=self.advised.append,
-            log=self.lines.append,
+            replica=self,
+            daemon=SimpleNamespace(
+                send=lambda peer, message: bool(self.sent.append((peer, message))) or True,
+                feed=self.advised.append,
+                note=lambda kind, text: self.lines.append(text),
+            ),
         )
 
     def widen(self, peer: bytes, count: int) -> None:
@@ -105,7 +108,7 @@ def test_the_coordinator_plans_and_tells_everyone() -> None:
         assert advice.layout.why in lead.lines[0]
         assert [peer for peer, _ in lead.sent] == [site.peer for site in others]
         for site, (_, told) in zip(others, lead.sent, strict=True):
-            assert site.planner.on_message(lead.peer, told)
+            site.planner.on_message(lead.peer, told)
         for site in sites:
             assert site.paces.keys() == {s.peer for s in sites} - {site.peer}
             assert all(0 < pace <= FAST for pace in site.paces.values())
@@ -284,12 +287,11 @@ def test_only_the_coordinator_is_obeyed_and_about_members_only() -> None:
         a, b, c = sites
         stranger = b"s" * 32
         plan = StreamPlan((c.peer, stranger), (4, 4), (1e6, 1e6), (True, False))
-        assert b.planner.on_message(c.peer, plan)
-        assert b.planner.on_message(stranger, plan)
+        b.planner.on_message(c.peer, plan)
+        b.planner.on_message(stranger, plan)
         assert b.paces == b.lanes == {}
-        assert b.planner.on_message(a.peer, plan)
+        b.planner.on_message(a.peer, plan)
         assert (b.paces, b.lanes) == ({c.peer: 1e6}, {c.peer: 4})
         assert b.lossy == {c.peer: True}
-        assert not b.planner.on_message(a.peer, LinkRow((), (), (), ()))
 
     scenario(play)

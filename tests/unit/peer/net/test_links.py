@@ -142,16 +142,17 @@ def test_a_broken_link_that_is_dropped_is_down_once(net: Net) -> None:
 
 
 PEER_PROCESS = """
-import asyncio, sys
+import asyncio, sys, types
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.identity import Home
 from atoll.peer.net.connections import ConnectionManager
 
 async def main():
     home = Home.open(sys.argv[1])
+    daemon = types.SimpleNamespace(incarnation=lambda: 1, advertised=str, on_message=print,
+        on_up=print, on_down=print, on_data=print, note=print)
     host = ConnectionManager(peer_id=home.peer_id, tls=run_tls(home, bytes(range(32))), run="demo",
-        inc=lambda: 1, advertise=str, on_message=print, on_up=print, on_down=print, on_data=print,
-        log=print)
+        daemon=daemon)
     await host.dial(sys.argv[2])
     await asyncio.Event().wait()
 
@@ -279,7 +280,7 @@ def test_a_refusal_reaches_the_dialler_as_its_error(net: Net) -> None:
         a, b = net.node("a"), net.node("b")
         address = await a.listen()
         with pytest.raises(ConnectError, match=f"{address} refused: a data stream needs"):
-            await b.host._call_tls(a.id, address)
+            await b.host.call_tls(a.id, address)
 
     net.run(scenario())
 

@@ -92,11 +92,11 @@ def test_a_dial_that_began_before_our_own_renewal_is_no_conflict(net: Net) -> No
 
         async def renew_and_refuse(channel: object, peer_id: bytes, theirs: Hello) -> Refused:
             assert (theirs.kind, theirs.inc) == (CONTROL, 1)
-            a.host._inc = lambda: 2
+            a.host._daemon.incarnation = lambda: 2
             return Refused(IdentityInUseError.code, "incarnation 2 is linked")
 
         address = await c.listen()
-        c.host._listener._greet = renew_and_refuse
+        c.host.greet = renew_and_refuse
         with pytest.raises(ConnectError, match="our new incarnation"):
             await a.host.dial(address)
 

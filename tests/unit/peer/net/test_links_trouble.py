@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,8 +46,14 @@ def test_a_connection_that_is_reset_just_after_the_hello_is_a_link_that_ended(ne
             await channel.send(rogue.host._hello(theirs.kind))
             channel.close()
 
-        accept = rogue.host._streams.accept
-        door = Listener(rogue.tls.server, answer_and_reset, accept, lambda ip: True, print)
+        greeter = SimpleNamespace(
+            counts=rogue.host.counts,
+            greet=answer_and_reset,
+            accept_stream=rogue.host.accept_stream,
+            is_member_ip=lambda ip: True,
+            log=print,
+        )
+        door = Listener(rogue.tls.server, greeter)
         host, port = door.open("127.0.0.1", 0)
         try:
             assert await a.host.dial(f"{host}:{port}") == rogue.id
@@ -122,14 +129,14 @@ def test_a_message_that_meets_our_defect_costs_its_link_and_is_logged(
         a, b = await net.linked()
         c = net.node("c")
         await c.host.dial(a.address)
-        take = a.host._on_message
+        take = a.host._daemon.on_message
 
         def handle(peer: bytes, msg: object) -> None:
             if peer == c.id:
                 raise defect
             take(peer, msg)
 
-        a.host._on_message = handle
+        a.host._daemon.on_message = handle
         assert c.host.send(a.id, TroubleNote(1))
         assert c.host.send(a.id, TroubleNote(2))
         await a.until(lambda: a.downs)

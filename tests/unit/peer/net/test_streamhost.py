@@ -130,7 +130,7 @@ def resets(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
     async def refuse(sock: socket.socket) -> None:
         raise ConnectionResetError("something between the two takes nothing but TLS")
 
-    patch.setattr(a.host._listener, "_accept_stream", refuse)
+    patch.setattr(a.host, "accept_stream", refuse)
 
 
 def keeps_silent(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def keeps_silent(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
         raise ConnectionResetError("it was silence")
 
     patch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
-    patch.setattr(a.host._listener, "_accept_stream", wait)
+    patch.setattr(a.host, "accept_stream", wait)
 
 
 def proves_nothing(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def proves_nothing(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
         await loop.sock_sendall(sock, bytes(keys.GREETING_BYTES))
         raise ConnectionResetError("seen through")
 
-    patch.setattr(a.host._listener, "_accept_stream", greet)
+    patch.setattr(a.host, "accept_stream", greet)
 
 
 def has_no_key_left(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:

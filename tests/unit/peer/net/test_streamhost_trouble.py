@@ -115,7 +115,7 @@ def test_the_control_link_is_another_one_before_tls_has_taken_over(
         a, b = await net.linked()
         with pytest.raises(ConnectError, match="needs a control link first"):
             await a.host.open_data(bytes(32), a.address)
-        call = b.host._streams._call_tls
+        call = b.host.call_tls
 
         async def called(peer: bytes, address: str) -> TlsSocket:
             b.host.drop(a.id, "test")
@@ -124,7 +124,7 @@ def test_the_control_link_is_another_one_before_tls_has_taken_over(
             return await call(peer, address)
 
         with monkeypatch.context() as patch:
-            patch.setattr(b.host._streams, "_call_tls", called)
+            patch.setattr(b.host, "call_tls", called)
             patch.setattr(streamkeys, "GRANTS_PER_PEER_MAX", 0)
             with pytest.raises(ConnectError, match=r"the control link to .* has ended meanwhile"):
                 await b.host.open_data(a.id, a.address)

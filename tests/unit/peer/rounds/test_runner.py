@@ -38,15 +38,15 @@ def test_init_is_reduced_by_one_and_copied_by_the_others(tmp_path: Path) -> None
         first, second = sites
         begin = Begin(LINEAGE, 1, 1, 1, INIT, (first.me,), (1.0,), packed)
         first.runner.inputs = np.arange(elements, dtype=np.float32)
-        first.runner.carry_out(ev.Reduce(begin))
+        first.carry_out(ev.Reduce(begin))
         await eventually(lambda: first.reduced(1))
         assert first.runner.streams.moved_bytes == 0
         assert first.runner.progress_bytes >= 4 * elements  # or it would count as stalled
-        second.runner.carry_out(ev.Fetch(begin, first.me))
+        second.carry_out(ev.Fetch(begin, first.me))
         await eventually(lambda: second.reduced(1))
         assert first.reduced(1) == second.reduced(1)
         for site in sites:
-            site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+            site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
         states = [site.runner.state for site in sites]
         assert states[0] is not None
@@ -63,11 +63,11 @@ def test_a_round_gives_the_mean_and_equal_bytes_everywhere(tmp_path: Path) -> No
         begin = begin_of(sites, 1)
         before = sites[0].runner.state.theta.copy()  # type: ignore[union-attr]  # set by prepare
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         assert len({site.reduced(1) for site in sites}) == 1
         for site in sites:
-            site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+            site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
         digests = {site.runner.state.digest for site in sites}  # type: ignore[union-attr]
         assert len(digests) == 1
@@ -88,11 +88,11 @@ def test_three_hundred_aborted_rounds_leave_memory_flat(tmp_path: Path) -> None:
                 attempt += 1
                 begin = begin_of(sites, attempt)
                 for site in sites:
-                    site.runner.carry_out(ev.Reduce(begin))
+                    site.carry_out(ev.Reduce(begin))
                 # Anywhere from before the first frame to shortly before the end.
                 await asyncio.sleep(0.001 * (attempt % 12))
                 for site in sites:
-                    site.runner.carry_out(ev.Abort(begin.round, attempt))
+                    site.carry_out(ev.Abort(begin.round, attempt))
                     site.fed.clear()
 
         await abort_some(60)
@@ -104,10 +104,10 @@ def test_three_hundred_aborted_rounds_leave_memory_flat(tmp_path: Path) -> None:
         attempt += 1
         begin = begin_of(sites, attempt)  # and the next one works
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(attempt) for site in sites))
         for site in sites:
-            site.runner.carry_out(ev.Abort(begin.round, attempt))
+            site.carry_out(ev.Abort(begin.round, attempt))
         await eventually(
             lambda: not [t for t in threading.enumerate() if t.name.startswith("reduce-")]
         )
@@ -148,13 +148,13 @@ def test_a_submission_that_is_not_finite_is_reported_as_our_own_failure(tmp_path
         one.runner.inputs[17] = np.nan
         begin = begin_of(sites, 1)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: one.fed)
         failed = one.fed[0]
         assert isinstance(failed, ev.ReduceFailed)
         assert failed.peers == ()
         for site in sites:
-            site.runner.carry_out(ev.Abort(2, 1))
+            site.carry_out(ev.Abort(2, 1))
 
     scenario(tmp_path, "ab", play)
 
@@ -169,10 +169,10 @@ def test_the_result_equals_the_codec_arithmetic_done_by_hand(tmp_path: Path) -> 
         begin = Begin(LINEAGE, 1, 2, 1, STEP, tuple(s.me for s in sites), (1.0, 2.0, 5.0))
         expected = by_hand(sites, begin, state)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         for site in sites:
-            site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+            site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
         for site in sites:
             assert site.runner.state is not None
@@ -262,13 +262,13 @@ def test_a_result_that_cannot_be_applied_ends_the_peer_with_advice(tmp_path: Pat
         (site,) = sites
         prepare(sites, 10_000)
         begin = begin_of(sites, 1)
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.reduced(1))
         job = site.runner.reducer.jobs.get(2)
         assert job is not None
         job.result.array.fill(0xFF)
         before = site.state.digest
-        site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+        site.carry_out(ev.Apply(begin, b"c" * 32))
         with pytest.raises(DivergedError, match="round 2 cannot be applied here") as caught:
             await asyncio.wait_for(site.task, PATIENCE_S)
         assert "fetches the state" in caught.value.fix
@@ -284,11 +284,11 @@ def test_what_is_said_late_of_an_aborted_attempt_is_not_heard(tmp_path: Path) ->
         prepare(sites, 50_000)
         begin = begin_of(sites, 1)
         reducer = sites[0].runner.reducer
-        sites[0].runner.carry_out(ev.Reduce(begin))
+        sites[0].carry_out(ev.Reduce(begin))
         await eventually(lambda: reducer.jobs.get(begin.round) is not None)
         job = reducer.jobs.get(begin.round)
         assert job is not None
-        sites[0].runner.carry_out(ev.Abort(begin.round, 1))
+        sites[0].carry_out(ev.Abort(begin.round, 1))
         reducer._reduced(job, b"r" * 32)
         assert not job.root
         assert not sites[0].reduced(1)

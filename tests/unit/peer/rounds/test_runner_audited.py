@@ -54,7 +54,7 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
             begin = replace(begin_of(sites, number - 1, number), weights=weights)
             truth.commit(given)
             for site in sites:
-                site.runner.carry_out(ev.Reduce(begin))
+                site.carry_out(ev.Reduce(begin))
             await eventually(
                 lambda b=begin: all(site.reduced(b.attempt, b.round) for site in sites)
             )
@@ -62,7 +62,7 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
             assert all(job is not None and job.audit is not None for job in jobs)
             assert all(job is not None and job.finals == b"" for job in jobs)
             for site in sites:
-                site.runner.carry_out(ev.Apply(begin, CHAIN))
+                site.carry_out(ev.Apply(begin, CHAIN))
             await eventually(lambda b=begin: all(site.applied(b.round) for site in sites))
             for site in sites:
                 assert site.state.theta.tobytes() == truth.theta.tobytes()
@@ -77,7 +77,7 @@ def test_a_run_begins_with_one_and_two(tmp_path: Path, names: str) -> None:
         prepare(sites, ELEMENTS, audit=True)
         begin = begin_of(sites, 1)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         assert len({site.reduced(1) for site in sites}) == 1
 
@@ -89,7 +89,7 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
         prepare(sites, ELEMENTS, audit=True)
         begin = begin_of(sites, 1)
         for site in sites[:-1]:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.audits._attempts for site in sites[:-1]))
         for site in sites[:-1]:
             (attempt,) = site.audits._attempts.values()
@@ -97,7 +97,7 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
                 lambda a=attempt: len(a.auditor.machine.inbox.of(StatementPhase.COMMIT)) == 2
             )
         assert all(site.runner.streams.moved_bytes == 0 for site in sites)
-        sites[-1].runner.carry_out(ev.Reduce(begin))
+        sites[-1].carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
 
     scenario(tmp_path, "abc", play)
@@ -111,7 +111,7 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
         past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
         assert sites[0].runner.believed(made_up) == replace(made_up, digests=b"")
-        sites[0].runner.carry_out(ev.Reduce(replace(begin, past=past, kept=kept)))
+        sites[0].carry_out(ev.Reduce(replace(begin, past=past, kept=kept)))
         failed = lambda: [e for e in sites[0].fed if isinstance(e, ev.ReduceFailed)]  # noqa: E731
         await eventually(failed)
         assert "was not verified" in failed()[0].why

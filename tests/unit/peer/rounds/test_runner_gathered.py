@@ -76,7 +76,7 @@ def weighted(sites: list[Site], attempt: int, number: int, weights: tuple[float,
 
 async def reduce(sites: list[Site], begin: Begin) -> None:
     for site in sites:
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
     await eventually(lambda: all(site.reduced(begin.attempt, begin.round) for site in sites))
     assert len({site.reduced(begin.attempt, begin.round) for site in sites}) == 1
 
@@ -88,7 +88,7 @@ async def whole_round(sites: list[Site], begin: Begin) -> None:
 
 async def apply(sites: list[Site], begin: Begin) -> None:
     for site in sites:
-        site.runner.carry_out(ev.Apply(begin, CHAIN))
+        site.carry_out(ev.Apply(begin, CHAIN))
     await eventually(lambda: all(site.applied(begin.round) for site in sites))
     assert len({site.state.digest for site in sites}) == 1
 
@@ -138,17 +138,17 @@ def test_a_death_in_the_middle_begins_the_round_anew(tmp_path: Path) -> None:
         *left, gone = sites
         broken = begin_of(sites, 1, 3)
         for site in left:  # the last one never begins
-            site.runner.carry_out(ev.Reduce(broken))
+            site.carry_out(ev.Reduce(broken))
         await eventually(lambda: all(site.runner.reducer.jobs.at(3, 1) for site in left))
         for site in left:
-            site.runner.carry_out(ev.ListFinal(3, 1))
+            site.carry_out(ev.ListFinal(3, 1))
         await eventually(lambda: all(site.finals(1) is not None for site in left))
         assert {site.finals(1) for site in left} == {b""}
         truth.check(left)
         again = begin_of(left, 2, 3)
         truth.commit(dict.fromkeys(range(3), 1.0))
         await reduce(left, again)
-        gone.runner.carry_out(ev.Fetch(again, left[0].me))
+        gone.carry_out(ev.Fetch(again, left[0].me))
         await eventually(lambda: gone.reduced(2, 3))
         await apply(sites, again)
         truth.check(sites)
@@ -172,7 +172,7 @@ def test_who_fetches_what_it_took_part_in_keeps_what_it_left_out(tmp_path: Path)
         job.root = b""  # as if its last chunk had not come
         job.result.digests[-1] = b""
         sites[1].fed.clear()
-        sites[1].runner.carry_out(ev.Fetch(begin, sites[0].me))
+        sites[1].carry_out(ev.Fetch(begin, sites[0].me))
         await eventually(lambda: sites[1].reduced(1))
         assert repaired.jobs.get(2) is not job
         await apply(sites, begin)
@@ -191,7 +191,7 @@ def test_rounds_of_two_fragments_in_flight_move_their_own_parts(tmp_path: Path) 
             begins = [replace(begin_of(sites, 1, first + f), fragment=f) for f in (0, 1)]
             for site in sites:
                 for begin in begins:
-                    site.runner.carry_out(ev.Reduce(begin))
+                    site.carry_out(ev.Reduce(begin))
             for begin in begins:
                 number = begin.round
                 await eventually(lambda n=number: all(site.reduced(1, n) for site in sites))
@@ -217,7 +217,7 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
         first, second, absent, late = sites
         begin = weighted(sites[:3], 1, 2, (1.0, 1.0, 0.0))
         for site in (first, second):
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         grid = first.state.grid
         owned = {c for c in range(grid.count) if c * 3 // grid.count < 2}
         jobs = (first.runner.reducer.jobs, second.runner.reducer.jobs)
@@ -225,7 +225,7 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
         results = [job.result for j in jobs if (job := j.get(2)) is not None]
         await eventually(lambda: all(r.digests[c] for r in results for c in owned))
         for site in (first, second):
-            site.runner.carry_out(ev.ListFinal(2, 1))
+            site.carry_out(ev.ListFinal(2, 1))
         await eventually(lambda: first.finals(1) and second.finals(1))
         kept = [Kept(c, 1, results[0].digests[c], (0, 1)) for c in sorted(owned)]
         again = Begin(
@@ -241,7 +241,7 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
         )
         await reduce([first, late], again)
         for site in (second, absent):
-            site.runner.carry_out(ev.Fetch(again, first.me))
+            site.carry_out(ev.Fetch(again, first.me))
         await eventually(lambda: second.reduced(2) and absent.reduced(2))
         await apply(sites, again)
         moved = {
@@ -267,9 +267,9 @@ def test_who_loads_another_state_begins_without_memory_and_says_so_once(
         assert kept_of(site).any()
         for _ in range(2):
             if how == "undo":
-                site.runner.carry_out(ev.Undo(2, CHAIN))
+                site.carry_out(ev.Undo(2, CHAIN))
             else:
-                site.runner._adopt(site.state, 3, CHAIN)
+                site.runner.adopt(site.state, 3, CHAIN)
             await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp | ev.CatchUpFailed))
         assert not kept_of(site).any()
         said = [line for line in site.logs if "error feedback forgets" in line]
@@ -299,13 +299,13 @@ def test_what_is_not_finite_fails_here_and_leaves_the_memory_alone(
         sites[1].inputs[17] = bad
         for site in sites:
             site.fed.clear()
-            site.runner.carry_out(ev.Reduce(begin_of(sites, 1, 3)))
+            site.carry_out(ev.Reduce(begin_of(sites, 1, 3)))
         await eventually(lambda: sites[1].fed)
         failed = sites[1].fed[0]
         assert isinstance(failed, ev.ReduceFailed)
         assert failed.peers == ()
         for site in sites:
-            site.runner.carry_out(ev.Abort(3, 1))
+            site.carry_out(ev.Abort(3, 1))
         truth.check(sites)
         truth.commit({0: 1.0})
         await whole_round(sites[:1], begin_of(sites[:1], 2, 3))
@@ -338,7 +338,7 @@ def test_a_begin_that_cannot_be_of_such_a_round_is_refused(
             past = (EntryOrigin(begin.participants, begin.weights),)
             begin = replace(begin, past=past, kept=pack_kept([Kept(0, 1, b"d" * 32, (0,))]))
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.fed for site in sites))
         for site in sites:
             assert isinstance(site.fed[0], ev.ReduceFailed)

@@ -42,11 +42,11 @@ async def run_round(sites: list[Site], number: int, attempt: int) -> None:
     begin = begin_of(sites, attempt, number)
     expected = by_hand(sites, begin, sites[0].state)
     for site in sites:
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
     await eventually(lambda: all(site.reduced(attempt, number) for site in sites))
     assert len({site.reduced(attempt, number) for site in sites}) == 1
     for site in sites:
-        site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+        site.carry_out(ev.Apply(begin, b"c" * 32))
     await eventually(lambda: all(site.applied(number) for site in sites))
     for site in sites:
         np.testing.assert_array_equal(site.state.theta, expected)
@@ -97,13 +97,13 @@ def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
         begin = begin_of(sites, 1, 3)
         expected = by_hand(sites, begin, a.state)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         moved = a.runner.streams.moved_bytes
         await eventually(lambda: a.runner.streams.moved_bytes > moved)
         victim._sock.shutdown(socket.SHUT_RDWR)  # as a middlebox does that forgets a connection
         await eventually(lambda: all(site.reduced(1, 3) for site in sites))
         for site in sites:
-            site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+            site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(site.applied(3) for site in sites))
         for site in sites:
             np.testing.assert_array_equal(site.state.theta, expected)

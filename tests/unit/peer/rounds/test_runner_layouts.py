@@ -33,14 +33,14 @@ def mean_of(sites: list[Site]) -> np.ndarray:
 
 async def reduce(sites: list[Site], begin: Begin) -> None:
     for site in sites:
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
     await eventually(lambda: all(site.reduced(begin.attempt, begin.round) for site in sites))
     assert len({site.reduced(begin.attempt, begin.round) for site in sites}) == 1
 
 
 async def apply(sites: list[Site], begin: Begin) -> None:
     for site in sites:
-        site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+        site.carry_out(ev.Apply(begin, b"c" * 32))
     await eventually(lambda: all(site.applied(begin.round) for site in sites))
     assert len({site.state.digest for site in sites}) == 1
 
@@ -74,10 +74,10 @@ def test_a_broken_attempt_goes_on_as_a_butterfly_with_what_was_finished(
         *left, gone = sites
         first = replace(begin_of(sites, 1), layout=layout)
         for site in left:  # the last one never begins: nothing that it takes part in gets final
-            site.runner.carry_out(ev.Reduce(first))
+            site.carry_out(ev.Reduce(first))
         await eventually(lambda: all(site.runner.reducer.jobs.at(2, 1) for site in left))
         for site in left:
-            site.runner.carry_out(ev.ListFinal(2, 1))
+            site.carry_out(ev.ListFinal(2, 1))
         await eventually(lambda: all(site.finals(1) is not None for site in left))
         again = replace(begin_of(left, 2), past=(), layout=Layout("butterfly", layout.shares[:3]))
         await reduce(left, again)
@@ -95,7 +95,7 @@ def test_chunks_of_a_ring_are_kept_by_a_butterfly(tmp_path: Path) -> None:
         ring = replace(begin_of(sites, 1), layout=LAYOUTS[1])
         await reduce(sites, ring)
         for site in sites:
-            site.runner.carry_out(ev.ListFinal(2, 1))
+            site.carry_out(ev.ListFinal(2, 1))
         await eventually(lambda: all(site.finals(1) for site in sites))
         digests = sites[0].finals(1)
         assert digests is not None
@@ -126,7 +126,7 @@ def test_a_layout_of_another_number_fails_the_attempt_and_nothing_else(tmp_path:
         begin = begin_of(sites, 1)
         wrong = replace(begin)
         object.__setattr__(wrong, "layout", Layout("butterfly", (1, 1, 1)))  # no decoder lets it in
-        sites[0].runner.carry_out(ev.Reduce(wrong))
+        sites[0].carry_out(ev.Reduce(wrong))
         await eventually(lambda: any(isinstance(e, ev.ReduceFailed) for e in sites[0].fed))
         await reduce(sites, replace(begin, attempt=2))
 
@@ -156,7 +156,7 @@ def test_what_was_finished_pairwise_is_kept_when_the_other_is_gone(tmp_path: Pat
         a, b = sites
         both = mean_of(sites)
         await reduce(sites, replace(begin_of(sites, 1), layout=Layout("pairwise", (1, 1))))
-        a.runner.carry_out(ev.ListFinal(2, 1))
+        a.carry_out(ev.ListFinal(2, 1))
         await eventually(lambda: a.finals(1) is not None)
         digests = a.finals(1)
         assert digests is not None

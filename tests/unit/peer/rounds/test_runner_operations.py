@@ -50,13 +50,13 @@ def test_everyone_gets_it_and_the_state_stays(tmp_path: Path, op: str, codec: st
         begin = reduce_of(members, op=op, codec=codec)
         digest = sites[0].state.digest
         for site in members:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in members))
         root = members[0].reduced(1)
         assert root
         assert members[1].reduced(1) == root
         for site in sites:
-            site.runner.carry_out(ev.Apply(begin, b"c" * 32, root))
+            site.carry_out(ev.Apply(begin, b"c" * 32, root))
         await eventually(lambda: all(site.applied(2) for site in sites))
         by_hand = {"sum": np.sum, "max": np.max, "mean": np.mean}[op](vectors[:2], axis=0)
         allowed = {"float32": 1e-5, "int8": 0.1, "int4": 1.5}[codec]
@@ -82,22 +82,22 @@ def test_memory_of_results_is_used_again(tmp_path: Path) -> None:
         for number in range(2, 7):
             begin = reduce_of(sites, number, number)
             for site in sites:
-                site.runner.carry_out(ev.Reduce(begin))
+                site.carry_out(ev.Reduce(begin))
             await eventually(lambda n=number: all(site.reduced(n) for site in sites))
             job = sites[0].runner.reducer.jobs.get(number)
             assert job is not None
             seen.append(job.result.array.ctypes.data)
             for site in sites:
-                site.runner.carry_out(ev.Apply(begin, b"c" * 32))
+                site.carry_out(ev.Apply(begin, b"c" * 32))
             await eventually(lambda n=number: all(site.applied(n) for site in sites))
         assert len(set(seen)) < len(seen)
         step = begin_of(sites, 9, 7)  # and a step of the run comes as if nothing had been
         for i, site in enumerate(sites):
             site.runner.inputs = site.state.theta + np.float32(i + 1)
-            site.runner.carry_out(ev.Reduce(step))
+            site.carry_out(ev.Reduce(step))
         await eventually(lambda: all(site.reduced(9) for site in sites))
         for site in sites:
-            site.runner.carry_out(ev.Apply(step, b"d" * 32))
+            site.carry_out(ev.Apply(step, b"d" * 32))
         await eventually(lambda: all(site.applied(7) for site in sites))
         assert sites[0].state.digest == sites[1].state.digest
 
@@ -110,16 +110,16 @@ def test_a_retry_without_somebody_is_of_the_others_alone(tmp_path: Path) -> None
         vectors = give(sites)
         first = reduce_of(sites)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(first))
+            site.carry_out(ev.Reduce(first))
         await eventually(lambda: any(site.reduced(1) for site in sites))
         staying = sites[:2]
         again = reduce_of(staying, attempt=2)
         for site in staying:  # finished chunks of the first attempt do not count
-            site.runner.carry_out(ev.Abort(2, 1))
-            site.runner.carry_out(ev.Reduce(again))
+            site.carry_out(ev.Abort(2, 1))
+            site.carry_out(ev.Reduce(again))
         await eventually(lambda: all(site.reduced(2) for site in staying))
         for site in staying:
-            site.runner.carry_out(ev.Apply(again, b"c" * 32))
+            site.carry_out(ev.Apply(again, b"c" * 32))
         await eventually(lambda: all(site.applied(2) for site in staying))
         expected = vectors[0] + vectors[1]
         np.testing.assert_allclose(outputs(sites[0]), expected, rtol=1e-5, atol=1e-5)
@@ -133,7 +133,7 @@ def test_a_vector_of_another_size_is_no_contribution(tmp_path: Path) -> None:
         prepare(sites, 5000)
         give(sites)
         sites[0].runner.inputs = np.zeros(7, np.float32)
-        sites[0].runner.carry_out(ev.Reduce(reduce_of(sites)))
+        sites[0].carry_out(ev.Reduce(reduce_of(sites)))
         await eventually(lambda: any(isinstance(e, ev.ReduceFailed) for e in sites[0].fed))
         failed = next(e for e in sites[0].fed if isinstance(e, ev.ReduceFailed))
         assert (failed.peers, failed.why) == ((), "this peer's submission is gone")

@@ -89,12 +89,12 @@ async def broken_attempt(
     begin = begin_of(sites, 1, 3)
     survivors = [site for site in sites if site is not victim]
     for site in sites:
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
     await eventually(hang.begun.is_set)
     await come_to_rest(sites, 3)
     await victim.close()
     for site in survivors:
-        site.runner.carry_out(ev.ListFinal(3, 1))
+        site.carry_out(ev.ListFinal(3, 1))
     await eventually(lambda: all(site.finals(1) is not None for site in survivors))
     holders: dict[int, tuple[bytes, list[int]]] = {}
     for place, site in enumerate(sites):
@@ -114,13 +114,13 @@ def test_one_of_eight_dies_at_half_of_a_round(
         prepare(sites, ELEMENTS)
         calm = begin_of(sites, 1)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(calm))
+            site.carry_out(ev.Reduce(calm))
         await eventually(lambda: all(site.reduced(1, 2) for site in sites))
         whole_bytes = sent_bytes(sites, 2)
         encoded_bytes = sites[0].state.layout(head_of(2)).total_bytes
         assert whole_bytes == 2 * (PEERS - 1) * encoded_bytes
         for site in sites:
-            site.runner.carry_out(ev.Apply(calm, CHAIN))
+            site.carry_out(ev.Apply(calm, CHAIN))
         await eventually(lambda: all(site.applied(2) for site in sites))
         assert again_bytes(sites) == 0
         assert not [line for site in sites for line in site.logs if "sent again" in line]
@@ -143,10 +143,10 @@ def test_one_of_eight_dies_at_half_of_a_round(
             kept=pack_kept(kept.values()),
         )
         for site in survivors:
-            site.runner.carry_out(ev.Reduce(again))
+            site.carry_out(ev.Reduce(again))
         await eventually(lambda: all(site.reduced(2, 3) for site in survivors))
         for site in survivors:
-            site.runner.carry_out(ev.Apply(again, CHAIN))
+            site.carry_out(ev.Apply(again, CHAIN))
         await eventually(lambda: all(site.applied(3) for site in survivors))
         hang.released.set()
         assert 0 < again_bytes(survivors) < 0.2 * whole_bytes, again_bytes(survivors) / whole_bytes

@@ -42,7 +42,7 @@ async def first_attempt(sites: list[Site], absent: Site, weights: tuple[float, .
     begin = Begin(LINEAGE, 1, 2, 1, STEP, tuple(site.me for site in sites), weights)
     present = [site for site in sites if site is not absent]
     for site in present:
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
     owned = {
         chunk
         for chunk in range(absent.state.grid.count)
@@ -53,7 +53,7 @@ async def first_attempt(sites: list[Site], absent: Site, weights: tuple[float, .
     results = [job.result for j in jobs if (job := j.get(2)) is not None]
     await eventually(lambda: all(r.digests[chunk] for r in results for chunk in owned))
     for site in present:
-        site.runner.carry_out(ev.ListFinal(2, 1))
+        site.carry_out(ev.ListFinal(2, 1))
     await eventually(lambda: all(site.finals(1) is not None for site in present))
     return begin
 
@@ -100,7 +100,7 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
         everyone = [first, second, late]
         again = retry_of(begin, everyone, keep, [0, 1])
         for site in everyone:
-            site.runner.carry_out(ev.Reduce(again))
+            site.carry_out(ev.Reduce(again))
         await eventually(lambda: all(site.reduced(2) for site in everyone))
         digests = []
         for chunk in chunks:
@@ -116,7 +116,7 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
         root = entry_root(again.origins, origin_of, digests)
         assert {site.reduced(2) for site in everyone} == {root}
         for site in everyone:
-            site.runner.carry_out(ev.Apply(again, CHAIN))
+            site.carry_out(ev.Apply(again, CHAIN))
         await eventually(lambda: all(site.applied(2) for site in everyone))
         head = late.runner.replica.log.head(2)
         assert head is not None
@@ -143,11 +143,11 @@ def test_a_holder_that_fails_is_replaced_and_the_last_one_named(tmp_path: Path, 
         if fault == "link":
             late.host.drop(first.me, "the test wants it")
         only_late = retry_of(begin, [late], keep, [0, 1])
-        late.runner.carry_out(ev.Reduce(only_late))  # the others are holders only
+        late.carry_out(ev.Reduce(only_late))  # the others are holders only
         await eventually(lambda: late.reduced(2))
         worse = retry_of(begin, [late], {**keep, min(keep): b"?" * 32}, [0, 1])
         worse = Begin(**{f: getattr(worse, f) for f in worse.__dataclass_fields__} | {"attempt": 3})
-        late.runner.carry_out(ev.Reduce(worse))
+        late.carry_out(ev.Reduce(worse))
         await eventually(lambda: isinstance(late.fed[-1], ev.ReduceFailed))
         failed = late.fed[-1]
         assert isinstance(failed, ev.ReduceFailed)
@@ -165,7 +165,7 @@ def test_what_is_not_kept_is_reduced_again(tmp_path: Path) -> None:
         begin = await first_attempt(sites, sites[2], (1.0, 3.0, 0.0))
         again = retry_of(begin, present, {}, [])
         for site in present:
-            site.runner.carry_out(ev.Reduce(again))
+            site.carry_out(ev.Reduce(again))
         await eventually(lambda: all(site.reduced(2) for site in present))
         for chunk in range(sites[0].state.grid.count):
             encoded, _ = mean_by_hand(present, (1.0, 1.0), chunk)
@@ -181,7 +181,7 @@ def test_a_lent_result_is_not_written_to_by_the_retry(tmp_path: Path) -> None:
         prepare(sites, ELEMENTS)
         begin = begin_of(sites, 1)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         lent = sites[0].runner.reducer.complete_result(2, 1)
         assert lent is not None
@@ -189,8 +189,8 @@ def test_a_lent_result_is_not_written_to_by_the_retry(tmp_path: Path) -> None:
         sites[0].inputs[:] += 1  # only so that the bytes differ
         again = retry_of(begin, sites, {}, [])
         for site in sites:
-            site.runner.carry_out(ev.Abort(2, 1))
-            site.runner.carry_out(ev.Reduce(again))
+            site.carry_out(ev.Abort(2, 1))
+            site.carry_out(ev.Reduce(again))
         await eventually(lambda: all(site.reduced(2) for site in sites))
         np.testing.assert_array_equal(lent[0], before)
         assert sites[0].reduced(1) != sites[0].reduced(2)
@@ -207,7 +207,7 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
         begin = begin_of(sites, 1)
         holder, other, outsider = sites
         for site in sites:
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         chunks = range(holder.state.grid.count)
         for site, forgotten in ((other, {2}), (outsider, chunks)):
@@ -221,7 +221,7 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
             site.fed.clear()
         before = other.runner.streams.received_bytes
         for site in (other, outsider):
-            site.runner.carry_out(ev.Fetch(begin, holder.me))
+            site.carry_out(ev.Fetch(begin, holder.me))
         await eventually(lambda: other.reduced(1) and outsider.reduced(1))
         assert other.runner.streams.received_bytes - before < 2 * holder.state.layout(
             head_of(2)
@@ -260,16 +260,16 @@ def test_two_rounds_of_different_fragments_reduce_at_once(tmp_path: Path) -> Non
             expected[lo:hi] -= mean
         stuck = fragment_begin(everyone, 2, 0)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(two))  # as the messages may come
-            site.runner.carry_out(ev.Reduce(stuck))
+            site.carry_out(ev.Reduce(two))  # as the messages may come
+            site.carry_out(ev.Reduce(stuck))
         await eventually(lambda: all(site.reduced(1, 3) for site in sites))
         assert not any(site.reduced(1, 2) for site in sites)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(one))
+            site.carry_out(ev.Reduce(one))
         await eventually(lambda: all(site.reduced(2, 2) for site in sites))
         for begin in (one, two):
             for site in sites:
-                site.runner.carry_out(ev.Apply(begin, CHAIN))
+                site.carry_out(ev.Apply(begin, CHAIN))
         await eventually(lambda: all(site.applied(3) for site in sites))
         for site in sites:
             np.testing.assert_array_equal(site.state.theta, expected)
@@ -289,16 +289,16 @@ def test_the_end_of_one_round_leaves_the_others_alone(tmp_path: Path) -> None:
         prepare(sites, ELEMENTS, fragments=2)
         one, two = fragment_begin(sites, 2, 0), fragment_begin(sites, 3, 1)
         for site in sites[:2]:
-            site.runner.carry_out(ev.Reduce(one))
-            site.runner.carry_out(ev.Reduce(two))
-            site.runner.carry_out(ev.Abort(2, 1))
-        sites[2].runner.carry_out(ev.Reduce(two))
+            site.carry_out(ev.Reduce(one))
+            site.carry_out(ev.Reduce(two))
+            site.carry_out(ev.Abort(2, 1))
+        sites[2].carry_out(ev.Reduce(two))
         await eventually(lambda: all(site.reduced(1, 3) for site in sites))
         again = fragment_begin(sites, 2, 0, attempt=2)
         for site in sites:
-            site.runner.carry_out(ev.Abort(2, 1))  # of an older attempt: harmless
-            site.runner.carry_out(ev.Reduce(again))
-            site.runner.carry_out(ev.Abort(2, 1))
+            site.carry_out(ev.Abort(2, 1))  # of an older attempt: harmless
+            site.carry_out(ev.Reduce(again))
+            site.carry_out(ev.Abort(2, 1))
         await eventually(lambda: all(site.reduced(2, 2) for site in sites))
 
     scenario(tmp_path, "abc", play)
@@ -310,21 +310,21 @@ def test_the_last_commit_can_be_undone_once(tmp_path: Path) -> None:
         [site] = sites
         digest = site.state.digest
         begin = begin_of(sites, 1)
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.reduced(1))
-        site.runner.carry_out(ev.Apply(begin, CHAIN))
+        site.carry_out(ev.Apply(begin, CHAIN))
         await eventually(lambda: site.applied(2))
         assert site.runner.digests == {2: site.state.digest.hex()}
         for number in (1, 0):
-            site.runner.carry_out(ev.Undo(number, CHAIN))
+            site.carry_out(ev.Undo(number, CHAIN))
         await eventually(lambda: isinstance(site.fed[-1], ev.CatchUpFailed))
         assert site.fed[-2] == ev.CaughtUp(1, b"c" * 32, digest)
         assert (site.state.round, site.state.digest) == (1, digest)
         assert site.runner.replica.log.head(2) is None
-        site.runner.carry_out(ev.Reduce(begin_of(sites, 2)))
+        site.carry_out(ev.Reduce(begin_of(sites, 2)))
         await eventually(lambda: site.reduced(2))
-        site.runner.carry_out(ev.Undo(1, CHAIN))
-        site.runner.carry_out(ev.Reduce(begin_of(sites, 3)))  # decided before it is undone
+        site.carry_out(ev.Undo(1, CHAIN))
+        site.carry_out(ev.Reduce(begin_of(sites, 3)))  # decided before it is undone
         await eventually(lambda: site.reduced(3))
 
     scenario(tmp_path, "a", play)
@@ -335,13 +335,13 @@ def test_an_undo_ends_the_catch_up_that_it_makes_needless(tmp_path: Path) -> Non
         prepare(sites, ELEMENTS)
         [site] = sites
         begin = begin_of(sites, 1)
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.reduced(1))
-        site.runner.carry_out(ev.Apply(begin, CHAIN))
-        site.runner.carry_out(ev.StartSync(ev.Goal(5, b"5" * 32, b"", ())))
+        site.carry_out(ev.Apply(begin, CHAIN))
+        site.carry_out(ev.StartSync(ev.Goal(5, b"5" * 32, b"", ())))
         await eventually(lambda: site.runner.catch_up.is_working)
         assert not site.runner.donor.is_open
-        site.runner.carry_out(ev.Undo(1, CHAIN))
+        site.carry_out(ev.Undo(1, CHAIN))
         await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp))
         assert not site.runner.catch_up.is_working
         assert site.runner.donor.is_open
@@ -354,14 +354,14 @@ def test_orders_that_were_overtaken_do_nothing(tmp_path: Path) -> None:
         prepare(sites, ELEMENTS)
         old, new = begin_of(sites, 1), begin_of(sites, 2)
         for site in sites:
-            site.runner.carry_out(ev.Reduce(old))
-            site.runner.carry_out(ev.Fetch(old, sites[0].me))
-            site.runner.carry_out(ev.Reduce(new))
+            site.carry_out(ev.Reduce(old))
+            site.carry_out(ev.Fetch(old, sites[0].me))
+            site.carry_out(ev.Reduce(new))
         await eventually(lambda: all(site.reduced(2) for site in sites))
         await asyncio.sleep(0)
         assert not any(site.reduced(1) for site in sites)
         for site in sites:
-            site.runner.carry_out(ev.ListFinal(2, 1))
+            site.carry_out(ev.ListFinal(2, 1))
         await eventually(lambda: all(site.finals(1) == b"" for site in sites))
 
     scenario(tmp_path, "ab", play)
@@ -385,7 +385,7 @@ def test_an_opening_that_makes_no_sense_is_our_own_failure(tmp_path: Path, fault
             past=(EntryOrigin((site.me,), (1.0,)),),
             kept={"fragment": b"", "kept chunk": beyond, "kept bytes": b"xyz"}[fault],
         )
-        site.runner.carry_out(ev.Reduce(begin))
+        site.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.fed)
         assert isinstance(site.fed[0], ev.ReduceFailed)
         assert site.fed[0].peers == ()

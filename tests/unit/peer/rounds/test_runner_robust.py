@@ -36,10 +36,10 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str) -> None:
             begin = replace(begin_of(sites, 1, number), weights=weights)
             truth.commit(given)
             for site in sites:
-                site.runner.carry_out(ev.Reduce(begin))
+                site.carry_out(ev.Reduce(begin))
             await eventually(lambda b=begin: all(site.reduced(1, b.round) for site in sites))
             for site in sites:
-                site.runner.carry_out(ev.Apply(begin, CHAIN))
+                site.carry_out(ev.Apply(begin, CHAIN))
             await eventually(lambda b=begin: all(site.applied(b.round) for site in sites))
             for site in sites:
                 assert site.state.theta.tobytes() == truth.theta.tobytes()
@@ -53,11 +53,11 @@ def test_too_few_neither_reduce_nor_copy(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS, aggregate="trimmed(f=1)")
         begin = replace(begin_of(sites, 1), weights=(1.0, 1.0, 0.0))
-        sites[0].runner.carry_out(ev.Reduce(begin))
+        sites[0].carry_out(ev.Reduce(begin))
         await eventually(lambda: refusals(sites[0]))
         assert "needs at least 3 peers, and here are 2" in refusals(sites[0])[0]
         alone = replace(begin, attempt=2, participants=begin.participants[:1], weights=(1.0,))
-        sites[1].runner.carry_out(ev.Fetch(alone, begin.participants[0]))
+        sites[1].carry_out(ev.Fetch(alone, begin.participants[0]))
         await eventually(lambda: any("here are 1" in line for line in sites[1].logs))
         assert sites[1].runner.reducer.jobs.get(begin.round) is None
 
@@ -72,13 +72,13 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
         for site in sites:
             assert site.runner.believed(made_up) == replace(made_up, digests=b"")
             assert site.runner.believed(begin) is begin
-            site.runner.carry_out(ev.Reduce(begin))
+            site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         assert all(job.finals == b"" for site in sites for job in site.runner.reducer.jobs.all)
         past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
         again: Begin = replace(begin, attempt=2, past=past, kept=kept)
-        sites[0].runner.carry_out(ev.Reduce(again))
+        sites[0].carry_out(ev.Reduce(again))
         await eventually(lambda: refusals(sites[0]))
         assert "keeps chunks under a rule" in refusals(sites[0])[0]
 

@@ -1,0 +1,163 @@
+"""State what each component may ask of the daemon that it is a part of.
+
+One Protocol for each component, which is given the whole of it; ``Daemon`` implements them all, and
+the tests of a component implement its own. What two components ask of each other is in their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from atoll.collectives.errors import AtollError
+    from atoll.peer.audit.evidence import Evidence
+    from atoll.peer.membership import events as ev
+    from atoll.peer.membership.messages import Begin
+    from atoll.peer.membership.view import View
+    from atoll.peer.streams.stream import DataStream
+
+
+class Log(Protocol):
+    """Write the log of a daemon."""
+
+    def note(self, kind: str, text: str, **fields: object) -> None:
+        """Add a line of this kind; ``fields`` are for programs that read it."""
+
+
+class Messenger(Log, Protocol):
+    """Send messages on control links."""
+
+    def send(self, peer: bytes, message: object, /) -> bool:
+        """Send without blocking; return False if there is no control link to ``peer``."""
+
+
+class Life(Protocol):
+    """Keep a daemon going, or end it."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], /) -> None:
+        """Run ``work`` as a task of the daemon, whose end ends it."""
+
+    def stop(self, error: AtollError | None = None, /) -> None:
+        """End the daemon, with this error as its reason."""
+
+
+class ConnectionPort(Log, Protocol):
+    """Hear what the connections of a daemon report, all in the event loop.
+
+    ``on_up`` and ``on_down`` alternate for each peer, and ``on_message`` comes only between the
+    two: raising RemoteProtocolError in it ends the link, and so does any other exception, which is
+    our defect and is logged as one.
+    """
+
+    def incarnation(self) -> int:
+        """Return which life of this peer it is, for hellos."""
+
+    def advertised(self) -> str:
+        """Return the address at which others can dial this peer, for hellos."""
+
+    def on_message(self, peer: bytes, message: object, /) -> None:
+        """Take a message of a linked peer."""
+
+    def on_up(self, peer: bytes, address: str, inc: int, /) -> None:
+        """Hear of a new control link; ``address``: "" if the peer cannot be dialled."""
+
+    def on_down(self, peer: bytes, why: str, /) -> None:
+        """Hear that there is no control link to ``peer`` any more."""
+
+    def on_data(self, peer: bytes, stream: DataStream, /) -> None:
+        """Take a stream that ``peer`` has opened, which this side reads and must close."""
+
+    def on_conflict(self, inc: int, /) -> None:
+        """Hear that our own identity runs elsewhere, with the higher incarnation ``inc``."""
+
+
+class AdmissionPort(Messenger, Life, Protocol):
+    """Serve the judge of passes."""
+
+    def link_peers(self) -> Sequence[bytes]:
+        """Return the peers with a control link."""
+
+    def expel(self, peer: bytes, why: str, /) -> None:
+        """End the link to ``peer`` and all its data streams."""
+
+    def is_outside(self) -> bool:
+        """Return whether this peer is in no view."""
+
+
+class BanPort(Messenger, Life, Protocol):
+    """Serve the keeper of bans."""
+
+    def link_peers(self) -> Sequence[bytes]:
+        """Return the peers with a control link."""
+
+    def member_peers(self) -> Collection[bytes]:
+        """Return the members of the view that this peer is in, not of one it was told of."""
+
+    def expel(self, peer: bytes, why: str, /) -> None:
+        """End the link to ``peer`` and all its data streams."""
+
+    def banned(self, peers: Collection[bytes], /) -> None:
+        """Tell the running attempts who is banned."""
+
+    def took_part(self, terms: bytes, /) -> bool:
+        """Return whether this peer took part in the attempt with these terms."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Give the membership machine what is believed now."""
+
+
+class AuditPort(Messenger, Protocol):
+    """Serve audited attempts."""
+
+    def convict(self, evidence: Evidence, /) -> None:
+        """Take evidence that was found here."""
+
+
+class LinkMonitorPort(Messenger, Protocol):
+    """Serve whoever measures links."""
+
+    def view(self) -> View | None:
+        """Return the view that this peer is in."""
+
+    def begins(self) -> Iterable[Begin]:
+        """Return the reductions that are under way, here or elsewhere in the view."""
+
+    def is_local(self, peer: bytes, /) -> bool:
+        """Return whether ``peer`` runs on this machine: nobody measures such a link."""
+
+    def tcp_info(self, peer: bytes, /) -> bytes:
+        """Return the kernel's struct tcp_info of the control link to ``peer``; b"" without one."""
+
+    def round_bytes(self, peers: int, /) -> int:
+        """Return what this peer sends in one round with so many peers, as far as is known."""
+
+
+class PlannerPort(Messenger, Protocol):
+    """Serve whoever plans rounds."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Give the membership machine the layout of a plan."""
+
+
+class RoundsPort(Log, Protocol):
+    """Serve the executor of rounds."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Tell the membership machine what has come of an order."""
+
+    def tell_trainer(self, effect: ev.TellTrainer, /) -> None:
+        """Tell the trainer, if there is one, what its submission has come to."""
+
+    def round_committed(self, begin: Begin, took_s: float, takes_part: bool, /) -> None:
+        """Hear that a round is over, how long since its first BEGIN, and whether we were in."""
+
+
+class RoundLinesPort(Log, Protocol):
+    """Serve the lines of committed rounds."""
+
+    def sent_for_rounds_bytes(self) -> int:
+        """Return the bytes that this daemon has sent for rounds so far."""
+
+    def new_loss(self) -> float | None:
+        """Return the loss that the trainer has reported since the last call, if any."""
