@@ -16,39 +16,39 @@ SHOWN_MAX = 20  # bans in `atoll status`; --json has more
 class AdmissionChain(OpenAdmission):
     """Ask a guard and the bans beside it."""
 
-    def __init__(self, guard: OpenAdmission, bans: BanList) -> None:
-        self.guard, self.keeper = guard, bans
-        self.credential, self.role = guard.credential, guard.role
+    def __init__(self, admission: OpenAdmission, bans: BanList) -> None:
+        self.admission, self.keeper = admission, bans
+        self.credential, self.role = admission.credential, admission.role
 
     def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
         self.keeper.check(peer)
-        self.guard.admit(peer, theirs, called=called)
+        self.admission.admit(peer, theirs, called=called)
 
     def check_address(self, ip: str, others: Sequence[str]) -> None:
-        self.guard.check_address(ip, others)
+        self.admission.check_address(ip, others)
 
     def linked(self, peer: bytes) -> None:
-        self.guard.linked(peer)
+        self.admission.linked(peer)
         self.keeper.linked(peer)
 
     def unlinked(self, peer: bytes) -> None:
-        self.guard.unlinked(peer)
+        self.admission.unlinked(peer)
         self.keeper.unlinked(peer)
 
     def check_message(self, peer: bytes, message: object) -> bool:
-        return self.guard.check_message(peer, message)
+        return self.admission.check_message(peer, message)
 
     def on_message(self, peer: bytes, message: AboutPasses) -> None:
-        self.guard.on_message(peer, message)
+        self.admission.on_message(peer, message)
 
     def is_out(self, peer: bytes) -> bool:
-        return self.guard.is_out(peer) or self.keeper.is_out(peer)
+        return self.admission.is_out(peer) or self.keeper.is_out(peer)
 
     def revoke(self, data: bytes) -> str:
-        return self.guard.revoke(data)
+        return self.admission.revoke(data)
 
     def status(self) -> dict[str, Any]:
-        return {**self.guard.status(), "banned": self.keeper.bans.rows()}
+        return {**self.admission.status(), "banned": self.keeper.bans.rows()}
 
 
 def describe_bans(admission: dict[str, Any]) -> list[str]:

@@ -96,7 +96,7 @@ class BanList:
         self._me, self._folder = me, folder
         self._daemon = daemon
         self._arriving: dict[bytes, _Arriving] = {}  # by digest
-        self._tellers = EvidenceIndex()
+        self._evidence_index = EvidenceIndex()
         self._publishing = False
         self._met: dict[bytes, None] = {}  # members of our views, also of earlier ones
         self._forgers: set[bytes] = set()  # over this link
@@ -127,7 +127,7 @@ class BanList:
         self._asked.pop(peer, None)
         self._lent.pop(peer, None)
         self._forgers.discard(peer)
-        self._tellers.forget(peer)
+        self._evidence_index.forget(peer)
         self._stalls.pop(peer, None)
         self._vain.pop(peer, None)
         for digest in [d for d, each in self._arriving.items() if each.source == peer]:
@@ -156,13 +156,13 @@ class BanList:
 
     def _weigh_words(self, digest: bytes) -> None:
         members = self._daemon.member_peers()
-        for teller in self._tellers.of(digest):
+        for teller in self._evidence_index.of(digest):
             self._adopted(self.bans.told(digest, teller, members))
 
     def on_message(self, peer: bytes, message: AboutBans) -> None:
         """Take a message about bans and their evidence."""
         if isinstance(message, KnownBans):
-            self._tellers.hear(peer, message.digests, message.words)
+            self._evidence_index.hear(peer, message.digests, message.words)
             members = self._daemon.member_peers()
             for digest in (*message.digests, *message.words):
                 self._adopted(self.bans.told(digest, peer, members))
@@ -188,7 +188,7 @@ class BanList:
         }
         while len(self._arriving) < ARRIVING_MAX:
             able = linked - {each.source for each in self._arriving.values()}
-            chosen = self._tellers.next(able, self._lacks)
+            chosen = self._evidence_index.next(able, self._lacks)
             if chosen is None:
                 return
             peer, digest = chosen
@@ -196,7 +196,7 @@ class BanList:
                 self._arriving[digest] = _Arriving(peer, _now_s())
                 self._watch(digest)
             else:
-                self._tellers.has_not(peer, digest)
+                self._evidence_index.has_not(peer, digest)
 
     def _lacks(self, digest: bytes) -> bool:
         return digest not in self._arriving and not self.bans.knows(digest)
@@ -217,7 +217,7 @@ class BanList:
         arriving = self._arriving.pop(digest)
         if arriving.stalled is not None:
             arriving.stalled.cancel()
-        self._tellers.has_not(arriving.source, digest)
+        self._evidence_index.has_not(arriving.source, digest)
         self._ask_more()
 
     def _answer(self, ask: AskEvidence, peer: bytes) -> None:
@@ -311,7 +311,7 @@ class BanList:
                 ban.peer,
                 ban.evidence.digest,
                 ban.finding.stands_alone,
-                self._tellers.believers(self.bans.against(ban.peer)),
+                self._evidence_index.believers(self.bans.against(ban.peer)),
             )
             for ban in self.bans.all
         )

@@ -354,7 +354,7 @@ async def _serve(
         log.begin(_whom_it_joined(daemon, view), f"  this is {own}, home {home.path}", here)
 
     def ready() -> None:
-        if daemon.node.genesis.waiting and not options.founders:  # for others who resume
+        if daemon.node.bootstrap.waiting and not options.founders:  # for others who resume
             log.begin(f"resuming run {options.run}: {missing_founders(daemon)}")
         if options.founders or (options.found and daemon.node.view is not None):
             log.begin(*_how_to_join(daemon), f"  home {home.path}", here)

@@ -40,11 +40,11 @@ class Commands:
 
     async def _waiting(self, client: bytes, arguments: dict[str, Any]) -> dict[str, str]:
         code = ""
-        if self._daemon.node.beats.halted:
+        if self._daemon.node.heartbeats.halted:
             code = DivergedError.code
         elif not self._hears_quorum():
             code = NoQuorumError.code
-        elif self._daemon.node.beats.held:
+        elif self._daemon.node.heartbeats.held:
             code = TooFewPeersError.code
         return {"text": str(snapshot(self._daemon)["waiting"]), "code": code}
 
@@ -70,7 +70,7 @@ class Commands:
         signed = arguments.get("signed")
         if not isinstance(signed, bytes):
             raise ConfigError("no revocation list was given")
-        return self._daemon.guard.revoke(signed)
+        return self._daemon.admission.revoke(signed)
 
     async def _min_trainers(self, client: bytes, arguments: dict[str, Any]) -> None:
         """Ask the coordinator for a view in which rounds need so many trainers."""

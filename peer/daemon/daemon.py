@@ -80,8 +80,8 @@ class Daemon:
         self.home = home
         self.options = options
         self.started_s = time.monotonic()
-        self.journal = EventLog(say)
-        self.note = self.journal.note
+        self.event_log = EventLog(say)
+        self.note = self.event_log.note
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -90,7 +90,7 @@ class Daemon:
         self._saving = asyncio.Lock()
         self._inc = home.next_incarnation(time.time_ns())
         self.address = ""
-        self.guard = guard_of(self)
+        self.admission = guard_of(self)
         self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=run_tls(home, options.secret),
@@ -98,12 +98,12 @@ class Daemon:
             daemon=self,
             ciphers=options.ciphers,
             congestion=options.congestion,
-            door=self.guard,
+            door=self.admission,
             of_rounds=get_args(AuditMessage),
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
         self.audits = audits_of(self)
-        self.runner = RoundExecutor(
+        self.executor = RoundExecutor(
             me=home.peer_id,
             host=self.host,
             audits=self.audits,
@@ -111,18 +111,18 @@ class Daemon:
             received=home.path / "received",
         )
         self.rounds = RoundLines(self)
-        self.surveyor = LinkMonitor(
-            me=home.peer_id, streams=self.runner.streams, daemon=self, probes=options.probes
+        self.monitor = LinkMonitor(
+            me=home.peer_id, streams=self.executor.streams, daemon=self, probes=options.probes
         )
         self.planner = planner_of(self)
-        self.keeper = Reconnector(self.host, self.runner.streams, self.spawn, self._on_dial_error)
-        self.desk = TrainerService(
-            options.run, short(home.peer_id), self.node, self.runner, self.feed
+        self.keeper = Reconnector(self.host, self.executor.streams, self.spawn, self._on_dial_error)
+        self.trainers = TrainerService(
+            options.run, short(home.peer_id), self.node, self.executor, self.feed
         )
         self.vectors = vector_desk_of(self)
-        handlers = self.desk.handlers() | self.vectors.handlers() | Commands(self).handlers()
+        handlers = self.trainers.handlers() | self.vectors.handlers() | Commands(self).handlers()
         self.door = IpcServer(home.socket_path, handlers, self.vectors.gone)
-        self.desk.door, self.journal.publish = self.door, self.door.publish
+        self.trainers.door, self.event_log.publish = self.door, self.door.publish
         self._message_handlers = self._message_table()
         self._effect_handlers = self._effect_table()
         self._archive = options.role == ARCHIVE
@@ -140,13 +140,13 @@ class Daemon:
         self._loop.set_default_executor(workers(WORKERS_MAX, "work"))
         if self.checkpointer is not None and self._archive:
             # It may fall behind, so it stands still while it is copied.
-            self.runner.catch_up.may_finish = self.checkpointer.idle
+            self.executor.sync.may_finish = self.checkpointer.idle
         try:
             prepare_process(self.note, self.options.verbose)
             await self._listen()
             self.door.start()
-            self.spawn(self.runner.run())
-            self.spawn(self.surveyor.run())
+            self.spawn(self.executor.run())
+            self.spawn(self.monitor.run())
             self.spawn(self.planner.run())
             await self._enter()
             if not self._end.done():
@@ -160,7 +160,7 @@ class Daemon:
         """Found the run, wait for other founders, or reach a member."""
         loaded, begins = self.options.resume, first_event(self.options, self.address)
         if loaded is not None:
-            self.runner.restore(loaded)
+            self.executor.restore(loaded)
             self.note("checkpoint", f"round {loaded.round} of {loaded.path.name} is loaded")
         if begins is None:
             await first_contact(self, self._end)
@@ -228,7 +228,7 @@ class Daemon:
             await self.checkpointer.close()
         self.vectors.close()
         self.audits.close()
-        self.runner.close()
+        self.executor.close()
         await self.host.close()
         self.door.close()
 
@@ -260,37 +260,37 @@ class Daemon:
             on_view(view)
 
     def _configure(self) -> None:
-        if self.runner.state is None:
+        if self.executor.state is None:
             return
-        spec = self.runner.state.spec
+        spec = self.executor.state.spec
         wire = str(spec.to_wire())
         if wire != self.node.spec:
             terms = terms_of(spec)
             if self.checkpointer is not None:
-                self.spawn(self.checkpointer.look_for_room(self.runner.state))
+                self.spawn(self.checkpointer.look_for_room(self.executor.state))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """Act on a state that has changed: tell the checkpointer; an archive saves addresses."""
         self._rounds += 1
-        state, view = self.runner.state, self.node.known_view
+        state, view = self.executor.state, self.node.known_view
         if state is None:
             return
         if self._archive and view is not None:
             # Not its bans: no votes come with a view that one is told of.
-            self.guard.keeper.installed(view.peers, ())
+            self.admission.keeper.installed(view.peers, ())
             self.spawn(self._save_known(view))  # the peer of its invite may not live for ever
         if self.checkpointer is not None and view is not None:
-            self.checkpointer.committed(event.round, view, state, self.runner.replica.log)
+            self.checkpointer.committed(event.round, view, state, self.executor.replica.log)
 
     def _tick(self) -> None:
-        if (progress_bytes := self.runner.progress_bytes) != self.node.beats.progress_bytes:
+        if (progress_bytes := self.executor.progress_bytes) != self.node.heartbeats.progress_bytes:
             self.feed(ev.Progressed(progress_bytes))
         self.feed(ev.Tick())
 
     def _effect_table(self) -> dict[type, Callable[[Any], object]]:
         """Return what carries out each effect of the membership machine."""
-        return self.runner.handlers() | {
+        return self.executor.handlers() | {
             ev.Send: lambda e: self.host.send(e.peer, e.message),
             ev.Connect: lambda e: self.keeper.dial(e.peer, e.address),
             ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
@@ -304,21 +304,21 @@ class Daemon:
         """Return who takes each message of another peer."""
         rows: tuple[tuple[object, Callable[[bytes, Any], None]], ...] = (
             (ms.MEMBERSHIP, self._on_membership),
-            (AboutPasses, self.guard.on_message),
-            (AboutBans, self.guard.keeper.on_message),
+            (AboutPasses, self.admission.on_message),
+            (AboutBans, self.admission.keeper.on_message),
             (AuditMessage, self.audits.on_message),
-            (AboutLinks, self.surveyor.on_message),
+            (AboutLinks, self.monitor.on_message),
             (StreamPlan, self.planner.on_message),
-            (FetchKept, self.runner.reducer.kept_server.on_fetch_kept),
-            (ResultHead, self.runner.reducer.fetcher.on_head),
-            (ASKED_OF_DONORS, self.runner.donor.on_message),
-            (ANSWERED_TO_LEARNERS, self.runner.catch_up.on_message),
+            (FetchKept, self.executor.reducer.kept_server.on_fetch_kept),
+            (ResultHead, self.executor.reducer.fetcher.on_head),
+            (ASKED_OF_DONORS, self.executor.donor.on_message),
+            (ANSWERED_TO_LEARNERS, self.executor.sync.on_message),
             (AboutVectors, self.vectors.on_message),
         )
         return {kind: handler for kinds, handler in rows for kind in _kinds(kinds)}
 
     def on_message(self, peer: bytes, message: object) -> None:
-        if not self.guard.check_message(peer, message):
+        if not self.admission.check_message(peer, message):
             return
         handler = self._message_handlers.get(type(message))
         if self.inquiry is not None and not isinstance(message, AboutPasses | AboutBans):
@@ -329,12 +329,12 @@ class Daemon:
             handler(peer, message)
 
     def _on_membership(self, peer: bytes, message: object) -> None:
-        self.feed(ev.Received(peer, self.runner.believed(message)))
+        self.feed(ev.Received(peer, self.executor.believed(message)))
 
     def on_up(self, peer: bytes, address: str, inc: int) -> None:
-        self.runner.streams.know(peer, address)
+        self.executor.streams.know(peer, address)
         self.keeper.answered(address, peer)
-        self.guard.linked(peer)
+        self.admission.linked(peer)
         if self.inquiry is not None:
             self.inquiry.on_up(peer, address)
             return
@@ -342,8 +342,8 @@ class Daemon:
 
     def on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"connection to {short(peer)} ended: {why}")
-        self.guard.unlinked(peer)
-        self.runner.link_down(peer)
+        self.admission.unlinked(peer)
+        self.executor.link_down(peer)
         self.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
 
@@ -360,7 +360,7 @@ class Daemon:
         return self.address
 
     def on_data(self, peer: bytes, stream: DataStream) -> None:
-        self.runner.streams.accept(peer, stream)
+        self.executor.streams.accept(peer, stream)
 
     def send(self, peer: bytes, message: object) -> bool:
         return self.host.send(peer, message)
@@ -392,7 +392,7 @@ class Daemon:
         return self.node.follower.begins.values()
 
     def convict(self, evidence: Evidence) -> None:
-        self.guard.keeper.convict(evidence)
+        self.admission.keeper.convict(evidence)
 
     def banned(self, peers: Collection[bytes]) -> None:
         self.audits.banned(peers)
@@ -401,7 +401,7 @@ class Daemon:
         return self.audits.took_part(terms)
 
     def tell_trainer(self, effect: ev.TellTrainer) -> None:
-        self.desk.tell(effect)
+        self.trainers.tell(effect)
 
     def round_committed(self, begin: Begin, took_s: float, takes_part: bool) -> None:
         self.rounds.committed(begin, took_s, takes_part=takes_part)
@@ -410,7 +410,7 @@ class Daemon:
         return self.host.counts.sent[byte_counts.ROUNDS]
 
     def new_loss(self) -> float | None:
-        return self.desk.new_loss()
+        return self.trainers.new_loss()
 
     def round_bytes(self, peers: int) -> int:
         """Return how many bytes this peer sends in a round with so many peers.
@@ -418,20 +418,20 @@ class Daemon:
         That is as the run's terms have it, or what the rounds so far have sent in the mean.
         """
         sent_bytes = self.host.counts.sent[byte_counts.ROUNDS]
-        return round_bytes(self.runner.state, peers) or sent_bytes // max(1, self._rounds)
+        return round_bytes(self.executor.state, peers) or sent_bytes // max(1, self._rounds)
 
     # ------------------------------------------------------------ carrying out effects
 
     def _on_installed(self, view: View) -> None:
         self.was_in = True
-        self.journal.installed(view)
-        self.guard.keeper.installed(view.peers, view.banned)
-        self.runner.installed(view)
+        self.event_log.installed(view)
+        self.admission.keeper.installed(view.peers, view.banned)
+        self.executor.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:
-                self.runner.streams.know(member.peer, member.address)
+                self.executor.streams.know(member.peer, member.address)
                 if member.peer in self.host.link_peers():
-                    self.runner.streams.warm(member.peer)
+                    self.executor.streams.warm(member.peer)
         self.spawn(self._save_known(view))
 
     async def _save_known(self, view: View) -> None:
@@ -450,7 +450,7 @@ class Daemon:
                 self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
 
     async def _probe(self, peer: bytes, address: str) -> None:
-        out = self.guard.is_out(peer)  # its process may live, its membership does not
+        out = self.admission.is_out(peer)  # its process may live, its membership does not
         answer = "refused" if out else await self.keeper.probe(peer, address)
         self.feed(ev.Probed(peer, answer))
 
@@ -494,10 +494,10 @@ class Daemon:
 
     def _seeks(self) -> bool:
         """Return whether there may be others of the run that no view names."""
-        return self.node.genesis.waiting or self.options.resume is not None
+        return self.node.bootstrap.waiting or self.options.resume is not None
 
     def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
-        self.journal.failed(error.what)
+        self.event_log.failed(error.what)
         if isinstance(error, IdentityInUseError):
             self.stop(error)
 

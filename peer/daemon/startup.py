@@ -109,9 +109,9 @@ def _authority_guard(daemon: Daemon) -> OpenAdmission:
 def planner_of(daemon: Daemon) -> Planner:
     return Planner(
         node=daemon.node,
-        links=daemon.surveyor,
-        streams=daemon.runner.streams,
-        replica=daemon.runner.replica,
+        links=daemon.monitor,
+        streams=daemon.executor.streams,
+        replica=daemon.executor.replica,
         daemon=daemon,
     )
 
@@ -133,10 +133,10 @@ def invite_of(daemon: Daemon) -> str:
 def vector_desk_of(daemon: Daemon) -> VectorService:
     return VectorService(
         node=daemon.node,
-        desk=daemon.desk,
+        trainers=daemon.trainers,
         host=daemon.host,
-        streams=daemon.runner.streams,
-        copies=daemon.runner.router.copies,
+        streams=daemon.executor.streams,
+        copies=daemon.executor.router.copies,
         log=lambda line: daemon.note("transfer", line),
     )
 
@@ -146,7 +146,7 @@ async def say_who_is_missing(daemon: Daemon) -> None:
     pause_s = MISSING_PAUSE_S
     while True:
         await asyncio.sleep(pause_s)
-        if not daemon.node.genesis.waiting:
+        if not daemon.node.bootstrap.waiting:
             return
         daemon.note("genesis", missing_founders(daemon))
         pause_s = min(2 * pause_s, MISSING_PAUSE_MAX_S)
@@ -185,10 +185,10 @@ def check_joined_later(daemon: Daemon) -> None:
 
 def check_joined(daemon: Daemon) -> None:
     node = daemon.node
-    if node.genesis.waiting:  # which may take long
+    if node.bootstrap.waiting:  # which may take long
         check_joined_later(daemon)
     elif not daemon.was_in and node.phase is not Phase.LEARNER and node.view is None:
-        why = f"this peer is {node.phase.value}; {daemon.journal.last_error or 'no error'}"
+        why = f"this peer is {node.phase.value}; {daemon.event_log.last_error or 'no error'}"
         run, limit_s = daemon.options.run, JOIN_TIMEOUT_S
         what = f"not admitted to run {run} within {duration(limit_s)} ({why})"
         daemon.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))

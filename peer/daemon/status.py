@@ -27,11 +27,11 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
 
     It travels over the local socket and is `atoll status --json`.
     """
-    node, runner, host = daemon.node, daemon.runner, daemon.host
-    own, state, role = node.follower, runner.state, node.me.role
+    node, executor, host = daemon.node, daemon.executor, daemon.host
+    own, state, role = node.follower, executor.state, node.me.role
     view = node.view or (node.joining.taught if role == ARCHIVE else None)
-    trainer = daemon.desk.trainer
-    streams = runner.streams
+    trainer = daemon.trainers.trainer
+    streams = executor.streams
     return {
         "run": daemon.options.run,
         "peer": short(node.me.peer),
@@ -49,10 +49,10 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "round": own.round,
         "chain": own.chain.hex(),
         "digest": own.digest.hex() if own.digest_round == own.round else "",
-        "digests": {str(number): digest for number, digest in runner.digests.items()},
+        "digests": {str(number): digest for number, digest in executor.digests.items()},
         "synced": not own.unsynced,
         "role": role,
-        "admission": daemon.guard.status(),
+        "admission": daemon.admission.status(),
         "checkpoint": _checkpoint(daemon),
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
         "members": [_member(daemon, view, member) for member in view.members] if view else [],
@@ -71,26 +71,26 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "bytes": {
             "sent": host.counts.sent,
             "received": host.counts.received,
-            "sent_again": runner.reducer.jobs.again_bytes,
+            "sent_again": executor.reducer.jobs.again_bytes,
         },
         "streams": streams.ciphers(),
         "layout": _layout(daemon),
         "congestion": sorted({s.congestion for _, s in streams.outgoing() if not s.closed}),
-        "own_links": daemon.surveyor.totals(),
-        "last_round_s": runner.last_round_s,
-        "last_commit_unix_s": runner.last_commit_unix_s,
+        "own_links": daemon.monitor.totals(),
+        "last_round_s": executor.last_round_s,
+        "last_commit_unix_s": executor.last_commit_unix_s,
         "waiting": _waiting(daemon),
-        "last_error": daemon.journal.last_error,
-        "last_error_unix_s": daemon.journal.last_error_unix_s,
-        "events": daemon.journal.events,
-        "history": daemon.journal.history,
+        "last_error": daemon.event_log.last_error,
+        "last_error_unix_s": daemon.event_log.last_error_unix_s,
+        "events": daemon.event_log.events,
+        "history": daemon.event_log.history,
         "uptime_s": time.monotonic() - daemon.started_s,
     }
 
 
 def _layout(daemon: Daemon) -> str:
     """Say which layout the last round that this peer took part in had, and why it was that."""
-    layout = daemon.runner.reducer.layout
+    layout = daemon.executor.reducer.layout
     return (plain(layout.why) or layout.kind) if layout is not None else ""
 
 
@@ -152,9 +152,9 @@ def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
     if member.peer in left:
         entry["probation"] = left[member.peer]
     if not me:
-        entry |= daemon.surveyor.status(member.peer)
+        entry |= daemon.monitor.status(member.peer)
     lead = node.coordinator
-    beat = lead.roster.beats.get(member.peer) if lead else None
+    beat = lead.roster.heartbeats.get(member.peer) if lead else None
     if beat is not None:
         entry |= {"round": beat.round, "attached": beat.attached, "arrived": beat.arrived}
     return entry
@@ -166,19 +166,19 @@ def _waiting(daemon: Daemon) -> str:
     view, own = node.view, node.follower
     if view is None:
         return _outside(daemon)
-    if node.beats.halted:
-        return node.beats.halted
+    if node.heartbeats.halted:
+        return node.heartbeats.halted
     if own.unsynced:
-        if loading := daemon.runner.catch_up.describe():
+        if loading := daemon.executor.sync.describe():
             return f"this peer is downloading {loading}"
         behind = count(node.syncing.rounds_behind, "round")
         return f"this peer is {behind} behind the others and asks them again soon"
-    if node.succession is not None and (electing := node.succession.waiting_for()):
+    if node.election is not None and (electing := node.election.waiting_for()):
         names = listed([short(peer) for peer in electing[0]])
         return f"no coordinator for {duration(electing[1])}: the election waits for {names}"
     tail = _without_connection(daemon, view)
-    if node.beats.held:
-        return f"{node.beats.held}{tail}"
+    if node.heartbeats.held:
+        return f"{node.heartbeats.held}{tail}"
     return f"{_round_waits(daemon)}{tail}"
 
 
@@ -191,7 +191,7 @@ def _without_connection(daemon: Daemon, view: View) -> str:
 def _round_waits(daemon: Daemon) -> str:
     """Say what the next round waits for, where there is a view and rounds are not held."""
     node, own = daemon.node, daemon.node.follower
-    late, waited_s = node.beats.waiting
+    late, waited_s = node.heartbeats.waiting
     names = listed([short(p) + (" (this peer)" if p == node.me.peer else "") for p in late])
     begin = own.begins.get(own.round + 1)
     if begin is not None:
@@ -208,7 +208,7 @@ def _round_waits(daemon: Daemon) -> str:
 
 def missing_founders(daemon: Daemon) -> str:
     """Say who is here, whom the others wait for, and how to go on without them."""
-    text = daemon.node.genesis.describe()
+    text = daemon.node.bootstrap.describe()
     missing = daemon.keeper.unanswered(daemon.contacts())
     known = {address: daemon.keeper.why_not(address) for address in missing}
     silent = [address for address, why in known.items() if not why]
@@ -226,13 +226,13 @@ def _outside(daemon: Daemon) -> str:
     run, behind = daemon.options.run, node.syncing.rounds_behind
     if daemon.inquiry is not None:
         return f"before run {run} is resumed, does it live? {daemon.inquiry.describe()}"
-    if node.genesis.waiting:
+    if node.bootstrap.waiting:
         return missing_founders(daemon)
     if node.phase is not Phase.LEARNER or not node.joining.is_taught:
-        has = f"; it has the state of round {node.follower.round}" if daemon.runner.state else ""
+        has = f"; it has the state of round {node.follower.round}" if daemon.executor.state else ""
         return f"this peer is outside run {run}: no coordinator of it answers{has}"
     late = f"{count(behind, 'round')} behind" if behind else "up to date"
-    loading = daemon.runner.catch_up.describe()
+    loading = daemon.executor.sync.describe()
     if node.me.role == ARCHIVE:
         text = f"following run {run} as an archive, round {node.follower.round}, {late}"
         return f"{text}; downloading {loading}" if loading else text

@@ -52,12 +52,12 @@ class TrainerService:
         run: str,
         name: str,
         node: Node,
-        runner: RoundExecutor,
+        executor: RoundExecutor,
         feed: Callable[[ev.Event], None],
     ) -> None:
         self._run, self._name = run, name
         self._node = node
-        self._runner = runner
+        self._executor = executor
         self._feed = feed
         self._pids: dict[bytes, int] = {}
         self.trainer: AttachedTrainer | None = None
@@ -95,7 +95,7 @@ class TrainerService:
         del trainer.awaiting[effect.fragment]
         told = outcome_of(effect, call)
         if effect.kind == "committed" and effect.begin is None:
-            head = self._runner.replica.log.head(effect.round)
+            head = self._executor.replica.log.head(effect.round)
             told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
             told["peers"] = list(map(short, head.contributors)) if head is not None else []
         self.door.push(trainer.client, "outcome", told)
@@ -151,11 +151,11 @@ class TrainerService:
         return self._readiness(trainer)
 
     def _readiness(self, trainer: AttachedTrainer) -> dict[str, Any]:
-        node, state = self._node, self._runner.state
+        node, state = self._node, self._executor.state
         if node.view is None:
             return {"state": "syncing", "text": f"this peer is {node.phase.value} of the view"}
         if node.follower.unsynced:
-            loading = self._runner.catch_up.describe() or "the state of another member"
+            loading = self._executor.sync.describe() or "the state of another member"
             return {"state": "syncing", "text": f"the daemon is loading {loading}"}
         if state is None or state.round != node.follower.round:
             text = "nobody's parameters have been taken yet"
@@ -178,7 +178,7 @@ class TrainerService:
     def _asynchronous(self, trainer: AttachedTrainer) -> AsyncSubmissions:
         def taken() -> None:
             if trainer.region is not None:
-                self._runner.inputs = trainer.region.floats
+                self._executor.inputs = trainer.region.floats
 
         return AsyncSubmissions(self._node.follower, self._feed, taken)
 
@@ -188,7 +188,7 @@ class TrainerService:
             raise SessionError("offer before region")
         # While INIT reads an earlier trainer's region it must stay; the trainer offers again.
         if self._node.follower.round == 0 and not self._node.follower.contributes:
-            self._runner.inputs = trainer.region.floats
+            self._executor.inputs = trainer.region.floats
             self._feed(ev.Offered(bytes(arguments["blob"])))
 
     async def _region(self, client: bytes, _: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class TrainerService:
 
     async def _state(self, client: bytes, _: dict[str, Any]) -> None:
         self.known(client)
-        state = self._runner.state
+        state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
         assert self.door is not None
@@ -231,8 +231,8 @@ class TrainerService:
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)
         if self._node.follower.submissions.get(fragment) is submission:
-            self._runner.inputs = trainer.region.floats
-            self._runner.replica.steps = bytes(arguments.get("steps", b""))
+            self._executor.inputs = trainer.region.floats
+            self._executor.replica.steps = bytes(arguments.get("steps", b""))
 
     async def _next(self, client: bytes, _: dict[str, Any]) -> int:
         """Return the fragment of which a submission is wanted next.
@@ -256,12 +256,12 @@ class TrainerService:
         submission = call_of(arguments, own)
         halves = halves_of(trainer.exchange, submission.operation)
         self.note_figures(trainer, arguments.get("figures", {}))
-        why = why_not_now(own, self._runner.state, in_view=self._node.view is not None)
+        why = why_not_now(own, self._executor.state, in_view=self._node.view is not None)
         if not why:
             trainer.awaiting[0] = int(arguments["call"])
             self._feed(submission)
             if own.submissions.get(0) is submission and halves is not None:
-                self._runner.replica.inputs, self._runner.replica.outputs = halves
+                self._executor.replica.inputs, self._executor.replica.outputs = halves
         return why
 
     async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> None:
@@ -282,7 +282,7 @@ class TrainerService:
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
         self.known(client)
-        state = self._runner.state
+        state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
         round_number, buffer, generation = state.position
@@ -295,7 +295,7 @@ class TrainerService:
         }
 
     async def _valid(self, client: bytes, arguments: dict[str, Any]) -> bool:
-        state = self._runner.state
+        state = self._executor.state
         return (
             state is not None
             and state.serial == arguments["serial"]  # else the numbers are another state's
@@ -321,7 +321,7 @@ class TrainerService:
 
     async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
         self.known(client)
-        return self._runner.validating.tasks()
+        return self._executor.validating.tasks()
 
     async def _fits(self, client: bytes, arguments: dict[str, Any]) -> bool:
         """Return whether what the trainer has written to its region fits a round.
@@ -332,20 +332,20 @@ class TrainerService:
         if trainer.region is None or trainer.awaiting:
             raise SessionError("the memory of submissions is in use")
         terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
-        fits = self._runner.validating.fits
+        fits = self._executor.validating.fits
         return await asyncio.to_thread(
             fits, terms, target, trainer.region.floats, start=bool(arguments["start"])
         )
 
     async def _shown(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.known(client)
-        self._runner.validating.shown(bytes(arguments["terms"]))
+        self._executor.validating.shown(bytes(arguments["terms"]))
 
     async def _judged(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.known(client)
         terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
         judgement, why = arguments["judgement"], str(arguments["why"])
-        self._runner.validating.judged(terms, target, judgement, why)
+        self._executor.validating.judged(terms, target, judgement, why)
 
     def known(self, client: bytes) -> AttachedTrainer:
         """Return the trainer, which is this client. Raise SessionError if it is not."""

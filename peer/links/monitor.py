@@ -66,7 +66,7 @@ class LinkMonitor:
         self._pairs: dict[bytes, PairEstimate] = {}
         self._own = OwnLinks()
         self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
-        self._news, self._picture, self._told = News(), LinkTable(), RowTimes()
+        self._changes, self._table, self._told = News(), LinkTable(), RowTimes()
         self._was_reducing = 0
         self._looked_s = float("-inf")
         self._said_full = False
@@ -107,7 +107,7 @@ class LinkMonitor:
         link = self.link(peer)
         if self._daemon.is_local(peer):
             return {"local": True, "rtt_ms": round(1e3 * link.rtt_s, 2)}
-        arrives = self._picture.out(peer, self._me) or self._arrives.get(peer, 0.0)
+        arrives = self._table.out(peer, self._me) or self._arrives.get(peer, 0.0)
         found: dict[str, Any] = {}
         if link.rtt_s:
             found["rtt_ms"] = round(1e3 * link.rtt_s, 2)
@@ -123,20 +123,20 @@ class LinkMonitor:
 
     def gaps(self, participants: Collection[bytes]) -> int:
         """Count the ways between these of which this peer knows no rate, or no round trip."""
-        self._picture.put(self._me, self._row(self._loop.time()))
-        return self._picture.gaps(participants)
+        self._table.put(self._me, self._row(self._loop.time()))
+        return self._table.gaps(participants)
 
     def network(self, participants: Collection[bytes]) -> Network:
         """Return the links between these, in ascending order of peer id, as this peer knows them.
 
         Only the coordinator of a view knows more than its own. Raises ConfigError for nobody.
         """
-        self._picture.put(self._me, self._row(self._loop.time()))
-        return self._picture.network(sorted(participants))
+        self._table.put(self._me, self._row(self._loop.time()))
+        return self._table.network(sorted(participants))
 
     def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
         """Return, for each peer in ascending order, whether losses need not slow its streams."""
-        return self._picture.bbr(participants)
+        return self._table.bbr(participants)
 
     def totals(self) -> dict[str, int]:
         """Return what this peer's own links have carried, in bytes per second; 0 if unknown."""
@@ -210,7 +210,7 @@ class LinkMonitor:
         known = view is not None and source in view.peers
         if isinstance(message, LinkRow):
             if known:
-                self._picture.put(source, message)
+                self._table.put(source, message)
             return
         if isinstance(message, ProbeOver) and message.out and known:
             self._arrives[source] = message.out
@@ -229,15 +229,15 @@ class LinkMonitor:
         )
 
     def _tell(self, view: View, now_s: float) -> None:
-        self._picture.keep(view.peers)
+        self._table.keep(view.peers)
         self._arrives = {peer: rate for peer, rate in self._arrives.items() if peer in view.peers}
-        self._news.keep(view.peers)
+        self._changes.keep(view.peers)
         for peer in self._pairs:
-            if line := self._news.about(peer, self.link(peer), now_s):
+            if line := self._changes.about(peer, self.link(peer), now_s):
                 self._daemon.note("network", line)
         row = self._row(now_s)
         if view.coordinator == self._me:
-            self._picture.put(self._me, row)
+            self._table.put(self._me, row)
             self._say_full(view)
             return
         to = (view.coordinator, view.number)
@@ -249,6 +249,6 @@ class LinkMonitor:
         """Log the network when all of it is measured, once in the life of a daemon."""
         replicas = [m.peer for m in view.members if m.role == REPLICA]
         remote = not all(self._daemon.is_local(peer) for peer in replicas if peer != self._me)
-        if not self._said_full and remote and not self._picture.gaps(replicas):
+        if not self._said_full and remote and not self._table.gaps(replicas):
             self._said_full = True
-            self._daemon.note("network", f"measured {describe(self._picture.network(replicas))}")
+            self._daemon.note("network", f"measured {describe(self._table.network(replicas))}")

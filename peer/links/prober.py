@@ -59,7 +59,7 @@ class Prober:
         self._me, self._streams, self._daemon = me, streams, daemon
         self._reducing, self._budget_bytes, self._on = reducing, budget_bytes, on
         self._loop = asyncio.get_running_loop()
-        self._survey, self._turns = ProbeSchedule(), ProbeTurns(me)
+        self._schedule, self._turns = ProbeSchedule(), ProbeTurns(me)
         self._probe: RunningProbe | None = None  # under way ...
         self._probing: asyncio.Task[None] | None = None  # ... and its task
         self._sending = self._disturbed = False
@@ -90,16 +90,16 @@ class Prober:
         if self._probe is not None:
             self._watch(self._probe, pairs.get(self._probe.peer), now_s)
         elif self._reducing() or traffic.sending:
-            self._survey.busy(now_s)
+            self._schedule.busy(now_s)
         elif self._on and not traffic.arriving and not self._turns.given(now_s):
             self._begin(pairs, now_s)
 
     def _begin(self, pairs: Mapping[bytes, PairEstimate], now_s: float) -> None:
-        self._survey.keep(pairs, now_s)
+        self._schedule.keep(pairs, now_s)
         budget_bytes = self._budget_bytes()
         peers = probed_peers(self._me, pairs, budget_bytes)
         ages_s = [(peer, pairs[peer].now(now_s).age_s) for peer in peers]
-        probe = self._survey.next(ages_s, budget_bytes, now_s)
+        probe = self._schedule.next(ages_s, budget_bytes, now_s)
         if probe is not None:
             self._probe = probe
             self._probing = self._loop.create_task(self._run(probe, pairs[probe.peer]))
@@ -144,9 +144,9 @@ class Prober:
             now_s = self._loop.time()
             if asked:
                 self._daemon.send(peer, ProbeOver(pair.now(now_s).out or None))
-                self._survey.ended(peer, self._sent_bytes, now_s, took_s=took_s, failed=failed)
+                self._schedule.ended(peer, self._sent_bytes, now_s, took_s=took_s, failed=failed)
             else:
-                self._survey.refused(peer, now_s, for_long=answer.never)
+                self._schedule.refused(peer, now_s, for_long=answer.never)
 
     async def _may_probe(self, peer: bytes) -> MayProbe:
         self._answer = self._loop.create_future()

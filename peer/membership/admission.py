@@ -89,7 +89,7 @@ class Admission:
         self.learners: dict[bytes, Learner] = {}
         self.leaving: set[bytes] = set()
         self._min_trainers = view.rules.min_trainers  # what members ask for, the last of them
-        self.heir: bytes | None = None  # whom to hand over to; empty: to the first that can
+        self.successor: bytes | None = None  # whom to hand over to; empty: to the first that can
         self._chases: dict[bytes, CatchUpHold] = {}
         self._not_before_s: dict[bytes, float] = {}  # when a dropped learner may ask again
         self._stalls: dict[bytes, int] = {}
@@ -141,7 +141,9 @@ class Admission:
         entered = set(self.view.peers)
         self._not_before_s = {p: t for p, t in before._not_before_s.items() if p not in entered}
         self._stalls = {p: n for p, n in before._stalls.items() if p not in entered}
-        self.heir = before.heir if not before.heir or before.heir in entered else None
+        self.successor = (
+            before.successor if not before.successor or before.successor in entered else None
+        )
         lives = {member.peer for member in before.view.members if member in self.view.members}
         self.leaving = before.leaving & lives  # or a crowd would go one by one, a view for each
 
@@ -251,11 +253,11 @@ class Admission:
         It may be synced, with the round before: one that reaches each state when the next round has
         begun without it is synced for a moment in every round, and takes part in none.
         """
-        beat, own = self._roster.beats.get(peer), self._own
+        beat, own = self._roster.heartbeats.get(peer), self._own
         return beat is not None and (beat.round, beat.chain) != (own.round, own.chain)
 
     def _behind(self, alive: set[bytes]) -> dict[bytes, Heartbeat]:
-        found = {p: b for p, b in self._roster.beats.items() if p in alive and b.unsynced}
+        found = {p: b for p, b in self._roster.heartbeats.items() if p in alive and b.unsynced}
         for peer, learner in self.learners.items():
             is_archive = learner.member.role == ARCHIVE
             if learner.beat is not None and not is_archive and not self.has_learnt(learner):
@@ -274,7 +276,7 @@ class Admission:
         late = has_state and chase.tries >= TRIES_MAX
         return late or waited_s >= LEARNER_PATIENCE * self._timing.behind_s
 
-    def forgive(self, pause_s: float) -> None:
+    def discount_pause(self, pause_s: float) -> None:
         for learner in self.learners.values():
             learner.heard_s += pause_s
             learner.progress_s += pause_s
@@ -316,8 +318,8 @@ class Admission:
         room = min(max(1, len(kept) - 1), MEMBERS_MAX - len(kept))
         members = tuple(kept + ready[:room])
         leaves = self.me in self.leaving
-        heir = self._heir(alive, members) if leaves or self.heir is not None else None
-        coordinator = heir or (None if leaves else self.me)
+        successor = self._heir(alive, members) if leaves or self.successor is not None else None
+        coordinator = successor or (None if leaves else self.me)
         if not members or coordinator is None:
             return None
         left = rounds_left(self.view, self._own.served)
@@ -385,8 +387,8 @@ class Admission:
         """
         staying = {member.peer: member.role for member in members}
         heirs = [p for p in successors(self.view) if p in alive and p in staying]
-        if self.heir and self.me not in self.leaving:
-            heirs = [p for p in heirs if p == self.heir]
+        if self.successor and self.me not in self.leaving:
+            heirs = [p for p in heirs if p == self.successor]
         synced = self._roster.has_synced(self._own.round, self._own.chain)
         if self._own.round > 0 and not synced:
             return None  # a witness may follow us, but somebody has to have the state

@@ -74,7 +74,7 @@ class Attempt:
             self._begun_s[peer] = now_s
             self.emit(Send(peer, self.begin))
 
-    def forgive(self, pause_s: float) -> None:
+    def discount_pause(self, pause_s: float) -> None:
         """Discount a pause in which the coordinator itself was stopped."""
         self._progress_s += pause_s
 

@@ -58,10 +58,10 @@ class Genesis:
         self._since: tuple[bytes, ...] = ()  # ... and, if we learnt it while we waited, where
         self.hails: dict[bytes, BootstrapHello] = {}
 
-    def start(self, cradle: Cradle) -> None:
+    def start(self, bootstrap_view: Cradle) -> None:
         if self._wanted is None and self._put_off is None:
             self._position, self._since = self._held(), ()
-        self._wanted = cradle
+        self._wanted = bootstrap_view
         self._next_s = 0.0
         self._enough_since_s = None
 
@@ -129,7 +129,7 @@ class Genesis:
 
     # ------------------------------------------------------------ calling each other
 
-    def on_hail(self, source: bytes, hail: BootstrapHello) -> None:
+    def on_bootstrap_hello(self, source: bytes, hail: BootstrapHello) -> None:
         node = self._node
         if node.view is not None and node.view.number > 0:
             node.joining.answer_hail(source)  # there is a run already: come in
@@ -143,37 +143,41 @@ class Genesis:
         if len(self.hails) > MEMBERS_MAX:
             del self.hails[source]
 
-    def renewed(self, cradle: View) -> View:
+    def renewed(self, bootstrap_view: View) -> View:
         """Return a cradle with the incarnations that its voters have called from last.
 
         One may have died and come back since we entered it, and a first view that names the dead
         one would have no quorum.
         """
         members = []
-        for member in cradle.members:
+        for member in bootstrap_view.members:
             hail = self.hails.get(member.peer)
             later = hail is not None and hail.member.inc > member.inc
             members.append(hail.member if hail is not None and later else member)
-        return replace(cradle, members=tuple(members))
+        return replace(bootstrap_view, members=tuple(members))
 
-    def _supersedes(self, cradle: Cradle) -> bool:
+    def _supersedes(self, bootstrap_view: Cradle) -> bool:
         """Return whether to wait for the voters of this cradle and not for ours."""
         node, mine = self._node, self._wanted
-        if not cradle.voters:
+        if not bootstrap_view.voters:
             return False
         if mine is None and self._put_off is not None:
             return False  # the run lives; who has not heard of it yet must not call us back
         if mine is None:
             able = node.phase is Phase.OUT and not node.joining.renewing
-            return able and node.me.peer in cradle.voters and node.me.role != ARCHIVE
-        later = cradle.lineage == mine.lineage and cradle.number > mine.number
-        return later or (bool(mine.lineage) and mine.lineage in cradle.ancestors)
+            return able and node.me.peer in bootstrap_view.voters and node.me.role != ARCHIVE
+        later = bootstrap_view.lineage == mine.lineage and bootstrap_view.number > mine.number
+        return later or (bool(mine.lineage) and mine.lineage in bootstrap_view.ancestors)
 
-    def _adopt(self, cradle: Cradle) -> None:
-        node, count = self._node, len(cradle.voters)
-        node.emit(Note("genesis", f"waiting for a majority of the {count} of view {cradle.number}"))
-        if node.me.peer in cradle.voters:
-            self.start(cradle)
+    def _adopt(self, bootstrap_view: Cradle) -> None:
+        node, count = self._node, len(bootstrap_view.voters)
+        node.emit(
+            Note(
+                "genesis", f"waiting for a majority of the {count} of view {bootstrap_view.number}"
+            )
+        )
+        if node.me.peer in bootstrap_view.voters:
+            self.start(bootstrap_view)
         else:
             self.stop()  # they go on without us, and let us in then
 
@@ -258,7 +262,7 @@ class Genesis:
         # The base will be what one of the furthest holds, so its history is ours.
         since = max((self.hails[peer] for peer in present), key=lambda x: (x.round, x.chain)).since
         ancestors = (*wanted.ancestors, wanted.lineage, *since) if wanted.lineage else ()
-        cradle = View(
+        bootstrap_view = View(
             lineage,
             0,
             members,
@@ -271,13 +275,13 @@ class Genesis:
         text = f"{len(present)} of {len(voters)} founders are here; electing the first view"
         node.emit(Note("genesis", text))
         self._next_s = 0.0
-        node.enter_cradle(cradle)
+        node.enter_bootstrap_view(bootstrap_view)
 
 
-def _mark(cradle: Cradle) -> bytes:
+def _mark(bootstrap_view: Cradle) -> bytes:
     """Return a SHA-256 that identifies the voters that the founding view is to be decided by."""
-    number = cradle.number.to_bytes(8, "big")
-    founders = (address.encode() for address in sorted(cradle.founders))
-    parts = (cradle.lineage, number, *sorted(cradle.voters), *founders)
+    number = bootstrap_view.number.to_bytes(8, "big")
+    founders = (address.encode() for address in sorted(bootstrap_view.founders))
+    parts = (bootstrap_view.lineage, number, *sorted(bootstrap_view.voters), *founders)
     hashes = b"".join(hashlib.sha256(part).digest() for part in parts)
     return hashlib.sha256(b"atoll-cradle" + hashes).digest()

@@ -158,7 +158,7 @@ class Proposer:
         now_s: float,
         proposal: View | None = None,
         wait: BaseWait | None = None,
-        renewed: Callable[[View], View] = lambda cradle: cradle,
+        renewed: Callable[[View], View] = lambda bootstrap_view: bootstrap_view,
         settled: Callable[[View], View] = lambda following: following,
         departed: Callable[[], Collection[bytes]] = tuple,
     ) -> None:

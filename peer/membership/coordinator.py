@@ -71,7 +71,7 @@ class Coordinator:
         self._own = follower
         self.in_flight_max = rounds_in_flight
         self.roster = Roster(view, me, timing, now_s)
-        self.counting = Eligibility(view, follower, self.roster, emit)
+        self.eligibility = Eligibility(view, follower, self.roster, emit)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
         self.offers: dict[bytes, bytes] = {}
         self.advice: Advised | None = None  # how rounds would go fastest
@@ -102,7 +102,7 @@ class Coordinator:
             self._own.fragments = max(self._own.fragments, beat.fragments)
             self.in_flight_max = max(self.in_flight_max, beat.in_flight)
         if beat.terms != self._own.terms:
-            self.counting.learn()
+            self.eligibility.learn()
         if beat.round < self._own.round:
             self._emit(Send(source, self.beat(now_s)))  # a lost COMMIT
             return
@@ -148,7 +148,7 @@ class Coordinator:
     def beat(self, now_s: float) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), own.round, own.chain, self.last_commit)
-        waiting, held = self.waiting_for(now_s), self.counting.held
+        waiting, held = self.waiting_for(now_s), self.eligibility.held
         return CoordinatorBeat(*position, *waiting, halted=halted, held=held)
 
     def hears_quorum(self, now_s: float) -> bool:
@@ -158,11 +158,11 @@ class Coordinator:
     def busy(self) -> bool:
         return bool(self.attempts or self.closings) or self.proposer is not None
 
-    def forgive(self, pause_s: float) -> None:
-        self.roster.forgive(pause_s)
-        self.admission.forgive(pause_s)
+    def discount_pause(self, pause_s: float) -> None:
+        self.roster.discount_pause(pause_s)
+        self.admission.discount_pause(pause_s)
         for attempt in self.attempts.values():
-            attempt.forgive(pause_s)
+            attempt.discount_pause(pause_s)
 
     # ------------------------------------------------------------ acting on them
 
@@ -272,9 +272,11 @@ class Coordinator:
             return
         del self.attempts[begin.round]
         dropped = {*begin.participants} & alive - {*participants}
-        self.counting.spoilers.blame(begin.round, dropped, now_s)
+        self.eligibility.flaky_peers.blame(begin.round, dropped, now_s)
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
-        owners = self.counting.owners(begin.participants, begin.kind)  # others' word is not taken
+        owners = self.eligibility.owners(
+            begin.participants, begin.kind
+        )  # others' word is not taken
         asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
         self.closings[begin.round] = AttemptCleanup(
             attempt, participants, asked, self.timing, self._emit, now_s
@@ -287,7 +289,7 @@ class Coordinator:
         again = closing.is_stall and effort.stalls > 1
         participants = closing.participants(alive, excluding=again)
         number, kind = begin.round, begin.kind
-        enough = self.counting.may_go_on(number, kind, participants, begin, alive)
+        enough = self.eligibility.may_go_on(number, kind, participants, begin, alive)
         if participants and enough:
             del self.closings[number]
             self._begin(number, kind, participants, closing, alive, now_s)
@@ -311,7 +313,7 @@ class Coordinator:
         begin = attempt.begin
         del self.attempts[begin.round]
         self._efforts.pop(begin.round, None)
-        self.counting.spoilers.served(begin.participants)
+        self.eligibility.flaky_peers.served(begin.participants)
         self.offers.clear()
         chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
         commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
@@ -334,7 +336,7 @@ class Coordinator:
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
         tried = last.attempt.begin if last is not None else None
-        weights = self.counting.weights(chosen, kind, fragment, tried)
+        weights = self.eligibility.weights(chosen, kind, fragment, tried)
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
         if last is not None and kind not in OPERATIONS:
@@ -342,19 +344,19 @@ class Coordinator:
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
         layout = layout_for(self.advice, chosen, kind, again=last is not None)
-        layout = reserved(layout, self.counting.owners(chosen, kind))
+        layout = reserved(layout, self.eligibility.owners(chosen, kind))
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
         begin = Begin(*tag, fragment, past, kept, layout, *called)
         attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
-        attempt.audited = kind == STEP and self.counting.terms.audited
+        attempt.audited = kind == STEP and self.eligibility.terms.audited
         attempt.tries = self._effort(number).tries
         self.attempts[number] = attempt
 
     # ------------------------------------------------------------ a boundary
 
     def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
-        self.counting.held = ""
+        self.eligibility.held = ""
         if self.admission.lacks_base(alive):
             if self.without_base_since_s is None:
                 self.without_base_since_s = now_s
@@ -380,14 +382,14 @@ class Coordinator:
             return
         number = self._next_round
         present = alive - self.admission.leaving
-        may_begin = partial(self.counting.may_begin, present)
-        if not self.counting.are_attached(number, present):
+        may_begin = partial(self.eligibility.may_begin, present)
+        if not self.eligibility.are_attached(number, present):
             self.barrier.hold()
             return
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
             kind, chosen = choose(participants, self.roster)
-            chosen = self.counting.seats(number, kind, chosen, now_s)
+            chosen = self.eligibility.seats(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
 

@@ -88,7 +88,7 @@ class ListFinal:
 class Goal:
     """Name the state that a peer should reach, and from whom.
 
-    ``donors`` are members of the view and archives, the coordinator among them. ``doubtful``: our
+    ``donors`` are members of the view and archives, the coordinator among them. ``suspect``: our
     own bytes may be wrong although the chain agrees, so they count only where a donor confirms.
     """
 
@@ -97,7 +97,7 @@ class Goal:
     chain: bytes
     coordinator: bytes
     donors: tuple[Member, ...]
-    doubtful: bool = False
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 class Election:
     """Run one view's election, seen from one peer; it is made anew with every view."""
 
-    def __init__(self, node: Node, view: View, *, cradle: bool = False) -> None:
+    def __init__(self, node: Node, view: View, *, bootstrap_view: bool = False) -> None:
         self._node = node
         self.view = view
         self.acceptor = Acceptor(view, node.emit, lambda m: node.signatures.signed(m, node.me.inc))
         self.candidate: Proposer | None = None
         self.heard_coordinator_s = node.now_s
-        self.lost_since_s: float | None = node.now_s if cradle else None
-        self._cradle = cradle
+        self.lost_since_s: float | None = node.now_s if bootstrap_view else None
+        self._is_bootstrap = bootstrap_view
         self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
         self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
         self._answered_s: dict[bytes, float] = {}
@@ -132,7 +132,11 @@ class Election:
         node = self._node
         if node.coordinator is not None:
             return node.coordinator.hears_quorum(node.now_s)
-        gone = self.view.coordinator in node.refused or self.candidate is not None or self._cradle
+        gone = (
+            self.view.coordinator in node.refused
+            or self.candidate is not None
+            or self._is_bootstrap
+        )
         heard_s = node.now_s - self.heard_coordinator_s
         return not gone and heard_s < node.timing.failure_s / 2
 
@@ -215,7 +219,7 @@ class Election:
     def _watch_coordinator(self) -> None:
         node, coordinator = self._node, self.view.coordinator
         silent_s = node.now_s - self.heard_coordinator_s
-        refused = coordinator in node.refused or self._cradle
+        refused = coordinator in node.refused or self._is_bootstrap
         if node.now_s < self._patient_until_s and self._yielded_to not in node.refused:
             return
         if self.lost_since_s is None:
@@ -230,11 +234,11 @@ class Election:
         if node.now_s - self.lost_since_s >= rank * node.timing.stagger_s:
             how = "is gone" if refused else f"has been silent for {duration(silent_s)}"
             text = f"coordinator {short(coordinator)} {how}: this peer stands for election"
-            if not self._cradle:
+            if not self._is_bootstrap:
                 node.emit(Note("coordinator-lost", text, coordinator))
             self.stand()
 
-    def forgive(self, pause_s: float) -> None:
+    def discount_pause(self, pause_s: float) -> None:
         """Discount a pause in which we were stopped ourselves.
 
         The coordinator was not silent meanwhile.
@@ -272,7 +276,7 @@ class Election:
             node.emit,
             node.now_s,
             wait=self._base_wait,
-            renewed=node.genesis.renewed,
+            renewed=node.bootstrap.renewed,
             settled=self._settled,
             departed=self._departed,
         )
@@ -289,7 +293,7 @@ class Election:
         They are those whose processes have ended, and the coordinator that we have lost, if there
         is a quorum without it. Nobody has led a cradle.
         """
-        return self._node.refused | (set() if self._cradle else {self.view.coordinator})
+        return self._node.refused | (set() if self._is_bootstrap else {self.view.coordinator})
 
     def _departed(self) -> set[bytes]:
         """Return the voters that the next view does not keep unless they have promised."""
@@ -339,7 +343,7 @@ class Election:
         there any more (no partition looks like that), else after the fork wait.
         """
         node = self._node
-        if not self.view.may_fork or self._cradle or node.follower.unsynced:
+        if not self.view.may_fork or self._is_bootstrap or node.follower.unsynced:
             return False
         promised = self.candidate.promises.keys() if self.candidate else set[bytes]()
         present = {node.me.peer, *promised}

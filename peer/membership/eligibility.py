@@ -58,7 +58,7 @@ class Eligibility:
         self._own = own
         self._roster = roster
         self._emit = emit
-        self.spoilers = FlakyPeers(emit)
+        self.flaky_peers = FlakyPeers(emit)
         self.held = ""  # why the next round is not begun, for people who ask
         self._noted = ""
 
@@ -74,7 +74,9 @@ class Eligibility:
         own = self._own
         if own.is_replica and own.terms is not None:
             return
-        said = Counter(beat.terms for beat in self._roster.beats.values() if beat.terms is not None)
+        said = Counter(
+            beat.terms for beat in self._roster.heartbeats.values() if beat.terms is not None
+        )
         if said:
             own.terms = max(said, key=lambda terms: (said[terms], terms.probation, terms.least))
 
@@ -183,7 +185,7 @@ class Eligibility:
         self, number: int, kind: str, chosen: tuple[bytes, ...], now_s: float
     ) -> tuple[bytes, ...]:
         """Return those of ``chosen`` who take part in round ``number``."""
-        staying = self.spoilers.without(chosen, now_s) if kind == STEP else chosen
+        staying = self.flaky_peers.without(chosen, now_s) if kind == STEP else chosen
         fragment = fragment_of(number, self._own.fragments)
         counted = self._counted(self.weights(staying, kind, fragment, None))
         enough = self.terms.asynchronous or len(staying) >= trainers_needed(self._view, self.terms)

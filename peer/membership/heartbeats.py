@@ -65,7 +65,7 @@ class Heartbeats:
 
     def _to_coordinator(self, view: View) -> None:
         node = self._node
-        electing = node.succession.waiting_for() if node.succession else None
+        electing = node.election.waiting_for() if node.election else None
         self.waiting = electing or self.waiting  # the lost coordinator's last word counts no more
         tag = (view.lineage, view.number)
         node.emit(Send(view.coordinator, self.heartbeat()))
@@ -82,7 +82,7 @@ class Heartbeats:
 
     def heartbeat(self) -> Heartbeat:
         node, own = self._node, self._node.follower
-        acceptor = node.succession.acceptor if node.succession else None
+        acceptor = node.election.acceptor if node.election else None
         tag = (node.view.lineage, node.view.number) if node.view else node.joining.tag
         waiting = sorted(own.submissions.items())
         return Heartbeat(

@@ -35,7 +35,7 @@ class Joining:
 
     def step(self) -> None:
         node = self._node
-        if node.now_s < self._next_join_s or self.renewing or node.genesis.waiting:
+        if node.now_s < self._next_join_s or self.renewing or node.bootstrap.waiting:
             return
         if node.me.role == ARCHIVE and self.is_taught:
             return  # it follows for days: no need to have everybody answer twice a second
@@ -54,16 +54,16 @@ class Joining:
         """Send a learner's heartbeat, which shows its coordinator how far it is."""
         node = self._node
         if node.phase is Phase.LEARNER and self.teacher in node.linked:
-            node.emit(Send(self.teacher, node.beats.heartbeat()))
+            node.emit(Send(self.teacher, node.heartbeats.heartbeat()))
 
     def on_redirect(self, source: bytes, redirect: Redirect) -> None:
-        self._node.changes.leave_cradle(redirect.decided)
+        self._node.changes.leave_bootstrap_view(redirect.decided)
         if self._node.view is None and not self._node.changes.superseded(redirect.decided):
             self._connect(redirect.decided)
             known = self._excluded_by
             if known is not None and follows(known.decided, redirect.decided):
                 self._node.emit(Send(source, known))
-            self._node.genesis.put_off()
+            self._node.bootstrap.put_off()
 
     def on_refused(self, source: bytes, refused: JoinRefused) -> None:
         if self._node.view is None:  # a member has not asked anybody
@@ -75,7 +75,7 @@ class Joining:
             if member.peer != node.me.peer and member.peer not in node.linked:
                 node.emit(Connect(member.peer, member.address))
 
-    def on_learn(self, source: bytes, learn: SyncTarget) -> None:
+    def on_sync_target(self, source: bytes, learn: SyncTarget) -> None:
         """Catch up with the run; its coordinator lets us in when we have."""
         node, own = self._node, self._node.follower
         known = self.taught
@@ -135,8 +135,8 @@ class Joining:
             return
         if named is not None and named.inc < join.member.inc:
             node.gone(source, "it is back as a new incarnation")
-            if node.succession is not None:
-                node.succession.outlived.add(source)
+            if node.election is not None:
+                node.election.outlived.add(source)
         if join.spec and node.spec and join.spec != node.spec:
             what = f"run specification differs: yours {join.spec}, run {node.spec}"
             node.emit(Send(source, JoinRefused(IncompatibleRunError.code, what)))

@@ -117,7 +117,7 @@ class Lineages:
             if source == meet.coordinator.peer:  # the decision is our coordinator's
                 node.emit(Send(view.coordinator, meet))
         elif view.lineage in meet.ancestors or meet.round >= self._reached(view):
-            node.give_way(meet, "this peer has no quorum")
+            node.yield_to(meet, "this peer has no quorum")
 
     def _judge(self, view: View, meet: Meet) -> None:
         node, lead = self._node, self._node.coordinator
@@ -129,7 +129,7 @@ class Lineages:
         for peer in view.peers:
             if peer != node.me.peer:
                 node.emit(Send(peer, Yield(view.lineage, view.number, meet)))
-        node.give_way(meet, f"it is at round {meet.round}, ours at {self._reached(view)}")
+        node.yield_to(meet, f"it is at round {meet.round}, ours at {self._reached(view)}")
 
     def _report(self, view: View, meet: Meet) -> None:
         if meet.lineage in self._met:

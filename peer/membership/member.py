@@ -70,17 +70,17 @@ class MemberState:
         self.served = Served()
         self.bans = BanBook(me.peer)
         self.unsynced = False
-        self.doubtful = False  # our bytes differ from the others' although the chain agrees
-        self.astray = False  # our state is not on the history of the view
+        self.suspect = False  # our bytes differ from the others' although the chain agrees
+        self.diverged = False  # our state is not on the history of the view
         self.attached = False  # rounds wait for our trainer
         self.since = -1  # the round at which it came; -1 without one
         self.submissions: dict[int, Submitted] = {}  # fragment -> what waits for its next round
-        self._left_out = MissedRounds(me.peer)
+        self._missed = MissedRounds(me.peer)
         self.offer = b""  # what our trainer would initialise a void run with
         self.begins: dict[int, Begin] = {}  # round -> the attempt at hand
         self.held: dict[int, Held] = {}
         self.closed: set[int] = set()  # rounds whose attempt at hand is over
-        self._spoilt: set[int] = set()  # ... to which our contribution cannot be used
+        self._unusable: set[int] = set()  # ... to which our contribution cannot be used
         self._last_of: dict[int, int] = {}  # fragment -> its last committed round
 
     # ------------------------------------------------------------ the trainer
@@ -92,7 +92,7 @@ class MemberState:
         """
         fragment = submission.fragment
         running = self._running(fragment)
-        missed = self._left_out.owed(submission)
+        missed = self._missed.owed(submission)
         if submission.epoch != self.epoch:
             self._tell("reload", self.round, fragment)
         elif missed:
@@ -114,26 +114,26 @@ class MemberState:
     def _running(self, fragment: int) -> Begin | None:
         """Return the attempt that a submission of this fragment comes too late for, or None."""
         for begin in self.begins.values():
-            over = begin.round in self._spoilt or begin.round in self.closed
+            over = begin.round in self._unusable or begin.round in self.closed
             if begin.fragment == fragment and begin.kind != INIT and not over:
                 return begin
         return None
 
-    def spoilt(self, round_number: int, why: str) -> None:
+    def unusable(self, round_number: int, why: str) -> None:
         """Note that our contribution to this attempt cannot be used.
 
         Its trainer goes on, and what it submits next is kept for the attempt after this one.
         """
-        self._spoilt.add(round_number)
+        self._unusable.add(round_number)
         begin = self.begins.get(round_number)
         waiting = self.submissions.pop(begin.fragment, None) if begin is not None else None
         if begin is not None and waiting is not None:
-            self._left_out.told(begin.round)
+            self._missed.told(begin.round)
             kind = "missed" if waiting.operation is None else "failed"
             self._tell(kind, begin.round, begin.fragment, text=why)
 
     def _leave_out(self, begin: Begin) -> None:
-        kind, why = self._left_out.verdict(begin, self.submissions.get(begin.fragment))
+        kind, why = self._missed.verdict(begin, self.submissions.get(begin.fragment))
         if kind:
             del self.submissions[begin.fragment]
             if why:
@@ -149,7 +149,7 @@ class MemberState:
     def detached(self) -> None:
         self.attached, self.since = False, -1
         self.offer = b""
-        self._left_out.clear()
+        self._missed.clear()
         read = {b.fragment for b in self.begins.values() if self.me in b.participants}
         self.submissions = {f: s for f, s in self.submissions.items() if f in read}
 
@@ -166,7 +166,7 @@ class MemberState:
         The next attempt at the same round may read it, too.
         """
         return any(
-            self.me in begin.participants and begin.round not in self._spoilt
+            self.me in begin.participants and begin.round not in self._unusable
             for begin in self.begins.values()
         )
 
@@ -284,7 +284,7 @@ class MemberState:
             self._emit(Abort(begin.round, begin.attempt))
         self.held.pop(round_number, None)
         self.closed.discard(round_number)
-        self._spoilt.discard(round_number)
+        self._unusable.discard(round_number)
 
     def drop_attempts(self) -> None:
         for number in sorted({*self.begins, *self.held}):
@@ -351,7 +351,7 @@ class MemberState:
         self.begins.pop(round_number, None)
         self.held.pop(round_number, None)
         self.closed.discard(round_number)
-        self._spoilt.discard(round_number)
+        self._unusable.discard(round_number)
 
     def drop_passed(self, round_number: int) -> None:
         """Drop attempts at rounds that are committed, up to ``round_number``."""
@@ -383,7 +383,7 @@ class MemberState:
 
     def on_install(self, view: View) -> None:
         """Reset what belonged to the old view and reach the new one's base, if we hold it."""
-        self._left_out.clear()
+        self._missed.clear()
         base = (view.base_round, view.base_chain)
         path = self._path_to(*base) if not self.unsynced else None
         for held in path or ():
@@ -397,7 +397,7 @@ class MemberState:
         if not self.is_replica or view.base_round == 0:
             self.move_to(*base)
         else:
-            self.astray = self.round >= view.base_round
+            self.diverged = self.round >= view.base_round
             if not self.unsynced:
                 self.fell_behind(f"missed round {view.base_round}, downloading it")
 
@@ -427,11 +427,11 @@ class MemberState:
     @property
     def holds(self) -> bool:
         """Return whether the state after ``round`` is here, and not in doubt."""
-        return self.is_replica and not self.doubtful and not self.astray
+        return self.is_replica and not self.suspect and not self.diverged
 
     def report(self) -> Report:
         """Return what a candidate must know before it may choose the base of the next view."""
-        if self.astray:
+        if self.diverged:
             return Report(0, b"", holds=False)
         held = self.held.get(self.round + 1)  # of later ones we have never said READY
         runs = (held.run,) if held is not None else ()

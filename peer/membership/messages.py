@@ -405,7 +405,7 @@ class BootstrapHello:
     """
 
     member: Member
-    cradle: Cradle
+    cradle: Cradle  # what it is called on the wire
     round: Rounds = 0
     chain: Digest = b""
     since: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()

@@ -59,7 +59,7 @@ class Node:
         self.signatures = Signatures(me.peer, signer, self.emit)
         self.follower = MemberState(me, self.emit)
         self.coordinator: Coordinator | None = None
-        self.succession: Election | None = None
+        self.election: Election | None = None
         self.linked: set[bytes] = set()
         self.srtt_s: dict[bytes, float] = {}
         self.refused: set[bytes] = set()
@@ -72,11 +72,11 @@ class Node:
         self.syncing = StateSync(self)
         self.lineages = Lineages(self)
         self.joining = Joining(self)
-        self.genesis = Genesis(self)
+        self.bootstrap = Genesis(self)
         self.changes = ViewChange(self)
-        self.beats = Heartbeats(self)
-        self.enter_cradle = self.changes.enter_cradle
-        self.give_way = self.changes.give_way
+        self.heartbeats = Heartbeats(self)
+        self.enter_bootstrap_view = self.changes.enter_bootstrap_view
+        self.yield_to = self.changes.yield_to
         self._orders = Orders(self)
         self._handlers = self._event_handlers()
         self._messages = self._message_handlers()
@@ -106,8 +106,8 @@ class Node:
     def _forgive_own_pause(self) -> None:
         pause_s = self.now_s - self._due_s
         if self._due_s and pause_s > self.timing.heartbeat_s:
-            self._with_election(lambda election: election.forgive(pause_s))
-            self._lead(lambda lead: lead.forgive(pause_s))
+            self._with_election(lambda election: election.discount_pause(pause_s))
+            self._lead(lambda lead: lead.discount_pause(pause_s))
 
     def next_deadline_s(self) -> float | None:
         """Return when :class:`Tick` is due at the latest, on the clock of :meth:`handle`.
@@ -118,11 +118,11 @@ class Node:
             return None
         if self._busy():
             return self.now_s + self.timing.step_s
-        return min(self.beats.next_s, self.now_s + self.timing.heartbeat_s)
+        return min(self.heartbeats.next_s, self.now_s + self.timing.heartbeat_s)
 
     def _busy(self) -> bool:
         lead = self.coordinator
-        electing = self.succession is not None and self.succession.busy
+        electing = self.election is not None and self.election.busy
         return electing or (lead is not None and lead.busy)
 
     @property
@@ -156,7 +156,7 @@ class Node:
             **Reports(self).handlers,
             ev.Tick: lambda _: None,
             ev.Found: self._on_found,
-            ev.Cradle: self.genesis.start,
+            ev.Cradle: self.bootstrap.start,
             ev.Received: lambda e: self._on_message(e.source, e.message),
             ev.LinkUp: self._on_link_up,
             ev.LinkDown: self._on_link_down,
@@ -189,9 +189,9 @@ class Node:
         self.linked.add(event.peer)
         self.refused.discard(event.peer)
         self.srtt_s[event.peer] = event.srtt_s
-        self.beats.soon()
+        self.heartbeats.soon()
         self.joining.soon()
-        self.genesis.soon()
+        self.bootstrap.soon()
 
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self.linked.discard(event.peer)
@@ -223,7 +223,7 @@ class Node:
         if self.leave_by_s is not None:
             return
         self.leave_by_s = self.now_s + self.timing.leave_s
-        self.beats.soon()
+        self.heartbeats.soon()
         if self.view is None or self._alone():
             self.leave()
         elif self.coordinator is not None:
@@ -240,11 +240,11 @@ class Node:
 
     def _on_hand_over(self, event: ev.HandOver) -> None:
         if self.coordinator is not None:
-            self.coordinator.admission.heir = event.peer
+            self.coordinator.admission.successor = event.peer
 
     def _on_trainers_asked(self, event: ev.TrainersAsked) -> None:
         self._asked_trainers = (event.min_trainers, self.now_s + self.timing.ask_s)
-        self.beats.soon()
+        self.heartbeats.soon()
 
     def asked_trainers(self) -> int | None:
         """Return the number of trainers that is asked for here and not in the view's rules yet."""
@@ -284,11 +284,11 @@ class Node:
             ms.Install: lambda s, m: self.changes.on_install(m),
             ms.ProbeView: lambda s, m: self.tell_view(s),
             ms.Meet: self.lineages.on_meet,
-            ms.BootstrapHello: self.genesis.on_hail,
+            ms.BootstrapHello: self.bootstrap.on_bootstrap_hello,
             ms.Join: self.joining.answer,
             ms.Redirect: self.joining.on_redirect,
             ms.JoinRefused: self.joining.on_refused,
-            ms.SyncTarget: self._on_learn,
+            ms.SyncTarget: self._on_sync_target,
             ms.Leave: self._on_leave,
             ms.AskTrainers: self._on_ask_trainers,
         }
@@ -343,35 +343,35 @@ class Node:
 
     def has_coordinator(self) -> bool:
         """Return whether a coordinator is heard, by us as a member."""
-        election = self.succession
+        election = self.election
         return election is not None and election.waiting_for() is None
 
     def _with_election(self, act: Callable[[Election], None]) -> None:
-        if self.succession is not None:
-            act(self.succession)
+        if self.election is not None:
+            act(self.election)
 
     def _lead(self, act: Callable[[Coordinator], None]) -> None:
         if self.coordinator is not None:
             act(self.coordinator)
 
     def frozen(self) -> bool:
-        return self.succession is None or self.succession.acceptor.frozen
+        return self.election is None or self.election.acceptor.frozen
 
     def _on_promise(self, source: bytes, promise: ms.Promise) -> None:
         if self.signatures.genuine(source, promise):
             self._with_election(lambda e: e.on_promise(source, promise))
 
     def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
-        if self.succession is None or not self.signatures.genuine(source, vote):
+        if self.election is None or not self.signatures.genuine(source, vote):
             return
-        decided = self.succession.on_accepted(source, vote)
+        decided = self.election.on_accepted(source, vote)
         if decided is not None:
             self.changes.on_decided(*decided)
 
-    def _on_learn(self, source: bytes, learn: ms.SyncTarget) -> None:
+    def _on_sync_target(self, source: bytes, learn: ms.SyncTarget) -> None:
         if self.view is None:
-            self.joining.on_learn(source, learn)
-            self.beats.soon()
+            self.joining.on_sync_target(source, learn)
+            self.heartbeats.soon()
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
         member = self.view.member(source) if self.view else None
@@ -386,7 +386,7 @@ class Node:
             self.leave()
             return
         if self.view is None or self.view.number == 0:
-            self.genesis.step()
+            self.bootstrap.step()
         if self.view is None:
             self.joining.step()
         elif self.coordinator is not None:
@@ -396,10 +396,10 @@ class Node:
         self.syncing.step()
         self.lineages.step()
         self._forget_fulfilled()
-        self.beats.step()
+        self.heartbeats.step()
 
     def _step_coordinator(self, lead: Coordinator) -> None:
-        lead.roster.heard(self.me.peer, self.beats.heartbeat(), self.now_s)
+        lead.roster.heard(self.me.peer, self.heartbeats.heartbeat(), self.now_s)
         if not lead.roster.has_given(self.me.peer):
             lead.roster.give(self.me.peer, self.follower.given)
         if self.follower.offer and self.follower.round == 0:
@@ -408,7 +408,7 @@ class Node:
             lead.admission.ask_trainers(asked)
         lead.rival = self.lineages.rival()
         lead.step(self.now_s)
-        election = self.succession
+        election = self.election
         if election is None:
             return
         if not lead.hears_quorum(self.now_s):

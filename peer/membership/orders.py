@@ -29,7 +29,7 @@ class Orders:
             ms.Notice: self._on_notice,
             ms.Repair: lambda _, repair: own.on_repair(repair),
             ms.Resync: self._on_resync,
-            ms.Yield: lambda _, order: node.give_way(order.winner, "our coordinator says so"),
+            ms.Yield: lambda _, order: node.yield_to(order.winner, "our coordinator says so"),
         }
 
     def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
@@ -54,7 +54,7 @@ class Orders:
             self._node.emit(Note("rejected", text, source))
 
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
-        self._node.beats.heard(beat)
+        self._node.heartbeats.heard(beat)
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost
         self._aim(beat.round, beat.chain)
@@ -85,6 +85,6 @@ class Orders:
         """
         own = self._node.follower
         if own.is_replica and own.round + 1 not in own.held:
-            own.doubtful = True
+            own.suspect = True
             own.fell_behind("this peer's state is not that of most others, downloading theirs")
             self._aim(own.round, own.chain)

@@ -41,19 +41,19 @@ class Reports:
 
     def _on_attached(self, event: ev.Attached) -> None:
         self._node.follower.came(event.waits)
-        self._node.beats.soon()
+        self._node.heartbeats.soon()
 
     def _on_detached(self, _: ev.Detached) -> None:
         self._node.follower.detached()
-        self._node.beats.soon()
+        self._node.heartbeats.soon()
 
     def _on_offered(self, event: ev.Offered) -> None:
         self._node.follower.offer = event.blob
-        self._node.beats.soon()
+        self._node.heartbeats.soon()
 
     def _on_submitted(self, event: ev.Submitted) -> None:
         self._node.follower.submitted(event)
-        self._node.beats.soon()
+        self._node.heartbeats.soon()
 
     # ------------------------------------------------------------ the data plane
 
@@ -70,7 +70,7 @@ class Reports:
         if begin is None or begin.attempt != event.attempt:
             return
         if not event.peers:
-            node.follower.spoilt(event.round, event.why)
+            node.follower.unusable(event.round, event.why)
         missing = event.peers or (node.me.peer,)
         names = ", ".join(short(peer) for peer in event.peers)
         what = f"the exchange with {names} fails" if names else "this peer cannot take part"
@@ -94,14 +94,14 @@ class Reports:
     def _on_applied(self, event: ev.Applied) -> None:
         self._node.follower.digest = event.digest
         self._node.follower.digest_round = event.round
-        self._node.beats.soon()
+        self._node.heartbeats.soon()
 
     def _on_progressed(self, event: ev.Progressed) -> None:
-        self._node.beats.progress_bytes = event.total_bytes
+        self._node.heartbeats.progress_bytes = event.total_bytes
 
     def _on_caught_up(self, event: ev.CaughtUp) -> None:
         self._node.syncing.on_caught_up(event)
-        self._node.beats.soon()
+        self._node.heartbeats.soon()
 
     def _on_catch_up_failed(self, event: ev.CatchUpFailed) -> None:
         self._node.syncing.on_failed(event.why)

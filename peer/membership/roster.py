@@ -18,7 +18,7 @@ class Roster:
         self.view = view
         self.me = me
         self._timing = timing
-        self.beats: dict[bytes, Heartbeat] = {}
+        self.heartbeats: dict[bytes, Heartbeat] = {}
         self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
         self._refused: set[bytes] = set()
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
@@ -32,7 +32,7 @@ class Roster:
         self._heard_s[peer] = now_s
         self._refused.discard(peer)
         if beat is not None:
-            self.beats[peer] = beat
+            self.heartbeats[peer] = beat
             if not beat.given:
                 self._given.pop(peer, None)
         return True
@@ -76,7 +76,7 @@ class Roster:
     # ------------------------------------------------------------ state and barrier
 
     def unsynced(self) -> set[bytes]:
-        return {p for p, beat in self.beats.items() if beat.unsynced and p != self.me}
+        return {p for p, beat in self.heartbeats.items() if beat.unsynced and p != self.me}
 
     def has_synced(self, round_number: int, chain: bytes) -> list[bytes]:
         """Return others that hold this state and are not in doubt, in the view's order."""
@@ -84,7 +84,7 @@ class Roster:
             peer
             for peer in self.view.replicas
             if peer != self.me
-            and (beat := self.beats.get(peer)) is not None
+            and (beat := self.heartbeats.get(peer)) is not None
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
             and not self.is_doubted(peer, beat.digest)
@@ -94,7 +94,7 @@ class Roster:
         """Return the digests that others report for the state after this round."""
         return {
             peer: beat.digest
-            for peer, beat in self.beats.items()
+            for peer, beat in self.heartbeats.items()
             if peer != self.me
             and beat.digest_round == round_number > 0
             and not beat.unsynced
@@ -103,7 +103,9 @@ class Roster:
 
     def undigested(self, alive: set[bytes], round_number: int) -> set[bytes]:
         """Return the living, synced replicas that have not reported the state after this round."""
-        known = {p for p, b in self.beats.items() if b.unsynced or b.digest_round == round_number}
+        known = {
+            p for p, b in self.heartbeats.items() if b.unsynced or b.digest_round == round_number
+        }
         return alive.intersection(self.view.replicas) - known
 
     def doubt(self, peer: bytes, digest: bytes) -> None:
@@ -113,25 +115,27 @@ class Roster:
     def is_doubted(self, peer: bytes, digest: bytes) -> bool:
         return self._doubted.get(peer) == digest
 
-    def forgive(self, pause_s: float) -> None:
+    def discount_pause(self, pause_s: float) -> None:
         """Discount a pause in which we were stopped ourselves: nobody was silent meanwhile."""
         for peer in self._heard_s:
             self._heard_s[peer] += pause_s
 
     def unheard(self, alive: set[bytes]) -> set[bytes]:
         """Return the living members that have not said anything in this view yet."""
-        return alive - self.beats.keys()
+        return alive - self.heartbeats.keys()
 
     def trainers(self, alive: set[bytes]) -> set[bytes]:
         """Return who has a trainer in step with the state, whether rounds wait for it or not."""
-        return {p for p in alive if (b := self.beats.get(p)) and b.since >= 0 and not b.unsynced}
+        return {
+            p for p in alive if (b := self.heartbeats.get(p)) and b.since >= 0 and not b.unsynced
+        }
 
     def since(self, peer: bytes) -> int:
         """Return the round at which a peer's trainer came; -1 without one."""
-        return self.beats[peer].since
+        return self.heartbeats[peer].since
 
     def attached(self, alive: set[bytes]) -> set[bytes]:
-        return {p for p in alive if (b := self.beats.get(p)) and b.attached and not b.unsynced}
+        return {p for p in alive if (b := self.heartbeats.get(p)) and b.attached and not b.unsynced}
 
     def arrived(
         self, alive: set[bytes], fragment: int, round_number: int, chain: bytes
@@ -143,7 +147,7 @@ class Roster:
         return {
             peer
             for peer in alive
-            if (beat := self.beats.get(peer))
+            if (beat := self.heartbeats.get(peer))
             and fragment in beat.arrived
             and self.has_given(peer)
             and not beat.unsynced
@@ -152,7 +156,7 @@ class Roster:
 
     def calls(self, peer: bytes) -> bool:
         """Return whether what waits at a peer is a collective of its session, and no step."""
-        beat = self.beats.get(peer)
+        beat = self.heartbeats.get(peer)
         return beat is not None and beat.operation is not None
 
     def give(self, peer: bytes, data: bytes) -> None:
@@ -162,14 +166,14 @@ class Roster:
 
     def has_given(self, peer: bytes) -> bool:
         """Return whether the object that a member's heartbeat names is here."""
-        beat = self.beats.get(peer)
+        beat = self.heartbeats.get(peer)
         return beat is not None and beat.given == self._given.get(peer, (b"", b""))[0]
 
     def given(self, peer: bytes) -> bytes:
         return self._given.get(peer, (b"", b""))[1]
 
     def weight(self, peer: bytes, fragment: int) -> float:
-        beat = self.beats.get(peer)
+        beat = self.heartbeats.get(peer)
         waiting = zip(beat.arrived, beat.weights, strict=True) if beat else ()
         return dict(waiting).get(fragment, 0.0)
 
@@ -178,12 +182,12 @@ class Roster:
 
         What members that are catching up receive is not of a round.
         """
-        return sum(beat.progress_bytes for beat in self.beats.values() if not beat.unsynced)
+        return sum(beat.progress_bytes for beat in self.heartbeats.values() if not beat.unsynced)
 
     def frozen(self, alive: set[bytes]) -> int:
         """Return the highest ballot number that a living member has promised elsewhere.
 
         0 if there is none.
         """
-        beats = self.beats.items()
-        return max((b.promised for p, b in beats if b.frozen and p in alive), default=0)
+        heartbeats = self.heartbeats.items()
+        return max((b.promised for p, b in heartbeats if b.frozen and p in alive), default=0)

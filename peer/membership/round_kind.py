@@ -23,7 +23,7 @@ class RoundKind:
 
 def choose(arrived: Collection[bytes], roster: Roster) -> tuple[str, tuple[bytes, ...]]:
     """Return the kind of the next round, and who of those that have arrived wants just that."""
-    calls = {peer: roster.beats[peer].operation for peer in arrived}
+    calls = {peer: roster.heartbeats[peer].operation for peer in arrived}
     call = agreed(calls, roster.since)
     return call.kind if call else STEP, tuple(peer for peer in arrived if calls[peer] == call)
 
@@ -48,12 +48,12 @@ def opening(
         there = tuple(peer for peer in before.aside if peer in roster.view.peers)
         return RoundKind(before.operation, kept, tuple(sorted(without)), there)
     given = [roster.given(peer) for peer in chosen]
-    operation = None if kind == STEP else roster.beats[chosen[0]].operation
+    operation = None if kind == STEP else roster.heartbeats[chosen[0]].operation
     others = tuple(sorted(set(left_out).difference(chosen)))
-    aside = [p for p in others if (b := roster.beats.get(p)) and b.arrived]
+    aside = [p for p in others if (b := roster.heartbeats.get(p)) and b.arrived]
     return RoundKind(
         operation,
         pack_objects(given) if kind == GATHER else b"",
         others,
-        tuple(p for p in aside if roster.beats[p].operation != operation),
+        tuple(p for p in aside if roster.heartbeats[p].operation != operation),
     )

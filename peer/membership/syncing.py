@@ -77,17 +77,17 @@ class StateSync:
             return
         if self._target[0] == 0 or not own.is_replica:  # nothing to load
             own.move_to(*self._target)
-            own.doubtful = own.astray = False
+            own.suspect = own.diverged = False
             return
         lead = view.member(view.coordinator)
         attests = lead is not None and lead.role == REPLICA and lead.peer != node.me.peer
         able = (m for m in view.members if m.role == REPLICA and m.peer != node.me.peer)
         donors = (*able, *self._archives)
         coordinator = view.coordinator if attests else b""
-        goal = Goal(*self._target, coordinator, donors, own.doubtful)
+        goal = Goal(*self._target, coordinator, donors, own.suspect)
         if goal != self._asked or node.now_s >= self._ask_again_s > 0:
             self._asked, self._ask_again_s = goal, 0.0
-            if self._target == own.previous and not own.doubtful:
+            if self._target == own.previous and not own.suspect:
                 own.previous = (0, b"")  # once; if it cannot be undone any more, it is fetched
                 node.emit(Undo(*self._target))
             else:
@@ -103,17 +103,17 @@ class StateSync:
         steps = event.round - own.round
         if steps != 0 or event.chain != own.chain:
             own.previous = (own.round, own.chain) if steps == 1 else (0, b"")
-        stale = self._foreign or own.doubtful or steps != 1 or own.round == 0
+        stale = self._foreign or own.suspect or steps != 1 or own.round == 0
         own.drop_passed(event.round)
         own.round, own.chain = event.round, event.chain
         own.digest, own.digest_round = event.digest, event.round
-        own.doubtful = False
+        own.suspect = False
         if stale:
             own.reload()
         else:
             own.missed()  # like any round that began without us
         if (event.round, event.chain) == self._target:
-            own.unsynced = own.astray = self._foreign = False
+            own.unsynced = own.diverged = self._foreign = False
             self._asked = None
 
     def on_failed(self, why: str) -> None:

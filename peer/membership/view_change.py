@@ -85,12 +85,12 @@ class ViewChange:
         """Return whether a view may replace ours.
 
         It may if it is a later one of our lineage, or a fork that continues it while we have no
-        coordinator. Other lineages are for `give_way`.
+        coordinator. Other lineages are for `yield_to`.
         """
         if follows(decided, view):
             return True
         node = self._node
-        accepted = node.succession.acceptor.accepted if node.succession else None
+        accepted = node.election.acceptor.accepted if node.election else None
         ours = accepted is not None and accepted.proposal == decided
         yields = ours or node.phase is Phase.CANDIDATE or view.number == 0
         return yields and view.lineage in decided.ancestors
@@ -108,15 +108,15 @@ class ViewChange:
         """Enter a view; all state of the old one ends here."""
         node = self._node
         old, led = node.view, node.coordinator
-        silences_s = node.succession.silences_s() if node.succession is not None else {}
+        silences_s = node.election.silences_s() if node.election is not None else {}
         node.view, self.proof = decided, proof
         node.coordinator = None
         node.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
         node.pace()
         node.signatures.new_view()
-        node.succession = Election(node, decided)
-        node.beats.soon()
-        node.beats.halted = node.beats.held = ""
+        node.election = Election(node, decided)
+        node.heartbeats.soon()
+        node.heartbeats.halted = node.heartbeats.held = ""
         leads = decided.coordinator == node.me.peer
         node.go(Trigger.LED if leads else Trigger.FOLLOWED)
         node.emit(Note("view", decided.describe(), fields={"view": decided.number}))
@@ -147,7 +147,9 @@ class ViewChange:
         )
         if led is not None:
             node.coordinator.admission.take_over(led.admission)
-            node.coordinator.counting.spoilers.take_over(led.counting.spoilers, decided.peers)
+            node.coordinator.eligibility.flaky_peers.take_over(
+                led.eligibility.flaky_peers, decided.peers
+            )
             node.coordinator.barrier.take_over(led.barrier, decided.peers)
         for peer, since_s in silences_s.items():
             node.coordinator.roster.silent_since(peer, since_s)
@@ -158,19 +160,19 @@ class ViewChange:
         if node.leave_by_s is not None:
             node.coordinator.admission.leaving.add(node.me.peer)
 
-    def enter_cradle(self, cradle: View) -> None:
+    def enter_bootstrap_view(self, bootstrap_view: View) -> None:
         """Enter the imaginary view of the founders: it has an election and nothing else."""
         node = self._node
-        node.view, self.proof = cradle, None
+        node.view, self.proof = bootstrap_view, None
         node.go(Trigger.FOLLOWED)
         if node.follower.round == 0:
-            node.follower.chain = genesis_chain(cradle.lineage)
-        for member in cradle.members:
+            node.follower.chain = genesis_chain(bootstrap_view.lineage)
+        for member in bootstrap_view.members:
             if member.peer not in node.linked and member.peer != node.me.peer:
                 node.emit(Connect(member.peer, member.address))
-        node.succession = Election(node, cradle, cradle=True)
+        node.election = Election(node, bootstrap_view, bootstrap_view=True)
 
-    def leave_cradle(self, found: View) -> None:
+    def leave_bootstrap_view(self, found: View) -> None:
         """Leave our cradle if others have founded the run meanwhile, from another one."""
         view = self._node.view
         if view is not None and view.number == 0 and found.lineage != view.lineage:
@@ -186,10 +188,10 @@ class ViewChange:
         text = f"view {decided.number} is without this peer; joining again as a new incarnation"
         if self._out_of_view(text, "excluded"):
             if founding and node.me.peer in decided.peers:
-                node.genesis.fall_back(decided)
+                node.bootstrap.fall_back(decided)
             node.joining.excluded(install)
 
-    def give_way(self, meet: Meet, why: str) -> None:
+    def yield_to(self, meet: Meet, why: str) -> None:
         """End our lineage here and join the other one.
 
         Should that be lost before we are in, our own members go on together from what they hold:
@@ -200,7 +202,7 @@ class ViewChange:
         if self._out_of_view(text, "yield"):
             node.emit(Connect(meet.coordinator.peer, meet.coordinator.address))
             if ours is not None:
-                node.genesis.fall_back(ours)
+                node.bootstrap.fall_back(ours)
             node.joining.renew()
 
     def _out_of_view(self, text: str, kind: str) -> bool:
@@ -210,10 +212,10 @@ class ViewChange:
             node.leave()
             return False
         node.emit(Note(kind, text))
-        node.genesis.stop()  # there is a run: never found it again
-        node.beats.halted = node.beats.held = ""
+        node.bootstrap.stop()  # there is a run: never found it again
+        node.heartbeats.halted = node.heartbeats.held = ""
         node.go(Trigger.EXCLUDED)
         node.follower.on_excluded()
         node.syncing.excluded()
-        node.view = node.succession = node.coordinator = None
+        node.view = node.election = node.coordinator = None
         return True

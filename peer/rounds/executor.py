@@ -82,7 +82,7 @@ class RoundExecutor:
 
         self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, self.log)
         cache = ChunkCache(received, in_loop)
-        self.catch_up = SyncClient(host, self.router.copies, rounds, cache, self)
+        self.sync = SyncClient(host, self.router.copies, rounds, cache, self)
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
@@ -138,7 +138,7 @@ class RoundExecutor:
 
     def link_down(self, peer: bytes) -> None:
         self.streams.close_to(peer)
-        self.catch_up.lost(peer)
+        self.sync.lost(peer)
 
     def believed(self, message: object) -> object:
         """Return the message as the machine may take it.
@@ -193,7 +193,7 @@ class RoundExecutor:
             await work()
 
     def close(self) -> None:
-        self.catch_up.close()
+        self.sync.close()
         self.router.close()
         self.reducer.close()
         self.donor.close()
@@ -268,7 +268,7 @@ class RoundExecutor:
             self.reducer.forget()
             self.replica.log.cut_after(state.round)
             self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
-            self.catch_up.cancel()  # of a goal that was undone with it
+            self.sync.cancel()  # of a goal that was undone with it
             self._moved_to(state, "a round was undone")
         if state is not None and state.round == effect.round:
             self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))
@@ -280,7 +280,7 @@ class RoundExecutor:
         goal, self._goal = self._goal, None
         assert goal is not None
         self.donor.is_open = False  # what others attest must not wait for whoever is behind itself
-        self.catch_up.aim(goal)
+        self.sync.aim(goal)
 
     def adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
         """Take over the state that the catch-up has brought to this round, and the log with it."""
@@ -301,7 +301,7 @@ class RoundExecutor:
         if otherwise and (rounds := self.replica.residual.forget()):
             self.log(f"error feedback forgets what {rounds} rounds have left out: {otherwise}")
         self.state = state
-        self.donor.is_open = not self.catch_up.is_working
+        self.donor.is_open = not self.sync.is_working
         self.replica.log.cap_bytes = log_cap_bytes(state.manifest)
         self.reducer.settle(state.round)
         self.digests[state.round] = state.digest.hex()

@@ -61,7 +61,7 @@ class SyncClient:
         owner: StateOwner,
     ) -> None:
         self._host = host
-        self._rounds, self._shelf = rounds, shelf
+        self._rounds, self._chunk_cache = rounds, shelf
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # of everything below
@@ -118,7 +118,7 @@ class SyncClient:
         self.cancel()
         with self._lock:
             self._closed = True  # reader threads may outlive the loop
-            self._shelf.close()
+            self._chunk_cache.close()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
@@ -231,7 +231,7 @@ class SyncClient:
             if blob:
                 state = await asyncio.to_thread(ReplicatedState, blob)
             assert state is not None
-            store = _Store(state, self._shelf)
+            store = _Store(state, self._chunk_cache)
             shelved = await asyncio.to_thread(store.take_shelved, _sha(blob)) if blob else ()
         except (AtollError, MemoryError, OSError) as error:
             self._feed(ln.Unprepared(_reason(error)))
@@ -264,7 +264,7 @@ class SyncClient:
         if known != (done.chain, done.digest):
             self._rounds.restart(done.round, done.digest, done.chain)
         with self._lock:
-            self._shelf.clear()
+            self._chunk_cache.clear()
         self._owner.adopt(state, done.round, done.chain)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -281,7 +281,7 @@ class _Store:
     """
 
     def __init__(self, state: ReplicatedState, shelf: ChunkCache) -> None:
-        self.state, self._shelf = state, shelf
+        self.state, self._chunk_cache = state, shelf
         self._load = StateLoad(state)
         self._kept: dict[int, int] = {}  # chunk of the current state -> the round that it is of
         self._leaves: dict[int, bytes] = {}  # of chunks that were put, where they are known
@@ -320,14 +320,14 @@ class _Store:
 
     def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
         self._take(chunk, number, data, sha)
-        self._shelf.add(chunk, number, digest, sha, data)
+        self._chunk_cache.add(chunk, number, digest, sha, data)
 
     def take_shelved(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
         """Open the shelf; return (chunk, round, digest of that round's state) of what it has."""
         sizes = [self.state_bytes(chunk) for chunk in range(self.chunks)]
-        self._shelf.begin(blob_digest, sum(sizes))
+        self._chunk_cache.begin(blob_digest, sum(sizes))
         taken: dict[int, tuple[int, int, bytes]] = {}
-        for chunk, number, digest, sha, data in self._shelf.chunks(sizes):
+        for chunk, number, digest, sha, data in self._chunk_cache.chunks(sizes):
             self._take(chunk, number, memoryview(data), sha)
             taken[chunk] = (chunk, number, digest)
         return tuple(taken.values())

@@ -55,7 +55,7 @@ class Gathering:
 
     def begin(self, goal: Goal, own: ln.Own, now_s: float) -> None:
         self._own = own
-        self._own_counts = 0 < own.round <= goal.round and not goal.doubtful
+        self._own_counts = 0 < own.round <= goal.round and not goal.suspect
         self._own_until_s = float("inf")
         self.progress_s = now_s
         if self.assembly is not None and not self.assembly.store.is_open:
@@ -191,7 +191,7 @@ class Gathering:
         new = histories.heads
         self._look_again()
         if old is not None and new is not None and new.contradicts(old):
-            self._supply.forgive()
+            self._supply.discount_pause()
             lost = 0
             if self.assembly is not None:
                 lost = self.assembly.change_history(old, new)

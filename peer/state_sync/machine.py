@@ -133,7 +133,7 @@ class SyncMachine:
         self.supply.set_goal(goal)
         if not self.gathering.aim(goal):
             self._say(f"round {goal.round} is of another history than what is here: beginning anew")
-            self.supply.forgive()
+            self.supply.discount_pause()
         back = _is_at(own, goal) and self._finishing is None
         if back and self.phase is not SyncPhase.IDLE:
             self._stop()  # the group is back where we are
@@ -163,7 +163,7 @@ class SyncMachine:
 
     def _fail(self, why: str) -> None:
         self._stop()
-        self.supply.forgive()  # the next task judges anew
+        self.supply.discount_pause()  # the next task judges anew
         self._out.append(ln.SyncFailed(why))
 
     def _advance(self) -> None:
@@ -356,4 +356,4 @@ def _reach(has: ft.StateIs | None) -> tuple[int, int] | None:
 def _is_at(own: ln.Own, goal: Goal) -> bool:
     """Return whether there is nothing to do: the own state is that of the goal."""
     here = (own.round, own.chain) == (goal.round, goal.chain)
-    return here and bool(own.digest) and not goal.doubtful
+    return here and bool(own.digest) and not goal.suspect

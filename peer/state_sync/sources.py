@@ -87,7 +87,7 @@ class Supply:
                 self.pull.lose(peer)
                 self.attestation.forget(peer)
 
-    def forgive(self) -> None:
+    def discount_pause(self) -> None:
         """Forget whom not to believe: on another history they may be right."""
         self.excluded.clear()
         self.attestation = Attestation()

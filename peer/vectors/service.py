@@ -42,14 +42,14 @@ class VectorService:
         self,
         *,
         node: Node,
-        desk: TrainerService,
+        trainers: TrainerService,
         host: ConnectionManager,
         streams: Streams,
         copies: Copies,
         log: Callable[[str], None],
     ) -> None:
-        self._me, self._node, self._desk = node.me.peer, node, desk
-        self._server = VectorServer(host, streams, lambda: desk.trainer is not None, log)
+        self._me, self._node, self._trainers = node.me.peer, node, trainers
+        self._server = VectorServer(host, streams, lambda: trainers.trainer is not None, log)
         self._fetches = Fetches(self._me, host, copies, self._server.store)
         self._trainer: AttachedTrainer | None = None  # whose memory this is
         self._region: Region | None = None
@@ -78,10 +78,10 @@ class VectorService:
 
     def gone(self, client: bytes) -> None:
         """Note that a client of the daemon has ended, perhaps its trainer."""
-        self._desk.gone(client)
+        self._trainers.gone(client)
         if self._trainer is not None and self._trainer.client == client:
             self._forget()
-        if self._desk.trainer is None:
+        if self._trainers.trainer is None:
             self._server.trainer_ended()
 
     def close(self) -> None:
@@ -115,19 +115,19 @@ class VectorService:
         if not 0 < elements <= ELEMENTS_MAX:
             raise ConfigError(f"a vector of {elements} elements")
         region = await asyncio.to_thread(Region, "vector", elements)
-        if self._desk.trainer is not trainer:
+        if self._trainers.trainer is not trainer:
             region.close()
             raise SessionError("this trainer has ended meanwhile")
         if self._region is not None:
             self._region.close()
         self._trainer, self._region = trainer, region
-        assert self._desk.door is not None
-        send_region(self._desk.door.lifeline(client), region, writable=True)
+        assert self._trainers.door is not None
+        send_region(self._trainers.door.lifeline(client), region, writable=True)
 
     async def _publish(self, client: bytes, arguments: dict[str, Any]) -> None:
         name, number = self._place(arguments)
         values = self._values(client, int(arguments["elements"]))
-        self._desk.note_figures(self._known(client), arguments.get("figures", {}))
+        self._trainers.note_figures(self._known(client), arguments.get("figures", {}))
         try:
             await self._server.publish(name, number, values, str(arguments["codec"]))
         except MemoryError:
@@ -196,7 +196,7 @@ class VectorService:
     # ------------------------------------------------------------ what commands name
 
     def _known(self, client: bytes) -> AttachedTrainer:
-        trainer = self._desk.known(client)
+        trainer = self._trainers.known(client)
         if not trainer.in_step:
             raise SessionError("vectors before attach", fix="call attach first")
         return trainer

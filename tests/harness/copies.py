@@ -33,7 +33,7 @@ class Task:
     round: int
     chain: bytes
     donors: tuple[bytes, ...]
-    doubtful: bool
+    suspect: bool
     chunks: dict[int, tuple[int, bytes, bool]] = field(default_factory=dict)  # round, value, ours
     asked: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # donor -> what it sends
     progress_s: float = 0.0
@@ -107,17 +107,17 @@ class Copies:
 
     # ------------------------------------------------------------ the state
 
-    def catch_up(self, host: Host, effect: ev.StartSync) -> None:
+    def sync(self, host: Host, effect: ev.StartSync) -> None:
         goal = effect.goal
         donors = tuple(m.peer for m in goal.donors if m.peer != host.peer)
         running = self.tasks.get(host)
         host.loads += running is None or running.over
         if running is not None and not running.over:  # what is under way goes on
             running.round, running.chain = goal.round, goal.chain
-            running.donors, running.doubtful = donors, goal.doubtful
+            running.donors, running.suspect = donors, goal.suspect
             self._step(host, running)
             return
-        task = self.tasks[host] = Task(goal.round, goal.chain, donors, goal.doubtful)
+        task = self.tasks[host] = Task(goal.round, goal.chain, donors, goal.suspect)
         task.progress_s = self._world.now_s
         self._step(host, task)
         self._watch(host, task)
@@ -144,7 +144,7 @@ class Copies:
         state = host.state
         if task.over:
             return
-        if (state.round, state.chain) == (task.round, task.chain) and not task.doubtful:
+        if (state.round, state.chain) == (task.round, task.chain) and not task.suspect:
             self._end(host, task, state, "")  # it is here already
             return
         for peer in task.donors:
@@ -183,7 +183,7 @@ class Copies:
     def _next(self, host: Host, task: Task, donor: Host) -> tuple[str, int] | None:
         """An entry that continues what we have, else a chunk; by whichever is shorter."""
         taken = task.asked.values()
-        if not task.doubtful and not task.chunks:
+        if not task.suspect and not task.chunks:
             following = self._entry(donor, host.state)
             if following is not None:
                 return None if ("entry", 0) in taken else ("entry", 0)

@@ -251,10 +251,16 @@ class Decisions:
         if view.lineage in self._founded:
             assert base == self._founded[view.lineage], f"invariant 8: founded on {base}"
         else:
-            cradle = self._cradles.get(view.ancestors[-1]) if view.ancestors else None
-            assert cradle is not None, "invariant 8: a first view of a lineage that nobody founded"
-            self._has_quorum(view, cradle, self._ballots((cradle.lineage, 0), view, cradle))
-            brought = self._brought[cradle.lineage]
+            bootstrap_view = self._cradles.get(view.ancestors[-1]) if view.ancestors else None
+            assert bootstrap_view is not None, (
+                "invariant 8: a first view of a lineage that nobody founded"
+            )
+            self._has_quorum(
+                view,
+                bootstrap_view,
+                self._ballots((bootstrap_view.lineage, 0), view, bootstrap_view),
+            )
+            brought = self._brought[bootstrap_view.lineage]
             held = {p for peer in view.peers for p in brought.get(peer, ())}
             assert base in held, f"invariant 8: resumed at {base}, which no founder held"
             # A founder that was started again may have brought less before.

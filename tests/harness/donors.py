@@ -376,10 +376,10 @@ def donors_of(history: History, rates: list[float], **values: object) -> list[Do
     ]
 
 
-def goal_of(history: History, donors: list[Donor], number: int = 0, doubtful: bool = False) -> Goal:
+def goal_of(history: History, donors: list[Donor], number: int = 0, suspect: bool = False) -> Goal:
     number = number or history.last
     members = tuple(donor.member for donor in donors)
-    return Goal(number, history.chain(number), members[0].peer, members, doubtful)
+    return Goal(number, history.chain(number), members[0].peer, members, suspect)
 
 
 def own_of(history: History, number: int) -> ln.Own:

@@ -47,7 +47,9 @@ class Site:
         self.downs: list[tuple[bytes, str]] = []
         self.streams: list[DataStream] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.guard = self._guard(shown, role, founds) if shown is not None else OpenAdmission()
+        self.admission = (
+            self._admission(shown, role, founds) if shown is not None else OpenAdmission()
+        )
         self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=run_tls(home, SECRET),
@@ -56,15 +58,15 @@ class Site:
                 incarnation=lambda: 1,
                 advertised=lambda: self.address,
                 on_message=self._hear,
-                on_up=lambda peer, address, inc: self.guard.linked(peer),
+                on_up=lambda peer, address, inc: self.admission.linked(peer),
                 on_down=self._down,
                 on_data=lambda peer, stream: self._record(self.streams, stream),
                 note=lambda kind, text: self.notes.append((kind, text)),
             ),
-            door=self.guard,
+            door=self.admission,
         )
 
-    def _guard(self, shown: Credential, role: str, founds: bool) -> AuthorityAdmission:
+    def _admission(self, shown: Credential, role: str, founds: bool) -> AuthorityAdmission:
         return AuthorityAdmission(
             self.home,
             Ledger(PUBLIC, RUN),
@@ -88,8 +90,8 @@ class Site:
 
     @property
     def ledger(self) -> Ledger:
-        assert isinstance(self.guard, AuthorityAdmission)
-        return self.guard.ledger
+        assert isinstance(self.admission, AuthorityAdmission)
+        return self.admission.ledger
 
     def knows(self) -> set[bytes]:
         return {found.peer for found in self.ledger.records()}
@@ -98,8 +100,8 @@ class Site:
         return [text for noted, text in self.notes if noted == kind]
 
     def _hear(self, peer: bytes, message: object) -> None:
-        if self.guard.check_message(peer, message) and isinstance(message, AboutPasses):
-            self.guard.on_message(peer, message)
+        if self.admission.check_message(peer, message) and isinstance(message, AboutPasses):
+            self.admission.on_message(peer, message)
         self._record(self.heard, (peer, message))
 
     def _record(self, record: list[Any], item: object) -> None:
@@ -107,7 +109,7 @@ class Site:
         self._changed()
 
     def _down(self, peer: bytes, why: str) -> None:
-        self.guard.unlinked(peer)
+        self.admission.unlinked(peer)
         self._record(self.downs, (peer, why))
 
     async def listen(self) -> str:

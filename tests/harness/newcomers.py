@@ -55,4 +55,4 @@ def weights_of_rounds(cluster: Cluster, name: str = "a") -> list[dict[bytes, flo
 
 
 def held(cluster: Cluster, name: str = "a") -> str:
-    return cluster.host(name).node.beats.held
+    return cluster.host(name).node.heartbeats.held

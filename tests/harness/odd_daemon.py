@@ -125,15 +125,15 @@ class Fragmented(daemon.Daemon):
         self._blob = blob(spec, Manifest.of([Parameter("w", (ELEMENTS,))]))
         self._region = np.ones(ELEMENTS, np.float32)
         self._target = np.float32(self.home.peer_id[0] / 64)
-        self.desk.tell = self._told
+        self.trainers.tell = self._told
         self._loop.call_later(LOOK_S, self._attach)
 
     def _attach(self) -> None:
-        own, state, view = self.node.follower, self.runner.state, self.node.view
+        own, state, view = self.node.follower, self.executor.state, self.node.view
         if view is None or len(view.members) < self.members or own.unsynced or own.offer:
             pass
         elif own.round == 0:
-            self.runner.inputs = self._region
+            self.executor.inputs = self._region
             self.feed(ev.Offered(self._blob))
         elif state is not None and state.round == own.round:
             self.feed(ev.Attached())
@@ -150,14 +150,14 @@ class Fragmented(daemon.Daemon):
                 self._loop.call_later(INNER_S, self._submit, fragment)
 
     def _submit(self, fragment: int) -> None:
-        own, state = self.node.follower, self.runner.state
+        own, state = self.node.follower, self.executor.state
         if own.unsynced or state is None or self.node.view is None:
             self._loop.call_later(LOOK_S, self._submit, fragment)
             return
         first, end = chunk_range(fragment, self.fragments, state.grid.count)
         part = slice(state.grid.bounds(first)[0], state.grid.bounds(end - 1)[1])
         self._region[part] = state.theta[part] * np.float32(0.9) + self._target * np.float32(0.1)
-        self.runner.inputs = self._region
+        self.executor.inputs = self._region
         self.feed(ev.Submitted(own.round, own.epoch, 1.0, fragment))
 
     def feed(self, event: ev.Event) -> None:

@@ -69,7 +69,7 @@ class DataPlane:
         gone = begin.kind != INIT and not host.region(
             begin.fragment
         )  # its trainer ended before BEGIN came
-        if host.name == world.spoilt or gone:
+        if host.name == world.unusable or gone:
             event = ev.ReduceFailed(begin.round, begin.attempt, (), "cannot be read")
             world.after(world.chunk_s, lambda: world.deliver(host, event))
             return

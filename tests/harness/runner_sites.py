@@ -39,7 +39,7 @@ class Site:
         self.host = link_host(
             home,
             address=lambda: self.address,
-            streams=lambda: self.runner.streams,
+            streams=lambda: self.executor.streams,
             on_message=self._on_message,
             log=self.logs.append,
         )
@@ -50,7 +50,7 @@ class Site:
             HomeSigner(home),
             SimpleNamespace(send=self.host.send, convict=lambda evidence: None, note=self._note),
         )
-        self.runner = RoundExecutor(
+        self.executor = RoundExecutor(
             me=home.peer_id,
             host=self.host,
             audits=self.audits,
@@ -62,8 +62,8 @@ class Site:
             ),
             received=home.path / "received",
         )
-        self._handlers = self.runner.handlers()
-        self.task = asyncio.get_running_loop().create_task(self.runner.run())
+        self._handlers = self.executor.handlers()
+        self.task = asyncio.get_running_loop().create_task(self.executor.run())
 
     def _note(self, kind: str, text: str) -> None:
         self.logs.append(text)
@@ -75,16 +75,16 @@ class Site:
         if isinstance(message, AuditMessage):
             self.audits.on_message(peer, message)
         elif isinstance(message, FetchResult):
-            self.runner.donor.on_message(peer, message)
+            self.executor.donor.on_message(peer, message)
         elif isinstance(message, FetchKept):
-            self.runner.reducer.kept_server.on_fetch_kept(peer, message)
+            self.executor.reducer.kept_server.on_fetch_kept(peer, message)
         else:
-            self.runner.reducer.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
+            self.executor.reducer.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
 
     async def close(self) -> None:
         self.task.cancel()
         self.audits.close()
-        self.runner.close()
+        self.executor.close()
         await self.host.close()
 
     def reduced(self, attempt: int, number: int | None = None) -> bytes | None:
@@ -100,13 +100,13 @@ class Site:
 
     @property
     def state(self) -> ReplicatedState:
-        assert self.runner.state is not None
-        return self.runner.state
+        assert self.executor.state is not None
+        return self.executor.state
 
     @property
     def inputs(self) -> np.ndarray:
-        assert self.runner.inputs is not None
-        return self.runner.inputs
+        assert self.executor.inputs is not None
+        return self.executor.inputs
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -130,7 +130,7 @@ def scenario(folder: Path, names: str, play: Callable[[list[Site]], object]) -> 
                     await site.host.dial(other.address)
             members = tuple(Member(site.me, 1, address=site.address) for site in sites)
             for site in sites:
-                site.runner.installed(view_of(members))
+                site.executor.installed(view_of(members))
             await play(sites)  # type: ignore[misc]  # a coroutine function
         finally:
             for site in sites:
@@ -176,8 +176,8 @@ def prepare(
     for i, site in enumerate(sites):
         state = ReplicatedState(packed)
         initialise(state, theta)
-        site.runner.state = state
-        site.runner.inputs = theta + np.float32(i + 1)
+        site.executor.state = state
+        site.executor.inputs = theta + np.float32(i + 1)
 
 
 def by_hand(sites: list[Site], begin: Begin, state: ReplicatedState) -> np.ndarray:

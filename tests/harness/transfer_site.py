@@ -68,7 +68,7 @@ class Site:
         self.donor = Donor(
             self.host, self.streams, lambda *_: None, self.rounds, lambda line: say(log=line)
         )
-        self.catch_up = SyncClient(
+        self.sync = SyncClient(
             host=self.host,
             copies=router.copies,
             rounds=self.rounds,
@@ -86,7 +86,7 @@ class Site:
         if isinstance(message, ft.ASKED_OF_DONORS):
             self.donor.on_message(peer, message)
         else:
-            self.catch_up.on_message(peer, message)
+            self.sync.on_message(peer, message)
 
     def adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
         self.state = state
@@ -111,7 +111,7 @@ async def main() -> None:
     members = tuple(Member(bytes.fromhex(peer), 1, address=where) for peer, where in named)
     say(ready=True)
     began_s = time.monotonic()
-    site.catch_up.aim(Goal(1, CHAIN, members[0].peer, members))
+    site.sync.aim(Goal(1, CHAIN, members[0].peer, members))
     why = await site.outcome
     took_s = time.monotonic() - began_s
     right = site.state is not None and site.state.digest == await asyncio.to_thread(

@@ -50,7 +50,7 @@ class Site:
             self.host, self.streams, lambda number, attempt: None, self.rounds, self.logs.append
         )
         self.donor.state = self.state
-        self.catch_up = SyncClient(
+        self.sync = SyncClient(
             host=self.host,
             copies=self.router.copies,
             rounds=self.rounds,
@@ -65,7 +65,7 @@ class Site:
             self.pieces += isinstance(message, ft.FetchPiece)
             self.donor.on_message(peer, message)
         else:
-            self.catch_up.on_message(peer, message)
+            self.sync.on_message(peer, message)
 
     def adopt(self, state: ReplicatedState, number: int, chain: bytes) -> None:
         self.state = self.donor.state = state
@@ -76,7 +76,7 @@ class Site:
         await self.host.close()
 
     async def close(self) -> None:
-        self.catch_up.close()
+        self.sync.close()
         self.donor.close()
         self.streams.close()
         await self.host.close()
@@ -115,9 +115,9 @@ def scenario(
     asyncio.run(whole())
 
 
-def goal_of(run: TinyRun, donors: list[Site], *, doubtful: bool = False) -> Goal:
+def goal_of(run: TinyRun, donors: list[Site], *, suspect: bool = False) -> Goal:
     members = tuple(Member(site.me, 1, address=site.address) for site in donors)
-    return Goal(run.state.round, run.chain, donors[0].me, members, doubtful)
+    return Goal(run.state.round, run.chain, donors[0].me, members, suspect)
 
 
 def same(one: ReplicatedState | None, other: ReplicatedState) -> bool:

@@ -60,7 +60,7 @@ class World(ABC):
         self.committed = 0  # the highest round that anybody has applied
         self.events = 0
         self.hold_renewal = False  # the disk hangs: no new incarnation number
-        self.spoilt = ""  # a host whose contribution cannot be read
+        self.unusable = ""  # a host whose contribution cannot be read
         self.load_s = 0.05  # to fetch the whole state from one donor
         self.chunk_s = 0.0025  # to reduce one chunk
         self.chunks = 4
@@ -348,7 +348,7 @@ class World(ABC):
             ev.Fetch: plane.fetch,
             ev.Abort: plane.abort,
             ev.Apply: plane.apply,
-            ev.StartSync: plane.copies.catch_up,
+            ev.StartSync: plane.copies.sync,
             ev.ListFinal: plane.list_final,
             ev.Undo: plane.undo,
             ev.TellTrainer: self._tell,

@@ -152,8 +152,8 @@ def test_newcomers_alone_train_nothing_until_a_founder_is_back(tmp_path: Path) -
             back = trainers.start("a", lambda: until_round(mover(session), "a"))
             assert back.result(WAIT_S) == 5
             assert all(call.result(WAIT_S) == 5 for call in reached.values())
-            counting = run.peers["a"].status()["members"]
-            assert [m["you"] for m in counting if "probation" not in m] == [True]
+            eligibility = run.peers["a"].status()["members"]
+            assert [m["you"] for m in eligibility if "probation" not in m] == [True]
 
 
 def until_round(mover: Mover, name: str) -> int:

@@ -109,7 +109,7 @@ def test_the_office_is_handed_over_while_rounds_go_on(tmp_path: Path) -> None:
             run.train(name)
         number = run.peers["a"].reaches(3)["round"]
         leader = run.coordinator
-        heir, other = "abc".replace(leader, "")
+        successor, other = "abc".replace(leader, "")
         names = {name: run.peers[name].status()["peer"] for name in "abc"}
 
         def hand_over(asked: str, *to: str) -> Process:
@@ -117,23 +117,23 @@ def test_the_office_is_handed_over_while_rounds_go_on(tmp_path: Path) -> None:
             command = [sys.executable, "-m", "atoll.peer.cli", "handover", "--home", home, *to]
             return Process(command, tmp_path / "handover.log")
 
-        refused = hand_over(heir, names[heir])
+        refused = hand_over(successor, names[successor])
         assert refused.ends() == 2
         assert f"not the coordinator of a view: {names[leader]} is" in refused.text
         refused = hand_over(leader, "nobody")
         assert refused.ends() == 2
-        assert names[heir] in refused.text
+        assert names[successor] in refused.text
         assert names[other] in refused.text
         assert "fix:" in refused.text
 
-        done = hand_over(leader, names[heir])
+        done = hand_over(leader, names[successor])
         assert done.ends() == 0
-        assert f"handing over to {names[heir]}" in done.text
-        peer = run.peers[heir]
-        until(lambda: peer.status()["phase"] == "coordinator", f"{heir} leads", peer)
+        assert f"handing over to {names[successor]}" in done.text
+        peer = run.peers[successor]
+        until(lambda: peer.status()["phase"] == "coordinator", f"{successor} leads", peer)
         for name in "abc":
             status = run.peers[name].reaches(number + 5)
-            assert (status["coordinator"], len(status["members"])) == (names[heir], 3)
+            assert (status["coordinator"], len(status["members"])) == (names[successor], 3)
         # Nobody had to notice that a coordinator was gone.
         assert not any(run.peers[name].said("coordinator-lost") for name in "abc")
         assert run.agree("abc") >= 1

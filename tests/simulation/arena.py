@@ -52,7 +52,7 @@ class Checkpoint:
     state: State
     view: View
 
-    def cradle(self) -> ev.Cradle:
+    def bootstrap_view(self) -> ev.Cradle:
         """As `atoll up` with a home and a checkpoint (peer/daemon/options.py): whoever lives asks
         us in, else a majority of that view goes on."""
         view = self.view
@@ -153,13 +153,13 @@ class Arena(World):
             self.log("{} has round {}, {}", name, saved.state.round, how)
             self.seen[how] += 1
             mark = f"{name} {host.life}".encode()
-            self.deliver(host, saved.found(mark) if how == "resume" else saved.cradle())
+            self.deliver(host, saved.found(mark) if how == "resume" else saved.bootstrap_view())
 
         return self.restart(name, begin)
 
     def _founds_again(self, host: Host) -> None:
         """It does not know whether the others have founded the run meanwhile."""
-        if self.options.genesis == "cradle":
+        if self.options.bootstrap == "cradle":
             self.deliver(host, self._cradle())
 
     def _cradle(self) -> ev.Cradle:
@@ -381,7 +381,7 @@ class Arena(World):
             self.add_host(name, role)
         hosts = [self.host(name) for name in names]
         rules = options.rules
-        if options.genesis == "found":
+        if options.bootstrap == "found":
             self.deliver(hosts[0], ev.Found(LINEAGE, rules))
         else:
             for host in hosts[: options.hosts]:

@@ -47,7 +47,7 @@ class Setting:
     states_max: int
     silent: str = ""  # of whom one may fall silent, once
     trainers: str = "abc"  # who takes part in rounds; the others only hold the state
-    heir: str = ""  # to whom the coordinator is asked to hand over before all else
+    successor: str = ""  # to whom the coordinator is asked to hand over before all else
 
 
 @dataclass
@@ -87,9 +87,9 @@ class Search:
 
     def run(self) -> Found:
         first = self.start
-        if self.setting.heir:
+        if self.setting.successor:
             leads = next(p for p, node in first.nodes if node.coordinator is not None)
-            first = self.moves.handle(first, leads, ev.HandOver(peer_id(self.setting.heir)))
+            first = self.moves.handle(first, leads, ev.HandOver(peer_id(self.setting.successor)))
         for peer, _ in self.start.nodes:
             first = self.moves.submit(first, peer)
         found, seen, todo = Found(), {fingerprint(first)}, [first]

@@ -61,7 +61,7 @@ class Faults:
         self.drain_s = max(0.0, arena.latest_s - arena.now_s)
         arena.clogs.clear()
         arena.corrupt.clear()
-        arena.spoilt = ""
+        arena.unusable = ""
         arena.loss = arena.double = arena.late = 0.0
         arena.mend()
         for host in list(arena.hosts.values()):
@@ -310,5 +310,5 @@ class Faults:
 
     def _unreadable(self, fault: Fault) -> None:
         arena = self.arena
-        arena.spoilt = fault.who[0]
-        self._undo(fault, lambda: setattr(arena, "spoilt", ""))
+        arena.unusable = fault.who[0]
+        self._undo(fault, lambda: setattr(arena, "unusable", ""))

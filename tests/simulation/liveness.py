@@ -82,29 +82,29 @@ def _resumes(arena: Arena, left: set[str]) -> bool:
         node, may_vote = host.node, host.name not in left
         if host.alive:
             outside = node.phase is Phase.OUT and not node.joining.renewing
-            may_vote &= node.genesis.waiting or outside
+            may_vote &= node.bootstrap.waiting or outside
         here += may_vote and host.peer in last[0].peers
     return 2 * here > len(last[0].peers)
 
 
 def _is_bound_to_the_dead(staying: list[Host]) -> bool:
     """A founder has accepted a first view that has no living quorum: it may come to be decided."""
-    elections = [h.node.succession for h in staying if h.node.view and h.node.view.number == 0]
+    elections = [h.node.election for h in staying if h.node.view and h.node.view.number == 0]
     accepted = [e.acceptor.accepted.proposal for e in elections if e and e.acceptor.accepted]
     return any(not is_quorum(first, _voters(first, staying)) for first in accepted)
 
 
 def _falls_back(staying: Iterable[Host]) -> bool:
     """A majority of a view that gave way to another run, of which nobody is left."""
-    waiting = [host for host in staying if host.node.genesis.expected is not None]
+    waiting = [host for host in staying if host.node.bootstrap.expected is not None]
     votes: Counter[tuple[bytes, int]] = Counter()
     sizes: dict[tuple[bytes, int], int] = {}
     for host in waiting:
-        cradle = host.node.genesis.expected
-        assert cradle is not None
-        if host.peer in cradle.voters:
-            votes[cradle.lineage, cradle.number] += 1
-            sizes[cradle.lineage, cradle.number] = len(cradle.voters)
+        bootstrap_view = host.node.bootstrap.expected
+        assert bootstrap_view is not None
+        if host.peer in bootstrap_view.voters:
+            votes[bootstrap_view.lineage, bootstrap_view.number] += 1
+            sizes[bootstrap_view.lineage, bootstrap_view.number] = len(bootstrap_view.voters)
     return any(2 * count > sizes[mark] for mark, count in votes.items())
 
 
@@ -134,7 +134,7 @@ def _prospect(view: View, staying: Iterable[Host]) -> float | None:
     """How much longer than usual this view may take to go on; None if it cannot."""
     voters = _voters(view, staying)
     extra_s = 0.0
-    elections = [n.succession for n in voters.values() if n.succession and n.view == view]
+    elections = [n.election for n in voters.values() if n.election and n.view == view]
     accepted = [e.acceptor.accepted.proposal for e in elections if e.acceptor.accepted]
     bound = {proposal for proposal in accepted if not proposal.fork}
     for each in {view, *bound}:
@@ -161,8 +161,8 @@ def _prospect(view: View, staying: Iterable[Host]) -> float | None:
 def _wants_counting(arena: Arena, view: View, left: set[str]) -> float | None:
     """How long it may take until enough are in who count; None if they never come."""
     new = {newcomer.peer for newcomer in view.newcomers}
-    counting = {*view.replicas, *(absent.peer for absent in view.absent)} - new
-    hosts = [h for h in arena.hosts.values() if h.peer in counting and h.name not in left]
+    eligibility = {*view.replicas, *(absent.peer for absent in view.absent)} - new
+    hosts = [h for h in arena.hosts.values() if h.peer in eligibility and h.name not in left]
     able = [host for host in hosts if host.node.me.role == REPLICA and host.trains]
     if len(able) < arena.options.least:
         return None

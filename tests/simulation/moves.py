@@ -208,8 +208,8 @@ class Moves:
         links, said = dict(point.links), dict(point.said)
         queue = links.get(way, ())
         if isinstance(message, ms.Heartbeat | ms.CoordinatorBeat):
-            same = said.get(way) == _news(message)
-            said[way] = _news(message)
+            same = said.get(way) == _changes(message)
+            said[way] = _changes(message)
             point = replace(point, said=tuple(sorted(said.items(), key=lambda x: x[0])))
             if same and peer == point.silent:
                 return point  # what is late is told once
@@ -228,7 +228,7 @@ def describe(point: Point) -> str:
     )
 
 
-def _news(beat: object) -> object:
+def _changes(beat: object) -> object:
     """What a heartbeat says, but for durations."""
     if isinstance(beat, ms.CoordinatorBeat):
         return replace(beat, waiting=(), waiting_s=0.0)

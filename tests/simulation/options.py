@@ -62,7 +62,7 @@ class Options:
     hosts: int
     witnesses: int = 0
     archives: int = 0
-    genesis: str = "found"  # by one; or "cradle": by all of a listed number together
+    bootstrap: str = "found"  # by one; or "cradle": by all of a listed number together
     policy: str = "auto"
     on_lost: str = "halt"
     on_fork: str = "auto"
@@ -125,7 +125,7 @@ def draw(seed: int) -> Options:
         seed=seed,
         hosts=hosts,
         witnesses=1 if hosts >= 2 and dice.random() < 0.15 else 0,
-        genesis="cradle" if hosts >= 2 and dice.random() < 0.15 else "found",
+        bootstrap="cradle" if hosts >= 2 and dice.random() < 0.15 else "found",
         archives=1 if hosts >= 2 and dice.random() < 0.1 else 0,
         policy=dice.choice(("majority", "auto", "auto", "any")),
         on_lost=dice.choice(("halt", "halt", "rollback")),
@@ -227,5 +227,5 @@ def _power(plain: Options, dice: random.Random) -> Options:
 
 def _birth(plain: Options, dice: random.Random) -> Options:
     """One death of three leaves a quorum."""
-    genesis = dice.choice(("found", "cradle", "cradle"))
-    return replace(plain, hosts=max(3, plain.hosts), witnesses=0, archives=0, genesis=genesis)
+    bootstrap = dice.choice(("found", "cradle", "cradle"))
+    return replace(plain, hosts=max(3, plain.hosts), witnesses=0, archives=0, bootstrap=bootstrap)

@@ -239,7 +239,7 @@ def _power(dice: random.Random, options: Options, names: str) -> list[Fault]:
 
 def _birth(dice: random.Random, options: Options, names: str) -> list[Fault]:
     """At the very beginning, and not to an only founder."""
-    together = options.genesis == "cradle"
+    together = options.bootstrap == "cradle"
     kinds = (*OFTEN, *("Offer", "Hail") * 4) if together else (*OFTEN, "CatchUp", "Connect")
     detail = f"{dice.choice(kinds)} {dice.choice((1, 1, 2, 3))} {dice.choice(('before', 'after'))}"
     who = dice.choice(names if together else names[1:])

@@ -84,7 +84,7 @@ WHERE: dict[str, Callable[[Options], bool]] = {
     "Meet": lambda options: options.profile == "split",
     "Notice": lambda options: options.profile == "holders",
     "ObjectIs": lambda options: _plain(options) and options.calls > 0,
-    "Offer": lambda options: options.profile == "birth" and options.genesis == "cradle",
+    "Offer": lambda options: options.profile == "birth" and options.bootstrap == "cradle",
     "Renew": lambda options: options.profile == "split",
     "Resync": lambda options: _plain(options) and "flip" in options.kinds,
     "Undo": _is_quick,

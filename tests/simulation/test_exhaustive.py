@@ -46,7 +46,7 @@ LONG = "no freeze on promise"
 PLANTED = {  # what is searched, and what is broken
     "base without READY": (Setting(1, 1, 5_000), "forgets round"),
     "minimum base": (Setting(1, 1, 5_000, trainers="ab"), "forgets round"),
-    "ignore accepted value": (Setting(1, 1, 10_000, heir="b"), "two views"),
+    "ignore accepted value": (Setting(1, 1, 10_000, successor="b"), "two views"),
     LONG: (Setting(1, 0, 200_000, silent="a"), "forgets round"),  # after 154,000
     "third quorum": (Setting(1, 2, 1_000), "without a quorum"),
     "half quorum": (Setting(1, 2, 5_000), "without a quorum"),
@@ -88,7 +88,7 @@ def test_a_coordinator_that_is_heard_late_is_complete() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_hand_over_and_a_crash_are_complete() -> None:
-    assert complete(Setting(1, 1, 400_000, heir="b")).ends > 2_000
+    assert complete(Setting(1, 1, 400_000, successor="b")).ends > 2_000
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_two_rounds_of_two_of_three_with_two_crashes_are_complete() -> None:
     [
         Setting(3, 2, 200_000),
         Setting(1, 1, 20_000, silent="a"),
-        Setting(2, 2, 50_000, heir="c"),
+        Setting(2, 2, 50_000, successor="c"),
     ],
     ids=["three rounds", "a silence and a crash", "a hand-over and two crashes"],
 )

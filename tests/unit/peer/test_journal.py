@@ -28,7 +28,7 @@ FORK = replace(VIEW, lineage=b"M" * 32, number=4, fork=True)
 BACK = replace(VIEW, number=4, base_round=6, rollback=True)
 
 
-def journal() -> EventLog:
+def event_log() -> EventLog:
     return EventLog(lambda line: None)
 
 
@@ -37,7 +37,7 @@ def told(of: EventLog) -> list[tuple[str, str]]:
 
 
 def test_a_fork_is_remembered_once_and_in_full_after_its_flag_has_faded() -> None:
-    kept = journal()
+    kept = event_log()
     kept.installed(FORK)
     text = f"lineage 4c4c goes on as 4d4d: {FORK.describe()}"
     kept.note("fork", text)
@@ -46,7 +46,7 @@ def test_a_fork_is_remembered_once_and_in_full_after_its_flag_has_faded() -> Non
 
 
 def test_a_joiner_that_is_told_of_nothing_sees_the_flags_of_its_first_view() -> None:
-    kept = journal()
+    kept = event_log()
     kept.installed(replace(FORK, rollback=True))
     assert told(kept) == [
         ("rollback", "rounds after 7 are lost"),
@@ -55,7 +55,7 @@ def test_a_joiner_that_is_told_of_nothing_sees_the_flags_of_its_first_view() -> 
 
 
 def test_a_rollback_is_remembered_and_is_the_last_error() -> None:
-    kept = journal()
+    kept = event_log()
     kept.installed(BACK)
     kept.note("rollback", "rounds after 6 are lost: nobody alive held them")
     kept.installed(replace(BACK, number=5, rollback=False))
@@ -64,7 +64,7 @@ def test_a_rollback_is_remembered_and_is_the_last_error() -> None:
 
 
 def test_views_without_flags_and_other_events_leave_no_trace() -> None:
-    kept = journal()
+    kept = event_log()
     kept.installed(VIEW)
     kept.note("view", VIEW.describe())
     kept.note("link", "link to b ended")
@@ -73,7 +73,7 @@ def test_views_without_flags_and_other_events_leave_no_trace() -> None:
 
 
 def test_any_number_of_meetings_leaves_room_for_what_is_ours() -> None:
-    kept = journal()
+    kept = event_log()
     kept.installed(FORK)
     for number in range(1000):
         kept.note("fork", f"met lineage {number:x} of somebody; ours is at round 7")

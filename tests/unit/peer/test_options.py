@@ -56,17 +56,17 @@ def test_a_resumed_run_is_a_new_lineage_that_names_the_old_one(loaded: LoadedChe
 
 
 def test_the_members_that_a_checkpoint_names_decide_together(loaded: LoadedCheckpoint) -> None:
-    cradle = first(resume=loaded, regenesis=True, rules=loaded.rules)
-    assert isinstance(cradle, Cradle)
-    assert cradle.voters == loaded.members
-    assert (cradle.lineage, cradle.number) == (loaded.lineage, loaded.view_number)
-    assert (cradle.rules, cradle.founders) == (loaded.rules, ())
+    bootstrap_view = first(resume=loaded, regenesis=True, rules=loaded.rules)
+    assert isinstance(bootstrap_view, Cradle)
+    assert bootstrap_view.voters == loaded.members
+    assert (bootstrap_view.lineage, bootstrap_view.number) == (loaded.lineage, loaded.view_number)
+    assert (bootstrap_view.rules, bootstrap_view.founders) == (loaded.rules, ())
 
 
 def test_founders_wait_for_all_that_are_named() -> None:
     named = (HERE, "10.0.0.2:29600")
-    cradle = first(founders=named)
-    assert isinstance(cradle, Cradle)
-    assert (cradle.founders, cradle.voters) == (named, ())
+    bootstrap_view = first(founders=named)
+    assert isinstance(bootstrap_view, Cradle)
+    assert (bootstrap_view.founders, bootstrap_view.voters) == (named, ())
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:29600, and --peers has"):
         first(founders=named[1:])

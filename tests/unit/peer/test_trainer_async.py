@@ -26,7 +26,7 @@ class Site:
         self.fed: list[ev.Event] = []
         self.told: list[ev.TellTrainer] = []
         self.taken = 0
-        self.desk = AsyncSubmissions(self.own, self._feed, self._take)
+        self.trainers = AsyncSubmissions(self.own, self._feed, self._take)
 
     def _emit(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.TellTrainer):
@@ -59,7 +59,7 @@ class Site:
     def hear(self) -> list[str]:
         """The kinds of what the trainer hears of all that was told."""
         told, self.told = self.told, []
-        return [effect.kind for effect in told if self.desk.is_over(effect)]
+        return [effect.kind for effect in told if self.trainers.is_over(effect)]
 
     @property
     def weight(self) -> float | None:
@@ -74,7 +74,7 @@ def site(test: Callable[[Site], Awaitable[None]]) -> Callable[[], None]:
         async def body() -> None:
             here = Site()
             await test(here)
-            here.desk.close()
+            here.trainers.close()
 
         asyncio.run(body())
 
@@ -101,7 +101,7 @@ async def test_a_trainer_that_computes_is_attached_while_a_round_is_open(here: S
 
 @site
 async def test_a_trainer_is_attached_while_it_waits(here: Site) -> None:
-    here.desk.submit(3.0)
+    here.trainers.submit(3.0)
     assert [type(event) for event in here.fed] == [ev.Attached, ev.Submitted]
     assert (here.own.attached, here.weight, here.taken) == (True, 3.0, 1)
     here.begin(ME)
@@ -115,7 +115,7 @@ async def test_a_trainer_is_attached_while_it_waits(here: Site) -> None:
 @site
 async def test_what_comes_in_a_round_of_others_is_for_the_next(here: Site) -> None:
     here.begin(OTHER)
-    here.desk.submit(1.0)
+    here.trainers.submit(1.0)
     assert (here.own.attached, here.weight, here.taken) == (True, None, 0)
     await again()
     assert here.weight is None
@@ -131,7 +131,7 @@ async def test_what_comes_in_a_round_of_others_is_for_the_next(here: Site) -> No
 @site
 async def test_an_attempt_that_is_over_is_no_round_of_others(here: Site) -> None:
     here.begin(OTHER)
-    here.desk.submit(1.0)
+    here.trainers.submit(1.0)
     here.own.closed.add(6)  # its coordinator has asked what is left of it
     await again()
     assert here.weight == 1.0
@@ -140,7 +140,7 @@ async def test_an_attempt_that_is_over_is_no_round_of_others(here: Site) -> None
 @site
 async def test_a_begin_that_crossed_it_is_not_its_round(here: Site) -> None:
     """Nor is a retry without this peer."""
-    here.desk.submit(1.0)
+    here.trainers.submit(1.0)
     here.begin(ME, OTHER)
     here.begin(OTHER, attempt=2)
     here.commit()
@@ -153,13 +153,13 @@ async def test_a_begin_that_crossed_it_is_not_its_round(here: Site) -> None:
 def test_catching_up_and_going_back_do_not_matter(what: str) -> None:
     async def body() -> None:
         here = Site()
-        here.desk.submit(1.0)
+        here.trainers.submit(1.0)
         getattr(here.own, what)()
         assert here.weight is None
         assert here.hear() == []
         assert here.weight == 1.0
         assert here.own.submissions[0].epoch == here.own.epoch
-        here.desk.close()
+        here.trainers.close()
 
     asyncio.run(body())
 
@@ -168,7 +168,7 @@ def test_catching_up_and_going_back_do_not_matter(what: str) -> None:
 async def test_what_was_told_earlier_does_not_count_it_twice(here: Site) -> None:
     """A reload is told also where nothing waits; the trainer submits before that is heard."""
     here.own.reload()
-    here.desk.submit(1.0)
+    here.trainers.submit(1.0)
     here.begin(ME)
     given = here.own.submissions[0]
     assert here.hear() == []
@@ -183,11 +183,11 @@ async def test_what_was_told_earlier_does_not_count_it_twice(here: Site) -> None
 
 @site
 async def test_what_no_round_can_use_goes_back_to_the_trainer(here: Site) -> None:
-    here.desk.submit(1.0)
+    here.trainers.submit(1.0)
     here.begin(ME, OTHER)
-    here.own.spoilt(6, "it has NaN in it")
+    here.own.unusable(6, "it has NaN in it")
     assert here.hear() == ["missed"]
-    here.desk.submit(2.0)
+    here.trainers.submit(2.0)
     assert here.weight is None
     here.commit()
     await again()
@@ -197,8 +197,8 @@ async def test_what_no_round_can_use_goes_back_to_the_trainer(here: Site) -> Non
 @site
 async def test_nothing_is_submitted_for_a_trainer_that_has_ended(here: Site) -> None:
     here.begin(OTHER)
-    here.desk.submit(1.0)
-    here.desk.close()
+    here.trainers.submit(1.0)
+    here.trainers.close()
     here.commit()
     await again()
     assert here.own.submissions == {}
@@ -208,7 +208,7 @@ async def test_nothing_is_submitted_for_a_trainer_that_has_ended(here: Site) -> 
 async def test_the_first_parameters_are_not_its_round_either(here: Site) -> None:
     here.own.round = 0
     here.own.begins[1] = Begin(b"lineage", 1, 1, 1, INIT, (OTHER,), (1.0,))
-    here.desk.submit(1.0)
+    here.trainers.submit(1.0)
     assert here.weight is None
     del here.own.begins[1]
     await again()

@@ -30,17 +30,17 @@ def run() -> Iterator[TinyRun]:
 def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
     follower = SimpleNamespace(unsynced=False, round=run.state.round)
     node: Any = SimpleNamespace(view=run.view, follower=follower)
-    runner: Any = SimpleNamespace(state=run.state)
-    return TrainerService("demo", "p", node, runner, fed.append)
+    executor: Any = SimpleNamespace(state=run.state)
+    return TrainerService("demo", "p", node, executor, fed.append)
 
 
 def test_a_loss_is_shown_once(run: TinyRun) -> None:
-    desk = desk_of(run, [])
-    desk.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
-    desk.note_figures(desk.trainer, {"loss": 2.5, "accuracy": 0.5})
-    desk.note_figures(desk.trainer, {"accuracy": 0.6})
-    assert [desk.new_loss(), desk.new_loss()] == [2.5, None]
-    assert desk.trainer.metrics == {"loss": 2.5, "accuracy": 0.6}
+    trainers = desk_of(run, [])
+    trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
+    trainers.note_figures(trainers.trainer, {"loss": 2.5, "accuracy": 0.5})
+    trainers.note_figures(trainers.trainer, {"accuracy": 0.6})
+    assert [trainers.new_loss(), trainers.new_loss()] == [2.5, None]
+    assert trainers.trainer.metrics == {"loss": 2.5, "accuracy": 0.6}
 
 
 def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:
@@ -55,12 +55,12 @@ def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> 
 
 def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:
     fed: list[ev.Event] = []
-    desk = desk_of(run, fed)
+    trainers = desk_of(run, fed)
     other = Manifest.of([Parameter("other", (7,), "float32")])
     region = Region("submission", other.elements)
-    trainer = desk.trainer = AttachedTrainer(CLIENT, run.spec, other, 1, region=region)
+    trainer = trainers.trainer = AttachedTrainer(CLIENT, run.spec, other, 1, region=region)
     with pytest.raises(IncompatibleRunError):
-        desk._readiness(trainer)
-    assert desk.trainer is None
+        trainers._readiness(trainer)
+    assert trainers.trainer is None
     assert fed == [ev.Detached()]
     assert region.fd == -1

@@ -21,8 +21,8 @@ def test_nothing_of_a_guard_is_left_to_its_base() -> None:
 
 
 def test_peers_of_one_address_are_counted_as_the_guard_says() -> None:
-    guard = AdmissionChain(OpenAdmission(lambda: None), cast(Any, BanList))
+    admission = AdmissionChain(OpenAdmission(lambda: None), cast(Any, BanList))
     here = ["203.0.113.7"] * MEMBERS_PER_ADDRESS_MAX
-    guard.check_address("203.0.113.7", here[1:])
+    admission.check_address("203.0.113.7", here[1:])
     with pytest.raises(AddressFullError):
-        guard.check_address("203.0.113.7", here)
+        admission.check_address("203.0.113.7", here)

@@ -158,10 +158,10 @@ def test_a_role_that_the_pass_is_not_for_ends_the_link(tmp_path: Path) -> None:
             for role, allowed in ((WITNESS, True), (REPLICA, False)):
                 join = Join(Member(liar.id, 1, role, ""))
                 if allowed:
-                    assert a.guard.check_message(liar.id, join)
+                    assert a.admission.check_message(liar.id, join)
                 else:
                     with pytest.raises(RemoteProtocolError, match="not for the role replica"):
-                        a.guard.check_message(liar.id, join)
+                        a.admission.check_message(liar.id, join)
 
     asyncio.run(scenario())
 
@@ -212,7 +212,7 @@ def test_a_revocation_reaches_everybody_and_ends_the_links(tmp_path: Path) -> No
             a, b, c, d = await made.members("abcd")  # d has a link to c only
             stream = await d.host.open_data(c.id, c.address)
             await made.until(lambda: c.streams)
-            assert "list 1 with 1 revoked" in a.guard.revoke(revoking("d"))
+            assert "list 1 with 1 revoked" in a.admission.revoke(revoking("d"))
             await made.until(lambda: c.downs and d.downs)
             why = "the authority has revoked this peer (list 1)"
             assert c.downs == [(d.id, why)]
@@ -223,7 +223,7 @@ def test_a_revocation_reaches_everybody_and_ends_the_links(tmp_path: Path) -> No
             assert not b.stopped
             assert a.host.link_peers() == (b.id,)
             for site in (a, b, c):
-                assert site.guard.is_out(d.id)
+                assert site.admission.is_out(d.id)
                 with pytest.raises(PassRevokedError, match="refused: "):
                     await d.host.dial(site.address)
                 with pytest.raises(PassRevokedError):
@@ -236,12 +236,12 @@ def test_who_gets_a_link_later_learns_it_then(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with sites(tmp_path) as made:
             a, b = made.make("a"), made.make("b")
-            a.guard.revoke(revoking("d"))
-            b.guard.revoke(revoking("d", "e", number=2))
+            a.admission.revoke(revoking("d"))
+            b.admission.revoke(revoking("d", "e", number=2))
             await b.host.dial(await a.listen())
             await made.until(lambda: a.ledger.revocations.number == 2)
-            assert a.guard.is_out(peer_of("e"))
-            assert "nothing new: list 2" in a.guard.revoke(revoking("d"))
+            assert a.admission.is_out(peer_of("e"))
+            assert "nothing new: list 2" in a.admission.revoke(revoking("d"))
             assert b.ledger.revocations.number == 2
 
     asyncio.run(scenario())
@@ -268,9 +268,9 @@ def test_what_was_on_its_way_from_a_revoked_peer_is_dropped(tmp_path: Path) -> N
         async with sites(tmp_path) as made:
             a, b = await made.members("ab")
             join = Join(Member(b.id, 1, REPLICA, ""))
-            assert a.guard.check_message(b.id, join)
-            a.guard.revoke(revoking("b"))
-            assert not a.guard.check_message(b.id, join)
+            assert a.admission.check_message(b.id, join)
+            a.admission.revoke(revoking("b"))
+            assert not a.admission.check_message(b.id, join)
 
     asyncio.run(scenario())
 
@@ -290,7 +290,7 @@ def test_what_is_forged_is_dropped_and_named_once(tmp_path: Path) -> None:
             assert a.ledger.revocations.number == 0
             assert a.host.link_peers() == (b.id,)
             with pytest.raises(PassForgedError) as caught:
-                a.guard.revoke(forged)
+                a.admission.revoke(forged)
             assert "DIR/revocations" in caught.value.fix
 
     asyncio.run(scenario())
@@ -301,9 +301,9 @@ def test_a_run_without_an_authority_revokes_nobody(tmp_path: Path) -> None:
         async with sites(tmp_path) as made:
             a, b = made.make("a", without=True), made.make("b", without=True)
             await b.host.dial(await a.listen())
-            assert a.guard.status() == {"mode": "secret"}
+            assert a.admission.status() == {"mode": "secret"}
             with pytest.raises(ConfigError, match="has no authority"):
-                a.guard.revoke(revoking("b"))
+                a.admission.revoke(revoking("b"))
 
     asyncio.run(scenario())
 
@@ -323,8 +323,8 @@ def test_a_restart_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             a = made.make("a")
             b = made.make("b", passed("b", not_after_s=LONG_AGO_S))
             await b.host.dial(await a.listen())
-            a.guard.revoke(revoking("d"))
-            await made.until(lambda: b.guard.is_out(peer_of("d")))
+            a.admission.revoke(revoking("d"))
+            await made.until(lambda: b.admission.is_out(peer_of("d")))
             for site in (a, b):
                 await site.saved()
                 await site.host.close()
@@ -344,7 +344,7 @@ def test_a_revoked_peer_that_is_started_again_says_so_itself(tmp_path: Path) -> 
     async def scenario() -> None:
         async with sites(tmp_path) as made:
             a, b = await made.members("ab")
-            a.guard.revoke(revoking("b"))
+            a.admission.revoke(revoking("b"))
             await made.until(lambda: b.stopped)
             await b.saved()
             with pytest.raises(PassRevokedError, match="not admitted: the authority has revoked"):
@@ -357,7 +357,7 @@ def test_a_damaged_file_is_a_config_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with sites(tmp_path) as made:
             a = made.make("a")
-            a.guard.revoke(revoking("d"))
+            a.admission.revoke(revoking("d"))
             await a.saved()
             path = a.home.path / "admission"
             assert path.stat().st_mode & 0o777 == 0o600

@@ -48,7 +48,7 @@ class Site:
         self.links: dict[bytes, Site] = {}
         self.refuses, self.bbr = False, True
         self.control: DataStream | None = None  # what stands for the control links
-        self.surveyor = LinkMonitor(
+        self.monitor = LinkMonitor(
             me=me,
             streams=self,
             daemon=SimpleNamespace(
@@ -84,7 +84,7 @@ class Site:
         other = self.links.get(peer)
         if other is None:
             return False
-        asyncio.get_running_loop().call_soon(other.surveyor.on_message, self.me, message)
+        asyncio.get_running_loop().call_soon(other.monitor.on_message, self.me, message)
         return True
 
     def said(self, kind: type) -> list[object]:
@@ -132,7 +132,7 @@ def scenario(play: Callable[[Site, Site], Awaitable[None]], *, probes: bool = Tr
 
 @contextlib.asynccontextmanager
 async def running(*sites: Site) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(site.surveyor.run()) for site in sites]
+    tasks = [asyncio.create_task(site.monitor.run()) for site in sites]
     yield
     for task in tasks:
         task.cancel()
@@ -165,16 +165,16 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
             await eventually(lambda: a.lines)
             await eventually(lambda: a.said(ProbeOver) and b.said(ProbeOver))
             assert a.lines[0].startswith("measured 2 links: ")
-            network = a.surveyor.network([B, A])
-            assert a.surveyor.bbr([B, A]) == (True, False), "as each says of itself"
+            network = a.monitor.network([B, A])
+            assert a.monitor.bbr([B, A]) == (True, False), "as each says of itself"
             assert network.count == 2
-            assert network.pair[0, 1] == a.surveyor.link(B).out > 1e6
+            assert network.pair[0, 1] == a.monitor.link(B).out > 1e6
             assert network.pair[1, 0] > 1e6, "as B has said"
             assert 0 < network.latency_s[0, 1] < 0.1
             for site, other in ((a, B), (b, A)):
                 frames = PROBE_BYTES_MAX // PROBE_FRAME_BYTES
                 assert 0 < site.probe_bytes <= PROBE_BYTES_MAX + frames * DATA_HEADER_BYTES
-                seen = site.surveyor.status(other)
+                seen = site.monitor.status(other)
                 assert seen["out_bytes_per_s"] > 1e6
                 assert seen["in_bytes_per_s"] > 1e6
                 assert seen["rtt_ms"] < 100
@@ -247,7 +247,7 @@ def test_a_probe_ends_when_something_arrives(monkeypatch: pytest.MonkeyPatch) ->
                 b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
             await eventually(lambda: a.said(ProbeOver))
             assert a.said(ProbeOver) == [ProbeOver(None)]
-            assert a.surveyor.link(B).out == 0, "what it has found so far is not believed"
+            assert a.monitor.link(B).out == 0, "what it has found so far is not believed"
             await eventually(lambda: len(a.said(AskProbe)) > 1)
 
     scenario(play)
@@ -256,9 +256,9 @@ def test_a_probe_ends_when_something_arrives(monkeypatch: pytest.MonkeyPatch) ->
 def test_round_trips_are_those_of_small_messages_too() -> None:
     async def play(a: Site, b: Site) -> None:
         a.control, a.out = a.out[B], {}
-        assert a.surveyor.status(B) == {}
-        a.surveyor.look()
-        assert list(a.surveyor.status(B)) == ["rtt_ms"]
+        assert a.monitor.status(B) == {}
+        a.monitor.look()
+        assert list(a.monitor.status(B)) == ["rtt_ms"]
         a.out = {B: a.control}
 
     scenario(play)
@@ -277,7 +277,7 @@ def test_nobody_is_let_in_while_a_probe_is_sent(monkeypatch: pytest.MonkeyPatch)
             assert not site.headers, "one at a time"
             answers = site.said(MayProbe)[before:]
             assert MayProbe(True) not in answers
-            site.surveyor.on_message(C, AskProbe())
+            site.monitor.on_message(C, AskProbe())
             assert site.said(MayProbe)[-1] == MayProbe(False)
 
     scenario(play)
@@ -314,7 +314,7 @@ def test_without_the_kernels_counters_nothing_is_probed(monkeypatch: pytest.Monk
         async with running(a, b):
             await asyncio.sleep(0.5)
             assert not a.said(AskProbe)
-            assert a.surveyor.status(B) == {}
+            assert a.monitor.status(B) == {}
 
     scenario(play)
 
@@ -324,12 +324,12 @@ def test_within_a_machine_nothing_is_probed_and_everything_is_known() -> None:
         for site in (a, b):
             site.local = True
         async with running(a, b):
-            await eventually(lambda: a.surveyor.gaps([A, B]) == 0)
+            await eventually(lambda: a.monitor.gaps([A, B]) == 0)
             await asyncio.sleep(0.5)
             assert not a.said(AskProbe)
             assert not b.said(AskProbe)
-            assert a.surveyor.status(B)["local"]
-            assert a.surveyor.network([A, B]).pair[0, 1] == LOCAL_BYTES_PER_S
+            assert a.monitor.status(B)["local"]
+            assert a.monitor.network([A, B]).pair[0, 1] == LOCAL_BYTES_PER_S
             assert a.lines == [], "there is nothing to say of links"
 
     scenario(play)
@@ -363,12 +363,12 @@ def test_runs_whose_rounds_are_small_have_no_probes() -> None:
 def test_strangers_are_not_in_the_picture() -> None:
     async def play(a: Site, b: Site) -> None:
         lie = LinkRow((A,), (0.01,), (1e9,), (0.0,))
-        a.surveyor.on_message(STRANGER, lie)
-        a.surveyor.on_message(STRANGER, ProbeOver(1e9))
-        assert a.surveyor.status(STRANGER) == {}
+        a.monitor.on_message(STRANGER, lie)
+        a.monitor.on_message(STRANGER, ProbeOver(1e9))
+        assert a.monitor.status(STRANGER) == {}
         a.view = None
-        a.surveyor.on_message(B, lie)
-        assert a.surveyor.status(B) == {}
+        a.monitor.on_message(B, lie)
+        assert a.monitor.status(B) == {}
 
     scenario(play)
 
@@ -378,23 +378,23 @@ def test_a_turn_is_refused_while_others_send() -> None:
 
     async def play(a: Site, b: Site) -> None:
         a.links.clear()  # it cannot ask for a turn of its own
-        a.surveyor.look()
-        a.surveyor.on_message(STRANGER, AskProbe())
-        a.surveyor.on_message(STRANGER, ProbeOver())
+        a.monitor.look()
+        a.monitor.on_message(STRANGER, AskProbe())
+        a.monitor.on_message(STRANGER, ProbeOver())
         header = DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, b"anything", 1, 2, 3, 4)
         for _ in range(20):
             b.out[A].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
         await eventually(lambda: len(a.headers) == 20)
-        a.surveyor.look()
-        a.surveyor.on_message(C, AskProbe())
-        a.surveyor.on_message(B, AskProbe())
+        a.monitor.look()
+        a.monitor.on_message(C, AskProbe())
+        a.monitor.on_message(B, AskProbe())
         assert a.said(MayProbe) == [MayProbe(True), MayProbe(False), MayProbe(True)]
-        a.surveyor.on_message(B, ProbeOver())
+        a.monitor.on_message(B, ProbeOver())
         await asyncio.sleep(0.1)
-        a.surveyor.look()  # nothing came meanwhile
+        a.monitor.look()  # nothing came meanwhile
         a.out[B].sendall(pack_header(header), bytes(PROBE_FRAME_BYTES))
-        a.surveyor.look()
-        a.surveyor.on_message(C, AskProbe())
+        a.monitor.look()
+        a.monitor.on_message(C, AskProbe())
         assert a.said(MayProbe)[-1] == MayProbe(False), "what leaves is in the way as well"
 
     scenario(play)
@@ -402,9 +402,9 @@ def test_a_turn_is_refused_while_others_send() -> None:
 
 def test_a_grant_that_comes_too_late_is_given_back() -> None:
     async def play(a: Site, b: Site) -> None:
-        a.surveyor.on_message(B, MayProbe(granted=True))
+        a.monitor.on_message(B, MayProbe(granted=True))
         assert a.sent == [ProbeOver()]
-        a.surveyor.on_message(B, MayProbe(granted=False))
+        a.monitor.on_message(B, MayProbe(granted=False))
         assert a.sent == [ProbeOver()]
 
     scenario(play)

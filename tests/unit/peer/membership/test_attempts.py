@@ -298,7 +298,7 @@ def test_no_byte_for_the_stall_time_retries() -> None:
 def test_the_coordinators_own_pause_is_no_stall() -> None:
     round_ = Round(A, B, C)
     assert round_.step(0.0, progress_bytes=1) is None
-    round_.attempt.forgive(20.0)
+    round_.attempt.discount_pause(20.0)
     assert round_.step(20.5, progress_bytes=1) is None
 
 

@@ -228,12 +228,12 @@ def test_the_base_may_be_an_all_reduce_that_only_an_attester_knows_of() -> None:
 def test_who_is_left_out_of_a_retry_hears_of_it_at_once() -> None:
     cluster = formed("abc", dict.fromkeys("abc", SUM))
     cluster.until(lambda: cluster.committed >= 3)
-    cluster.spoilt = "b"
+    cluster.unusable = "b"
     cluster.until(lambda: "failed" in told(cluster, "b"))
     first = told(cluster, "b").index("failed")
     cluster.until_round("ac", 2)
     assert set(told(cluster, "b")[first:]) == {"failed"}
-    cluster.spoilt = ""
+    cluster.unusable = ""
     cluster.until_round("abc", 2)
     assert told(cluster, "b")[-1] == "committed"
 
@@ -242,9 +242,9 @@ def test_who_is_alone_and_failed_may_call_again() -> None:
     """Seed 787: the round was given up, and nothing was left that a new call could wait for."""
     cluster = formed("a", {"a": SUM})
     cluster.until(lambda: cluster.committed >= 3)
-    cluster.spoilt = "a"
+    cluster.unusable = "a"
     cluster.until(lambda: told(cluster, "a")[-2:] == ["failed", "failed"])
-    cluster.spoilt = ""
+    cluster.unusable = ""
     cluster.until_round("a", 2)
 
 
@@ -293,16 +293,16 @@ def test_steps_and_operations_take_turns() -> None:
 
 def test_a_heartbeat_says_what_waits() -> None:
     cluster = formed("ab")
-    beats: list[Heartbeat] = []
+    heartbeats: list[Heartbeat] = []
 
     def hold(source: bytes, peer: bytes, message: object) -> bool:
         if isinstance(message, Heartbeat):
-            beats.append(message)
+            heartbeats.append(message)
         return False
 
     cluster.hold = hold
     cluster.until_round("ab", 2)
-    waiting = [beat for beat in beats if beat.arrived]
+    waiting = [beat for beat in heartbeats if beat.arrived]
     assert waiting
     assert all(beat.operation == GATHERS and beat.given for beat in waiting if beat.round > 2)
-    assert all(beat.operation is None and not beat.given for beat in beats if not beat.arrived)
+    assert all(beat.operation is None and not beat.given for beat in heartbeats if not beat.arrived)

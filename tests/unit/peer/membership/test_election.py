@@ -290,8 +290,8 @@ def test_one_wait_for_a_lost_base_however_many_ballots_it_takes() -> None:
 
 def test_in_a_cradle_no_tie_breaker_founds_alone() -> None:
     """A holds nothing; B, who has not answered yet, may hold the run."""
-    cradle = view_of(A, B, base=0, number=0)
-    candidate = Candidate(cradle, me=A)
+    bootstrap_view = view_of(A, B, base=0, number=0)
+    candidate = Candidate(bootstrap_view, me=A)
     candidate.promise(A, Report(0, CHAIN, True))
     assert candidate.chosen() is None
     candidate.promise(B, Report(3, OTHER, True))
@@ -311,14 +311,17 @@ def test_a_first_view_names_only_who_has_promised() -> None:
 
 
 def test_a_first_view_names_the_incarnations_of_now() -> None:
-    cradle = view_of(A, B, base=0, number=0)
-    later = replace(cradle, members=(cradle.members[0], replace(cradle.members[1], inc=9)))
-    candidate = Candidate(cradle, me=A, renewed=lambda view: later)
+    bootstrap_view = view_of(A, B, base=0, number=0)
+    later = replace(
+        bootstrap_view,
+        members=(bootstrap_view.members[0], replace(bootstrap_view.members[1], inc=9)),
+    )
+    candidate = Candidate(bootstrap_view, me=A, renewed=lambda view: later)
     candidate.promise(A, Report(3, CHAIN, True))
     candidate.promise(B, Report(3, CHAIN, True))
     first = candidate.chosen()
     assert first is not None
-    assert [member.inc for member in first.members] == [cradle.members[0].inc, 9]
+    assert [member.inc for member in first.members] == [bootstrap_view.members[0].inc, 9]
 
 
 def test_a_lost_base_is_noted_and_halts() -> None:

@@ -194,7 +194,7 @@ def test_each_fragment_has_its_own_submission() -> None:
     for fragment in range(FRAGMENTS):
         cluster.give("b", ev.Submitted(own.round, own.epoch, 1.0 + fragment, fragment))
     assert host.told == []
-    beat = host.node.beats.heartbeat()
+    beat = host.node.heartbeats.heartbeat()
     assert dict(zip(beat.arrived, beat.weights, strict=True)) == {
         fragment: 1.0 + fragment for fragment in range(FRAGMENTS)
     }

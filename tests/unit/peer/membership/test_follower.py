@@ -309,7 +309,7 @@ def test_spoilt_contribution_makes_room_for_the_next_submission() -> None:
     bench = Bench()
     bench.submit()
     bench.begin()
-    bench.own.spoilt(4, "unreadable")
+    bench.own.unusable(4, "unreadable")
     assert bench.took(Tell) == [Tell("missed", 4, 1, text="unreadable")]
     bench.submit(4)
     assert bench.own.submissions  # for the attempt after this one
@@ -375,7 +375,7 @@ def test_no_other_way_back_is_taken_by_oneself(base: tuple[int, bytes], rollback
     bench.own.on_install(view(*base, rollback=rollback))
     assert bench.took(Undo) == []
     assert bench.own.unsynced
-    assert bench.own.astray
+    assert bench.own.diverged
     assert not bench.own.report().holds
 
 

@@ -54,12 +54,12 @@ def test_all_founders_are_in_the_first_view(order: str) -> None:
         if count < 2:
             assert all(cluster.host(n).node.view is None for n in "abc")
             here = f"{count + 1} of 3 founders are here"
-            assert cluster.host(name).node.genesis.describe() == here
+            assert cluster.host(name).node.bootstrap.describe() == here
     assert cluster.in_one_view("abc")
     view = cluster.host("a").node.view
     assert view is not None
     assert (view.number, view.rules, len(view.ancestors)) == (1, RULES, 1)  # the cradle
-    assert not any(cluster.host(n).node.genesis.waiting for n in "abc")
+    assert not any(cluster.host(n).node.bootstrap.waiting for n in "abc")
 
 
 def test_a_call_that_is_lost_is_made_again_from_the_cradle() -> None:
@@ -106,7 +106,7 @@ def test_a_majority_goes_on_from_the_highest_position_and_a_minority_waits() -> 
     for name in "ab":
         cluster.give(name, voters("abc"))
     seconds(cluster, 60.0)
-    waiting = cluster.host("a").node.genesis.describe()
+    waiting = cluster.host("a").node.bootstrap.describe()
     assert "1 of the 3 members of view 3 are here and 2 are needed" in waiting
     assert cluster.host("a").node.view is None
     cluster.link("a", "b")
@@ -155,18 +155,18 @@ def test_a_stranger_or_an_archive_does_not_vote() -> None:
     link_all(cluster, "afx")
     seconds(cluster, 10.0)
     assert all(cluster.host(n).node.view is None for n in "afx")
-    assert not cluster.host("x").node.genesis.waiting
-    assert not cluster.host("f").node.genesis.waiting
+    assert not cluster.host("x").node.bootstrap.waiting
+    assert not cluster.host("f").node.bootstrap.waiting
 
 
 def test_whoever_finds_the_run_alive_joins_it() -> None:
     cluster = Cluster("abc")
     cluster.form("ab")
     cluster.give("c", voters("abc"))
-    assert cluster.host("c").node.genesis.waiting
+    assert cluster.host("c").node.bootstrap.waiting
     cluster.link("c", "b")  # not the coordinator
     cluster.until(lambda: cluster.in_one_view("abc"))
-    assert not cluster.host("c").node.genesis.waiting
+    assert not cluster.host("c").node.bootstrap.waiting
 
 
 def test_nobody_is_called_back_to_found_a_run_that_lives() -> None:
@@ -178,12 +178,12 @@ def test_nobody_is_called_back_to_found_a_run_that_lives() -> None:
     cluster.give("c", voters("cd"))
     cluster.link("c", "b")
     c = cluster.host("c").node
-    cluster.until(lambda: not c.genesis.waiting)
+    cluster.until(lambda: not c.bootstrap.waiting)
     cluster.give("d", voters("cd"))
     cluster.link("c", "d")
     cluster.isolate("cd")
     seconds(cluster, c.timing.run_lost_s / 2)
-    assert not c.genesis.waiting
+    assert not c.bootstrap.waiting
     assert c.view is None
     cluster.until(lambda: cluster.in_one_view("cd"))  # the run is silent for long enough
     assert c.now_s > c.timing.run_lost_s
@@ -297,9 +297,7 @@ def test_whoever_a_first_view_excludes_founds_again_if_that_is_lost() -> None:
     cluster.give("b", voters("ab"))
     restore(cluster, "b", 5, b"5" * 32)
     cluster.link("a", "b")
-    cluster.until(
-        lambda: a.node.succession is not None and bool(a.node.succession.acceptor.accepted)
-    )
+    cluster.until(lambda: a.node.election is not None and bool(a.node.election.acceptor.accepted))
     cluster.kill("b")
     cluster.hold = lambda source, peer, message: False
     cluster.restart("b")

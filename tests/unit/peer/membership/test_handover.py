@@ -22,12 +22,12 @@ def coordinator(cluster: Cluster) -> str:
     return max(leaders, key=lambda host: view_of(cluster, host.name).number).name
 
 
-@pytest.mark.parametrize("heir", ["b", "c", ""])
-def test_the_one_asked_for_coordinates_from_the_next_view_on(heir: str) -> None:
+@pytest.mark.parametrize("successor", ["b", "c", ""])
+def test_the_one_asked_for_coordinates_from_the_next_view_on(successor: str) -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
-    cluster.give("a", ev.HandOver(peer_id(heir) if heir else b""))
-    wanted = heir or "b"
+    cluster.give("a", ev.HandOver(peer_id(successor) if successor else b""))
+    wanted = successor or "b"
     cluster.until(lambda: view_of(cluster, wanted).coordinator == peer_id(wanted), limit_s=2.0)
     assert cluster.until_round("abc") < 1.0
     assert coordinator(cluster) == wanted
@@ -57,8 +57,8 @@ def test_nobody_is_handed_to_who_is_behind_dead_or_a_stranger() -> None:
     cluster.heal()
     cluster.until(lambda: cluster.host("c").node.follower.unsynced)
     cluster.kill("d")
-    for heir in (peer_id("c"), peer_id("d"), peer_id("z"), peer_id("a")):
-        cluster.give("a", ev.HandOver(heir))
+    for successor in (peer_id("c"), peer_id("d"), peer_id("z"), peer_id("a")):
+        cluster.give("a", ev.HandOver(successor))
         cluster.run(1.0)
         assert coordinator(cluster) == "a"
     cluster.until_round("ab")

@@ -99,8 +99,8 @@ def test_who_does_not_answer_a_deaf_candidate_is_not_silent() -> None:
     cluster.run(REMOVE_S + 3.0)
     node = cluster.host("e").node
     assert node.phase is Phase.CANDIDATE
-    assert node.succession is not None
-    assert node.succession.silences_s().keys() == {peer_id("a")}
+    assert node.election is not None
+    assert node.election.silences_s().keys() == {peer_id("a")}
 
 
 def test_who_is_back_as_a_new_incarnation_does_not_stay() -> None:

@@ -119,7 +119,7 @@ def test_minority_halts_and_says_for_whom_it_waits() -> None:
 
 
 def waiting(cluster: Cluster, name: str) -> tuple[str, float]:
-    peers, since_s = cluster.host(name).node.beats.waiting
+    peers, since_s = cluster.host(name).node.heartbeats.waiting
     return "".join(sorted(chr(peer[0]) for peer in peers)), since_s
 
 
@@ -178,8 +178,8 @@ def test_a_quick_election_is_no_loss_of_the_quorum() -> None:
     cluster.pause("a")
     cluster.until_round("bcde")
     assert not cluster.noted("no-quorum")
-    assert all(host.node.succession for host in cluster.living())
-    assert cluster.host("b").node.succession.waiting_for() is None  # type: ignore[union-attr]
+    assert all(host.node.election for host in cluster.living())
+    assert cluster.host("b").node.election.waiting_for() is None  # type: ignore[union-attr]
 
 
 def test_minority_side_of_a_partition_commits_nothing_and_comes_back() -> None:
@@ -283,7 +283,7 @@ def test_frozen_voter_is_outbid() -> None:
     view = cluster.host("a").node.view
     assert view is not None
     ballot = Ballot(7, peer_id("c"))
-    cluster.host("b").node.succession.acceptor.on_prepare(  # type: ignore[union-attr]
+    cluster.host("b").node.election.acceptor.on_prepare(  # type: ignore[union-attr]
         peer_id("c"), ballot, cluster.host("b").node.follower.report()
     )
     assert cluster.host("b").node.frozen()

@@ -70,7 +70,7 @@ def test_what_strangers_say_inside_a_view_does_not_count() -> None:
         ms.Leave(*tag, 1),
     ):
         assert hear(host, STRANGER, message) == []
-    election = host.node.succession
+    election = host.node.election
     assert election is not None
     assert STRANGER not in attempt.ready
     assert not attempt.misses
@@ -138,7 +138,7 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     lead, source, tag = lead_of(host), peer_id("b"), (view.lineage, view.number)
     cluster.until(lambda: bool(lead.attempts))
     (attempt,) = lead.attempts.values()
-    election = host.node.succession
+    election = host.node.election
     assert election is not None
     begin = attempt.begin
     for n in range(MANY):
@@ -161,9 +161,9 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     assert not lead.offers
     assert lead.admission.leaving <= set(view.peers)
     assert len(lead.admission.learners) <= LEARNERS_MAX
-    assert set(lead.roster.beats) <= set(view.peers)
+    assert set(lead.roster.heartbeats) <= set(view.peers)
     assert host.node.refused <= set(view.peers)
-    assert not host.node.genesis.hails
+    assert not host.node.bootstrap.hails
     assert len(host.node.lineages._met) <= STRANGERS_MAX
     assert len(host.node.lineages._strangers) <= STRANGERS_MAX
 

@@ -45,7 +45,7 @@ def test_coordinator_without_a_trainer_fetches_the_initial_state() -> None:
 
 def test_initialising_peer_that_dies_or_fails_makes_way_for_the_next() -> None:
     cluster = formed_void("abcd")
-    cluster.spoilt = "b"
+    cluster.unusable = "b"
     cluster.give("b", ev.Offered(b"spec"))
     cluster.until(lambda: "miss" in cluster.host("b").notes)
     cluster.give("c", ev.Offered(b"spec"))  # b goes on offering
@@ -110,7 +110,7 @@ def test_the_barrier_waits_for_a_straggler_but_not_for_ever() -> None:
     cluster.until_round("abc", 1)
     cluster.run(2.0)
     for name in "ab":  # everybody can say who is missing, and since when
-        waiting, since_s = cluster.host(name).node.beats.waiting
+        waiting, since_s = cluster.host(name).node.heartbeats.waiting
         assert waiting == (peer_id("c"),)
         assert 1.0 < since_s < 2.1
     took_s = cluster.until_round("ab", 1)

@@ -318,18 +318,18 @@ def test_numbers_at_their_limit_are_counted_on_without_an_error() -> None:
             weights=(1e15,),
         )
         shell.feed(ev.Received(peer, beat))
-    assert shell.node.succession is not None
-    assert shell.node.succession.acceptor.promised.number > ROUND_MAX  # it has outbid them
+    assert shell.node.election is not None
+    assert shell.node.election.acceptor.promised.number > ROUND_MAX  # it has outbid them
     promise = ms.Promise(
         LINEAGE,
         NUMBER_MAX,
-        shell.node.succession.acceptor.promised,
+        shell.node.election.acceptor.promised,
         ms.Report(ROUND_MAX, CHAIN, True),
     )
     shell.feed(ev.Received(PEERS[0], promise))
     shell.now_s += 0.2
     shell.feed(ev.Tick())
-    candidate = shell.node.succession.candidate
+    candidate = shell.node.election.candidate
     assert candidate is not None
     assert candidate.proposal is not None
     assert candidate.proposal.number > NUMBER_MAX

@@ -153,7 +153,7 @@ def test_members_take_no_part_in_such_a_round_and_say_so() -> None:
     cluster.until_round("abc", 2)
     lead = cluster.host("a").node.coordinator
     assert lead is not None
-    lead.counting.weights = lambda chosen, *_: (1.0,) * len(chosen)  # type: ignore[method-assign]
+    lead.eligibility.weights = lambda chosen, *_: (1.0,) * len(chosen)  # type: ignore[method-assign]
     before = cluster.committed
     cluster.run(2.0)
     assert cluster.committed <= before + 1  # one may have been under way

@@ -122,10 +122,8 @@ def frozen(cluster: Cluster) -> Election:
     cluster.form("abc")
     cluster.hold = lambda source, peer, message: isinstance(message, Accept)
     cluster.kill("a")
-    cluster.until(
-        lambda: (e := cluster.host("c").node.succession) is not None and e.acceptor.frozen
-    )
-    election = cluster.host("c").node.succession
+    cluster.until(lambda: (e := cluster.host("c").node.election) is not None and e.acceptor.frozen)
+    election = cluster.host("c").node.election
     assert election is not None
     return election
 
@@ -135,7 +133,7 @@ def test_who_has_caught_up_since_its_promise_promises_again() -> None:
     frozen(cluster)
     own = cluster.host("c").node.follower
     own.round, own.chain = own.round + 3, b"3" * 32
-    candidate = cluster.host("b").node.succession
+    candidate = cluster.host("b").node.election
 
     def reported() -> int:
         promises = candidate.candidate.promises if candidate and candidate.candidate else {}

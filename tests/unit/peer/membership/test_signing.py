@@ -298,7 +298,7 @@ def test_promises_and_votes_in_anothers_name_do_not_count() -> None:
     cluster = SignedCluster("abc")
     cluster.form("abc")
     host = cluster.host("b")
-    view, election = host.node.view, host.node.succession
+    view, election = host.node.view, host.node.election
     assert view is not None
     assert election is not None
     ballot = Ballot(1, host.peer)

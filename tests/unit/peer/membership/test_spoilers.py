@@ -23,42 +23,42 @@ ALL = (A, B, C, D)
 
 def test_it_takes_several_rounds_in_a_row() -> None:
     notes: list[object] = []
-    spoilers = FlakyPeers(notes.append)
+    flaky_peers = FlakyPeers(notes.append)
     for number in (2, 3, 4, 5):
-        spoilers.blame(number, {D}, 0.0)
-        spoilers.blame(number, {D}, 0.0)  # attempts at one round count once
+        flaky_peers.blame(number, {D}, 0.0)
+        flaky_peers.blame(number, {D}, 0.0)  # attempts at one round count once
         if number == 3:
-            spoilers.served({D})
-    assert spoilers.without(ALL, 1.0) == ALL
-    spoilers.blame(6, {D}, 10.0)
-    assert spoilers.without(ALL, 10.0 + PAUSE_MIN_S - 0.1) == (A, B, C)
-    assert spoilers.without(ALL, 10.0 + PAUSE_MIN_S) == ALL
+            flaky_peers.served({D})
+    assert flaky_peers.without(ALL, 1.0) == ALL
+    flaky_peers.blame(6, {D}, 10.0)
+    assert flaky_peers.without(ALL, 10.0 + PAUSE_MIN_S - 0.1) == (A, B, C)
+    assert flaky_peers.without(ALL, 10.0 + PAUSE_MIN_S) == ALL
     assert len(notes) == 1
 
 
 def test_each_pause_is_twice_as_long_and_one_good_round_makes_up_for_all() -> None:
-    spoilers, now_s = FlakyPeers(lambda effect: None), 0.0
+    flaky_peers, now_s = FlakyPeers(lambda effect: None), 0.0
     for number in range(2, 2 + SPOILS_MAX):
-        spoilers.blame(number, {D}, now_s)
+        flaky_peers.blame(number, {D}, now_s)
     pauses_s = []
     for number in range(20, 28):
         begun_s = now_s
-        while D not in spoilers.without(ALL, now_s):
+        while D not in flaky_peers.without(ALL, now_s):
             now_s += 1.0
         pauses_s.append(now_s - begun_s)
-        spoilers.blame(number, {D}, now_s)
+        flaky_peers.blame(number, {D}, now_s)
     assert pauses_s[:3] == [PAUSE_MIN_S, 2 * PAUSE_MIN_S, 4 * PAUSE_MIN_S]
     assert pauses_s[-1] == PAUSE_MAX_S
-    spoilers.served({D})
-    assert spoilers.without(ALL, now_s) == ALL
+    flaky_peers.served({D})
+    assert flaky_peers.without(ALL, now_s) == ALL
 
 
 def test_more_than_half_stay() -> None:
-    spoilers = FlakyPeers(lambda effect: None)
+    flaky_peers = FlakyPeers(lambda effect: None)
     for number in range(SPOILS_MAX):
-        spoilers.blame(number + 2, {C, D}, 0.0)
-    assert spoilers.without(ALL, 1.0) == ALL
-    assert spoilers.without((*ALL, b"e" * 32), 1.0) == (A, B, b"e" * 32)
+        flaky_peers.blame(number + 2, {C, D}, 0.0)
+    assert flaky_peers.without(ALL, 1.0) == ALL
+    assert flaky_peers.without((*ALL, b"e" * 32), 1.0) == (A, B, b"e" * 32)
 
 
 def test_in_a_run_it_costs_three_rounds_and_then_a_pause() -> None:
@@ -88,7 +88,7 @@ def test_a_new_coordinators_view_keeps_it() -> None:
 # ---------------------------------------------------------------- seats
 
 
-def counting(old: int, new: int) -> tuple[Eligibility, tuple[bytes, ...]]:
+def eligibility(old: int, new: int) -> tuple[Eligibility, tuple[bytes, ...]]:
     peers = tuple(number.to_bytes(32, "big") for number in range(old + new))
     members = tuple(Member(peer, 1, address="x:1") for peer in peers)
     newcomers = tuple(Newcomer(peer, 5) for peer in peers[old:])
@@ -112,7 +112,7 @@ def counting(old: int, new: int) -> tuple[Eligibility, tuple[bytes, ...]]:
 def test_an_audited_round_of_too_many_is_of_all_in_turn(
     old: int, new: int, of_old: int, of_new: int
 ) -> None:
-    counts, peers = counting(old, new)
+    counts, peers = eligibility(old, new)
     seen: set[bytes] = set()
     for number in range(2, 30):
         chosen = counts.seats(number, ms.STEP, peers, 0.0)
@@ -125,7 +125,7 @@ def test_an_audited_round_of_too_many_is_of_all_in_turn(
 
 
 def test_newcomers_take_no_seat_that_the_rule_needs() -> None:
-    counts, peers = counting(70, 30)
+    counts, peers = eligibility(70, 30)
     for least, of_old in ((48, 48), (60, 60), (64, 64)):
         counts._own.terms = Terms(5, least, audited=True)
         chosen = counts.seats(9, ms.STEP, peers, 0.0)
@@ -136,7 +136,7 @@ def test_newcomers_take_no_seat_that_the_rule_needs() -> None:
 @pytest.mark.parametrize("fragments", [2, 3, 4])
 def test_all_have_seats_in_rounds_of_each_fragment(fragments: int) -> None:
     """Ranks of 128 of which 64 have seats would alternate, as fragments do."""
-    counts, peers = counting(128, 0)
+    counts, peers = eligibility(128, 0)
     counts._own.fragments = fragments
     seen: dict[int, set[bytes]] = {fragment: set() for fragment in range(fragments)}
     for number in range(2, 2 + 8 * fragments):
@@ -149,7 +149,7 @@ def test_who_has_no_seat_is_told_and_goes_on() -> None:
     cluster.form("abc")
     lead = cluster.host("a").node.coordinator
     assert lead is not None
-    lead.counting.seats = lambda number, kind, chosen, now_s: tuple(  # type: ignore[method-assign]
+    lead.eligibility.seats = lambda number, kind, chosen, now_s: tuple(  # type: ignore[method-assign]
         peer for peer in chosen if peer != C or number % 2
     )
     cluster.until_round("abc", 6)
@@ -159,9 +159,9 @@ def test_who_has_no_seat_is_told_and_goes_on() -> None:
 
 
 def test_nobody_sits_out_where_too_few_would_be_left() -> None:
-    counts, peers = counting(4, 0)
+    counts, peers = eligibility(4, 0)
     for number in range(SPOILS_MAX):
-        counts.spoilers.blame(number + 2, {peers[0]}, 0.0)
+        counts.flaky_peers.blame(number + 2, {peers[0]}, 0.0)
     assert counts.seats(9, ms.STEP, peers, 1.0) == peers[1:]
     assert counts.seats(9, ms.REDUCE, peers, 1.0) == peers
     counts._own.terms = Terms(5, least=4)

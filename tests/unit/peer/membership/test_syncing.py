@@ -132,10 +132,10 @@ def test_the_last_commit_is_undone_rather_than_fetched() -> None:
 
 def test_bytes_in_doubt_are_not_trusted_for_an_undo() -> None:
     bench = Bench(4)
-    bench.own.doubtful = True
+    bench.own.suspect = True
     [effect] = bench.step()
     assert isinstance(effect, StartSync)
-    assert effect.goal.doubtful
+    assert effect.goal.suspect
 
 
 def test_a_witness_needs_no_state() -> None:

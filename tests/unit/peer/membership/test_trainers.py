@@ -177,7 +177,7 @@ def test_a_member_takes_no_part_in_a_round_of_too_few() -> None:
     cluster.alarms = frozenset()
     lead = cluster.host("a").node.coordinator
     assert lead is not None
-    lead.counting.has_trainers = lambda *_: True  # type: ignore[method-assign]
+    lead.eligibility.has_trainers = lambda *_: True  # type: ignore[method-assign]
     for name in "bc":
         cluster.detach(name)
     cluster.until(lambda: bool(cluster.noted("rejected")))

@@ -67,4 +67,4 @@ def test_some_of_them_die_with_it(deaths: str) -> None:
         assert cluster.in_one_view(rest)
     else:
         for name in rest:
-            assert "2 of the 4 members" in cluster.host(name).node.genesis.describe()
+            assert "2 of the 4 members" in cluster.host(name).node.bootstrap.describe()

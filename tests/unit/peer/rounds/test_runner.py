@@ -37,18 +37,18 @@ def test_init_is_reduced_by_one_and_copied_by_the_others(tmp_path: Path) -> None
         elements, packed = 50_000, run_blob(50_000)
         first, second = sites
         begin = Begin(LINEAGE, 1, 1, 1, INIT, (first.me,), (1.0,), packed)
-        first.runner.inputs = np.arange(elements, dtype=np.float32)
+        first.executor.inputs = np.arange(elements, dtype=np.float32)
         first.carry_out(ev.Reduce(begin))
         await eventually(lambda: first.reduced(1))
-        assert first.runner.streams.moved_bytes == 0
-        assert first.runner.progress_bytes >= 4 * elements  # or it would count as stalled
+        assert first.executor.streams.moved_bytes == 0
+        assert first.executor.progress_bytes >= 4 * elements  # or it would count as stalled
         second.carry_out(ev.Fetch(begin, first.me))
         await eventually(lambda: second.reduced(1))
         assert first.reduced(1) == second.reduced(1)
         for site in sites:
             site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
-        states = [site.runner.state for site in sites]
+        states = [site.executor.state for site in sites]
         assert states[0] is not None
         assert states[1] is not None
         assert states[0].digest == states[1].digest
@@ -61,7 +61,7 @@ def test_a_round_gives_the_mean_and_equal_bytes_everywhere(tmp_path: Path) -> No
     async def play(sites: list[Site]) -> None:
         prepare(sites, 100_000, codec="float32")
         begin = begin_of(sites, 1)
-        before = sites[0].runner.state.theta.copy()  # type: ignore[union-attr]  # set by prepare
+        before = sites[0].executor.state.theta.copy()  # type: ignore[union-attr]  # set by prepare
         for site in sites:
             site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
@@ -69,10 +69,10 @@ def test_a_round_gives_the_mean_and_equal_bytes_everywhere(tmp_path: Path) -> No
         for site in sites:
             site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
-        digests = {site.runner.state.digest for site in sites}  # type: ignore[union-attr]
+        digests = {site.executor.state.digest for site in sites}  # type: ignore[union-attr]
         assert len(digests) == 1
         # Outer SGD with rate 1 replaces θ by the mean of what was submitted: θ + 1, 2, 3.
-        np.testing.assert_allclose(sites[0].runner.state.theta, before + 2, atol=1e-6)  # type: ignore[union-attr]
+        np.testing.assert_allclose(sites[0].executor.state.theta, before + 2, atol=1e-6)  # type: ignore[union-attr]
 
     scenario(tmp_path, "abc", play)
 
@@ -131,11 +131,11 @@ def test_a_holder_without_the_result_says_so(tmp_path: Path) -> None:
         prepare(sites, 10_000)
         one, other = sites
         begin = begin_of(sites, 1)
-        state = one.runner.state
+        state = one.executor.state
         assert state is not None
         result = RoundResult(get_codec(state.spec.codec), state.grid)
         with pytest.raises(StateError, match="does not hold the result"):
-            await one.runner.reducer.fetcher.fetch(begin, other.me, result)
+            await one.executor.reducer.fetcher.fetch(begin, other.me, result)
 
     scenario(tmp_path, "ab", play)
 
@@ -144,8 +144,8 @@ def test_a_submission_that_is_not_finite_is_reported_as_our_own_failure(tmp_path
     async def play(sites: list[Site]) -> None:
         prepare(sites, 10_000)
         one = sites[0]
-        assert one.runner.inputs is not None
-        one.runner.inputs[17] = np.nan
+        assert one.executor.inputs is not None
+        one.executor.inputs[17] = np.nan
         begin = begin_of(sites, 1)
         for site in sites:
             site.carry_out(ev.Reduce(begin))
@@ -164,7 +164,7 @@ def test_the_result_equals_the_codec_arithmetic_done_by_hand(tmp_path: Path) -> 
 
     async def play(sites: list[Site]) -> None:
         prepare(sites, 30_000)
-        state = sites[0].runner.state
+        state = sites[0].executor.state
         assert state is not None
         begin = Begin(LINEAGE, 1, 2, 1, STEP, tuple(s.me for s in sites), (1.0, 2.0, 5.0))
         expected = by_hand(sites, begin, state)
@@ -175,8 +175,8 @@ def test_the_result_equals_the_codec_arithmetic_done_by_hand(tmp_path: Path) -> 
             site.carry_out(ev.Apply(begin, b"c" * 32))
         await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
         for site in sites:
-            assert site.runner.state is not None
-            np.testing.assert_array_equal(site.runner.state.theta, expected)
+            assert site.executor.state is not None
+            np.testing.assert_array_equal(site.executor.state.theta, expected)
 
     scenario(tmp_path, "abc", play)
 
@@ -264,7 +264,7 @@ def test_a_result_that_cannot_be_applied_ends_the_peer_with_advice(tmp_path: Pat
         begin = begin_of(sites, 1)
         site.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.reduced(1))
-        job = site.runner.reducer.jobs.get(2)
+        job = site.executor.reducer.jobs.get(2)
         assert job is not None
         job.result.array.fill(0xFF)
         before = site.state.digest
@@ -283,7 +283,7 @@ def test_what_is_said_late_of_an_aborted_attempt_is_not_heard(tmp_path: Path) ->
     async def play(sites: list[Site]) -> None:
         prepare(sites, 50_000)
         begin = begin_of(sites, 1)
-        reducer = sites[0].runner.reducer
+        reducer = sites[0].executor.reducer
         sites[0].carry_out(ev.Reduce(begin))
         await eventually(lambda: reducer.jobs.get(begin.round) is not None)
         job = reducer.jobs.get(begin.round)

@@ -58,7 +58,7 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
             await eventually(
                 lambda b=begin: all(site.reduced(b.attempt, b.round) for site in sites)
             )
-            jobs = [site.runner.reducer.jobs.get(begin.round) for site in sites]
+            jobs = [site.executor.reducer.jobs.get(begin.round) for site in sites]
             assert all(job is not None and job.audit is not None for job in jobs)
             assert all(job is not None and job.finals == b"" for job in jobs)
             for site in sites:
@@ -96,7 +96,7 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
             await eventually(
                 lambda a=attempt: len(a.auditor.machine.inbox.of(StatementPhase.COMMIT)) == 2
             )
-        assert all(site.runner.streams.moved_bytes == 0 for site in sites)
+        assert all(site.executor.streams.moved_bytes == 0 for site in sites)
         sites[-1].carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
 
@@ -110,7 +110,7 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
         made_up = Finals(LINEAGE, begin.view, begin.round, 1, b"x" * 32)
         past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
-        assert sites[0].runner.believed(made_up) == replace(made_up, digests=b"")
+        assert sites[0].executor.believed(made_up) == replace(made_up, digests=b"")
         sites[0].carry_out(ev.Reduce(replace(begin, past=past, kept=kept)))
         failed = lambda: [e for e in sites[0].fed if isinstance(e, ev.ReduceFailed)]  # noqa: E731
         await eventually(failed)

@@ -55,7 +55,7 @@ class Truth:
 
 
 def kept_of(site: Site) -> F32:
-    feedback = site.runner.replica.residual.feedback
+    feedback = site.executor.replica.residual.feedback
     if feedback is None:
         return np.zeros(site.state.grid.total, np.float32)
     assert np.isfinite(feedback.arrays["residual"]).all()
@@ -67,7 +67,7 @@ def submit(sites: list[Site], seed: int) -> None:
     for number, site in enumerate(sites):
         random = np.random.default_rng(100 * seed + number)
         away = random.standard_normal(site.state.grid.total).astype(np.float32)
-        site.runner.inputs = site.state.theta - away
+        site.executor.inputs = site.state.theta - away
 
 
 def weighted(sites: list[Site], attempt: int, number: int, weights: tuple[float, ...]) -> Begin:
@@ -139,7 +139,7 @@ def test_a_death_in_the_middle_begins_the_round_anew(tmp_path: Path) -> None:
         broken = begin_of(sites, 1, 3)
         for site in left:  # the last one never begins
             site.carry_out(ev.Reduce(broken))
-        await eventually(lambda: all(site.runner.reducer.jobs.at(3, 1) for site in left))
+        await eventually(lambda: all(site.executor.reducer.jobs.at(3, 1) for site in left))
         for site in left:
             site.carry_out(ev.ListFinal(3, 1))
         await eventually(lambda: all(site.finals(1) is not None for site in left))
@@ -166,7 +166,7 @@ def test_who_fetches_what_it_took_part_in_keeps_what_it_left_out(tmp_path: Path)
         truth.commit(dict.fromkeys(range(3), 1.0))
         begin = begin_of(sites, 1)
         await reduce(sites, begin)
-        repaired = sites[1].runner.reducer
+        repaired = sites[1].executor.reducer
         job = repaired.jobs.get(2)
         assert job is not None
         job.root = b""  # as if its last chunk had not come
@@ -220,7 +220,7 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
             site.carry_out(ev.Reduce(begin))
         grid = first.state.grid
         owned = {c for c in range(grid.count) if c * 3 // grid.count < 2}
-        jobs = (first.runner.reducer.jobs, second.runner.reducer.jobs)
+        jobs = (first.executor.reducer.jobs, second.executor.reducer.jobs)
         await eventually(lambda: all(j.get(2) for j in jobs))
         results = [job.result for j in jobs if (job := j.get(2)) is not None]
         await eventually(lambda: all(r.digests[c] for r in results for c in owned))
@@ -269,7 +269,7 @@ def test_who_loads_another_state_begins_without_memory_and_says_so_once(
             if how == "undo":
                 site.carry_out(ev.Undo(2, CHAIN))
             else:
-                site.runner.adopt(site.state, 3, CHAIN)
+                site.executor.adopt(site.state, 3, CHAIN)
             await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp | ev.CatchUpFailed))
         assert not kept_of(site).any()
         said = [line for line in site.logs if "error feedback forgets" in line]

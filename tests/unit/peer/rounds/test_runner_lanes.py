@@ -31,11 +31,13 @@ def widen(sites: list[Site], lanes: int = LANES) -> None:
     for site in sites:
         for other in sites:
             if other is not site:
-                site.runner.streams.widen(other.me, lanes)
+                site.executor.streams.widen(other.me, lanes)
 
 
 def opened(site: Site, to: Site) -> list[DataStream]:
-    return [stream for lane, stream in site.runner.streams._outgoing.items() if lane.peer == to.me]
+    return [
+        stream for lane, stream in site.executor.streams._outgoing.items() if lane.peer == to.me
+    ]
 
 
 async def run_round(sites: list[Site], number: int, attempt: int) -> None:
@@ -64,11 +66,11 @@ def test_a_round_uses_as_many_as_it_is_told_and_the_next_one_again(tmp_path: Pat
         before = opened(a, b)
         await run_round(sites, 4, 1)
         assert opened(a, b) == before
-        assert a.runner.streams.ciphers() == {CIPHER_AES: 2 * 2 * LANES}
-        sent = a.runner.streams.sent_bytes
-        a.runner.streams.close_to(b.me)
+        assert a.executor.streams.ciphers() == {CIPHER_AES: 2 * 2 * LANES}
+        sent = a.executor.streams.sent_bytes
+        a.executor.streams.close_to(b.me)
         assert opened(a, b) == []
-        assert a.runner.streams.sent_bytes == sent
+        assert a.executor.streams.sent_bytes == sent
 
     scenario(tmp_path, "abc", play)
 
@@ -81,7 +83,7 @@ def test_as_many_as_there_may_be_are_opened_at_once_and_sealed(tmp_path: Path) -
         await run_round(sites, 2, 1)
         await eventually(lambda: len(opened(a, b)) == len(opened(b, a)) == STREAMS_MAX)
         await run_round(sites, 3, 1)
-        assert a.runner.streams.ciphers() == {CIPHER_AES: 2 * STREAMS_MAX}
+        assert a.executor.streams.ciphers() == {CIPHER_AES: 2 * STREAMS_MAX}
 
     scenario(tmp_path, "ab", play)
 
@@ -98,8 +100,8 @@ def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
         expected = by_hand(sites, begin, a.state)
         for site in sites:
             site.carry_out(ev.Reduce(begin))
-        moved = a.runner.streams.moved_bytes
-        await eventually(lambda: a.runner.streams.moved_bytes > moved)
+        moved = a.executor.streams.moved_bytes
+        await eventually(lambda: a.executor.streams.moved_bytes > moved)
         victim._sock.shutdown(socket.SHUT_RDWR)  # as a middlebox does that forgets a connection
         await eventually(lambda: all(site.reduced(1, 3) for site in sites))
         for site in sites:
@@ -129,7 +131,7 @@ def test_what_a_stream_has_taken_and_does_not_deliver_is_not_missed(
         await eventually(lambda: len(opened(a, b)) == LANES)
         victim = opened(a, b)[1]
         victim.pace(2_000)  # so slow that what it takes stays here behind what it has
-        view = a.runner.replica.view
+        view = a.executor.replica.view
         assert view is not None
         for _ in range(8):
             FrameOutlet(victim, probe_header(view)).send(PROBE, 0, memoryview(bytes(16 << 10)))
@@ -180,7 +182,7 @@ def test_a_stream_that_is_replaced_goes_on_until_nobody_uses_it(
     async def play(sites: list[Site]) -> None:
         prepare(sites, 200_000)
         a, b = sites
-        streams = a.runner.streams
+        streams = a.executor.streams
         old = await streams.to(b.me)
         outlet = FrameOutlet(
             old, DataHeader(FrameKind.RESULT, 0, 0, 0, b"L" * 8, 1, 99, 1, 0), aside=True
@@ -204,7 +206,7 @@ def test_a_stream_that_is_replaced_goes_on_until_nobody_uses_it(
 
 def test_the_number_is_bounded_and_ends_with_the_peer(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
-        streams, other = sites[0].runner.streams, sites[1].me
+        streams, other = sites[0].executor.streams, sites[1].me
         for wanted, count in ((0, 1), (5, 5), (1000, STREAMS_MAX)):
             streams.widen(other, wanted)
             assert streams.lanes(other) == count
@@ -222,7 +224,7 @@ def test_a_pace_holds_for_all_lanes_together_and_for_those_to_come(tmp_path: Pat
     async def play(sites: list[Site]) -> None:
         a, b = sites
         prepare(sites, 500_000)
-        streams = a.runner.streams
+        streams = a.executor.streams
         streams.pace(b.me, 8e6)
         await run_round(sites, 2, 1)
         assert [stream.pace_bytes_per_s for stream in opened(a, b)] == [0.0], (

@@ -30,13 +30,13 @@ def give(sites: list[Site]) -> list[np.ndarray]:
     for index, site in enumerate(sites):
         made = np.random.default_rng(index).standard_normal(ELEMENTS).astype(np.float32)
         vectors.append(made)
-        site.runner.inputs = made
-        site.runner.replica.outputs = np.full(ELEMENTS, np.nan, np.float32)
+        site.executor.inputs = made
+        site.executor.replica.outputs = np.full(ELEMENTS, np.nan, np.float32)
     return vectors
 
 
 def outputs(site: Site) -> np.ndarray:
-    found = site.runner.replica.outputs
+    found = site.executor.replica.outputs
     assert found is not None
     return found
 
@@ -63,10 +63,10 @@ def test_everyone_gets_it_and_the_state_stays(tmp_path: Path, op: str, codec: st
         assert np.abs(outputs(sites[0]) - by_hand).max() < allowed
         assert outputs(sites[0]).tobytes() == outputs(sites[1]).tobytes()
         assert np.isnan(outputs(outsider)).all()  # its trainer took no part
-        assert outsider.runner.streams.received_bytes == 0
+        assert outsider.executor.streams.received_bytes == 0
         for site in sites:
             assert (site.state.round, site.state.digest) == (2, digest)
-            head, encoded = site.runner.replica.log.head(2), site.runner.replica.log.encoded(2)
+            head, encoded = site.executor.replica.log.head(2), site.executor.replica.log.encoded(2)
             assert head is not None
             assert encoded is not None
             assert (head.kind, head.root, encoded.nbytes) == (REDUCE, root, 0)
@@ -84,7 +84,7 @@ def test_memory_of_results_is_used_again(tmp_path: Path) -> None:
             for site in sites:
                 site.carry_out(ev.Reduce(begin))
             await eventually(lambda n=number: all(site.reduced(n) for site in sites))
-            job = sites[0].runner.reducer.jobs.get(number)
+            job = sites[0].executor.reducer.jobs.get(number)
             assert job is not None
             seen.append(job.result.array.ctypes.data)
             for site in sites:
@@ -93,7 +93,7 @@ def test_memory_of_results_is_used_again(tmp_path: Path) -> None:
         assert len(set(seen)) < len(seen)
         step = begin_of(sites, 9, 7)  # and a step of the run comes as if nothing had been
         for i, site in enumerate(sites):
-            site.runner.inputs = site.state.theta + np.float32(i + 1)
+            site.executor.inputs = site.state.theta + np.float32(i + 1)
             site.carry_out(ev.Reduce(step))
         await eventually(lambda: all(site.reduced(9) for site in sites))
         for site in sites:
@@ -132,7 +132,7 @@ def test_a_vector_of_another_size_is_no_contribution(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         prepare(sites, 5000)
         give(sites)
-        sites[0].runner.inputs = np.zeros(7, np.float32)
+        sites[0].executor.inputs = np.zeros(7, np.float32)
         sites[0].carry_out(ev.Reduce(reduce_of(sites)))
         await eventually(lambda: any(isinstance(e, ev.ReduceFailed) for e in sites[0].fed))
         failed = next(e for e in sites[0].fed if isinstance(e, ev.ReduceFailed))

@@ -29,12 +29,12 @@ STILL_S = 0.5  # so long without a byte: what can be sent has been sent
 
 
 def again_bytes(sites: list[Site]) -> int:
-    return sum(site.runner.reducer.jobs.again_bytes for site in sites)
+    return sum(site.executor.reducer.jobs.again_bytes for site in sites)
 
 
 def sent_bytes(sites: list[Site], number: int) -> int:
     """Payload of the attempt at hand."""
-    jobs = [site.runner.reducer.jobs.get(number) for site in sites]
+    jobs = [site.executor.reducer.jobs.get(number) for site in sites]
     return sum(job.sent.total_bytes for job in jobs if job is not None)
 
 
@@ -62,7 +62,7 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
         replica: Replica, job: AttemptRun
     ) -> tuple[None, Callable[[int, np.ndarray], None]]:
         own, source = contribution(replica, job)
-        if replica is not victim.runner.replica:
+        if replica is not victim.executor.replica:
             return own, source  # type: ignore[return-value]
         assert source is not None
 

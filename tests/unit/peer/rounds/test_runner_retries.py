@@ -48,7 +48,7 @@ async def first_attempt(sites: list[Site], absent: Site, weights: tuple[float, .
         for chunk in range(absent.state.grid.count)
         if sites[chunk * len(sites) // absent.state.grid.count] is not absent
     }
-    jobs = [site.runner.reducer.jobs for site in present]
+    jobs = [site.executor.reducer.jobs for site in present]
     await eventually(lambda: all(j.get(2) for j in jobs))
     results = [job.result for j in jobs if (job := j.get(2)) is not None]
     await eventually(lambda: all(r.digests[chunk] for r in results for chunk in owned))
@@ -93,7 +93,7 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
         assert keep == finals_of(second, 1)
         chunks = range(first.state.grid.count)
         assert 0 < len(keep) < len(chunks)
-        job = second.runner.reducer.jobs.get(2)
+        job = second.executor.reducer.jobs.get(2)
         assert job is not None
         lost = min(keep)
         job.result.digests[lost] = b""
@@ -109,7 +109,7 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
             encoded, _ = mean_by_hand(*origin, chunk)
             digests.append(hashlib.sha256(encoded).digest())
             for site in everyone:
-                job = site.runner.reducer.jobs.get(2)
+                job = site.executor.reducer.jobs.get(2)
                 assert job is not None
                 assert job.result.view(chunk).tobytes() == encoded
         origin_of = bytes(chunk in keep for chunk in chunks)
@@ -118,7 +118,7 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
         for site in everyone:
             site.carry_out(ev.Apply(again, CHAIN))
         await eventually(lambda: all(site.applied(2) for site in everyone))
-        head = late.runner.replica.log.head(2)
+        head = late.executor.replica.log.head(2)
         assert head is not None
         assert (head.origins, head.origin_of, head.root) == (again.origins, origin_of, root)
         assert len({site.state.digest for site in everyone}) == 1
@@ -133,7 +133,7 @@ def test_a_holder_that_fails_is_replaced_and_the_last_one_named(tmp_path: Path, 
         first, second, absent, late = sites
         begin = await first_attempt(sites[:3], absent, (1.0, 1.0, 0.0))
         keep = finals_of(first, 1)
-        job = first.runner.reducer.jobs.get(2)
+        job = first.executor.reducer.jobs.get(2)
         assert job is not None
         for chunk in keep:
             if fault == "bytes":
@@ -169,7 +169,7 @@ def test_what_is_not_kept_is_reduced_again(tmp_path: Path) -> None:
         await eventually(lambda: all(site.reduced(2) for site in present))
         for chunk in range(sites[0].state.grid.count):
             encoded, _ = mean_by_hand(present, (1.0, 1.0), chunk)
-            job = present[0].runner.reducer.jobs.get(2)
+            job = present[0].executor.reducer.jobs.get(2)
             assert job is not None
             assert job.result.view(chunk).tobytes() == encoded
 
@@ -183,7 +183,7 @@ def test_a_lent_result_is_not_written_to_by_the_retry(tmp_path: Path) -> None:
         for site in sites:
             site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
-        lent = sites[0].runner.reducer.complete_result(2, 1)
+        lent = sites[0].executor.reducer.complete_result(2, 1)
         assert lent is not None
         before = lent[0].copy()
         sites[0].inputs[:] += 1  # only so that the bytes differ
@@ -194,7 +194,7 @@ def test_a_lent_result_is_not_written_to_by_the_retry(tmp_path: Path) -> None:
         await eventually(lambda: all(site.reduced(2) for site in sites))
         np.testing.assert_array_equal(lent[0], before)
         assert sites[0].reduced(1) != sites[0].reduced(2)
-        assert sites[0].runner.reducer.complete_result(2, 1) is None
+        assert sites[0].executor.reducer.complete_result(2, 1) is None
 
     scenario(tmp_path, "ab", play)
 
@@ -211,7 +211,7 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
         await eventually(lambda: all(site.reduced(1) for site in sites))
         chunks = range(holder.state.grid.count)
         for site, forgotten in ((other, {2}), (outsider, chunks)):
-            job = site.runner.reducer.jobs.get(2)
+            job = site.executor.reducer.jobs.get(2)
             assert job is not None
             job.root = b""
             for chunk in chunks:
@@ -219,16 +219,16 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
                 if chunk in forgotten:
                     job.result.digests[chunk] = b""
             site.fed.clear()
-        before = other.runner.streams.received_bytes
+        before = other.executor.streams.received_bytes
         for site in (other, outsider):
             site.carry_out(ev.Fetch(begin, holder.me))
         await eventually(lambda: other.reduced(1) and outsider.reduced(1))
-        assert other.runner.streams.received_bytes - before < 2 * holder.state.layout(
+        assert other.executor.streams.received_bytes - before < 2 * holder.state.layout(
             head_of(2)
         ).size(2)
         assert {site.reduced(1) for site in sites} == {holder.reduced(1)}
-        lent = holder.runner.reducer.complete_result(2, 1)
-        job, whole = (site.runner.reducer.jobs.get(2) for site in (other, outsider))
+        lent = holder.executor.reducer.complete_result(2, 1)
+        job, whole = (site.executor.reducer.jobs.get(2) for site in (other, outsider))
         assert lent is not None
         assert job is not None
         assert whole is not None
@@ -274,12 +274,12 @@ def test_two_rounds_of_different_fragments_reduce_at_once(tmp_path: Path) -> Non
         for site in sites:
             np.testing.assert_array_equal(site.state.theta, expected)
             assert [e.round for e in site.fed if isinstance(e, ev.Applied)] == [2, 3]
-            assert site.runner.replica.log.last == 3
-            head = site.runner.replica.log.head(3)
+            assert site.executor.replica.log.last == 3
+            head = site.executor.replica.log.head(3)
             assert head is not None
             assert (head.fragment, head.root) == (1, site.reduced(1, 3))
             assert len(entry_chain(CHAIN, head)) == 32
-            assert not site.runner.reducer.jobs.all
+            assert not site.executor.reducer.jobs.all
 
     scenario(tmp_path, "abcd", play)
 
@@ -314,13 +314,13 @@ def test_the_last_commit_can_be_undone_once(tmp_path: Path) -> None:
         await eventually(lambda: site.reduced(1))
         site.carry_out(ev.Apply(begin, CHAIN))
         await eventually(lambda: site.applied(2))
-        assert site.runner.digests == {2: site.state.digest.hex()}
+        assert site.executor.digests == {2: site.state.digest.hex()}
         for number in (1, 0):
             site.carry_out(ev.Undo(number, CHAIN))
         await eventually(lambda: isinstance(site.fed[-1], ev.CatchUpFailed))
         assert site.fed[-2] == ev.CaughtUp(1, b"c" * 32, digest)
         assert (site.state.round, site.state.digest) == (1, digest)
-        assert site.runner.replica.log.head(2) is None
+        assert site.executor.replica.log.head(2) is None
         site.carry_out(ev.Reduce(begin_of(sites, 2)))
         await eventually(lambda: site.reduced(2))
         site.carry_out(ev.Undo(1, CHAIN))
@@ -339,12 +339,12 @@ def test_an_undo_ends_the_catch_up_that_it_makes_needless(tmp_path: Path) -> Non
         await eventually(lambda: site.reduced(1))
         site.carry_out(ev.Apply(begin, CHAIN))
         site.carry_out(ev.StartSync(ev.Goal(5, b"5" * 32, b"", ())))
-        await eventually(lambda: site.runner.catch_up.is_working)
-        assert not site.runner.donor.is_open
+        await eventually(lambda: site.executor.sync.is_working)
+        assert not site.executor.donor.is_open
         site.carry_out(ev.Undo(1, CHAIN))
         await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp))
-        assert not site.runner.catch_up.is_working
-        assert site.runner.donor.is_open
+        assert not site.executor.sync.is_working
+        assert site.executor.donor.is_open
 
     scenario(tmp_path, "a", play)
 

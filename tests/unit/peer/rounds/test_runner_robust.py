@@ -59,7 +59,7 @@ def test_too_few_neither_reduce_nor_copy(tmp_path: Path) -> None:
         alone = replace(begin, attempt=2, participants=begin.participants[:1], weights=(1.0,))
         sites[1].carry_out(ev.Fetch(alone, begin.participants[0]))
         await eventually(lambda: any("here are 1" in line for line in sites[1].logs))
-        assert sites[1].runner.reducer.jobs.get(begin.round) is None
+        assert sites[1].executor.reducer.jobs.get(begin.round) is None
 
     scenario(tmp_path, "abc", play)
 
@@ -70,11 +70,11 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
         begin = begin_of(sites, 1)
         made_up = Finals(LINEAGE, begin.view, begin.round, 1, b"x" * 32)
         for site in sites:
-            assert site.runner.believed(made_up) == replace(made_up, digests=b"")
-            assert site.runner.believed(begin) is begin
+            assert site.executor.believed(made_up) == replace(made_up, digests=b"")
+            assert site.executor.believed(begin) is begin
             site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
-        assert all(job.finals == b"" for site in sites for job in site.runner.reducer.jobs.all)
+        assert all(job.finals == b"" for site in sites for job in site.executor.reducer.jobs.all)
         past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
         again: Begin = replace(begin, attempt=2, past=past, kept=kept)
@@ -89,6 +89,6 @@ def test_without_a_rule_that_bears_somebody_chunks_are_kept(tmp_path: Path) -> N
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS, aggregate="trimmed(f=0)")
         said = Finals(LINEAGE, 1, 2, 1, b"x" * 32)
-        assert sites[0].runner.believed(said) is said
+        assert sites[0].executor.believed(said) is said
 
     scenario(tmp_path, "ab", play)

@@ -144,7 +144,7 @@ def test_a_laggard_replays_what_others_sent(tmp_path: Path, fragments: int) -> N
     async def play(sites: list[Site]) -> None:
         laggard = sites[2]
         before = laggard.state
-        laggard.catch_up.aim(goal_of(truth, sites[:2]))
+        laggard.sync.aim(goal_of(truth, sites[:2]))
         await eventually(lambda: laggard.reached)
         assert laggard.state is before
         assert same(laggard.state, truth.state)
@@ -159,12 +159,12 @@ def test_a_laggard_replays_what_others_sent(tmp_path: Path, fragments: int) -> N
 def test_a_joiner_takes_part_while_rounds_go_on(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donors, learner = sites[:2], sites[2]
-        learner.catch_up.aim(goal_of(runs[0], donors))
+        learner.sync.aim(goal_of(runs[0], donors))
         for i in range(4):
             await eventually(lambda i=i: learner.reached or sum(d.pieces for d in donors) > 8 * i)
             for run in runs:
                 run.commit()
-            learner.catch_up.aim(goal_of(runs[0], donors))
+            learner.sync.aim(goal_of(runs[0], donors))
         await eventually(lambda: learner.reached and learner.reached[-1][0] == 8)
         assert same(learner.state, runs[0].state)
 
@@ -177,7 +177,7 @@ def test_entries_larger_than_the_state_are_not_asked_for(tmp_path: Path) -> None
 
     async def play(sites: list[Site]) -> None:
         donor, laggard = sites
-        laggard.catch_up.aim(goal_of(truth, [donor]))
+        laggard.sync.aim(goal_of(truth, [donor]))
         await eventually(lambda: laggard.reached)
         assert same(laggard.state, truth.state)
         assert laggard.streams.received_bytes < 1.3 * 8 * truth.state.grid.total

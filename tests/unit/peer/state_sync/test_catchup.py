@@ -65,7 +65,7 @@ def test_a_doubtful_state_is_confirmed_and_only_the_wrong_chunk_comes() -> None:
     donors = donors_of(history, [1000.0] * 3)
     world = World(donors, 1e6)
     world.own = [b"?" * 64, *history.states[5][1:]]
-    world.feed(ln.Aim(goal_of(history, donors, doubtful=True), own_of(history, 5)))
+    world.feed(ln.Aim(goal_of(history, donors, suspect=True), own_of(history, 5)))
     world.run(lambda: world.done)
     assert reached(world, history, 5)
     assert world.own == history.states[5]

@@ -126,7 +126,7 @@ def test_own_bytes_that_are_not_what_was_noted_cost_their_chunk_and_no_donor() -
     world = World(donors, 1e6)
     world.own = [b"?" * 64, *history.states[5][1:]]
     world.noted = {0: sha(history.states[5][0])}
-    world.feed(ln.Aim(goal_of(history, donors, doubtful=True), own_of(history, 5)))
+    world.feed(ln.Aim(goal_of(history, donors, suspect=True), own_of(history, 5)))
     world.run(lambda: world.done)
     assert reached(world, history, 5)
     assert world.own == history.states[5]

@@ -14,23 +14,23 @@ from atoll.peer.membership.view import short
 def test_the_round_the_time_and_the_donors_are_named(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donor, learner = sites
-        assert learner.catch_up.describe() == ""
+        assert learner.sync.describe() == ""
         donor.donor.is_open = False  # it answers, and has nothing to give
-        learner.catch_up.aim(goal_of(run, [donor]))
+        learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: donor.host.link_peers())
-        text = learner.catch_up.describe()
+        text = learner.sync.describe()
         assert re.fullmatch(r"the state of round 3 \(.+ m?s so far\), no donor answers", text)
         donor.donor.is_open = True
         seen: set[str] = set()
 
         def reached() -> bool:
-            seen.add(learner.catch_up.describe())
+            seen.add(learner.sync.describe())
             return bool(learner.reached)
 
         await eventually(reached)
         donors = f"from {short(donor.me)} at round 3"
         assert any(text.endswith(donors) for text in seen), seen
-        assert learner.catch_up.describe() == ""
+        assert learner.sync.describe() == ""
 
     run = run_of(3)
     scenario(tmp_path, [run, None], play)
@@ -39,17 +39,17 @@ def test_the_round_the_time_and_the_donors_are_named(tmp_path: Path) -> None:
 def test_a_checkpoint_that_holds_the_state_is_named(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donor, archive = sites
-        archive.catch_up.may_finish = copied = asyncio.Event()
-        archive.catch_up.aim(goal_of(run, [donor]))
+        archive.sync.may_finish = copied = asyncio.Event()
+        archive.sync.aim(goal_of(run, [donor]))
         held = re.compile(
             r"the state of round 3 \([\d.]+ m?s so far\), all of it is here;"
             r" it has waited for this peer's checkpoint for [\d.]+ m?s"
         )
-        await eventually(lambda: held.fullmatch(archive.catch_up.describe()))
+        await eventually(lambda: held.fullmatch(archive.sync.describe()))
         assert not archive.reached
         copied.set()
         await eventually(lambda: archive.reached)
-        assert archive.catch_up.describe() == ""
+        assert archive.sync.describe() == ""
 
     run = run_of(3)
     scenario(tmp_path, [run, None], play)

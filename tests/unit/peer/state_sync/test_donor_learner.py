@@ -32,7 +32,7 @@ def test_a_state_comes_from_three_donors_of_which_one_dies_and_one_lies(tmp_path
         good, dying, liar, third, learner = sites
         assert liar.state is not None
         liar.state.theta[:] += 1  # its leaves say otherwise
-        learner.catch_up.aim(goal_of(truth, [good, dying, liar, third]))
+        learner.sync.aim(goal_of(truth, [good, dying, liar, third]))
         await eventually(lambda: dying.pieces > 8)
         await dying.die()
         await eventually(lambda: learner.reached)
@@ -42,7 +42,7 @@ def test_a_state_comes_from_three_donors_of_which_one_dies_and_one_lies(tmp_path
             len([line for line in learner.logs if "is not asked for the state any more" in line])
             == 1
         )
-        assert not learner.catch_up.is_working
+        assert not learner.sync.is_working
         assert learner.rounds.chain_after(4) == truth.chain
         assert learner.rounds.digest_after(4) == truth.state.digest
 
@@ -57,7 +57,7 @@ def test_a_laggard_is_brought_forward_by_entries(tmp_path: Path, givers: int, mo
     async def play(sites: list[Site]) -> None:
         *donors, laggard = sites
         before = laggard.state
-        laggard.catch_up.aim(goal_of(truth, donors))
+        laggard.sync.aim(goal_of(truth, donors))
         await eventually(lambda: laggard.reached)
         assert laggard.state is before
         assert same(laggard.state, truth.state)
@@ -74,7 +74,7 @@ def test_collectives_in_the_log_cost_their_heads_only(tmp_path: Path, own: int |
     async def play(sites: list[Site]) -> None:
         donors, learner = sites[:1], sites[1]  # of two, one may take over what the other sends
         before_bytes = learner.streams.received_bytes
-        learner.catch_up.aim(goal_of(truth, donors))
+        learner.sync.aim(goal_of(truth, donors))
         await eventually(lambda: learner.reached)
         assert learner.reached == [(15, truth.chain)]
         assert same(learner.state, truth.state)
@@ -82,7 +82,7 @@ def test_collectives_in_the_log_cost_their_heads_only(tmp_path: Path, own: int |
             step = truth.state.layout(head_of(2)).total_bytes
             assert learner.streams.received_bytes - before_bytes < 1.1 * step
         truth.operate()
-        learner.catch_up.aim(goal_of(truth, donors))
+        learner.sync.aim(goal_of(truth, donors))
         await eventually(lambda: learner.reached[-1] == (16, truth.chain))
         assert same(learner.state, truth.state)
 
@@ -106,7 +106,7 @@ def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
         assert doubter.state is not None
         doubter.state.momentum[400_000] += 1
         doubter.rounds.restart(3, b"w" * 32, truth.chain)
-        doubter.catch_up.aim(goal_of(truth, donors, doubtful=True))
+        doubter.sync.aim(goal_of(truth, donors, suspect=True))
         await eventually(lambda: doubter.reached)
         assert same(doubter.state, truth.state)
         assert doubter.streams.received_bytes < 3 * 8 * 11_008 + 100_000
@@ -120,12 +120,12 @@ def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
 def test_rounds_go_on_while_a_learner_loads(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donors, learner = sites[:3], sites[3]
-        learner.catch_up.aim(goal_of(runs[0], donors))
+        learner.sync.aim(goal_of(runs[0], donors))
         for i in range(6):
             await eventually(lambda i=i: learner.reached or sum(d.pieces for d in donors) > 8 * i)
             for run in runs:
                 await asyncio.to_thread(run.commit)
-            learner.catch_up.aim(goal_of(runs[0], donors))
+            learner.sync.aim(goal_of(runs[0], donors))
         await eventually(lambda: learner.reached and learner.reached[-1][0] == 9)
         assert same(learner.state, runs[0].state)
 
@@ -136,12 +136,12 @@ def test_rounds_go_on_while_a_learner_loads(tmp_path: Path) -> None:
 def test_a_round_that_is_applied_meanwhile_ends_the_load_with_a_reason(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donor, laggard = sites
-        laggard.catch_up.aim(goal_of(ahead, [donor]))
+        laggard.sync.aim(goal_of(ahead, [donor]))
         await eventually(lambda: donor.pieces)
         behind.commit()
         await eventually(lambda: laggard.failed or laggard.reached)
         if laggard.failed:
-            laggard.catch_up.aim(goal_of(ahead, [donor]))
+            laggard.sync.aim(goal_of(ahead, [donor]))
             await eventually(lambda: laggard.reached)
         assert same(laggard.state, ahead.state)
 
@@ -153,10 +153,10 @@ def test_a_closed_donor_gives_nothing(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donor, learner = sites
         donor.donor.is_open = False
-        learner.catch_up.aim(goal_of(run, [donor]))
+        learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: donor.host.link_peers())
         assert donor.donor._state_from(1) == ft.StateIs(-1)
-        learner.catch_up.cancel()
+        learner.sync.cancel()
         assert not learner.reached
 
     run = run_of(2)
@@ -172,10 +172,10 @@ def test_what_is_lost_with_a_link_is_asked_again_although_the_link_is_back(tmp_p
         asked: list[object] = []
         answer = donor.donor.on_message
         donor.donor.on_message = lambda peer, message: asked.append(message)  # type: ignore[method-assign]
-        learner.catch_up.aim(goal_of(run, [donor]))
+        learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: asked)
         donor.donor.on_message = answer  # type: ignore[method-assign]
-        learner.catch_up.lost(donor.me)
+        learner.sync.lost(donor.me)
         await eventually(lambda: learner.reached)
 
     run = run_of(2)
@@ -198,11 +198,11 @@ def test_whichever_question_was_lost_with_a_link_is_asked_again_at_once(
                 answer(peer, message)
 
         donor.donor.on_message = lose  # type: ignore[method-assign]
-        learner.catch_up.aim(goal_of(run, [donor]))
+        learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: lost or learner.reached)
         assert lost
         began_s = asyncio.get_running_loop().time()
-        learner.catch_up.lost(donor.me)
+        learner.sync.lost(donor.me)
         await eventually(lambda: learner.reached)
         assert asyncio.get_running_loop().time() - began_s < machine.ANSWER_S
         if question is ft.AskHeads:  # the way that it had begun
@@ -223,7 +223,7 @@ def test_frames_that_nobody_asked_for_are_dropped(tmp_path: Path) -> None:
         )
         await asyncio.to_thread(outlet.send, int(TransferKind.STATE), 0, memoryview(bytes(9000)))
         await eventually(lambda: learner.streams.received_bytes > 9000)
-        learner.catch_up.aim(goal_of(run, [donor]))
+        learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: learner.reached)
         assert same(learner.state, run.state)
 
@@ -248,9 +248,9 @@ def test_why_a_donor_cannot_be_reached_is_logged_once(
         with socket.socket() as deaf:
             deaf.bind(("127.0.0.1", 0))  # and never listens
             absent = Member(b"a" * 32, 1, address=f"127.0.0.1:{deaf.getsockname()[1]}")
-            learner.catch_up.aim(Goal(2, run.chain, absent.peer, (absent,)))
+            learner.sync.aim(Goal(2, run.chain, absent.peer, (absent,)))
             await eventually(lambda: len(tries) > 4)
-            learner.catch_up.cancel()
+            learner.sync.cancel()
         assert len([line for line in learner.logs if "cannot get the state from" in line]) == 1
 
     run = run_of(2)

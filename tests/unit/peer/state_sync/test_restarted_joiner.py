@@ -18,7 +18,7 @@ def shelf_of(site: Site) -> Path:
 def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donors, first, second = sites[:2], *sites[2:]
-        first.catch_up.aim(goal_of(runs[0], donors))
+        first.sync.aim(goal_of(runs[0], donors))
         await eventually(lambda: donors[0].pieces + donors[1].pieces > 40)
         await first.close()  # its memory is gone with it
         kept_bytes = shelf_of(first).stat().st_size
@@ -26,7 +26,7 @@ def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Pa
         shelf_of(first).rename(shelf_of(second))
         for run in runs:
             run.commit()
-        second.catch_up.aim(goal_of(runs[0], donors))
+        second.sync.aim(goal_of(runs[0], donors))
         await eventually(lambda: second.reached)
         assert same(second.state, runs[0].state)
         entry_bytes = runs[0].state.layout(head_of(2)).total_bytes
@@ -49,7 +49,7 @@ def test_kept_chunks_of_another_history_cost_no_more_than_themselves(tmp_path: P
         data = bytes(donor.state.chunk_bytes(3))
         shelf.add(3, 4, b"d" * 32, hashlib.sha256(data).digest(), memoryview(data))
         shelf.close()
-        learner.catch_up.aim(goal_of(run, [donor]))
+        learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: learner.reached)
         assert same(learner.state, run.state)
         assert not [line for line in learner.logs if "is not asked for the state any more" in line]

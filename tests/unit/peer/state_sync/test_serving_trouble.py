@@ -54,18 +54,18 @@ def test_streams_come_and_go_while_a_donor_counts() -> None:
                 return
 
     sys.setswitchinterval(1e-6)  # so that a thread is stopped in the middle of its sum
-    counting = threading.Thread(target=count)
-    counting.start()
+    eligibility = threading.Thread(target=count)
+    eligibility.start()
     try:
         for number in range(4000):
-            with streams._counting:  # as Streams._dial
+            with streams._eligibility:  # as Streams._dial
                 peer = number.to_bytes(4, "big")
                 streams._outgoing[StripeId(peer, 0)] = stream  # type: ignore[assignment]
             if number >= 8:
                 streams.close_to((number - 8).to_bytes(4, "big"))
     finally:
         over.set()
-        counting.join()
+        eligibility.join()
         sys.setswitchinterval(interval_s)
     assert not errors
     assert (streams.sent_bytes, streams.moved_bytes) == (4000, 8000)
@@ -297,7 +297,7 @@ def test_a_full_disk_only_delays_a_new_incarnation(
         await daemon._renew()
         assert daemon._inc > before
         assert not daemon._end.done()
-        assert [event["kind"] for event in daemon.journal.events].count("disk") == 2
+        assert [event["kind"] for event in daemon.event_log.events].count("disk") == 2
         await daemon._close()
 
     with Home.open(tmp_path / "home") as home:
