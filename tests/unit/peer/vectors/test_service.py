@@ -38,7 +38,7 @@ class Site:
             "demo", "m", self.node, SimpleNamespace(), lambda event: None
         )  # type: ignore[arg-type]
         host: Any = SimpleNamespace(send=lambda peer, message: self.sent.append(message) or True)
-        self.trainers = VectorService(
+        self.service = VectorService(
             node=self.node,
             trainers=self.trainers,
             host=host,
@@ -49,14 +49,14 @@ class Site:
         manifest = Manifest.of([Parameter("w", (3,))])
         self.trainer = AttachedTrainer(CLIENT, RunSpec(sync_every=1), manifest, 1, in_step=True)
         self.trainers.trainer = self.trainer
-        self.trainers._trainer, self.trainers._region = self.trainer, Region("vector", ELEMENTS)
+        self.service._trainer, self.service._region = self.trainer, Region("vector", ELEMENTS)
 
     def view(self, *gone: bytes) -> View:
         members = tuple(m for m in self.members if m.peer not in gone)
         return View(b"L" * 32, 7, members, ME, 1, b"c" * 32)
 
     async def call(self, command: str, client: bytes = CLIENT, **arguments: Any) -> Any:
-        return await self.trainers.handlers()[command](client, arguments)
+        return await self.service.handlers()[command](client, arguments)
 
     async def ask(self, peer: bytes = OTHER, number: int = 1, **differs: Any) -> int:
         wanted = {"name": "phi", "number": number, "elements": ELEMENTS, "codec": "float32"}
@@ -69,7 +69,7 @@ def play(scenario: Callable[[Site], Awaitable[None]]) -> None:
     async def whole() -> None:
         site = Site()
         await scenario(site)
-        site.trainers.close()
+        site.service.close()
 
     asyncio.run(whole())
 
@@ -141,7 +141,7 @@ def test_who_leaves_the_view_is_not_waited_for() -> None:
 
 def test_own_vectors_are_had_in_the_same_way() -> None:
     async def scenario(site: Site) -> None:
-        region = site.trainers._region
+        region = site.service._region
         assert region is not None
         region.floats[:] = values = np.linspace(0, 1, ELEMENTS, dtype=np.float32)
         place = {"name": "phi", "number": 4, "elements": ELEMENTS, "codec": "float32"}
@@ -164,18 +164,18 @@ def test_own_vectors_are_had_in_the_same_way() -> None:
 
 def test_when_the_trainer_ends_its_memory_goes_and_who_waits_is_told() -> None:
     async def scenario(site: Site) -> None:
-        region = site.trainers._region
+        region = site.service._region
         assert region is not None
         place = {"name": "phi", "number": 4, "elements": ELEMENTS, "codec": "int8"}
         await site.call("publish", **place)
         mine = await site.ask(OTHER, 4)
-        site.trainers.on_message(OTHER, AskVector(9, "phi", 5))
+        site.service.on_message(OTHER, AskVector(9, "phi", 5))
         site.sent.clear()
-        site.trainers.gone(CLIENT)
+        site.service.gone(CLIENT)
         assert region.fd == -1
         assert site.sent == [VectorIs(9, 4, why="its trainer has ended, or not begun")]
         await asyncio.sleep(0)
         assert site.sent[1:] == [DropVector(mine)]
-        site.trainers.gone(CLIENT)  # of a client that is forgotten already
+        site.service.gone(CLIENT)  # of a client that is forgotten already
 
     play(scenario)
