@@ -71,7 +71,7 @@ class Net:
         task.add_done_callback(self.tasks.discard)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        for _ in range(3000):
+        for _ in range(9000):  # 90 s: only a hang takes so long
             if holds():
                 return
             await asyncio.sleep(0.01)

@@ -26,7 +26,8 @@ def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Pa
         shelf_of(first).rename(shelf_of(second))
         for run in runs:
             run.commit()
-        second.sync.aim(goal_of(runs[0], donors))
+        # From one: of two, one may take over what the other is sending, and it comes twice.
+        second.sync.aim(goal_of(runs[0], donors[:1]))
         await eventually(lambda: second.reached)
         assert same(second.state, runs[0].state)
         entry_bytes = runs[0].state.layout(head_of(2)).total_bytes
