@@ -315,7 +315,11 @@ class Daemon:
             (ANSWERED_TO_LEARNERS, self.executor.sync.on_message),
             (AboutVectors, self.vectors.on_message),
         )
-        return {kind: handler for kinds, handler in rows for kind in _kinds(kinds)}
+        table: dict[type, Callable[[bytes, Any], None]] = {}
+        for kinds, handler in rows:
+            for kind in _kinds(kinds):
+                assert table.setdefault(kind, handler) is handler, f"two take {kind.__name__}"
+        return table
 
     def on_message(self, peer: bytes, message: object) -> None:
         if not self.admission.check_message(peer, message):

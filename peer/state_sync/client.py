@@ -125,7 +125,7 @@ class SyncClient:
             task.cancel()
 
     def on_message(self, source: bytes, message: object) -> None:
-        """Handle one of ``fetching.ANSWERED_TO_LEARNERS`` but ResultHead."""
+        """Handle one of ``messages.ANSWERED_TO_LEARNERS``."""
         self._feed(ln.Heard(source, message))
 
     def _own(self) -> ln.Own:

@@ -151,4 +151,4 @@ class ResultHead:
 
 # Who hears what: the daemon gives the first kind to its Donor, the second to CatchUp and Results.
 ASKED_OF_DONORS = AskState | AskBlob | AskHeads | FetchPiece | DropPieces | FetchResult
-ANSWERED_TO_LEARNERS = StateIs | BlobIs | HeadsAre | NoPiece | ResultHead
+ANSWERED_TO_LEARNERS = StateIs | BlobIs | HeadsAre | NoPiece

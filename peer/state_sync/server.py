@@ -58,7 +58,7 @@ Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
 
 
 class Donor:
-    """Answer everything in ``fetching.ASKED_OF_DONORS``. Lives in the event loop.
+    """Answer everything in ``messages.ASKED_OF_DONORS``. Lives in the event loop.
 
     ``is_open`` is false while this peer is no donor: it is catching up itself, or its state may be
     wrong. Results of attempts are served regardless.

@@ -15,6 +15,8 @@ from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.startup import check_joined
 from atoll.peer.membership.view import Member, View
 from atoll.peer.net.identity import Home
+from atoll.peer.net.wire import registered
+from atoll.peer.state_sync.messages import ResultHead
 
 
 def options(*, found: bool) -> DaemonOptions:
@@ -91,3 +93,24 @@ def test_with_kernels_nothing_is_said_of_them(
 ) -> None:
     monkeypatch.setattr(native, "NUMPY_REASON", "")
     assert not any("codecs" in line for line in first_lines(tmp_path / "a"))
+
+
+NOT_FOR_THE_TABLE = set(
+    # of connections and streams, which take them themselves; and what is kept in files
+    "Hello Refused StreamAsked StreamDenied StreamGranted AdmissionFile Evidence "
+    # parts of messages
+    "Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member "
+    "Newcomer Operation Origin Proof Replayed Report Resultant Reveal Rules Run Shown Statement "
+    "Terms Verdict View Vote Withholding".split()
+)
+
+
+def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
+    def look(daemon: Daemon) -> None:
+        table = daemon._message_table()  # raises if two components take one message
+        ours = {n: kind for n, kind in registered().items() if kind.__module__.startswith("atoll.")}
+        untaken = {name for name, kind in ours.items() if kind not in table}
+        assert table[ResultHead] == daemon.executor.reducer.fetcher.on_head
+        assert untaken == NOT_FOR_THE_TABLE
+
+    with_daemon(tmp_path / "a", look)
