@@ -38,7 +38,7 @@ from atoll.peer.membership.view import short
 from atoll.peer.net.connection_limits import check_members
 from atoll.peer.net.hello import AdmissionPolicy, Hello, fix_of
 from atoll.peer.net.identity import Home, write_atomic
-from atoll.peer.net.wire import decode, encode
+from atoll.peer.net.wire import decode, encode, name_of
 
 SAVE_PAUSE_S = 5.0  # after a write that failed
 
@@ -69,7 +69,8 @@ class OpenAdmission(AdmissionPolicy):
         return True
 
     def on_message(self, peer: bytes, message: AboutPasses) -> None:
-        """Take a message about passes, which say nothing in a run without an authority."""
+        """Take a message about passes. RemoteProtocolError in a run without an authority."""
+        raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
 
     def is_out(self, peer: bytes) -> bool:
         """Return whether ``peer`` may not be a member any more, though its process may live."""

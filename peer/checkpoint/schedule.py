@@ -82,7 +82,7 @@ class Checkpointer:
         self.idle = asyncio.Event()  # set while none is being written
         self.idle.set()
         self._began_s = 0.0  # the one that is being written
-        self._chunk_cache = CheckpointFolder(self._writer)
+        self._folder = CheckpointFolder(self._writer)
         self._last_round = 0  # of the last try
         self._round = 0  # that we were told of last
         self.latest: Written | None = None
@@ -114,7 +114,7 @@ class Checkpointer:
         """Warn before hours of training if the disk is too small for checkpoints of ``state``."""
         nbytes = _bytes_of(state)
         try:
-            room = await asyncio.to_thread(self._chunk_cache.room_bytes)
+            room = await asyncio.to_thread(self._folder.room_bytes)
         except OSError:
             return  # a broken disk is spoken of when a checkpoint is written
         takes = f"one takes {size(nbytes)}, and there are {size(room)} for checkpoints of this run"
@@ -186,7 +186,7 @@ class Checkpointer:
         try:
             written = self._write(state, log, incarnation)
             kind, text = "checkpoint", _describe(written)
-            self._chunk_cache.prune(written.path)
+            self._folder.prune(written.path)
         except CheckpointError as error:
             kind, text = "disk", f"no checkpoint: what was written cannot be read: {error.what}"
         except (AtollError, MemoryError) as error:
@@ -212,7 +212,7 @@ class Checkpointer:
                     raise
             except OSError as error:
                 view = self._current_view()
-                if error.errno not in DISK_FULL or not self._chunk_cache.make_room(view):
+                if error.errno not in DISK_FULL or not self._folder.make_room(view):
                     raise
 
     def _full(self, state: ReplicatedState) -> str:

@@ -1,8 +1,7 @@
 """Define the messages of the control links, as frozen dataclasses.
 
-design/membership.md has them in a table. Fields are only ever appended, with defaults, so that
-neighbouring versions understand each other. What decides (promises, votes, views, commits) is in
-votes.py and can be had from here too.
+Fields are only ever appended, with defaults, so that neighbouring versions understand each other.
+What decides (promises, votes, views, commits) is in votes.py and can be had from here too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep every duration of the membership protocol in one place, in seconds.
 
-The defaults come from design/membership.md, where they were simulated. A run changes them only
-in tests; they are data so that the simulator can stretch them.
+The defaults were found by simulating the protocol. A run changes them only in tests; they are data
+so that the simulator can stretch them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Define views: who is in, in which order, and which sets of voters may decide.
 
 A view is a numbered, ordered member list with a coordinator. Views form a chain: each is decided
-by a quorum of the voters of the one before it (design/membership.md). ``members[0]`` is the
+by a quorum of the voters of the one before it. ``members[0]`` is the
 tie-breaker of an even split.
 """
 

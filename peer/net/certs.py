@@ -4,7 +4,7 @@ Nobody hands out certificates. The CA's key is HKDF of the secret, its certifica
 everywhere, and each peer signs a leaf for its own identity key. So "the certificate chain is valid"
 means "the other side knows this run's secret", and the leaf's public key *is* the peer id. A wrong
 secret fails in the handshake, before anything that the other side says is parsed; a wrong run name
-is told apart at the hello. (design/decisions.md: identity, admission, links.)
+is told apart at the hello.
 """
 
 from __future__ import annotations

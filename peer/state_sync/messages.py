@@ -149,6 +149,6 @@ class ResultHead:
     found: bool
 
 
-# Who hears what: the daemon gives the first kind to its Donor, the second to CatchUp and Results.
+# Who hears what: the daemon gives the first kind to its Donor, the second to SyncClient.
 ASKED_OF_DONORS = AskState | AskBlob | AskHeads | FetchPiece | DropPieces | FetchResult
 ANSWERED_TO_LEARNERS = StateIs | BlobIs | HeadsAre | NoPiece

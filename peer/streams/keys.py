@@ -30,7 +30,7 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.net.wire import Within, message
 
-# The first byte of such a stream; TLS begins with 0x16 (design/decisions.md).
+# The first byte of such a stream; TLS begins with 0x16.
 STREAM_FIRST_BYTE = 0xA7
 STREAM_VERSION = 1
 CONN_ID_BYTES = RANDOM_BYTES = 16

@@ -140,12 +140,12 @@ class Streams:
         self._received_before = 0
         self._moved_before = 0
         # Reader threads end while the loop adds up, and the loop opens streams while a donor does.
-        self._eligibility = threading.Lock()
+        self._count_lock = threading.Lock()
         self.reached: set[bytes] = set()  # peers whose advertised address has accepted us
 
     @property
     def sent_bytes(self) -> int:
-        with self._eligibility:
+        with self._count_lock:
             return self._sent_before + sum(s.sent_bytes for s in self._outgoing.values())
 
     @property
@@ -154,13 +154,13 @@ class Streams:
 
         Without pieces for learners, and nothing of what wraps them.
         """
-        with self._eligibility:
+        with self._count_lock:
             found = sum(stream.sent_for_rounds_bytes for stream in self._outgoing.values())
             return self._sent_for_rounds_before + found
 
     @property
     def received_bytes(self) -> int:
-        with self._eligibility:
+        with self._count_lock:
             return self._received_before + sum(s.received_bytes for s in self._incoming)
 
     @property
@@ -169,23 +169,23 @@ class Streams:
 
         A stall detector looks whether it does.
         """
-        with self._eligibility:
+        with self._count_lock:
             streams = [*self._outgoing.values(), *self._incoming]
             return self._moved_before + sum(stream.moved_bytes for stream in streams)
 
     def ciphers(self) -> dict[str, int]:
         """Return how many streams go with which cipher, both ways."""
-        with self._eligibility:
+        with self._count_lock:
             streams = [*self._outgoing.values(), *self._incoming]
         return dict(Counter(stream.cipher for stream in streams if not stream.closed))
 
     def outgoing(self) -> list[tuple[bytes, DataStream]]:
         """Return all streams on which this side sends, with their peers."""
-        with self._eligibility:
+        with self._count_lock:
             return [(lane.peer, stream) for lane, stream in self._outgoing.items()]
 
     def incoming(self) -> list[tuple[bytes, DataStream]]:
-        with self._eligibility:
+        with self._count_lock:
             return [(peer, stream) for stream, peer in self._incoming.items()]
 
     def know(self, peer: bytes, address: str) -> None:
@@ -288,7 +288,7 @@ class Streams:
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
             self._retire(lane)
-            with self._eligibility:
+            with self._count_lock:
                 self._outgoing[lane] = stream
             self._keep_pace(peer)
             self.reached.add(peer)
@@ -302,7 +302,7 @@ class Streams:
             self._close(lane)
             return
         retired = StripeId(lane.peer, -next(self._numbers))  # counted still, and never asked for
-        with self._eligibility:
+        with self._count_lock:
             self._outgoing[retired] = self._outgoing.pop(lane)
         self._close_when_idle(retired, -1)
 
@@ -321,7 +321,7 @@ class Streams:
             self._close(lane)
 
     def _close(self, lane: StripeId) -> None:
-        with self._eligibility:
+        with self._count_lock:
             stream = self._outgoing.pop(lane, None)
             if stream is not None:
                 self._sent_before += stream.sent_bytes
@@ -343,7 +343,7 @@ class Streams:
             task.cancel()
         for lane in list(self._outgoing):
             self._close(lane)
-        with self._eligibility:
+        with self._count_lock:
             incoming = list(self._incoming)
         for stream in incoming:
             stream.close()
@@ -352,7 +352,7 @@ class Streams:
 
     def accept(self, peer: bytes, stream: DataStream) -> None:
         """Read a stream that a peer has opened to us in a thread of its own, until it ends."""
-        with self._eligibility:
+        with self._count_lock:
             self._incoming[stream] = peer
         name = f"read-from-{short(peer)}"
         worker(lambda: self._read(peer, stream), name).start()
@@ -367,7 +367,7 @@ class Streams:
             why = f"{type(error).__name__}: {error}"
         finally:
             stream.close()
-            with self._eligibility:
+            with self._count_lock:
                 self._received_before += stream.received_bytes
                 self._moved_before += stream.moved_bytes
                 del self._incoming[stream]
@@ -410,7 +410,7 @@ class Streams:
         self._sink.received(peer, header, lane)
 
     def _has_several(self, peer: bytes) -> bool:
-        with self._eligibility:
+        with self._count_lock:
             return sum(source == peer for source in self._incoming.values()) > 1
 
 

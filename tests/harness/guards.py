@@ -62,6 +62,7 @@ class Site:
                 on_down=self._down,
                 on_data=lambda peer, stream: self._record(self.streams, stream),
                 note=lambda kind, text: self.notes.append((kind, text)),
+                on_conflict=lambda inc: None,
             ),
             door=self.admission,
         )

@@ -33,6 +33,7 @@ def link_host(
         on_down=lambda peer, why: streams().close_to(peer),
         on_data=lambda peer, stream: streams().accept(peer, stream),
         note=lambda kind, text: log(text),
+        on_conflict=lambda inc: None,
     )
     return ConnectionManager(
         peer_id=home.peer_id, tls=run_tls(home, SECRET), run=RUN, daemon=daemon

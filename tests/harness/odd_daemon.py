@@ -60,8 +60,8 @@ def say(**values: object) -> None:
 class Liar(daemon.Daemon):
     """``_lie`` is what it says to that peer just before a message, None if nothing."""
 
-    def _effect_carriers(self) -> dict[type, Callable[[Any], object]]:
-        carriers = super()._effect_carriers()
+    def _effect_table(self) -> dict[type, Callable[[Any], object]]:
+        carriers = super()._effect_table()
         send = carriers[ev.Send]
 
         def send_twice(effect: ev.Send) -> None:

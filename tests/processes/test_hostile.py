@@ -113,6 +113,7 @@ async def break_frames(
             on_down=lambda peer, why: None,
             on_data=lambda peer, stream: stream.close(),
             note=lambda kind, text: None,
+            on_conflict=lambda inc: None,
         ),
         ciphers=ciphers,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from atoll.collectives.errors import ConnectError
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.startup import check_joined
+from atoll.peer.membership import events as ev
 from atoll.peer.membership.view import Member, View
 from atoll.peer.net.identity import Home
 from atoll.peer.net.wire import registered
@@ -95,14 +97,13 @@ def test_with_kernels_nothing_is_said_of_them(
     assert not any("codecs" in line for line in first_lines(tmp_path / "a"))
 
 
-NOT_FOR_THE_TABLE = set(
-    # of connections and streams, which take them themselves; and what is kept in files
-    "Hello Refused StreamAsked StreamDenied StreamGranted AdmissionFile Evidence "
-    # parts of messages
-    "Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member "
-    "Newcomer Operation Origin Proof Replayed Report Resultant Reveal Rules Run Shown Statement "
-    "Terms Verdict View Vote Withholding".split()
-)
+# Connections and streams take these themselves; the last two are kept in files.
+ELSEWHERE = "Hello Refused StreamAsked StreamDenied StreamGranted AdmissionFile Evidence"
+PARTS_OF_MESSAGES = """
+    Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
+    Newcomer Operation Origin Proof Replayed Report Resultant Reveal Rules Run Shown Statement Terms
+    Verdict View Vote Withholding
+"""
 
 
 def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
@@ -111,6 +112,13 @@ def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
         ours = {n: kind for n, kind in registered().items() if kind.__module__.startswith("atoll.")}
         untaken = {name for name, kind in ours.items() if kind not in table}
         assert table[ResultHead] == daemon.executor.reducer.fetcher.on_head
-        assert untaken == NOT_FOR_THE_TABLE
+        assert untaken == {*ELSEWHERE.split(), *PARTS_OF_MESSAGES.split()}
+
+    with_daemon(tmp_path / "a", look)
+
+
+def test_every_effect_has_a_handler(tmp_path: Path) -> None:
+    def look(daemon: Daemon) -> None:
+        assert set(daemon._effect_table()) == set(get_args(ev.Effect))
 
     with_daemon(tmp_path / "a", look)

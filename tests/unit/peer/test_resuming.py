@@ -87,6 +87,7 @@ class Site:
                 on_down=lambda peer, why: None,
                 on_data=lambda peer, stream: stream.close(),
                 note=lambda kind, text: None,
+                on_conflict=lambda inc: None,
             ),
         )
 
