@@ -163,7 +163,7 @@ endif
 nightly: $(STAMP)
 	$(MAKE) traces
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
-	    tests/unit/peer/test_golden_commands.py tests/unit/optim/test_golden.py \
+	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
 	    tests/unit/optim/test_golden_digests.py tests/processes/test_status.py
 
 mutants: $(STAMP)

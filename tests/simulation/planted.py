@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "consensus",
         "last = max((run.attempt for run in found), default=0)",
         "last = min((run.attempt for run in found), default=0)",
-        test=UNIT + "election.py::test_base_is_the_highest_that_may_have_been_committed",
+        test=UNIT + "consensus.py::test_base_is_the_highest_that_may_have_been_committed",
     ),
     Mutant(
         "base without READY",
@@ -70,14 +70,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "consensus",
         "if is_quorum(view, peers | silent)]",
         "if False]",
-        test=UNIT + "election.py::test_a_base_is_what_can_have_been_committed",
+        test=UNIT + "consensus.py::test_a_base_is_what_can_have_been_committed",
     ),
     Mutant(
         "called back to found",
         "bootstrap",
         "if mine is None and self._put_off is not None:",
         "if False:",
-        test=UNIT + "genesis.py::test_nobody_is_called_back_to_found_a_run_that_lives",
+        test=UNIT + "bootstrap.py::test_nobody_is_called_back_to_found_a_run_that_lives",
     ),
     Mutant("ignore accepted value", "consensus", "if voted and not fork:", "if False:"),
     Mutant(
@@ -179,7 +179,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "view_change",
         "named = mine is not None and mine.inc == node.me.inc",
         "named = mine is not None",
-        test=UNIT + "membership_restarts.py::test_a_view_of_an_earlier_life_is_not_entered",
+        test=UNIT + "node_restarts.py::test_a_view_of_an_earlier_life_is_not_entered",
     ),
     Mutant(
         "begins after proposing",
@@ -192,7 +192,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "attempt",
         "or len(roots) > 1:",
         "or False:",
-        test=UNIT + "membership_rounds.py::test_one_wrong_result_excludes_its_holder",
+        test=UNIT + "node_rounds.py::test_one_wrong_result_excludes_its_holder",
     ),
     Mutant(
         "digests are not compared",
@@ -205,7 +205,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "attempt_cleanup",
         "origin = before.get(chunk, 0)",
         "origin = 0",
-        test=UNIT + "keeping.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
+        test=UNIT + "attempt_cleanup.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
     ),
     Mutant(
         "a fork keeps its lineage", "view", "lineage=lineage, ancestors=ancestors", "ancestors=()"
@@ -234,7 +234,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "consensus",
         'if back is None or self.view.rules.on_lost == "halt":',
         "if back is None:",
-        test="unit/peer/membership/test_election.py::test_a_disputed_base_counts_as_lost_in_the_end",
+        test="unit/peer/membership/test_consensus.py::test_a_disputed_base_counts_as_lost_in_the_end",
     ),
     Mutant(
         "goes back in secret",
@@ -330,7 +330,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator",
         "{*self.attempts, *self.closings} if n >= number)",
         "{*self.attempts, *self.closings} if n == number)",
-        test=UNIT + "counting.py::test_rounds_after_one_that_is_held_do_not_stay_open",
+        test=UNIT + "eligibility.py::test_rounds_after_one_that_is_held_do_not_stay_open",
     ),
     Mutant(
         "operations keep chunks",
@@ -370,21 +370,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "bans",
         "(convinces or voters == believers)",
         "True",
-        test=UNIT + "banned.py::test_a_ban_is_due_when_the_votes_are_sure",
+        test=UNIT + "bans.py::test_a_ban_is_due_when_the_votes_are_sure",
     ),
     Mutant(
         "evidence about strangers convinces all",
         "bans",
         "ban.stands_alone and view.member(ban.peer) is not None",
         "ban.stands_alone",
-        test=UNIT + "banned.py::test_a_ban_of_a_stranger_waits_for_all_who_live",
+        test=UNIT + "bans.py::test_a_ban_of_a_stranger_waits_for_all_who_live",
     ),
     Mutant(
         "votes for any ban",
         "bans",
         "            if ban.peer not in self._bans:\n",
         "            if not ban.evidence:\n",
-        test=UNIT + "banned.py::test_nobody_votes_for_a_ban_that_it_does_not_believe",
+        test=UNIT + "bans.py::test_nobody_votes_for_a_ban_that_it_does_not_believe",
     ),
 )
 
