@@ -95,10 +95,10 @@ def test_attaching_without_a_quorum_ends_in_an_error_that_says_so(tmp_path: Path
 
 STUCK = """
 import sys, threading, time
-from atoll.peer import cli, cli_daemon
-cli_daemon.END_TIMEOUT_S = 1.0
+from atoll.peer.cli import daemon, main
+daemon.END_TIMEOUT_S = 1.0
 threading.Thread(target=time.sleep, args=(60,), name="held-by-a-disk").start()
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(main.main(sys.argv[1:]))
 """
 
 
