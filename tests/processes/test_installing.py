@@ -70,5 +70,5 @@ def test_a_clone_without_symbolic_links_installs_the_same_files(tmp_path: Path) 
     assert used_from(site, tmp_path) == [
         str(site / "atoll" / "__init__.py"),
         "atoll.optim.diloco",
-        str(site / "atoll" / "peer" / "daemon.py"),
+        str(site / "atoll" / "peer" / "daemon" / "daemon.py"),
     ]
