@@ -130,8 +130,9 @@ def test_who_lives_without_a_quorum_does_not_keep_a_run_from_being_resumed(tmp_p
         kept = run.peers["b"].status()["round"]
         until(lambda: run.peers["b"].said("no-quorum"), "b waits", run.peers["b"])
         resumes(run, "a", folder, ports["a"])
+        alone = "nobody goes on with run demo (1 address asked"
+        until(lambda: alone in run.peers["a"].text, "a says that nobody goes on", run.peers["a"])
         status = run.sees("a", 1)
-        assert "nobody goes on with run demo (1 address asked" in run.peers["a"].text
         assert status["round"] <= kept
         run.train("a", inner_s=0.1)
         last = one_lineage(run, "ab")  # b drops what it had once the other is as far
