@@ -60,15 +60,13 @@ class NoLoCo(InnerSteps):
     paper uses Adam), whose last member's step completes a local step. Use it as a context manager
     or call ``close()``; either closes ``peer`` too.
 
-    ``outer_lr``, ``outer_momentum``, ``gossip``: β, α and γ. The paper's β is 0.7; 1.2 ended 1.7 %
-    lower after 30 outer steps and 2.5 % lower after 80 (docs/log.md). ``gossip`` is how strongly
-    replicas are drawn together: ConfigError where they would drift apart. Below ``2 (1 -
-    outer_momentum)`` they do not, however often partners fail. ``group``: how many exchange in an
-    outer step; 1: nobody does. Where it does not divide the members, the last group is smaller,
-    perhaps somebody alone. ``codec`` is that of both Δ and φ. As both sides of an exchange use
-    what it has left of φ, it never moves the mean of the replicas; but it keeps them as far apart
-    as its steps are coarse: int8 by less than 1 % of the weights in a block, bfloat16 by 0.2 % of
-    each.
+    ``outer_lr``, ``outer_momentum``, ``gossip``: β, α and γ. ``gossip`` is how strongly replicas
+    are drawn together: ConfigError where they would drift apart. Below ``2 (1 - outer_momentum)``
+    they do not, however often partners fail. ``group``: how many exchange in an outer step; 1:
+    nobody does. Where it does not divide the members, the last group is smaller, perhaps somebody
+    alone. ``codec`` is that of both Δ and φ. As both sides of an exchange use what it has left of
+    φ, it never moves the mean of the replicas; but it keeps them as far apart as its steps are
+    coarse: int8 by less than 1 % of the weights in a block, bfloat16 by 0.2 % of each.
     ``partner_wait_s``: a partner that has not come to the end of the same step by then is left out;
     each trainer's own. ``round_s``, each trainer's own too: local steps by its speed
     (``StepsBySpeed``), so that partners come at the same time; their Δ count alike, whatever steps
@@ -97,7 +95,7 @@ class NoLoCo(InnerSteps):
         sync_every: int,
         peer: GossipSession,
         *,
-        outer_lr: float = 1.2,
+        outer_lr: float = 0.7,
         outer_momentum: float = 0.5,
         gossip: float = 0.7,
         group: int = 2,

@@ -1,4 +1,4 @@
-"""Keep banned peers outside, whatever they can show: the door of a daemon that knows bans."""
+"""Keep banned peers outside, whatever they can show: passes and bans, one after the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SHOWN_MAX = 20  # bans in `atoll status`; --json has more
 
 
 class AdmissionChain(OpenAdmission):
-    """Ask a guard and the bans beside it."""
+    """Ask the bans, and then whoever judges passes."""
 
     def __init__(self, admission: OpenAdmission, bans: BanList) -> None:
-        self.admission, self.keeper = admission, bans
+        self.admission, self.ban_list = admission, bans
         self.credential, self.role = admission.credential, admission.role
 
     def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
-        self.keeper.check(peer)
+        self.ban_list.check(peer)
         self.admission.admit(peer, theirs, called=called)
 
     def check_address(self, ip: str, others: Sequence[str]) -> None:
@@ -29,11 +29,11 @@ class AdmissionChain(OpenAdmission):
 
     def linked(self, peer: bytes) -> None:
         self.admission.linked(peer)
-        self.keeper.linked(peer)
+        self.ban_list.linked(peer)
 
     def unlinked(self, peer: bytes) -> None:
         self.admission.unlinked(peer)
-        self.keeper.unlinked(peer)
+        self.ban_list.unlinked(peer)
 
     def check_message(self, peer: bytes, message: object) -> bool:
         return self.admission.check_message(peer, message)
@@ -42,13 +42,13 @@ class AdmissionChain(OpenAdmission):
         self.admission.on_message(peer, message)
 
     def is_out(self, peer: bytes) -> bool:
-        return self.admission.is_out(peer) or self.keeper.is_out(peer)
+        return self.admission.is_out(peer) or self.ban_list.is_out(peer)
 
     def revoke(self, data: bytes) -> str:
         return self.admission.revoke(data)
 
     def status(self) -> dict[str, Any]:
-        return {**self.admission.status(), "banned": self.keeper.bans.rows()}
+        return {**self.admission.status(), "banned": self.ban_list.bans.rows()}
 
 
 def describe_bans(admission: dict[str, Any]) -> list[str]:

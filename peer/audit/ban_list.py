@@ -109,7 +109,7 @@ class BanList:
     # ------------------------------------------------------------ what others ask
 
     def check(self, peer: bytes) -> None:
-        """Raise BannedError if ``peer`` is out; for the door."""
+        """Raise BannedError if ``peer`` is out, for admission."""
         if peer in self.bans:
             ban = self.bans.of(peer)
             why = ban.finding.text if ban is not None else "the members have agreed on it"

@@ -32,16 +32,16 @@ from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.reconnect import Reconnector
 from atoll.peer.daemon.resuming import Inquiry
 from atoll.peer.daemon.startup import (
+    admission_of,
     audits_of,
     check_joined_later,
     checkpointer_of,
     first_contact,
-    guard_of,
     planner_of,
     prepare_process,
     say_who_is_missing,
     unless_ended,
-    vector_desk_of,
+    vector_service_of,
 )
 from atoll.peer.daemon.trainer_service import TrainerService
 from atoll.peer.links.messages import AboutLinks, StreamPlan
@@ -90,7 +90,7 @@ class Daemon:
         self._saving = asyncio.Lock()
         self._inc = home.next_incarnation(time.time_ns())
         self.address = ""
-        self.admission = guard_of(self)
+        self.admission = admission_of(self)
         self.host = ConnectionManager(
             peer_id=home.peer_id,
             tls=run_tls(home, options.secret),
@@ -98,7 +98,7 @@ class Daemon:
             daemon=self,
             ciphers=options.ciphers,
             congestion=options.congestion,
-            door=self.admission,
+            policy=self.admission,
             of_rounds=get_args(AuditMessage),
         )
         self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
@@ -115,14 +115,16 @@ class Daemon:
             me=home.peer_id, streams=self.executor.streams, daemon=self, probes=options.probes
         )
         self.planner = planner_of(self)
-        self.keeper = Reconnector(self.host, self.executor.streams, self.spawn, self._on_dial_error)
+        self.reconnector = Reconnector(
+            self.host, self.executor.streams, self.spawn, self._on_dial_error
+        )
         self.trainers = TrainerService(
             options.run, short(home.peer_id), self.node, self.executor, self.feed
         )
-        self.vectors = vector_desk_of(self)
+        self.vectors = vector_service_of(self)
         handlers = self.trainers.handlers() | self.vectors.handlers() | Commands(self).handlers()
-        self.door = IpcServer(home.socket_path, handlers, self.vectors.gone)
-        self.trainers.door, self.event_log.publish = self.door, self.door.publish
+        self.ipc_server = IpcServer(home.socket_path, handlers, self.vectors.gone)
+        self.trainers.ipc_server, self.event_log.publish = self.ipc_server, self.ipc_server.publish
         self._message_handlers = self._message_table()
         self._effect_handlers = self._effect_table()
         self._archive = options.role == ARCHIVE
@@ -144,13 +146,13 @@ class Daemon:
         try:
             prepare_process(self.note, self.options.verbose)
             await self._listen()
-            self.door.start()
+            self.ipc_server.start()
             self.spawn(self.executor.run())
             self.spawn(self.monitor.run())
             self.spawn(self.planner.run())
             await self._enter()
             if not self._end.done():
-                self.spawn(self.keeper.run(lambda: self.node.view, self.contacts, self._seeks))
+                self.spawn(self.reconnector.run(lambda: self.node.view, self.contacts, self._seeks))
                 on_ready()
             await self._end
         finally:
@@ -230,7 +232,7 @@ class Daemon:
         self.audits.close()
         self.executor.close()
         await self.host.close()
-        self.door.close()
+        self.ipc_server.close()
 
     # ------------------------------------------------------------ events in, effects out
 
@@ -278,7 +280,7 @@ class Daemon:
             return
         if self._archive and view is not None:
             # Not its bans: no votes come with a view that one is told of.
-            self.admission.keeper.installed(view.peers, ())
+            self.admission.ban_list.installed(view.peers, ())
             self.spawn(self._save_known(view))  # the peer of its invite may not live for ever
         if self.checkpointer is not None and view is not None:
             self.checkpointer.committed(event.round, view, state, self.executor.replica.log)
@@ -292,7 +294,7 @@ class Daemon:
         """Return what carries out each effect of the membership machine."""
         return self.executor.handlers() | {
             ev.Send: lambda e: self.host.send(e.peer, e.message),
-            ev.Connect: lambda e: self.keeper.dial(e.peer, e.address),
+            ev.Connect: lambda e: self.reconnector.dial(e.peer, e.address),
             ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
             ev.Renew: lambda e: self.spawn(self._renew()),
@@ -305,7 +307,7 @@ class Daemon:
         rows: tuple[tuple[object, Callable[[bytes, Any], None]], ...] = (
             (ms.MEMBERSHIP, self._on_membership),
             (AboutPasses, self.admission.on_message),
-            (AboutBans, self.admission.keeper.on_message),
+            (AboutBans, self.admission.ban_list.on_message),
             (AuditMessage, self.audits.on_message),
             (AboutLinks, self.monitor.on_message),
             (StreamPlan, self.planner.on_message),
@@ -337,7 +339,7 @@ class Daemon:
 
     def on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.executor.streams.know(peer, address)
-        self.keeper.answered(address, peer)
+        self.reconnector.answered(address, peer)
         self.admission.linked(peer)
         if self.inquiry is not None:
             self.inquiry.on_up(peer, address)
@@ -396,7 +398,7 @@ class Daemon:
         return self.node.follower.begins.values()
 
     def convict(self, evidence: Evidence) -> None:
-        self.admission.keeper.convict(evidence)
+        self.admission.ban_list.convict(evidence)
 
     def banned(self, peers: Collection[bytes]) -> None:
         self.audits.banned(peers)
@@ -429,7 +431,7 @@ class Daemon:
     def _on_installed(self, view: View) -> None:
         self.was_in = True
         self.event_log.installed(view)
-        self.admission.keeper.installed(view.peers, view.banned)
+        self.admission.ban_list.installed(view.peers, view.banned)
         self.executor.installed(view)
         for member in view.members:
             if member.peer != self.home.peer_id:
@@ -455,7 +457,7 @@ class Daemon:
 
     async def _probe(self, peer: bytes, address: str) -> None:
         out = self.admission.is_out(peer)  # its process may live, its membership does not
-        answer = "refused" if out else await self.keeper.probe(peer, address)
+        answer = "refused" if out else await self.reconnector.probe(peer, address)
         self.feed(ev.Probed(peer, answer))
 
     async def _renew(self) -> None:

@@ -10,7 +10,7 @@ import socket
 
 # Whoever connects gets descriptors with numbers below this share of the limit ...
 SHARE_FOR_CONNECTIONS = 0.8
-# ... and never these last: dials, files, and commands at the local door.
+# ... and never these last: dials, files, and commands at the local socket.
 KEPT_FOR_CONTROL = 32
 # Nor do dials get the very last: libzmq ends the process when it cannot accept a local connection.
 KEPT_FOR_LOCAL = 8

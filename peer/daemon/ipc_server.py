@@ -1,4 +1,4 @@
-"""Serve the daemon's local door: commands over zmq, memory and liveness over a unix socket.
+"""Serve the daemon's own machine: commands over zmq, memory and liveness over a unix socket.
 
 Each client has a zmq DEALER (commands and answers, small msgpack) and a *lifeline*, a unix stream
 connection with the same random id. The lifeline carries descriptors of shared memory, and its end

@@ -75,16 +75,16 @@ def audits_of(daemon: Daemon) -> AuditManager:
     return AuditManager(daemon.home.peer_id, HomeSigner(daemon.home), daemon)
 
 
-def guard_of(daemon: Daemon) -> AdmissionChain:
+def admission_of(daemon: Daemon) -> AdmissionChain:
     """Return the guard of a daemon: bans, and the authority's passes in a run that has one.
 
     Raises AdmissionError if the run has an authority and this peer's pass of it is no good.
     """
     ban_list = BanList(daemon.home.peer_id, daemon.home.path / "evidence", daemon)
-    return AdmissionChain(_authority_guard(daemon), ban_list)
+    return AdmissionChain(_passes_of(daemon), ban_list)
 
 
-def _authority_guard(daemon: Daemon) -> OpenAdmission:
+def _passes_of(daemon: Daemon) -> OpenAdmission:
     options = daemon.options
 
     def per_address() -> int | None:
@@ -130,7 +130,7 @@ def invite_of(daemon: Daemon) -> str:
     return str(Invite(*parse_address(address), options.run, fingerprint, options.secret))
 
 
-def vector_desk_of(daemon: Daemon) -> VectorService:
+def vector_service_of(daemon: Daemon) -> VectorService:
     return VectorService(
         node=daemon.node,
         trainers=daemon.trainers,
@@ -162,7 +162,7 @@ async def first_contact(daemon: Daemon, end: asyncio.Future[None]) -> None:
         raise ConnectError(
             f"no known address of run {daemon.options.run}", fix="join with an invite: atoll join"
         )
-    await unless_ended(daemon.keeper.reach_any(contacts, daemon.options.fingerprint), end)
+    await unless_ended(daemon.reconnector.reach_any(contacts, daemon.options.fingerprint), end)
 
 
 async def unless_ended(work: Awaitable[T], end: asyncio.Future[Any]) -> T | None:

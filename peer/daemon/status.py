@@ -209,8 +209,8 @@ def _round_waits(daemon: Daemon) -> str:
 def missing_founders(daemon: Daemon) -> str:
     """Say who is here, whom the others wait for, and how to go on without them."""
     text = daemon.node.bootstrap.describe()
-    missing = daemon.keeper.unanswered(daemon.contacts())
-    known = {address: daemon.keeper.why_not(address) for address in missing}
+    missing = daemon.reconnector.unanswered(daemon.contacts())
+    known = {address: daemon.reconnector.why_not(address) for address in missing}
     silent = [address for address, why in known.items() if not why]
     if silent:
         text += f"; no answer from {listed(silent)}"

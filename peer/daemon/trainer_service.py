@@ -62,7 +62,7 @@ class TrainerService:
         self._pids: dict[bytes, int] = {}
         self.trainer: AttachedTrainer | None = None
         self._new_loss: float | None = None  # that no line of the log has shown
-        self.door: IpcServer | None = None
+        self.ipc_server: IpcServer | None = None
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -87,7 +87,7 @@ class TrainerService:
     def tell(self, effect: ev.TellTrainer) -> None:
         """Answer the submission that waits, if the trainer that made it is still there."""
         trainer = self.trainer
-        if trainer is None or self.door is None:
+        if trainer is None or self.ipc_server is None:
             return
         call = trainer.awaiting.get(effect.fragment)
         if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
@@ -98,7 +98,7 @@ class TrainerService:
             head = self._executor.replica.log.head(effect.round)
             told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
             told["peers"] = list(map(short, head.contributors)) if head is not None else []
-        self.door.push(trainer.client, "outcome", told)
+        self.ipc_server.push(trainer.client, "outcome", told)
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
@@ -117,14 +117,14 @@ class TrainerService:
     # ------------------------------------------------------------ commands
 
     async def _hello(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self.door is not None
-        self.door.lifeline(client)  # which tells when to forget it
+        assert self.ipc_server is not None
+        self.ipc_server.lifeline(client)  # which tells when to forget it
         self._pids[client] = int(arguments["pid"])
         return {"run": self._run, "peer": self._name}
 
     async def _attach(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self.door is not None
-        self.door.lifeline(client)
+        assert self.ipc_server is not None
+        self.ipc_server.lifeline(client)
         trainer = self.trainer
         if trainer is not None and trainer.client != client:
             raise TrainerRefusedError(
@@ -142,7 +142,7 @@ class TrainerService:
             spec, manifest = await asyncio.to_thread(parse_blob, arguments["blob"])
             if self.trainer is not None:  # somebody else was faster meanwhile
                 return await self._attach(client, arguments)
-            self.door.lifeline(client)  # or it has ended meanwhile
+            self.ipc_server.lifeline(client)  # or it has ended meanwhile
             pid = self._pids.get(client, 0)
             trainer = AttachedTrainer(
                 client, spec, manifest, pid, arguments.get("frozen", FROZEN[0])
@@ -202,16 +202,16 @@ class TrainerService:
                 region.close()
         if trainer.region is None:
             raise SessionError("this trainer has ended meanwhile")
-        assert self.door is not None
-        send_region(self.door.lifeline(client), trainer.region, writable=True)
+        assert self.ipc_server is not None
+        send_region(self.ipc_server.lifeline(client), trainer.region, writable=True)
 
     async def _state(self, client: bytes, _: dict[str, Any]) -> None:
         self.known(client)
         state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
-        assert self.door is not None
-        send_region(self.door.lifeline(client), state.shared, writable=False)
+        assert self.ipc_server is not None
+        send_region(self.ipc_server.lifeline(client), state.shared, writable=False)
 
     async def _submit(self, client: bytes, arguments: dict[str, Any]) -> None:
         trainer = self.known(client)
@@ -277,8 +277,8 @@ class TrainerService:
         if trainer.exchange is not None:
             trainer.exchange.close()
         trainer.exchange = region
-        assert self.door is not None
-        send_region(self.door.lifeline(client), region, writable=True)
+        assert self.ipc_server is not None
+        send_region(self.ipc_server.lifeline(client), region, writable=True)
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
         self.known(client)

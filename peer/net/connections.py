@@ -57,7 +57,7 @@ class ConnectionManager:
 
     ``daemon`` hears what happens, in that loop and not after :meth:`close` has begun. ``ciphers``:
     of data streams, the preferred one first; none means that they go through TLS. ``congestion``:
-    see StreamOpener. ``door``: what it takes to get a control link, beside the run secret; this
+    see StreamOpener. ``policy``: what it takes to get a control link, beside the run secret; this
     side shows it too. ``of_rounds``: the messages whose bytes count as those of rounds.
     """
 
@@ -70,7 +70,7 @@ class ConnectionManager:
         daemon: ConnectionPort,
         ciphers: tuple[str, ...] = CIPHERS,
         congestion: str = AUTO,
-        door: AdmissionPolicy | None = None,
+        policy: AdmissionPolicy | None = None,
         of_rounds: tuple[type, ...] = (),
     ) -> None:
         self.peer_id = peer_id
@@ -78,7 +78,7 @@ class ConnectionManager:
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
-        self._door = door or AdmissionPolicy()
+        self._policy = policy or AdmissionPolicy()
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
@@ -261,7 +261,7 @@ class ConnectionManager:
                     check(mine, answer, address)
                     self._check_not_me(address, peer_id, mine.inc, answer.inc)
                     if kind == CONTROL:
-                        self._door.admit(peer_id, answer, called=True)
+                        self._policy.admit(peer_id, answer, called=True)
                 elif (
                     answer.code == IdentityInUseError.code and mine.inc < self._daemon.incarnation()
                 ):
@@ -305,8 +305,8 @@ class ConnectionManager:
             check(theirs, mine)  # in words for the dialler
             if theirs.kind == CONTROL and peer_id != self.peer_id:
                 others = [x.remote_ip for peer, x in self._links.items() if peer != peer_id]
-                self._door.check_address(channel.remote_ip, others)
-                self._door.admit(peer_id, theirs, called=False)
+                self._policy.check_address(channel.remote_ip, others)
+                self._policy.admit(peer_id, theirs, called=False)
         except ConnectError as error:
             return refusal_of(error)
         if theirs.kind == PROBE:
@@ -354,7 +354,7 @@ class ConnectionManager:
             self._daemon.advertised(),
             self._streams.ciphers,
         )
-        shown = self._door.credential, self._door.role, VERSION
+        shown = self._policy.credential, self._policy.role, VERSION
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(

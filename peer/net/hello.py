@@ -111,7 +111,7 @@ class Refused:
 
 
 class AdmissionPolicy:
-    """Check what a peer must show besides the run secret. This door asks for nothing."""
+    """Check what a peer must show besides the run secret. This policy asks for nothing."""
 
     credential = b""
     role = ""

@@ -186,7 +186,7 @@ CASES: dict[str, Case] = {
     "co2": Case(_rounds(CO2, outer_momentum=0.5, clip=0.25, codec="float32")),
     "sparse_loco_senders": Case(_rounds(SparseLoCo)),
     "sparse_loco_all": Case(_rounds(SparseLoCo, aggregate="all")),
-    "noloco": Case(_rounds(NoLoCo, outer_lr=0.7)),
+    "noloco": Case(_rounds(NoLoCo)),
     "demo": Case(
         lambda model, inner, session: DeMo(model, session, lr=2**-6, decay=0.9, topk=8), rows=3
     ),

@@ -60,7 +60,7 @@ METHODS: dict[str, Make] = {
     "streaming_diloco": _rounds(StreamingDiLoCo, blocks_per_fragment=2),
     "sparse_loco": _rounds(SparseLoCo),
     "async_diloco": _rounds(AsyncDiLoCo, outer_delay=2),
-    "noloco": _rounds(NoLoCo, outer_lr=0.7),
+    "noloco": _rounds(NoLoCo),
     "gradient_average": lambda model, inner, session, codec: GradientAverage(
         model, inner, session, codec=codec
     ),

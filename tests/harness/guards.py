@@ -64,7 +64,7 @@ class Site:
                 note=lambda kind, text: self.notes.append((kind, text)),
                 on_conflict=lambda inc: None,
             ),
-            door=self.admission,
+            policy=self.admission,
         )
 
     def _admission(self, shown: Credential, role: str, founds: bool) -> AuthorityAdmission:

@@ -36,7 +36,7 @@ def flat(net: nn.Module) -> torch.Tensor:
 def train(session: Any, steps: int = STEPS * H, **options: Any) -> torch.Tensor:
     """The parameters of this replica, φ."""
     net, inner = fresh(session.number)
-    with NoLoCo(net, inner, H, session, **{"codec": "float32", "outer_lr": 0.7} | options) as outer:
+    with NoLoCo(net, inner, H, session, **{"codec": "float32"} | options) as outer:
         session.barrier()  # all have begun
         for step in range(steps):
             local_step(net, inner, session.number, step)

@@ -1,4 +1,4 @@
-"""What `pip install` makes of a clone that has no symbolic links (`core.symlinks=false`)."""
+"""Install a clone that has no symbolic links (`core.symlinks=false`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What owners compute of whole vectors in an audited attempt, as robust_parts.py does it."""
+"""Compute what owners need of whole vectors in an audited attempt, as robust_parts.py does."""
 
 from __future__ import annotations
 

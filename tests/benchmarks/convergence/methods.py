@@ -336,14 +336,14 @@ _ENTRIES = (
     ),
     Entry(
         name="noloco",
-        label="NoLoCo bfloat16, outer rate 0.7",
+        label="NoLoCo bfloat16",
         make=noloco(0.7),
         bars=(LossBar(2.0, "diloco"),),
         limits="the mean of the replicas' losses",
     ),
     Entry(
         name="noloco-outer1.2",
-        label="NoLoCo bfloat16, outer rate 1.2, the default",
+        label="NoLoCo bfloat16, outer rate 1.2",
         make=noloco(1.2),
         tuned_as="noloco",
         one_line=True,

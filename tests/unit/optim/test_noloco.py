@@ -115,7 +115,7 @@ def test_6_the_mean_of_all_does_not_depend_on_gossip_nor_on_the_codec() -> None:
     def run(gossip: float, codec: str) -> torch.Tensor:
         def one(session: SwarmSession) -> torch.Tensor:
             net, inner = fresh(session.number)
-            with NoLoCo(net, inner, 1, session, gossip=gossip, outer_lr=BETA, codec=codec) as outer:
+            with NoLoCo(net, inner, 1, session, gossip=gossip, codec=codec) as outer:
                 state = outer.state_dict()
                 state["phi"] += 0.3 * torch.randn(state["phi"].shape)  # replicas that differ
                 outer.load_state_dict(state)
@@ -139,7 +139,7 @@ def test_coarse_codecs_keep_replicas_apart_by_no_more_than_their_steps(codec: st
 
     def one(session: SwarmSession) -> torch.Tensor:
         net, inner = fresh(session.number)
-        with NoLoCo(net, inner, 1, session, outer_lr=BETA, codec=codec) as outer:
+        with NoLoCo(net, inner, 1, session, codec=codec) as outer:
             state = outer.state_dict()
             state["phi"] += 0.1 * torch.randn(state["phi"].shape)
             outer.load_state_dict(state)
@@ -162,7 +162,7 @@ def test_replicas_learn_and_stay_near_each_other_with_int8() -> None:
             with torch.no_grad():
                 return float((net(x) - x[:, :2].sin()).square().mean())
 
-        with NoLoCo(net, inner, 5, session, outer_lr=BETA, codec="int8") as outer:
+        with NoLoCo(net, inner, 5, session, codec="int8") as outer:
             before = loss()
             for step in range(200):
                 local_step(net, inner, session.number, step)
@@ -181,7 +181,7 @@ def test_replicas_learn_and_stay_near_each_other_with_int8() -> None:
 def test_the_consensus_is_the_mean_and_the_model_gets_its_own_back() -> None:
     def one(session: SwarmSession) -> dict[str, Any]:
         net, inner = fresh(session.number)
-        with NoLoCo(net, inner, H, session, outer_lr=BETA, codec="float32") as outer:
+        with NoLoCo(net, inner, H, session, codec="float32") as outer:
             for step in range(2 * H + 1):
                 local_step(net, inner, session.number, step)
             session.barrier()  # who was alone in a step is ahead

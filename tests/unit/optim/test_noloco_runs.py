@@ -21,7 +21,7 @@ def test_who_has_ended_is_missed_by_its_partners() -> None:
 
     def one(session: SwarmSession) -> dict[str, float]:
         net, inner = fresh(session.number)
-        with NoLoCo(net, inner, H, session, outer_lr=0.7, codec="float32") as outer:
+        with NoLoCo(net, inner, H, session, codec="float32") as outer:
             session.barrier()
             for step in range((2 if session.number == 1 else 12) * H):
                 local_step(net, inner, session.number, step)
@@ -44,7 +44,7 @@ def test_a_newcomer_takes_over_the_newest_parameters_and_the_number() -> None:
         if session.number == 2:
             for _ in range(40):
                 session.newest("worker-0", "phi")  # lets the others go on
-        with NoLoCo(net, inner, H, session, outer_lr=0.7, codec="float32") as outer:
+        with NoLoCo(net, inner, H, session, codec="float32") as outer:
             if session.number == 2:
                 seen.append(flat(net))
             begun = outer.metrics()["outer_step"]
@@ -96,7 +96,7 @@ def test_who_is_behind_goes_on_from_its_partners_number_or_begins_anew() -> None
 def test_a_state_is_saved_and_restored() -> None:
     def half(session: SwarmSession) -> tuple[dict[str, Any], dict[str, Any]]:
         net, inner = fresh(session.number)
-        with NoLoCo(net, inner, H, session, outer_lr=0.7, codec="float32") as outer:
+        with NoLoCo(net, inner, H, session, codec="float32") as outer:
             for step in range(2 * H):
                 local_step(net, inner, session.number, step)
             return outer.state_dict(), inner.state_dict()
@@ -106,7 +106,7 @@ def test_a_state_is_saved_and_restored() -> None:
     def rest(session: SwarmSession) -> torch.Tensor:
         net, inner = fresh(session.number)
         state, inner_state = saved[session.number]
-        with NoLoCo(net, inner, H, session, outer_lr=0.7, codec="float32") as outer:
+        with NoLoCo(net, inner, H, session, codec="float32") as outer:
             with pytest.raises(ConfigError, match="not the state"):
                 outer.load_state_dict({**state, "phi": state["phi"][1:]})
             outer.load_state_dict(state)

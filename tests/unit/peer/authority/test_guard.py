@@ -85,7 +85,7 @@ def test_others_are_refused_and_told_why(
             a.ledger.record(tokened("b", token("t"), "t"))
             before = a.knows()
             mallory = made.make("m", without=True)
-            mallory.host._door = Shows(shown, role)
+            mallory.host._policy = Shows(shown, role)
             with pytest.raises(error, match="refused: ") as caught:
                 await mallory.host.dial(a.address)
             assert caught.value.fix
@@ -102,7 +102,7 @@ def test_who_is_called_has_to_show_a_pass_too(tmp_path: Path, shown: bytes) -> N
         async with sites(tmp_path) as made:
             b, mallory = made.make("b"), made.make("m", without=True)
             b.outside = True
-            mallory.host._door = Shows(shown, REPLICA)
+            mallory.host._policy = Shows(shown, REPLICA)
             with pytest.raises((PassMissingError, PassForgedError)):
                 await b.host.dial(await mallory.listen())
             assert b.host.link_peers() == ()

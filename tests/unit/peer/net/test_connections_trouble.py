@@ -146,7 +146,7 @@ def test_a_message_that_meets_our_defect_costs_its_link_and_is_logged(
         assert line.startswith("DEFECT, please report it: a TroubleNote of ")
         assert f" raised {name}: " in line
         assert line.endswith(" handle)")
-        assert "test_links_trouble.py:" in line
+        assert "test_connections_trouble.py:" in line
         assert "/" not in line.replace(str(defect), "")
         assert "\n" not in line
         await c.until(lambda: c.downs)
