@@ -1,4 +1,4 @@
-"""What is of TLS alone in a data stream; the rest is in test_datastream.py."""
+"""What is of TLS alone in a data stream; the rest is in test_stream.py."""
 
 from __future__ import annotations
 
