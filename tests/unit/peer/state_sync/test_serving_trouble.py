@@ -58,7 +58,7 @@ def test_streams_come_and_go_while_a_donor_counts() -> None:
     eligibility.start()
     try:
         for number in range(4000):
-            with streams._eligibility:  # as Streams._dial
+            with streams._count_lock:  # as Streams._dial
                 peer = number.to_bytes(4, "big")
                 streams._outgoing[StripeId(peer, 0)] = stream  # type: ignore[assignment]
             if number >= 8:
