@@ -16,7 +16,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map \
+.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits replay shrink \
         traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust clean
@@ -41,6 +41,8 @@ help:
 	@echo "             goes on where it was stopped; make bench-convergence-quick: under five minutes"
 	@echo "make bench-robust   what attacks cost a run with each robust rule; an hour, and it goes on;"
 	@echo "             ARGS=--quick: a few of them, about two minutes"
+	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
+	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
@@ -173,7 +175,15 @@ scenarios-rewrite: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.scenario
 
 map: $(STAMP)
-	PYTHONPATH=tests $(BIN)/python -m harness.house_map
+	@PYTHONPATH=tests $(BIN)/python -m harness.house_map
+
+limits: $(STAMP)
+	@PYTHONPATH=tests $(BIN)/python -m harness.house_map --limits
+
+# The shape of the code in figures, and what one round runs through in two daemons and two trainers.
+figures: $(STAMP)
+	@$(BIN)/python tests/harness/house_figures.py
+	@$(BIN)/python tests/harness/round_trace.py
 
 # All golden files but traces.txt; ARGS="wire.txt help.txt" some of them.
 golden-rewrite: $(STAMP)
