@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.rooms import MODULES, ROOT
 
 LIMIT = re.compile(r"^([A-Z][A-Z0-9_]+)\b[^=]*= ([^#]+?)  # (.+)$")
-UNITS = re.compile(r"(_MAX|_MIN|_S|_BYTES|_BYTES_PER_S|_CHARS|_ROUNDS|_BITS|_LIMIT|_AT_ONCE|_FREE)$")
+UNITS = re.compile(r"_(MAX|MIN|S|BYTES|BYTES_PER_S|CHARS|ROUNDS|BITS|LIMIT|AT_ONCE|FREE)$")
 
 
 def summary(path: Path) -> str:

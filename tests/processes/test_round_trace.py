@@ -1,4 +1,4 @@
-"""What one committed round costs a trainer in waits, and that its path can be traced at all.
+"""What one committed round costs a trainer in waits, and that its path can be traced.
 
 How many functions it runs through is reported (`make figures`), and bound by no test.
 """
