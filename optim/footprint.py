@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.collectives.codecs import RULES, get_codec
 from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, fragment_ranges
+from atoll.optim.run_spec import RunSpec, fragment_ranges
 
 # Each daemon keeps the last rounds (peer/rounds/log.py) for who missed some and for joiners.
 # 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.spec import ROUND_DEADLINE_S_MAX
+from atoll.optim.run_spec import ROUND_DEADLINE_S_MAX
 from atoll.optim.trainer import say
 
 # Rounds whose speeds are remembered: an evaluation or a pause in one or two of them is passed over.

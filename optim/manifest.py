@@ -47,7 +47,7 @@ PADDING = "~padding."  # no attribute of a module is called so; it sorts behind 
 OUTLINE = "~method."
 DIFFERENCES_MAX = 20  # lines that still fit on one screen
 # Lines for tensors that are not trained: Llama 3.1 405B has 1,138. With names and digests they pack
-# to some 80 KB of a blob (optim/spec.py) of 512 KiB. With more, a line stands for a whole module.
+# to some 80 KB of a blob (run_spec.py) of 512 KiB. With more, a line stands for a whole module.
 FROZEN_LINES_MAX = 4096
 FROZEN_OUTLINE_CHARACTERS_MAX = 256  # 16 dimensions of 2**40 elements
 FROZEN_DIGEST = re.compile(r"([0-9a-f]{16})?")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from atoll.collectives.units import memory
 from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import LeadingRank
-from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
 # For each parameter, shared by the ranks of a trainer: their submission, and θ (ranks.py).

@@ -17,9 +17,9 @@ import math
 import numpy as np
 
 from atoll.collectives.codecs import F32
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.side_channel import SideChannel
-from atoll.optim.spec import RunSpec
 
 NAME = "clock"
 ELEMENTS = 4  # rounds and steps, each in two parts that float32 holds exactly

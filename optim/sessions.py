@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import FROZEN, RunSpec
+from atoll.optim.run_spec import FROZEN, RunSpec
 from atoll.peer.client.session import Outcome
 from atoll.peer.client.session_ops import Reduced
 from atoll.peer.client.session_validation import Validation

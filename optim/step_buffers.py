@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim.buffers import PIECES, join, split
-from atoll.optim.exchange import Exchanged
+from atoll.optim.every_step.exchange import Exchanged
 from atoll.optim.model_buffers import ModelBuffers
 
 INTEGERS_MAX = 4096  # 32 KiB of what a trainer gathers at a step; BatchNorm has one for each layer

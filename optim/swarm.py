@@ -30,7 +30,7 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, SessionError
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import FROZEN, RunSpec, check_collectives, check_same
+from atoll.optim.run_spec import FROZEN, RunSpec, check_collectives, check_same
 from atoll.optim.swarm_calls import FoldCall, GatherCall, StepCall, SwarmCall, answer
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors

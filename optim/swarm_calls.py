@@ -14,7 +14,7 @@ from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import CollectiveMismatchError, ConfigError
 from atoll.collectives.reference import reduce_together
-from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
+from atoll.optim.run_spec import BLOB_BYTES_MAX, LENGTH_BYTES
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
 

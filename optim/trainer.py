@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import Attachable
-from atoll.optim.spec import RunSpec
 
 _speaks = True
 

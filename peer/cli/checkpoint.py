@@ -106,7 +106,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 
 def _describe(checkpoint: Checkpoint) -> str:
-    from atoll.optim.spec import parse_blob
+    from atoll.optim.run_spec import parse_blob
     from atoll.peer.membership.view import short
 
     manifest = checkpoint.manifest

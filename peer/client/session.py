@@ -36,7 +36,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import FROZEN, RunSpec, blob
+from atoll.optim.run_spec import FROZEN, RunSpec, blob
 from atoll.peer.client.ipc_client import (
     COMMAND_TIMEOUT_S,
     PROGRESS_S,

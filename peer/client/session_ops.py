@@ -35,7 +35,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import BLOB_BYTES_MAX, COLLECTIVES, FROZEN, RunSpec
+from atoll.optim.run_spec import BLOB_BYTES_MAX, COLLECTIVES, FROZEN, RunSpec
 from atoll.peer.client.flat_vectors import Vector, vector_of
 from atoll.peer.client.ipc_client import PROGRESS_S, IpcClient, say
 from atoll.peer.membership.operations import BARRIER, OBJECT_BYTES_MAX, OPS

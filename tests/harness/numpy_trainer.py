@@ -20,9 +20,9 @@ import atoll
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
-SPARSE_LOCO = RunSpec(  # as optim/sparse_loco.py has it
+SPARSE_LOCO = RunSpec(  # as optim/methods/sparse_loco.py has it
     method="sparse_loco",
     sync_every=1,
     outer="sgd",
@@ -32,7 +32,7 @@ SPARSE_LOCO = RunSpec(  # as optim/sparse_loco.py has it
     aggregate="senders",
     error_feedback=0.95,
 )
-ASYNC_DILOCO = RunSpec(  # as optim/async_diloco.py has it
+ASYNC_DILOCO = RunSpec(  # as optim/methods/async_diloco.py has it
     method="async_diloco",
     sync_every=1,
     outer_lr=0.5,

@@ -16,7 +16,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.flat_vectors import vector_of
 from atoll.peer.client.session import Outcome
 from atoll.peer.client.session_ops import Reduced

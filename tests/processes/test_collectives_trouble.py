@@ -21,7 +21,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim import DiLoCo
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.session import Session
 
 LARGE = 8_000_000  # takes long enough to be caught in the middle

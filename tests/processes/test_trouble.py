@@ -18,7 +18,7 @@ from harness.processes import TRAINER, Process, fleet, until
 import atoll
 from atoll.collectives.errors import NoQuorumError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE
 from atoll.peer.net.identity import socket_path
 

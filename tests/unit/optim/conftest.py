@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
-from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
-from atoll.optim.outer import outer_step
-from atoll.optim.spec import RunSpec, check_same
+from atoll.optim.outer_step import outer_step
+from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.run_spec import RunSpec, check_same
 from atoll.peer.client.session import Outcome
 from atoll.peer.client.session_vectors import Members
 

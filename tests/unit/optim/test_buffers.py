@@ -23,7 +23,7 @@ from atoll.optim import (
     StreamingDiLoCo,
     Swarm,
 )
-from atoll.optim.gossip import groups
+from atoll.optim.methods.gossip import groups
 from atoll.optim.shared_buffers import STALE_ROUNDS
 from atoll.optim.swarm import SwarmSession
 

@@ -12,9 +12,9 @@ from harness.troubled_swarm import TroubledSession, TroubledSwarm
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError, StateError
 from atoll.optim import Swarm
-from atoll.optim.every_step import EveryStep
-from atoll.optim.exchange import PART_BYTES_MAX
-from atoll.optim.spec import RunSpec
+from atoll.optim.every_step.every_step import EveryStep
+from atoll.optim.every_step.exchange import PART_BYTES_MAX
+from atoll.optim.run_spec import RunSpec
 
 
 class Summing(EveryStep):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs import F32, U8, Decoder
 from atoll.collectives.native import KERNELS, Rule
 from atoll.optim.rates import outer_rate
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
 Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32[n] each

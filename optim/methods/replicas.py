@@ -13,9 +13,9 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import RoundTimeoutError
 from atoll.collectives.units import duration
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import GossipSession
 from atoll.optim.side_channel import OF_PARTNERS
-from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
 PHI = "phi"  # as which every trainer publishes its own, under the number of its outer step

@@ -26,10 +26,10 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner
 from atoll.optim.local_steps import LocalSteps
-from atoll.optim.method import Method
+from atoll.optim.methods.round_method import Method
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
-from atoll.optim.spec import RunSpec
 
 # (how far θ has moved since the anchor, how far the trainer has from it) -> L, 1 or more
 Penalty: TypeAlias = Callable[[float, float], float]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)

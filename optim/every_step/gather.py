@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from atoll.collectives.errors import CollectiveMissedError, RemoteProtocolError
-from atoll.optim.exchange import PART_BYTES_MAX
+from atoll.optim.every_step.exchange import PART_BYTES_MAX
+from atoll.optim.run_spec import BLOB_BYTES_MAX, LENGTH_BYTES
 from atoll.optim.sessions import OperationsSession
-from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 
 NEW, COUNTS = 1, 2  # flags: from a newcomer; from a trainer that has something to give
 MORE, LATER = 4, 8  # flags of one of several pieces: it is not the last; it is not the first

@@ -19,7 +19,7 @@ import math
 import torch
 from torch import Tensor
 
-from atoll.optim.tiles import Tiling
+from atoll.optim.every_step.tiles import Tiling
 
 MATRIX_BITS = 22
 COEFFICIENT_BITS = 23

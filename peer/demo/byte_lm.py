@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.collectives.errors import DataError
-from atoll.optim.text import Text
+from atoll.peer.demo.text import Text
 
 VOCABULARY = 256
 HELDOUT_WINDOWS = 64  # 4 to 8 KiB of text: a standard error of about 0.03 nats, in 0.1 s

@@ -18,8 +18,8 @@ import numpy as np
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.optim.manifest import Manifest
-from atoll.optim.outer import outer_step
-from atoll.optim.spec import RunSpec
+from atoll.optim.outer_step import outer_step
+from atoll.optim.run_spec import RunSpec
 
 
 class EagerUpdates:

@@ -27,15 +27,15 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.units import duration
-from atoll.optim.eager import EagerUpdates
 from atoll.optim.inner_steps import Inner
-from atoll.optim.layers import BLOCKS_PER_FRAGMENT, Pattern, fragmented
-from atoll.optim.method import Method
+from atoll.optim.methods.eager import EagerUpdates
+from atoll.optim.methods.fragment_patterns import BLOCKS_PER_FRAGMENT, Pattern, fragmented
+from atoll.optim.methods.round_method import Method
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.muon import outer_momentum_of
 from atoll.optim.rates import OuterRate, factor_of
+from atoll.optim.run_spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.sessions import TrainerSession
-from atoll.optim.spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.trainer import say
 from atoll.peer.client.session import Outcome
 
@@ -48,8 +48,8 @@ class StreamingDiLoCo(Method):
 
     ``Method`` says what the arguments and calls of all methods mean.
 
-    ``fragments``: which blocks make up a fragment (optim/layers.py), ``blocks_per_fragment`` of
-    them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
+    ``fragments``: which blocks make up a fragment (fragment_patterns.py), ``blocks_per_fragment``
+    of them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
     merged; None: as many as it takes not to wait, at most 10, found while training (in a ``Swarm``,
     where nothing takes time, none: give a number there to see what a delay does). ``local``: how
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from torch import nn
 
-from atoll.optim.diloco import SynchronousMethod
 from atoll.optim.inner_steps import Inner
+from atoll.optim.methods.diloco import SynchronousMethod
 from atoll.optim.replay.recorder import Replay
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
-from atoll.optim.spec import RunSpec
 
 
 class SparseLoCo(SynchronousMethod):

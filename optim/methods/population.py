@@ -27,16 +27,16 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
-from atoll.optim.gather_tags import gather_for
+from atoll.optim.every_step.gather import gather_for
+from atoll.optim.every_step.snapshot import Snapshot
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.memory import say_of_copies
+from atoll.optim.methods.selection import Bounds, PopulationMember, exploited, explored
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.selection import Bounds, PopulationMember, exploited, explored
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
-from atoll.optim.snapshot import Snapshot
-from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
 STATE_VERSION = 2

@@ -26,15 +26,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
-from atoll.optim.amp import GradScaling, Scale
-from atoll.optim.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
-from atoll.optim.every_step import CHECK_EVERY
-from atoll.optim.every_step_gather import EveryStepGather
-from atoll.optim.exchange import check_part
-from atoll.optim.model_vector import trainable
-from atoll.optim.sessions import OperationsSession
-from atoll.optim.spec import RunSpec
-from atoll.optim.tiles import (
+from atoll.optim.every_step.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
+from atoll.optim.every_step.every_step import CHECK_EVERY
+from atoll.optim.every_step.every_step_gather import EveryStepGather
+from atoll.optim.every_step.exchange import check_part
+from atoll.optim.every_step.grad_scaling import GradScaling, Scale
+from atoll.optim.every_step.tiles import (
     TILE_MAX,
     VALUES,
     Chosen,
@@ -43,6 +40,9 @@ from atoll.optim.tiles import (
     part_bytes,
     unpack_part,
 )
+from atoll.optim.model_vector import trainable
+from atoll.optim.run_spec import RunSpec
+from atoll.optim.sessions import OperationsSession
 from atoll.optim.trainer import say
 
 MOMENTUM = "momentum"  # in the optimizer's state of a parameter

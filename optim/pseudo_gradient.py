@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest, pseudo_gradient
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
 
 def delta_source(

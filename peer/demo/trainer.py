@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from atoll.collectives.errors import AtollError
-from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
-from atoll.optim.diloco import DiLoCo
-from atoll.optim.text import load_text
+from atoll.optim.methods.diloco import DiLoCo
 from atoll.peer.client.session import connect
+from atoll.peer.demo.byte_lm import ByteTransformer, TextBatches, heldout_loss
+from atoll.peer.demo.text import load_text
 
 FIRST_ROUND = 1  # of every run: it only hands out the initial parameters
 BATCH = 12  # a round of 40 steps then takes 2 s when three trainers share two cores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.optim.every_step import EveryStep
+from atoll.optim.every_step.every_step import EveryStep
 
 
 class EveryStepGather(EveryStep):

@@ -32,16 +32,22 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
-from atoll.optim.gossip import GossipState, always_stable, check_stable, group_of, local_change
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.local_steps import LocalSteps
 from atoll.optim.memory import say_of_replicas
+from atoll.optim.methods.gossip import (
+    GossipState,
+    always_stable,
+    check_stable,
+    group_of,
+    local_change,
+)
+from atoll.optim.methods.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.replicas import FOUNDER_BYTES, PHI, Replicas
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import GossipSession, VectorAsked
 from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.side_channel import OF_PARTNERS, check_alone
-from atoll.optim.spec import RunSpec
 
 METHOD = "noloco"
 DELTA = "delta"

@@ -20,12 +20,12 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.every_step import CHECK_EVERY, AgainError
-from atoll.optim.every_step_gather import EveryStepGather
-from atoll.optim.scalar_log import CHAIN_BYTES, Record, ScalarLog
+from atoll.optim.every_step.every_step import CHECK_EVERY, AgainError
+from atoll.optim.every_step.every_step_gather import EveryStepGather
+from atoll.optim.every_step.scalar_log import CHAIN_BYTES, Record, ScalarLog
+from atoll.optim.every_step.state_claim import StateClaim
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
-from atoll.optim.spec import RunSpec
-from atoll.optim.state_claim import StateClaim
 
 STATE_VERSION = 1
 # What is replayed must also be carried: 256 KiB are five calls, and 2,400 steps of three peers

@@ -12,15 +12,15 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.optim.amp import GradScaling, Scale
 from atoll.optim.compressors import Compressor, Dense
-from atoll.optim.every_step import CHECK_EVERY, EveryStep
-from atoll.optim.exchange import Exchange
+from atoll.optim.every_step.every_step import CHECK_EVERY, EveryStep
+from atoll.optim.every_step.exchange import Exchange
+from atoll.optim.every_step.grad_scaling import GradScaling, Scale
 from atoll.optim.inner_steps import Inner, inners_of
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
-from atoll.optim.spec import RunSpec
 
 
 class GradientAverage(EveryStep):

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
-from atoll.optim.diloco import SynchronousMethod
 from atoll.optim.inner_steps import Inner
+from atoll.optim.methods.diloco import SynchronousMethod
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
-from atoll.optim.spec import RunSpec
 
 
 class AsyncDiLoCo(SynchronousMethod):

@@ -25,15 +25,15 @@ from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner
 from atoll.optim.local_steps import LocalSteps
 from atoll.optim.memory import say_of_replay
-from atoll.optim.method import Method
+from atoll.optim.methods.round_method import Method
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.muon import outer_momentum_of
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.state import TrainingState
 from atoll.optim.replay.validating import Validator
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
-from atoll.optim.spec import RunSpec
 from atoll.peer.client.session import Outcome
 
 

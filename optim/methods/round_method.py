@@ -20,10 +20,10 @@ from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.memory import say_of_rounds
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.run_clock import RunClock
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
 from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.side_channel import check_ranks, every_rank, whole
-from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 from atoll.peer.client.session import Outcome
 

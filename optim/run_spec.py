@@ -36,7 +36,7 @@ METHODS = STEPPED + CARRIED
 ASYNCHRONOUS = ("async_diloco",)
 # Methods of which a round's local steps can be taken again by others (optim/replay/).
 REPLAYED = ("diloco", "local_sgd")
-OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer.py
+OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer_step.py
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
 # them (collectives/codecs/gathered.py); anything else is a robust rule (collectives/robust/).
 MEAN = "mean"
@@ -48,7 +48,7 @@ SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
 OUTER_DELAY_MAX = 1024  # about as many arrivals as there are peers, and a run has as many at most
-GOSSIP_MAX = 4.0  # nothing above is stable: optim/gossip.py
+GOSSIP_MAX = 4.0  # nothing above is stable: optim/methods/gossip.py
 GROUP_MAX = 32  # each fetches from all others of its group; for more there are reductions
 ROUND_DEADLINE_S_MAX = 7 * 24 * 3600.0  # a week: beyond it a wait is a hang
 ROUNDS_IN_FLIGHT_MAX = 4  # hides a reduction of three times the time between two rounds
@@ -95,7 +95,7 @@ class RunSpec:
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
     check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
     buffers: str = ""  # those of the model that trainers share beside rounds (shared_buffers.py)
-    gossip: float = 0.0  # how much trainers that exchange in groups draw together (optim/gossip.py)
+    gossip: float = 0.0  # how much trainers that exchange in groups draw together (gossip.py)
     group: int = 1  # ... and of how many
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
     validators: int = 0  # peers in each audited round that take local steps of others again ...

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
-from atoll.optim.every_step import CHECK_EVERY
-from atoll.optim.every_step_log import LOG_BYTES_DEFAULT, EveryStepLog
-from atoll.optim.philox import Stream, sign_bits, signed
-from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Record, ScalarPart, to_byte
+from atoll.optim.every_step.every_step import CHECK_EVERY
+from atoll.optim.every_step.every_step_log import LOG_BYTES_DEFAULT, EveryStepLog
+from atoll.optim.every_step.philox import Stream, sign_bits, signed
+from atoll.optim.every_step.scalar_log import SAMPLES_MAX, SCALARS, Record, ScalarPart, to_byte
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
-from atoll.optim.spec import RunSpec
 from atoll.optim.trainer import say
 
 PIECE_ELEMENTS = 1 << 20  # signs that are made at a time, in about 16 MiB

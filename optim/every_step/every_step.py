@@ -19,7 +19,7 @@ compared, and whoever differs from most is a newcomer again.
 
 No call is taken for another one: vectors of states have an odd length, and half the length of those
 of exchanges says which call of a step it is; what is gathered says what it is for
-(gather_tags.py). A trainer that has missed rounds on the other side of a network that was cut, and
+(gather.py). A trainer that has missed rounds on the other side of a network that was cut, and
 does not know it, finds it by their numbers.
 """
 
@@ -45,16 +45,24 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     StateError,
 )
-from atoll.optim.exchange import Exchange, ExchangeAttempt, Exchanged, Given, check_part
-from atoll.optim.gather_tags import COUNTS, LATER, MORE, NEW, GatheredPart, Pieces, gather_parts
+from atoll.optim.every_step.exchange import Exchange, ExchangeAttempt, Exchanged, Given, check_part
+from atoll.optim.every_step.gather import (
+    COUNTS,
+    LATER,
+    MORE,
+    NEW,
+    GatheredPart,
+    Pieces,
+    gather_parts,
+)
+from atoll.optim.every_step.snapshot import Snapshot
+from atoll.optim.every_step.state_claim import StateClaim
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.memory import say_of_steps
 from atoll.optim.model_vector import ModelVector
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
-from atoll.optim.snapshot import Snapshot
-from atoll.optim.spec import RunSpec
-from atoll.optim.state_claim import StateClaim
 from atoll.optim.step_buffers import StepBuffers
 from atoll.optim.trainer import Trainer, say
 
