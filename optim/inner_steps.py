@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.side_channel import every_rank
 from atoll.optim.trainer import Trainer
 

@@ -28,7 +28,7 @@ from atoll.collectives.errors import AtollError, ConfigError, SessionError
 from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import FROZEN, RunSpec
 from atoll.optim.sessions import GossipSession, TrainerSession
-from atoll.optim.trainer import speak
+from atoll.peer.client.console import speak
 from atoll.peer.client.session import CONNECT_TIMEOUT_S, Outcome, Session, connect
 from atoll.peer.client.shared_memory import Region, map_floats
 

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX, check_codec
 from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
@@ -23,8 +24,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.collectives.robust import RobustRule, get_rule
-from atoll.optim.fragments import FRAGMENTS_MAX
-from atoll.optim.manifest import Manifest
+from atoll.optim.manifest import FRAGMENTS_MAX, Manifest
 
 # The method of a run that its trainers use for collectives alone; nothing is ever stepped.
 COLLECTIVES = "collectives"
@@ -80,7 +80,7 @@ class RunSpec:
     schedule: str = ""
     outer: str = "nesterov"
     outer_lr: float = 0.7
-    # Whether outer_lr is a factor of the rate that belongs to the peers of a round (rates.py).
+    # Whether outer_lr is a factor of the rate that belongs to the peers of a round (outer_step.py).
     outer_lr_by_peers: bool = False
     outer_momentum: float = 0.9
     outer_clip: float = 0.0  # bounds every element of the momentum, if it is positive
@@ -94,7 +94,7 @@ class RunSpec:
     audit: bool = False  # whether what owners of shards make of the parts is verified, and by all
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
     check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
-    buffers: str = ""  # those of the model that trainers share beside rounds (shared_buffers.py)
+    buffers: str = ""  # those of the model that trainers share beside rounds (buffer_sync.py)
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (gossip.py)
     group: int = 1  # ... and of how many
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
@@ -411,3 +411,16 @@ def check_collectives(spec: RunSpec) -> None:
             f"in a run of {spec.method} nobody waits for the others, and collectives would",
             fix="call collectives in a run of another method",
         )
+
+
+def settings_text(wire: str, settings: Any) -> str:
+    """Return ``wire(field=value, ...)`` of a dataclass.
+
+    Peers compare it in the specification, so it must not follow the name of the class. Fields with
+    ``repr=False`` are left out.
+    """
+    values = (
+        (field.name, getattr(settings, field.name)) for field in fields(settings) if field.repr
+    )
+    shown = (f"{name}={value if hasattr(value, 'wire') else repr(value)}" for name, value in values)
+    return f"{wire}({', '.join(shown)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,24 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import Attachable
-
-_speaks = True
-
-
-def say(text: str) -> None:
-    """Print a line for people, in the first of the processes of a trainer."""
-    if _speaks:
-        print(f"atoll: {text}", file=sys.stderr)
-
-
-def speak(speaks: bool) -> None:
-    """Set whether this process says anything from now on; RankSession knows which rank it is."""
-    global _speaks
-    _speaks = speaks
 
 
 class Trainer(ABC):

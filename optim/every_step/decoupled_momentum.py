@@ -27,8 +27,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
 from atoll.optim.every_step.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
-from atoll.optim.every_step.every_step import CHECK_EVERY
-from atoll.optim.every_step.every_step_gather import EveryStepGather
+from atoll.optim.every_step.every_step import CHECK_EVERY, EveryStepGather
 from atoll.optim.every_step.exchange import check_part
 from atoll.optim.every_step.grad_scaling import GradScaling, Scale
 from atoll.optim.every_step.tiles import (
@@ -40,10 +39,10 @@ from atoll.optim.every_step.tiles import (
     part_bytes,
     unpack_part,
 )
-from atoll.optim.model_vector import trainable
+from atoll.optim.model_io import trainable
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 
 MOMENTUM = "momentum"  # in the optimizer's state of a parameter
 _RATES = struct.Struct("<dd")  # lr and weight decay of a group of parameters

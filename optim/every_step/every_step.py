@@ -26,10 +26,11 @@ does not know it, finds it by their numbers.
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,8 +44,10 @@ from atoll.collectives.errors import (
     CollectiveMissedError,
     ConfigError,
     IncompatibleRunError,
+    RemoteProtocolError,
     StateError,
 )
+from atoll.optim.buffer_sync import StepBuffers
 from atoll.optim.every_step.exchange import Exchange, ExchangeAttempt, Exchanged, Given, check_part
 from atoll.optim.every_step.gather import (
     COUNTS,
@@ -56,15 +59,14 @@ from atoll.optim.every_step.gather import (
     gather_parts,
 )
 from atoll.optim.every_step.snapshot import Snapshot
-from atoll.optim.every_step.state_claim import StateClaim
+from atoll.optim.footprint import memory_of_steps
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.memory import say_of_steps
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
-from atoll.optim.step_buffers import StepBuffers
-from atoll.optim.trainer import Trainer, say
+from atoll.optim.trainer import Trainer
+from atoll.peer.client.console import say
 
 STATE_VERSION = 2
 TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
@@ -124,7 +126,7 @@ class EveryStep(Trainer):
         self.steps = 0  # of the run: a newcomer takes over the others' number
         self._missed = 0
         self._peers = self._alone = 0  # trainers of the last step; steps without another one
-        say_of_steps(self.manifest.elements, self.trainer_bytes)
+        say(memory_of_steps(self.manifest.elements, self.trainer_bytes))
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
         self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
@@ -447,3 +449,56 @@ class AgainError(Exception):
 
 class _BusyError(AgainError):
     """Signal that the others are busy with something of many calls, which ends by itself."""
+
+
+class EveryStepGather(EveryStep):
+    """Train with a gather of all trainers' bytes at every step.
+
+    ``present``: the names of those who took part in the last exchange, newcomers among them, in the
+    order that all see.
+    """
+
+    present: tuple[str, ...] = ()
+
+    def _gather_step(self, data: bytes, counts: bool = True) -> list[tuple[str, bytes]]:
+        """Return name and bytes of the trainers that had something to give (``counts``).
+
+        They are in one order everywhere. Left out are the parts that were made with parameters that
+        have been replaced meanwhile, as may have happened here too before it returns.
+
+        Raise StateError if no exchange comes about, IncompatibleRunError if another trainer does
+        something else, ConfigError for more than 16 MiB.
+        """
+        given = self._whole(
+            lambda exchange: exchange.gather(data if exchange.counts else b""), counts
+        )
+        self.present = tuple(one.name for one in given)
+        return [(one.name, one.data) for one in given if one.counts]
+
+
+@dataclass(frozen=True, slots=True)
+class StateClaim:
+    """Hold what a trainer says of itself before a donor is chosen."""
+
+    name: str
+    is_new: bool
+    steps: int
+    spec: RunSpec
+    digest: str  # the digest of its manifest
+
+    def to_wire(self) -> bytes:
+        return json.dumps([self.is_new, self.steps, self.spec.to_wire(), self.digest]).encode()
+
+    @classmethod
+    def from_wire(cls, name: str, data: bytes) -> StateClaim:
+        """Read what the trainer ``name`` says; RemoteProtocolError if it cannot be read."""
+        try:
+            is_new, steps, spec, digest = json.loads(data)
+            if [type(is_new), type(steps), type(digest)] != [bool, int, str] or steps < 0:
+                raise ValueError("values of other types")
+            return cls(name, is_new, steps, RunSpec.from_wire(spec), digest)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"what {name} says of its state cannot be read: {str(error)[:200]}",
+                fix="run the same version of atoll on all peers",
+            ) from error

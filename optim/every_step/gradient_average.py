@@ -17,7 +17,7 @@ from atoll.optim.every_step.every_step import CHECK_EVERY, EveryStep
 from atoll.optim.every_step.exchange import Exchange
 from atoll.optim.every_step.grad_scaling import GradScaling, Scale
 from atoll.optim.inner_steps import Inner, inners_of
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone

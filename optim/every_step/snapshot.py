@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 
 PACKED_BYTES_MAX = 60_000  # it travels as an object of `all_gather`, which takes 64 KiB
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # Adam's state of 65,536 parameters takes 7 MiB
@@ -36,7 +36,7 @@ class Snapshot:
     """Write and read the state that a newcomer takes over.
 
     ``shared``: arrays of the method that are equal on all peers; they are written in place.
-    ``buffers``: the model's go along (buffers.py), as far as they are saved with it.
+    ``buffers``: the model's go along (model_io.py), as far as they are saved with it.
 
     Tensors are handed over as float32, so of a float64 the first 24 bits.
     """

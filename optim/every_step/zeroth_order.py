@@ -3,7 +3,7 @@
 SPSA: of each sample a peer evaluates the loss at two points, and shares the projected gradient::
 
     z = +-1 for each parameter, from (seed, step, sample, number of the peer)
-    rho = (L(w + eps z) - L(w - eps z)) / (2 eps), rounded to a byte (scalar_log.py)
+    rho = (L(w + eps z) - L(w - eps z)) / (2 eps), rounded to a byte (log.py)
     w <- w - lr / sqrt(n) * sum of rho z over all n samples of all peers, in order of (peer, sample)
 
 As in the authors' code the sum is divided by the root of n, so the step of the expectation grows
@@ -12,7 +12,7 @@ beside a logarithm of 8), and the rounded value is never used: peers step with o
 they send. Here all step with the byte. They let w drift in perturbing it back and forth, and copy
 it every 16 steps; here each point is made from a copy, so w keeps its bits.
 
-A joiner that has the parameters with which the run began replays the log (every_step_log.py).
+A joiner that has the parameters with which the run began replays the log (log.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,19 @@ from torch import Tensor, nn
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
 from atoll.optim.every_step.every_step import CHECK_EVERY
-from atoll.optim.every_step.every_step_log import LOG_BYTES_DEFAULT, EveryStepLog
+from atoll.optim.every_step.log import (
+    LOG_BYTES_DEFAULT,
+    SAMPLES_MAX,
+    SCALARS,
+    EveryStepLog,
+    Record,
+    ScalarPart,
+    to_byte,
+)
 from atoll.optim.every_step.philox import Stream, sign_bits, signed
-from atoll.optim.every_step.scalar_log import SAMPLES_MAX, SCALARS, Record, ScalarPart, to_byte
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 
 PIECE_ELEMENTS = 1 << 20  # signs that are made at a time, in about 16 MiB
 LR_MAX = 1e30  # it travels as float32

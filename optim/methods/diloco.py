@@ -22,18 +22,19 @@ from torch import Tensor, nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.optim.footprint import memory_of_replay
 from atoll.optim.inner_steps import Inner
 from atoll.optim.local_steps import LocalSteps
-from atoll.optim.memory import say_of_replay
 from atoll.optim.methods.round_method import Method
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.muon import outer_momentum_of
-from atoll.optim.rates import OuterRate, factor_of
+from atoll.optim.outer_step import OuterRate, factor_of
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.state import TrainingState
 from atoll.optim.replay.validating import Validator
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
+from atoll.peer.client.console import say
 from atoll.peer.client.session import Outcome
 
 
@@ -95,7 +96,7 @@ class SynchronousMethod(Method):
                 )
             state = TrainingState(model, inner, replay.stateful)
             self.recorder = Recorder(replay, state, spec.sync_every)
-            say_of_replay(vector.manifest, self.recorder.planned, replay.folder)
+            say(memory_of_replay(vector.manifest, self.recorder.planned, replay.folder))
         super().__init__(vector, inner, peer, spec, buffers, frozen)
         self._validator = self._validator_of(replay)
         self._begin_round()
@@ -204,7 +205,7 @@ class DiLoCo(SynchronousMethod):
     is ``torch.optim.Muon``, as of those that ``muon_and_adamw`` makes.
 
     ``outer_lr``: a number; or "by_peers", 0.4 where one peer is in a round, 0.6 for two to four and
-    0.8 from eight on (rates.py), so that it changes as peers come and go.
+    0.8 from eight on (``outer_rate``), so that it changes as peers come and go.
 
     Tuning: raise ``sync_every`` if ``metrics()["waited_s"]`` is a large part of the run's time;
     lower ``outer_lr`` towards 0.4 for two peers, keep 0.7 for eight or many steps per round.

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.fragments import FRAGMENTS_MAX
-from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.manifest import FRAGMENTS_MAX, Manifest, Parameter
 
 # strided: block i belongs to fragment i mod P, which the paper found a little better than
 # sequential: neighbours together. balanced: fragments of about equal size, whatever the order.

@@ -30,7 +30,8 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.counter_rng import derive_key, random_words
 from atoll.collectives.errors import ConfigError
-from atoll.optim.manifest import Manifest, pseudo_gradient
+from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import pseudo_gradient
 
 
 def groups(members: int, size: int, step: int) -> list[tuple[int, ...]]:

@@ -15,9 +15,8 @@ from torch import nn
 from atoll.collectives.errors import ConfigError
 from atoll.optim.inner_steps import Inner, unwrapped
 from atoll.optim.methods.diloco import SynchronousMethod, segment_steps_of
-from atoll.optim.names import settings_text
 from atoll.optim.replay.recorder import Replay
-from atoll.optim.run_spec import RunSpec
+from atoll.optim.run_spec import RunSpec, settings_text
 from atoll.optim.sessions import TrainerSession
 
 

@@ -32,9 +32,10 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
+from atoll.optim.buffer_sync import SharedBuffers
+from atoll.optim.footprint import memory_of_replicas
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.local_steps import LocalSteps
-from atoll.optim.memory import say_of_replicas
 from atoll.optim.methods.gossip import (
     GossipState,
     always_stable,
@@ -43,11 +44,11 @@ from atoll.optim.methods.gossip import (
     local_change,
 )
 from atoll.optim.methods.replicas import FOUNDER_BYTES, PHI, Replicas
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import GossipSession, VectorAsked
-from atoll.optim.shared_buffers import SharedBuffers
 from atoll.optim.side_channel import OF_PARTNERS, check_alone
+from atoll.peer.client.console import say
 
 METHOD = "noloco"
 DELTA = "delta"
@@ -407,7 +408,7 @@ class NoLoCo(InnerSteps):
         spec, elements = self.spec, self.manifest.elements
         encoded = get_codec(spec.codec).encoded_bytes(elements)
         daemon = 4 * elements + (PUBLISHED + 2 * spec.group) * encoded
-        say_of_replicas(elements, daemon, self.trainer_bytes)
+        say(memory_of_replicas(elements, daemon, self.trainer_bytes))
         if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):
             bound = 2 * (1 - spec.outer_momentum)
             self._replicas.say(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
+from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
     CollectiveMismatchError,
     CollectiveMissedError,
@@ -29,15 +31,14 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.every_step.gather import gather_for
 from atoll.optim.every_step.snapshot import Snapshot
+from atoll.optim.footprint import memory_of_copies
 from atoll.optim.inner_steps import Inner, InnerSteps
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.memory import say_of_copies
-from atoll.optim.methods.selection import Bounds, PopulationMember, exploited, explored
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 
 STATE_VERSION = 2
 TURN_MAX = 2**53  # as JSON has it
@@ -113,7 +114,7 @@ class Population(InnerSteps):
         self._peers = self._alone = 0  # members of the last turn; turns without another one
         self._last_score = math.nan
         self._is_fresh = start == "best"
-        say_of_copies(self._vector.manifest.elements)
+        say(memory_of_copies(self._vector.manifest.elements))
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
         with self._watching():
             self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
@@ -319,3 +320,58 @@ def _number(value: object) -> float:
     if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
         raise ValueError(f"no number: {value!r:.40}")
     return float(value)  # type: ignore[arg-type]
+
+
+ONE_OF = 5  # members at either end: the paper's 20 %
+FACTORS = (0.8, 1.2)
+
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationMember:
+    """Describe a member for the selection.
+
+    ``score``: lower is better, NaN worse than anything. ``is_fresh``: it has just begun, and wants
+    to begin with what a good member has.
+    """
+
+    name: str
+    score: float
+    is_fresh: bool = False
+
+
+def exploited(members: Sequence[PopulationMember], seed: int, turn: int) -> dict[str, str]:
+    """Return who copies whom: name -> name of a better member.
+
+    Each of the worst fifth copies one of the best fifth, chosen at random. A fifth is one member at
+    least, where there are two or more. A member copies only one that is strictly better, so equals
+    leave each other alone; they rank in the order given. A fresh member copies in any case, as long
+    as somebody is not fresh, and is not copied.
+    """
+    ranked = sorted((m for m in members if not m.is_fresh), key=_rank)
+    count = max(1, len(ranked) // ONE_OF)
+    best = [m for m in ranked[:count] if not math.isnan(m.score)]
+    worst = ranked[-count:] if len(ranked) > 1 else []
+    chosen = {}
+    for member in [*worst, *(m for m in members if m.is_fresh)]:
+        better = [m for m in best if member.is_fresh or _rank(m) < _rank(member)]
+        if better:
+            word = derive_key(b"exploit", seed, turn, member.name.encode())
+            chosen[member.name] = better[word % len(better)].name
+    return chosen
+
+
+def explored(value: float, bounds: Bounds, seed: int, turn: int, *what: str) -> float:
+    """Return 0.8 or 1.2 times the value, at random, within the bounds.
+
+    ``what`` names member and number. A value of zero stays what it is.
+    """
+    word = derive_key(b"explore", seed, turn, *(name.encode() for name in what))
+    low, high = bounds
+    return min(max(value * FACTORS[word & 1], low), high)
+
+
+def _rank(member: PopulationMember) -> tuple[bool, float]:
+    is_nan = math.isnan(member.score)
+    return is_nan, 0.0 if is_nan else member.score

@@ -16,7 +16,7 @@ from atoll.collectives.units import duration
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import GossipSession
 from atoll.optim.side_channel import OF_PARTNERS
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 
 PHI = "phi"  # as which every trainer publishes its own, under the number of its outer step
 FOUNDER_BYTES = 32  # the longest name of a founder, of which the run's state consists

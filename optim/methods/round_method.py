@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.optim.buffer_sync import SharedBuffers
+from atoll.optim.footprint import memory_of_rounds
 from atoll.optim.inner_steps import Inner, InnerSteps
-from atoll.optim.memory import say_of_rounds
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_clock import RunClock
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import TrainerSession
-from atoll.optim.shared_buffers import SharedBuffers
+from atoll.optim.sessions import LeadingRank, TrainerSession
 from atoll.optim.side_channel import check_ranks, every_rank, whole
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 from atoll.peer.client.session import Outcome
 
 STATE_VERSION = 2
@@ -89,7 +89,8 @@ class Method(InnerSteps):
         self._is_lost = True  # where the run is has to be found out
         self._begun_at = 0  # its steps when this trainer had none
 
-        say_of_rounds(self.spec, self.manifest, self.trainer_bytes, peer)
+        has_ranks = isinstance(peer, LeadingRank)
+        say(memory_of_rounds(self.spec, self.manifest, self.trainer_bytes, has_ranks=has_ranks))
         with self._watching():
             self._attach(self.spec, self.manifest, self._vector.write, frozen)
             peer.pull(self._vector.read)

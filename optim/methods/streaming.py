@@ -31,12 +31,12 @@ from atoll.optim.inner_steps import Inner
 from atoll.optim.methods.eager import EagerUpdates
 from atoll.optim.methods.fragment_patterns import BLOCKS_PER_FRAGMENT, Pattern, fragmented
 from atoll.optim.methods.round_method import Method
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.muon import outer_momentum_of
-from atoll.optim.rates import OuterRate, factor_of
+from atoll.optim.outer_step import OuterRate, factor_of
 from atoll.optim.run_spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.sessions import TrainerSession
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 from atoll.peer.client.session import Outcome
 
 DELAY_MAX = 10  # steps: up to there the paper finds less than 0.2 % of loss

@@ -39,7 +39,7 @@ from atoll.optim.replay.replaying import ReplayTask, replay
 from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
 from atoll.optim.sessions import ValidatingSession, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 from atoll.peer.client.session import Outcome
 from atoll.peer.client.session_validation import Validation
 

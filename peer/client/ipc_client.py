@@ -7,7 +7,6 @@ import os
 import secrets
 import select
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from atoll.collectives.errors import (
     NoDaemonError,
 )
 from atoll.collectives.units import duration
+from atoll.peer.client.console import say
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
 from atoll.peer.net.identity import socket_path
 
@@ -133,7 +133,3 @@ def lost(home: Path) -> AtollError:
         fix="start it again (atoll up or atoll join), then this trainer: it takes the run's "
         "parameters and goes on",
     )
-
-
-def say(text: str) -> None:
-    print(f"atoll: {text}", file=sys.stderr, flush=True)

@@ -37,14 +37,8 @@ from atoll.collectives.errors import (
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import FROZEN, RunSpec, blob
-from atoll.peer.client.ipc_client import (
-    COMMAND_TIMEOUT_S,
-    PROGRESS_S,
-    IpcClient,
-    has_ended,
-    lost,
-    say,
-)
+from atoll.peer.client.console import say
+from atoll.peer.client.ipc_client import COMMAND_TIMEOUT_S, PROGRESS_S, IpcClient, has_ended, lost
 from atoll.peer.client.session_ops import POLL_S, Operations
 from atoll.peer.client.session_validation import SessionValidations
 from atoll.peer.client.session_vectors import Gossip

@@ -36,8 +36,9 @@ from atoll.collectives.errors import (
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import BLOB_BYTES_MAX, COLLECTIVES, FROZEN, RunSpec
+from atoll.peer.client.console import say
 from atoll.peer.client.flat_vectors import Vector, vector_of
-from atoll.peer.client.ipc_client import PROGRESS_S, IpcClient, say
+from atoll.peer.client.ipc_client import PROGRESS_S, IpcClient
 from atoll.peer.membership.operations import BARRIER, OBJECT_BYTES_MAX, OPS
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.rounds.entries import GATHER, REDUCE

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import RoundTimeoutError
 from atoll.collectives.units import duration
-from atoll.peer.client.ipc_client import PROGRESS_S, say
+from atoll.peer.client.console import say
+from atoll.peer.client.ipc_client import PROGRESS_S
 from atoll.peer.client.session_ops import check_codec
 
 Floats = NDArray[np.float32]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.optim.every_step.every_step_gather import EveryStepGather
+from atoll.optim.every_step.every_step import EveryStepGather
 from atoll.optim.run_spec import RunSpec
 
 __all__ = ["Adding", "names"]

@@ -27,16 +27,12 @@ COLLECTIVES_MAY = {"numpy"}
 OPTIM_PURE = {
     f"atoll.optim.{name}"
     for name in (
-        "buffers",
         "footprint",
-        "fragments",
         "manifest",
         "methods.fragment_patterns",
         "methods.gossip",
-        "names",
         "outer_step",
         "pseudo_gradient",
-        "rates",
         "run_spec",
     )
 }

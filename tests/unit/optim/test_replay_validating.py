@@ -15,7 +15,7 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError, StateError
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import ReplayTask

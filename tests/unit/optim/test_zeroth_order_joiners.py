@@ -17,7 +17,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim import Swarm, ZerothOrder
-from atoll.optim.every_step.scalar_log import Record, ScalarPart
+from atoll.optim.every_step.log import Record, ScalarPart
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- newcomers

@@ -1,29 +1,36 @@
-"""Replace a model's buffers by those of all participants of a round: their mean, their maximum.
+"""Bring the buffers of all trainers' models together: their mean, their maximum.
 
-Buffers are no state of the run that daemons keep. Each participant publishes its own under the
-number of the round, and asks the others for theirs. A trainer that waits for rounds anyway waits
-for these too, a few seconds at most; one that does not, looks at the next round, and keeps what has
-happened to its own meanwhile. Where those of a peer do not come they are left out: then buffers
-differ a little until the next round. A newcomer begins with those of any member.
+Float buffers (BatchNorm statistics and the like) become the weighted mean over those who trained
+them, integers the maximum: a counter of batches is to go on, not to be an average. No paper on
+methods with local steps says what to do with them; most reference code leaves them alone, and then
+no two replicas evaluate alike.
 
-In an asynchronous run a round has a peer or two. There whoever has had one takes the newest that
-each member has published: what it has trained since is not in them yet, as in a pseudo-gradient.
-Replicas (noloco.py) share them in the groups that exchange parameters.
+Buffers are no state of the run that daemons keep. Each participant of a round publishes its own
+under the number of the round, and asks the others for theirs (``SharedBuffers``). A trainer that
+waits for rounds anyway waits for these too, a few seconds at most; one that does not, looks at the
+next round, and keeps what has happened to its own meanwhile. Where those of a peer do not come they
+are left out: then buffers differ a little until the next round. A newcomer begins with those of any
+member. In an asynchronous run a round has a peer or two. There whoever has had one takes the newest
+that each member has published: what it has trained since is not in them yet, as in a
+pseudo-gradient. Replicas (noloco.py) share them in the groups that exchange parameters.
+
+Where trainers exchange something at every step anyway, they do so now and then (``StepBuffers``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from atoll.collectives.codecs import F32
-from atoll.optim.buffers import merged, moved
-from atoll.optim.model_buffers import ModelBuffers
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.optim.every_step.exchange import Exchanged
+from atoll.optim.model_io import PIECES, ModelBuffers, join, split
 from atoll.optim.sessions import GossipSession, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS, SideChannel
-from atoll.optim.trainer import say
+from atoll.peer.client.console import say
 
 NAME = "buffers"
 CODEC = "float32"
@@ -32,6 +39,7 @@ WAIT_S = 5.0  # for the buffers of all others together: they are a few round tri
 # since are left out. Its trainer has ended, or is so much slower than the others.
 STALE_ROUNDS = 8
 NEWEST = 0  # instead of a round's number: whatever there is
+INTEGERS_MAX = 4096  # 32 KiB of what a trainer gathers at a step; BatchNorm has one for each layer
 
 
 class SharedBuffers:
@@ -162,3 +170,72 @@ class SharedBuffers:
         if not self._said:
             self._said = True  # once: it is no more than a little less of a mean
             say(f"{what}")
+
+
+def merged(parts: Sequence[F32], floats: int) -> F32:
+    """Merge the vectors of several trainers: float buffers by weighted mean, integers by maximum.
+
+    ``parts`` come in one order everywhere; ``floats``: how many elements of each are float buffers.
+    The weight of the result is the sum. Raise RemoteProtocolError for what is no such vector.
+    """
+    weights = [float(part[0]) for part in parts]
+    if not all(np.isfinite(part).all() for part in parts) or not all(w > 0 for w in weights):
+        raise RemoteProtocolError("what came of buffers has a weight or a value that cannot be")
+    total = sum(weights)
+    mean: F32 = np.zeros(floats, np.float32)
+    for part, weight in zip(parts, weights, strict=True):
+        mean += np.float32(weight / total) * part[1 : 1 + floats]
+    whole = np.max([join(part[1 + floats :]) for part in parts], axis=0)
+    return np.concatenate([np.array([total], np.float32), mean, split(whole)])
+
+
+def moved(now: F32, then: F32, mean: F32, floats: int) -> F32:
+    """Return ``mean``, to which ``then`` has contributed, with the changes made here since.
+
+    All are vectors, ``now`` the one of the present; ``floats`` as for ``merged``. Float buffers
+    move by ``now - then``, of integers the larger one counts.
+    """
+    changed = mean.copy()
+    part = slice(1, 1 + floats)
+    changed[part] += now[part] - then[part]
+    changed[1 + floats :] = split(np.maximum(join(now[1 + floats :]), join(mean[1 + floats :])))
+    return changed
+
+
+class StepBuffers:
+    """Bring the buffers of all trainers together now and then.
+
+    Float ones become the mean of all trainers', integers their maximum; of more than INTEGERS_MAX
+    integers each trainer keeps its own.
+    """
+
+    def __init__(self, buffers: ModelBuffers) -> None:
+        self._buffers = buffers
+        self._whole_at = 1 + buffers.floats
+        count = (buffers.elements - self._whole_at) // PIECES
+        self._shares_integers = 0 < count <= INTEGERS_MAX
+
+    def integers(self) -> bytes:
+        """Return the integers as bytes to be gathered; none if they are not shared."""
+        if not self._shares_integers:
+            return b""
+        return join(self._buffers.vector()[self._whole_at :]).astype("<i8").tobytes()
+
+    def share(self, total: Callable[[F32, bool], Exchanged], gathered: Sequence[bytes]) -> None:
+        """Replace the buffers by the mean of all trainers' float ones, and the maximum of integers.
+
+        ``total``: a sum over all trainers, of those whose flag is true. ``gathered``: what
+        ``integers`` has given at each of them; what has another length is of a newcomer.
+        """
+        mine = self._buffers.vector()
+        floats = mine[1 : self._whole_at]
+        is_finite = bool(np.isfinite(floats).all())
+        found = total(floats if is_finite else np.zeros_like(floats), is_finite)
+        if found.count:
+            np.divide(found.total, np.float32(found.count), out=floats)
+        if self._shares_integers:
+            own = join(mine[self._whole_at :])
+            alike = [np.frombuffer(g, "<i8") for g in gathered if len(g) == own.nbytes]
+            mine[self._whole_at :] = split(np.max([own, *alike], axis=0))
+        if np.isfinite(mine).all():
+            self._buffers.read(mine)

@@ -1,6 +1,8 @@
-"""Read and write a model's trainable parameters as one flat float32 vector.
+"""Read and write a model: its trainable parameters, and its buffers, as flat float32 vectors.
 
-They are in the order of the run's manifest.
+Parameters are in the order of the run's manifest (``ModelVector``). A vector of buffers
+(``ModelBuffers``) has the weight, the float buffers end to end, then each integer in three pieces
+that float32 holds exactly.
 """
 
 from __future__ import annotations
@@ -10,17 +12,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.frozen import Frozen
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.model_buffers import ModelBuffers
-from atoll.optim.names import canonical
 
 
 @dataclass(frozen=True)
@@ -266,3 +268,150 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     A tied parameter appears once.
     """
     return {n: p for n, p in canonical(model.named_parameters()).items() if p.requires_grad}
+
+
+Place = tuple[nn.Module, str]  # where a buffer is; code may put another tensor there
+
+
+class ModelBuffers:
+    """Read and write the persistent buffers of a model as one vector.
+
+    ``outline``: how many and which, as peers compare it; empty for a model without persistent float
+    buffers, of which nothing is exchanged: tables, masks and the like are made alike.
+
+    ``elements`` of a vector, of which ``floats`` are float buffers, after the weight.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        places = persistent(model)
+        of_floats = {n: p for n, p in places.items() if _tensor(p).is_floating_point()}
+        of_integers = {n: p for n, p in places.items() if n not in of_floats}
+        if not of_floats:
+            of_integers = {}
+        self._floats, self._integers = list(of_floats.values()), list(of_integers.values())
+        self.floats = sum(_tensor(p).numel() for p in self._floats)
+        self._whole = sum(_tensor(p).numel() for p in self._integers)
+        self.elements = 1 + self.floats + PIECES * self._whole
+        lines = [
+            f"{name}\t{_tensor(p).is_floating_point()}\t{tuple(_tensor(p).shape)}"
+            for name, p in (of_floats | of_integers).items()
+        ]
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+        self.outline = f"{len(lines)} of {self.floats + self._whole} values, {digest}"
+        if not lines:
+            self.outline = ""
+
+    def vector(self, weight: float = 1.0) -> F32:
+        """Return the buffers as they are now, and ``weight``, as float32[elements]."""
+        flat: F32 = np.empty(self.elements, np.float32)
+        flat[0] = weight
+        lo = 1
+        for place in self._floats:
+            tensor = _tensor(place)
+            part = torch.from_numpy(flat[lo : lo + tensor.numel()])
+            part.view(tensor.shape).copy_(tensor)
+            lo += tensor.numel()
+        whole = [_tensor(place).cpu().long().flatten().numpy() for place in self._integers]
+        flat[lo:] = split(np.concatenate([np.zeros(0, np.int64), *whole]))
+        return flat
+
+    def read(self, flat: F32) -> None:
+        """Read the buffers from such a vector, in place.
+
+        Raise RemoteProtocolError for what is no such vector.
+        """
+        whole = torch.from_numpy(join(flat[1 + self.floats :]))
+        values = torch.from_numpy(flat[1 : 1 + self.floats].copy())
+        for places, source in ((self._floats, values), (self._integers, whole)):
+            lo = 0
+            for place in places:
+                tensor = _tensor(place)
+                tensor.copy_(source[lo : lo + tensor.numel()].view(tensor.shape))
+                lo += tensor.numel()
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Save the buffers' values, and restore them at the end, whatever becomes of them."""
+        places = [*self._floats, *self._integers]
+        kept = [_tensor(place).clone() for place in places]
+        try:
+            yield
+        finally:
+            for place, values in zip(places, kept, strict=True):
+                _tensor(place).copy_(values)
+
+
+def persistent(model: nn.Module) -> dict[str, Place]:
+    """Return where the buffers are that a state_dict has too, in order of name.
+
+    Each is there once, under the first of its names.
+    """
+    found, seen = [], set()
+    for path, module in model.named_modules():
+        for name, tensor in module._buffers.items():
+            if tensor is None or tensor.is_complex() or id(tensor) in seen:
+                continue
+            if name not in module._non_persistent_buffers_set:
+                seen.add(id(tensor))
+                found.append((f"{path}.{name}" if path else name, (module, name)))
+    return canonical(found)
+
+
+def _tensor(place: Place) -> Tensor:
+    module, name = place
+    tensor = module._buffers[name]
+    assert tensor is not None
+    return tensor.detach()
+
+
+I64 = NDArray[np.int64]
+
+
+PIECES = 3
+
+
+BITS = 22  # of a piece: float32 holds whole numbers of up to 24; three make 64 with the sign
+
+
+PIECE = 1 << BITS
+
+
+def split(whole: I64) -> F32:
+    """Split int64[n] into float32[3 n], which holds every number exactly.
+
+    The highest pieces come first; only those have a sign.
+    """
+    high, middle = whole >> (2 * BITS), whole >> BITS & (PIECE - 1)
+    return np.concatenate([high, middle, whole & (PIECE - 1)]).astype(np.float32)
+
+
+def join(pieces: F32) -> I64:
+    """Join the pieces that ``split`` made; raise RemoteProtocolError for anything else."""
+    high, middle, low = pieces.reshape(PIECES, -1)
+    limit = 1 << (63 - 2 * BITS)
+    in_range = np.abs(high + 0.5) <= limit
+    in_range &= (middle >= 0) & (middle < PIECE) & (low >= 0) & (low < PIECE)
+    if not in_range.all() or not (np.trunc(pieces) == pieces).all():
+        raise RemoteProtocolError("what came of buffers are no whole numbers")
+    whole = [piece.astype(np.int64) for piece in (high, middle, low)]
+    found: I64 = (whole[0] << (2 * BITS)) + (whole[1] << BITS) + whole[2]
+    return found
+
+
+# Wrappers put their name into the names of what they wrap: torch.compile, FSDP, checkpointing.
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
+
+T = TypeVar("T")
+
+
+def canonical(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Return all values by their canonical names, in order of name.
+
+    DDP's ``module.`` is dropped when all names have it, other wrappers' parts wherever they are, so
+    that a compiled replica under DDP and a bare one have the same names.
+    """
+    paths = [([part for part in name.split(".") if part not in WRAPPERS], v) for name, v in named]
+    while paths and all(path[0] == "module" and len(path) > 1 for path, _ in paths):
+        paths = [(path[1:], value) for path, value in paths]
+    return dict(sorted((".".join(path), value) for path, value in paths))
