@@ -28,7 +28,7 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.optim.every_step.exchange import Exchanged
 from atoll.optim.model_io import PIECES, ModelBuffers, join, split
-from atoll.optim.sessions import GossipSession, VectorAsked
+from atoll.optim.sessions import VectorAsked, VectorChannel
 from atoll.optim.side_channel import OF_PARTNERS, SideChannel
 from atoll.peer.client.console import say
 
@@ -50,10 +50,10 @@ class SharedBuffers:
     """
 
     def __init__(
-        self, peer: object, buffers: ModelBuffers, *, waits: bool, of_all: bool = False
+        self, channel: object, buffers: ModelBuffers, *, waits: bool, of_all: bool = False
     ) -> None:
         self._buffers, self._waits, self._of_all = buffers, waits, of_all
-        self._companions = SideChannel(peer, NAME)
+        self._side = SideChannel(channel, NAME)
         self._then: F32 | None = None  # what was published last, if nothing has come of it yet
         self._others: list[tuple[int, VectorAsked]] = []  # and whose were asked for: place, vector
         self._mine = 0  # its own place among the participants
@@ -62,7 +62,7 @@ class SharedBuffers:
     def take(self, number: int) -> None:
         """Take over the buffers of any member, at the beginning."""
         self._then, self._others = None, []
-        found = self._companions.any(number, self._buffers.elements)
+        found = self._side.any(number, self._buffers.elements)
         if found is not None:
             self._read(found[1])
 
@@ -79,26 +79,26 @@ class SharedBuffers:
 
     def publish(self, number: int, weight: float = 1.0) -> None:
         """Publish the buffers as they are now, for whoever needs them."""
-        self._then = self._buffers.vector(self._companions.total(weight))
+        self._then = self._buffers.vector(self._side.total(weight))
         then = self._then
 
-        def publish(session: GossipSession) -> F32:
+        def publish(session: VectorChannel) -> F32:
             try:
                 session.publish(NAME, number, then.copy(), CODEC)
             except OF_PARTNERS as error:  # NaN: others are better off without, as this trainer is
                 self._say(f"the buffers of this trainer were not published: {error.what}")
             return np.zeros(0, np.float32)
 
-        self._companions.lead(publish, 0)
+        self._side.lead(publish, 0)
 
     def average(self, number: int, peers: Sequence[str]) -> None:
         """Average what was published under this number with the buffers of these peers."""
 
-        def ask(session: GossipSession) -> F32:
+        def ask(session: VectorChannel) -> F32:
             self._ask(session, number, peers)
             return np.zeros(0, np.float32)
 
-        self._companions.lead(ask, 0)
+        self._side.lead(ask, 0)
         if self._waits:
             self._finish(WAIT_S)
 
@@ -112,13 +112,13 @@ class SharedBuffers:
         ``own`` are those of this trainer; they alone if there is nothing of the others.
         """
 
-        def look(session: GossipSession) -> F32:
+        def look(session: VectorChannel) -> F32:
             self._ask(session, NEWEST, names)
             return self._mean(own, WAIT_S)
 
-        self._read(self._companions.lead(look, own.size))
+        self._read(self._side.lead(look, own.size))
 
-    def _ask(self, session: GossipSession, number: int, peers: Sequence[str]) -> None:
+    def _ask(self, session: VectorChannel, number: int, peers: Sequence[str]) -> None:
         self._others, self._mine = [], -1
         peers = session.members().names if self._of_all else peers
         for place, name in enumerate(peers):
@@ -139,7 +139,7 @@ class SharedBuffers:
         """Finish the average with the buffers that are here after so many seconds."""
         then, self._then = self._then, None
         assert then is not None
-        mean = self._companions.lead(lambda _: self._mean(then, wait_s), then.size)
+        mean = self._side.lead(lambda _: self._mean(then, wait_s), then.size)
         now = self._buffers.vector()
         self._read(mean if self._waits else moved(now, then, mean, self._buffers.floats))
 

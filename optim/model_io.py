@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.frozen import Frozen
 from atoll.optim.manifest import Manifest, Parameter
 
 
@@ -61,8 +60,7 @@ class ModelVector:
     order, with fragments.
 
     Of a model that FSDP2 has sharded it is the rows of this rank that are read and written. Raise
-    ConfigError for a model that no manifest can describe. ``buffers`` and what is ``frozen`` are
-    apart from them.
+    ConfigError for a model that no manifest can describe. The ``buffers`` are apart from them.
     """
 
     def __init__(
@@ -71,8 +69,7 @@ class ModelVector:
         self._sharded = [module for module in model.modules() if _is_fsdp2(module)]
         self._reshard()
         named = trainable(model)
-        self.buffers = ModelBuffers(model)
-        self.frozen = Frozen(model)
+        self.model, self.buffers = model, ModelBuffers(model)
         self.manifest = arrange(
             Manifest.of(
                 Parameter(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -53,9 +53,8 @@ from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.optim.turns import WORKERS_MAX, WorkerTurns
 from atoll.peer.client.console import say
 from atoll.peer.client.flat_vectors import vector_of
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_ops import Reduced
-from atoll.peer.client.session_vectors import Members
+from atoll.peer.client.session import Reduced
+from atoll.peer.client.trainer_channel import Members, Outcome
 
 T = TypeVar("T")
 KEPT = 2  # numbers of one name, as daemons keep them
@@ -194,6 +193,11 @@ class SwarmSession:
         self.present: tuple[str, ...] = ()  # ... and of whose calls
         self._region: F32 | None = None
         self._submitted: dict[int, StepCall] = {}  # by fragment
+
+    @property
+    def channel(self) -> Self:
+        """Return this, which is its own channel."""
+        return self
 
     def attach(
         self,

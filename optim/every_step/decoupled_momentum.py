@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ from atoll.optim.every_step.tiles import (
     part_bytes,
     unpack_part,
 )
-from atoll.optim.model_io import trainable
+from atoll.optim.model_io import ModelVector, trainable
+from atoll.optim.options import BufferOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.peer.client.console import say
@@ -73,8 +74,12 @@ class DeMo(EveryStepGather, Optimizer):
     step on. A small rate vanishes in bfloat16 parameters: keep them in float32, with autocast. With
     a GradScaler a peer whose gradients have overflowed gives nothing, keeps its momentum, and still
     takes the step of the others; if all have, nothing moves, and the step does not count.
+
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
     """
 
+    @takes(BufferOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -88,10 +93,7 @@ class DeMo(EveryStepGather, Optimizer):
         tile: int = TILE_MAX,
         values: str = "bfloat16",
         check_every: int = CHECK_EVERY,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        frozen: str = "refuse",
+        **options: Unpack[BufferOptions],
     ) -> None:
         _check_numbers(lr, weight_decay, decay, values)
         named = trainable(model)
@@ -111,12 +113,20 @@ class DeMo(EveryStepGather, Optimizer):
             sync_every=1,
             schedule=f"tile {tile}, topk {topk}, decay {decay:g}, values {values}",
             codec="float32",
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
         self._said_rates = False
         self._scaling = GradScaling([self])  # this is an optimizer that scalers step
-        EveryStepGather.__init__(self, model, (), peer, spec, check_every, buffers, frozen)
+        EveryStepGather.__init__(
+            self,
+            ModelVector(model),
+            (),
+            peer,
+            spec,
+            check_every=check_every,
+            buffers=options["buffers"],
+            frozen=options["frozen"],
+        )
         self._forget()
 
     def _groups_of(self, named: Mapping[str, nn.Parameter]) -> list[int]:
@@ -304,7 +314,7 @@ class DeMo(EveryStepGather, Optimizer):
                 momentum = state_dict["state"][key][MOMENTUM]  # torch rounds it to p's dtype
                 self.state[p][MOMENTUM] = momentum.to(p.device, torch.float32, copy=True)
         self.steps, self._is_new, self._is_back = steps, True, True
-        self._schedules.go_to(steps)
+        self._follow()
 
 
 def _check_numbers(lr: float, weight_decay: float, decay: float, values: str) -> None:

@@ -29,13 +29,13 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32, get_codec
@@ -61,11 +61,11 @@ from atoll.optim.every_step.gather import (
 from atoll.optim.every_step.snapshot import Snapshot
 from atoll.optim.footprint import memory_of_steps
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.method import Method
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
-from atoll.optim.trainer import Trainer
 from atoll.peer.client.console import say
 
 STATE_VERSION = 2
@@ -77,45 +77,36 @@ _STEP, _PRESENCE, _STATE, _DIGEST = b"xpsd"  # what gathers are for
 T = TypeVar("T")
 
 
-class EveryStep(Trainer):
-    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
+class EveryStep(Method):
+    """Train with an exchange at every step, between peers that hold equal parameters of their own.
 
-    ``inner``: the optimizers whose state is part of what all have in common. The method, its
-    numbers, ``check_every`` among them, and the model's parameters must be equal on all peers, else
-    IncompatibleRunError is raised. What depends on the number of a step must follow ``steps``;
-    ``follow(scheduler)`` lets learning rates do it.
+    The method, its numbers, ``check_every`` among them, and the model's parameters must be equal on
+    all peers, else IncompatibleRunError is raised. What depends on the number of a step must follow
+    ``steps``; ``follow(scheduler)`` lets learning rates do it.
 
-    ``min_trainers``: no step is exchanged among fewer trainers, also after deaths; then all wait,
-    and say for whom. It must be the same on all peers; ``atoll up --min-trainers``,
-    ``atoll min-trainers N`` win where they are used.
-
-    ``buffers``: newcomers take over those of the model too, if it has persistent float ones, and
-    every ``check_every`` steps float ones become the mean of all trainers', integers the maximum.
-    False leaves them alone; it must be the same on all peers.
-
-    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
+    ``inner``: the optimizers whose state is part of what all have in common; ``buffers``: whether
+    those of the model are shared.
     """
 
     peer: OperationsSession
 
     def __init__(
         self,
-        model: nn.Module,
-        inner: Sequence[Optimizer],
+        vector: ModelVector,
+        inner: tuple[Optimizer, ...],
         peer: OperationsSession,
         spec: RunSpec,
-        check_every: int = CHECK_EVERY,
-        buffers: bool = True,
-        frozen: str = "refuse",
+        *,
+        check_every: int,
+        buffers: bool,
+        frozen: str,
     ) -> None:
-        super().__init__()
-        self._vector = ModelVector(model)
-        check_alone(type(self).__name__, peer, self._vector.ranks)
-        outline = self._vector.buffers.outline if buffers else ""
+        check_alone(type(self).__name__, peer, vector.ranks)
+        super().__init__(vector, peer, inner)
+        outline = vector.buffers.outline if buffers else ""
         if check_every < 1:
             raise ConfigError(f"check_every={check_every}", fix="give a number of steps, 100 say")
-        self.peer, self.spec = peer, replace(spec, buffers=outline, check_every=check_every)
-        self.manifest = self._vector.manifest
+        self.spec = replace(spec, buffers=outline, check_every=check_every)
         self._snapshot = Snapshot(self._vector, inner, self._shared(), buffers=buffers)
         self._snapshot.describe(0)  # ConfigError for a state that cannot be handed over
         self._buffers = StepBuffers(self._vector.buffers) if outline else None
@@ -129,17 +120,21 @@ class EveryStep(Trainer):
         say(memory_of_steps(self.manifest.elements, self.trainer_bytes))
         # Of the state that daemons keep there is none; the specification is compared all the same.
         own = Manifest.of([Parameter(spec.method, (1,))])
-        self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
+        with self._watching():
+            self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
 
     @property
     def trainer_bytes(self) -> float:
         """Return the bytes of host memory that this trainer takes for each parameter, at most.
 
-        As ``InnerSteps.trainer_bytes``, from step to step: here a copy to compare digests.
+        As ``Method.trainer_bytes``, from step to step: here a copy to compare digests.
         """
         return 4.0
 
     # ------------------------------------------------------------ for the methods
+
+    def _hook(self) -> None:
+        """Hook nothing: a step is a call, or a method has hooks of its own."""
 
     def _shared(self) -> list[F32]:
         """Return what the method keeps that is equal on all peers; it is written in place."""
@@ -182,8 +177,8 @@ class EveryStep(Trainer):
         ``counts``: whether this trainer has something to give. Raise StateError if nothing comes
         about, IncompatibleRunError if this trainer does something else than the others.
         """
-        self._vector.frozen.check()
-        self._schedules.go_to(self.steps)
+        self._frozen.check()
+        self._follow()
         flagged, why = False, "trainers come and go, or miss rounds, faster than they step"
         tries = 0
         while tries < TRIES_MAX:
@@ -307,7 +302,7 @@ class EveryStep(Trainer):
         was_new, donor = self._is_new, self._choose_donor()
         unchanged = self._take_over(donor, was_new or donor.is_new)
         self._is_new, self._is_back, self._unchecked = False, False, 0
-        self._schedules.go_to(self.steps)
+        self._follow()
         return unchanged
 
     def _take_over(self, donor: StateClaim, is_behind: bool) -> bool:
@@ -432,7 +427,7 @@ class EveryStep(Trainer):
         for array, saved in zip(self._shared(), state["shared"], strict=True):
             array[:] = saved.numpy()
         self._restore({n: v.numpy() if isinstance(v, Tensor) else v for n, v in own.items()})
-        self._schedules.go_to(self.steps)
+        self._follow()
 
 
 def _to_save(value: Any) -> Any:

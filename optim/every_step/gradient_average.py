@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from atoll.optim.compressors import Compressor, Dense
 from atoll.optim.every_step.every_step import CHECK_EVERY, EveryStep
 from atoll.optim.every_step.exchange import Exchange
 from atoll.optim.every_step.grad_scaling import GradScaling, Scale
-from atoll.optim.inner_steps import Inner, inners_of
+from atoll.optim.inner import Inner, inners_of
 from atoll.optim.model_io import ModelVector
+from atoll.optim.options import BufferOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
@@ -42,8 +43,12 @@ class GradientAverage(EveryStep):
     all have, nobody's parameters move, and the step does not count. ``inner`` may be a sequence:
     then the first of them to step exchanges the gradients of all. Clip gradients before a step, or
     the mean in a step pre-hook that is registered after this object is made.
+
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
     """
 
+    @takes(BufferOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -53,24 +58,20 @@ class GradientAverage(EveryStep):
         codec: str = "float32",
         compressor: Compressor | None = None,
         check_every: int = CHECK_EVERY,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        frozen: str = "refuse",
+        **options: Unpack[BufferOptions],
     ) -> None:
         self._compressor = compressor or Dense()
         vector = ModelVector(model)
         check_alone("GradientAverage", peer, vector.ranks)
-        self._inners = inners_of(inner, vector.parameters)
+        inners = inners_of(inner, vector.parameters)
         if self._compressor.has_momentum:
-            _check_momentum(self._inners, self._compressor)
+            _check_momentum(inners, self._compressor)
         spec = RunSpec(
             method="gradient_average",
             sync_every=1,
             schedule=str(compressor or ""),
             codec=codec,
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
         self._compressor.begin(vector.manifest, codec, peer.peer_name)
         self._gradient: F32 = np.empty(vector.manifest.elements, np.float32)
@@ -78,22 +79,22 @@ class GradientAverage(EveryStep):
         self._scale = Scale()
         self._to_step: set[int] = set()  # inner optimizers that have not used it yet
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
-        self._scaling = GradScaling(self._inners)
-        before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
-        after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
-        self._hooks = [inner.register_step_pre_hook(before) for inner in self._inners]
-        self._hooks += [inner.register_step_post_hook(after) for inner in self._inners]
-        try:  # what can fail here has been checked before anything is attached
-            super().__init__(model, self._inners, peer, spec, check_every, buffers, frozen)
-        except BaseException:
-            self._unhook()
-            raise
+        # What can fail here has been checked before anything is attached.
+        super().__init__(
+            vector,
+            inners,
+            peer,
+            spec,
+            check_every=check_every,
+            buffers=options["buffers"],
+            frozen=options["frozen"],
+        )
 
     @property
     def trainer_bytes(self) -> float:
         return 4.0 + self._compressor.trainer_bytes  # its own gradient
 
-    def _before_step(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_inner(self, inner: Optimizer, args: Any, kwargs: Any) -> None:
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             raise ConfigError(
                 "step() with a closure: it would make gradients that nobody else has",
@@ -116,7 +117,7 @@ class GradientAverage(EveryStep):
         else:
             self._vector.read_gradients(self._mean, _parameters(inner))
 
-    def _after_step(self, _inner: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _after_inner(self, _inner: Optimizer, _args: Any, _kwargs: Any) -> None:
         for p, gradient in self._hidden:
             p.grad = gradient
         self._hidden = []
@@ -163,13 +164,15 @@ class GradientAverage(EveryStep):
     def _restore(self, own: Mapping[str, Any]) -> None:
         self._compressor.restore(own)
 
-    def close(self) -> None:
-        self._unhook()
-        super().close()
+    def _hook(self) -> None:
+        self._scaling = GradScaling(self._inners)
+        before = torch.compiler.disable(self._before_inner)  # type: ignore[no-untyped-call]
+        after = torch.compiler.disable(self._after_inner)  # type: ignore[no-untyped-call]
+        self._hooks += [inner.register_step_pre_hook(before) for inner in self._inners]
+        self._hooks += [inner.register_step_post_hook(after) for inner in self._inners]
 
     def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        super()._unhook()
         self._scaling.close()
 
 

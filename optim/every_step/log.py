@@ -30,11 +30,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.every_step.every_step import CHECK_EVERY, AgainError, EveryStepGather, StateClaim
+from atoll.optim.every_step.every_step import AgainError, EveryStepGather, StateClaim
+from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 
@@ -62,17 +62,20 @@ class EveryStepLog(EveryStepGather):
 
     def __init__(
         self,
-        model: nn.Module,
+        vector: ModelVector,
         peer: OperationsSession,
         spec: RunSpec,
         log_bytes: int,
-        check_every: int = CHECK_EVERY,
-        frozen: str = "refuse",
+        *,
+        check_every: int,
+        frozen: str,
     ) -> None:
         if not 0 <= log_bytes <= LOG_BYTES_MAX:
             raise ConfigError(f"log_bytes is {log_bytes}", fix=f"give it 0 to {LOG_BYTES_MAX}")
         # Replaying a log runs no forward pass, so buffers are each trainer's own here.
-        super().__init__(model, (), peer, spec, check_every, buffers=False, frozen=frozen)
+        super().__init__(
+            vector, (), peer, spec, check_every=check_every, buffers=False, frozen=frozen
+        )
         self._log_bytes = log_bytes
         self._log = self._new_log()
 
@@ -208,7 +211,7 @@ class EveryStepLog(EveryStepGather):
         for _, data in Record.split(bytes.fromhex(state["log"])):
             self._log.add(data)
         self._is_new = self._is_back = True
-        self._schedules.go_to(self.steps)
+        self._follow()
 
 
 def _scalars() -> F32:

@@ -21,7 +21,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ from atoll.optim.every_step.log import (
     to_byte,
 )
 from atoll.optim.every_step.philox import Stream, sign_bits, signed
+from atoll.optim.model_io import ModelVector
+from atoll.optim.options import RunOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.peer.client.console import say
@@ -63,8 +65,12 @@ class ZerothOrder(EveryStepLog):
     GradScaler has nothing to do here. The first step of a run is its founder's alone: the others
     are given their numbers with it. Buffers of the model are left alone: begin with the same on all
     peers, and let ``loss_fn`` not change them (``eval()``).
+
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
     """
 
+    @takes(RunOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -76,9 +82,7 @@ class ZerothOrder(EveryStepLog):
         seed: int = 0,
         log_bytes: int = LOG_BYTES_DEFAULT,
         check_every: int = CHECK_EVERY,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        frozen: str = "refuse",
+        **options: Unpack[RunOptions],
     ) -> None:
         if not (0 < epsilon < math.inf and 0 < samples <= SAMPLES_MAX and 0 <= seed < 2**64):
             raise ConfigError(
@@ -90,10 +94,16 @@ class ZerothOrder(EveryStepLog):
             sync_every=1,
             schedule=f"seed {seed}",
             codec="float32",
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
-        super().__init__(model, peer, spec, log_bytes, check_every, frozen)
+        super().__init__(
+            ModelVector(model),
+            peer,
+            spec,
+            log_bytes,
+            check_every=check_every,
+            frozen=options["frozen"],
+        )
         self.lr, self.epsilon, self.samples, self._seed = lr, epsilon, samples, seed
         self._tensors = list(
             zip(self._vector.parameters, self.manifest.offsets.values(), strict=True)

@@ -9,17 +9,17 @@ hear of no round that has gone on without them, and of no catching up of their d
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import nn
 
 from atoll.collectives.codecs import F32
-from atoll.optim.inner_steps import Inner
-from atoll.optim.methods.diloco import SynchronousMethod
+from atoll.optim.inner import Inner
+from atoll.optim.methods.synchronous import SynchronousMethod
+from atoll.optim.options import SpeedOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
 
@@ -32,8 +32,10 @@ class AsyncDiLoCo(SynchronousMethod):
         every round:      theta = theta - lr g / N
         every N-th also:  m = mu m + (sum of g) / N        theta = theta - lr mu m
 
-    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
-    ``round_s`` does. ``outer_delay`` is N: about as many rounds as the peers complete in the time
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
+
+    ``outer_delay`` is N: about as many rounds as the peers complete in the time
     in which each has completed one, so the number of peers, if they are of similar speed. With a
     momentum in every round, peers that come one after the other would take much longer steps than
     with ``DiLoCo`` (in the paper a perplexity of 44.27 instead of 41.35). What is one arrival
@@ -55,6 +57,7 @@ class AsyncDiLoCo(SynchronousMethod):
     collectives in such a run, because nobody waits for the others' calls.
     """
 
+    @takes(SpeedOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -66,12 +69,7 @@ class AsyncDiLoCo(SynchronousMethod):
         outer_lr: float = 0.7,
         outer_momentum: float = 0.5,
         codec: str = "int8",
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        round_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        frozen: str = "refuse",
+        **options: Unpack[SpeedOptions],
     ) -> None:
         spec = RunSpec(
             method="async_diloco",
@@ -81,10 +79,9 @@ class AsyncDiLoCo(SynchronousMethod):
             outer_delay=outer_delay,
             submits="deltas",
             codec=codec,
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock, frozen=frozen)
+        super().__init__(model, inner, peer, spec, options)
         self._anchor: F32 = np.zeros(self.manifest.elements, np.float32)
         self._vector.write(self._anchor)  # as the dtypes of the model have rounded it
 

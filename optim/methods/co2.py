@@ -13,10 +13,9 @@ discards what it clips, and reduces live parameters while they are trained; this
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,10 +23,11 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
-from atoll.optim.inner_steps import Inner
+from atoll.optim.inner import Inner
 from atoll.optim.local_steps import LocalSteps
-from atoll.optim.methods.round_method import Method
+from atoll.optim.methods.round_method import RoundMethod
 from atoll.optim.model_io import ModelVector
+from atoll.optim.options import AllRoundOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
 
@@ -65,11 +65,12 @@ class _Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any], /) -> None: ...
 
 
-class CO2(Method):
+class CO2(RoundMethod):
     """Train with CO2: in rounds of local steps, whose outer step comes one round late.
 
-    A round has ``sync_every`` local steps. ``Method`` says what the arguments and calls of all
-    methods mean, ``Blocking`` what ``round_s`` does.
+    A round has ``sync_every`` local steps. ``help("atoll.optim.options")`` says what the
+    ``options`` mean, which other methods have too, ``help("atoll.optim.method")`` what the calls
+    do.
 
     ``outer_momentum``: the authors' code has 0 up to 16 workers, 0.2 up to 32, 0.5 up to 64, then
     0.6. ``clip`` bounds every element of the momentum; None: nothing is clipped. ``penalty``
@@ -78,6 +79,7 @@ class CO2(Method):
     parameter, 8 of them at the end of a round only.
     """
 
+    @takes(AllRoundOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -90,15 +92,7 @@ class CO2(Method):
         clip: float | None = None,
         penalty: Penalty | Literal["gap_aware"] | None = "gap_aware",
         codec: str = "int8",
-        aggregate: str = "mean",
-        audit: bool = False,
-        probation: int = 0,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        round_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        frozen: str = "refuse",
+        **options: Unpack[AllRoundOptions],
     ) -> None:
         if clip is not None and not clip > 0:
             raise ConfigError(f"clip={clip}", fix="give a positive bound, or None")
@@ -111,19 +105,15 @@ class CO2(Method):
             outer_clip=clip or 0.0,
             submits="deltas",
             codec=codec,
-            aggregate=aggregate,
-            audit=audit,
-            probation=probation,
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
         vector = ModelVector(model)
         self._penalty: Penalty | None = GapAware() if penalty == "gap_aware" else penalty
         self._anchor: F32 = np.zeros(vector.manifest.elements, np.float32)
         self._delta: F32 = np.zeros_like(self._anchor)
         self._under_way = False
-        self._local = LocalSteps(spec.sync_every, round_s, clock)
-        super().__init__(vector, inner, peer, spec, buffers, frozen)
+        self._local = LocalSteps(spec.sync_every, options["round_s"], options["clock"])
+        super().__init__(vector, inner, peer, spec, options)
         self._begin()
 
     @property
@@ -131,8 +121,10 @@ class CO2(Method):
         return 16.0  # anchor and pseudo-gradient; at the end of a round a copy of each
 
     def _step_done(self) -> None:
-        if not self._local.step(self.peer.check):
-            return
+        if self._local.step(self._channel.check):
+            self._end_round()
+
+    def _end_round(self) -> None:
         self._check_finite("round not submitted")  # also waits until a device has done its steps
         self._local.end()
         kind = self._outcome().kind if self._under_way else "committed"
@@ -150,7 +142,7 @@ class CO2(Method):
             self._vector.write, self._anchor
         )  # as the dtypes of the model have rounded it
         self._vector.zero_gradients()
-        self._local.begin(self.peer.first_rank)
+        self._local.begin(self._channel.first_rank)
 
     def _form_delta(self) -> None:
         """Add the pseudo-gradient of this round to ``_delta``, and pull the anchor of the next.
@@ -161,11 +153,11 @@ class CO2(Method):
         self._write_whole(partial(self._vector.write_delta, self._anchor), late)
         moved = float(np.linalg.norm(late))
         before = self._anchor.copy() if self._penalty is not None else None
-        self.peer.pull(lambda flat: np.copyto(self._anchor, flat))
+        self._channel.pull(lambda flat: np.copyto(self._anchor, flat))
         if self._penalty is not None and before is not None:
             np.subtract(before, self._anchor, out=before)
             penalty = self._penalty(float(np.linalg.norm(before)), moved)
-            late /= np.float32(self.peer.first_rank(penalty))  # the same bits in all
+            late /= np.float32(self._channel.first_rank(penalty))  # the same bits in all
         self._delta += late
 
     def _place(self) -> dict[str, Any]:
@@ -207,7 +199,7 @@ class CO2(Method):
         self._write_whole(self._vector.write, self._anchor)
         self._delta.fill(0.0)
         self._under_way = False
-        self._local.begin(self.peer.first_rank)
+        self._local.begin(self._channel.first_rank)
 
 
 def _stateful(penalty: object) -> _Stateful | None:

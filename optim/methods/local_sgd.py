@@ -5,17 +5,15 @@ With ``QSR`` the number of steps grows as the inner learning rate decays (arXiv 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.inner_steps import Inner, unwrapped
-from atoll.optim.methods.diloco import SynchronousMethod, segment_steps_of
-from atoll.optim.replay.recorder import Replay
+from atoll.optim.inner import Inner, unwrapped
+from atoll.optim.methods.synchronous import SynchronousMethod, segment_steps_of
+from atoll.optim.options import ReplayOptions, specified, takes
 from atoll.optim.run_spec import RunSpec, settings_text
 from atoll.optim.sessions import TrainerSession
 
@@ -69,14 +67,17 @@ class QSR:
 class LocalSGD(SynchronousMethod):
     """Train in rounds of ``sync_every`` local steps, then take the mean of the peers' parameters.
 
-    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
-    ``round_s`` and ``replay`` do. With a ``QSR``, which takes no ``round_s``, all peers should
-    follow one schedule of the inner learning rate. It is read from the first group of the last
-    inner optimizer, as it is in the first step of a round; ``follow(scheduler)`` brings that of a
-    late joiner there. A peer that is out of step with the others still takes part in the same
-    rounds: they wait for it, and its weight is the number of its steps.
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
+
+    With a ``QSR``, which takes no ``round_s``, all peers should follow one schedule of the inner
+    learning rate. It is read from the first group of the last inner optimizer, as it is in the
+    first step of a round; ``follow(scheduler)`` brings that of a late joiner there. A peer that is
+    out of step with the others still takes part in the same rounds: they wait for it, and its
+    weight is the number of its steps.
     """
 
+    @takes(ReplayOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -85,18 +86,9 @@ class LocalSGD(SynchronousMethod):
         peer: TrainerSession,
         *,
         codec: str = "int8",
-        aggregate: str = "mean",
-        audit: bool = False,
-        probation: int = 0,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        round_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        replay: Replay | None = None,
-        validators: int = 0,
-        frozen: str = "refuse",
+        **options: Unpack[ReplayOptions],
     ) -> None:
+        round_s = options["round_s"]
         self._rule = sync_every if isinstance(sync_every, QSR) else None
         if self._rule is not None and round_s is not None:
             raise ConfigError(
@@ -116,15 +108,10 @@ class LocalSGD(SynchronousMethod):
             outer_lr=1.0,
             outer_momentum=0.0,
             codec=codec,
-            aggregate=aggregate,
-            audit=audit,
-            probation=probation,
-            validators=validators,
-            segment_steps=segment_steps_of(replay, validators),
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            segment_steps=segment_steps_of(options),
+            **specified(options),
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay, frozen)
+        super().__init__(model, inner, peer, spec, options, options["replay"])
 
     def _step_done(self) -> None:
         if self._rule is not None and self._local.taken == 0:

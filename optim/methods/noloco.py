@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -34,8 +34,9 @@ from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
 from atoll.optim.buffer_sync import SharedBuffers
 from atoll.optim.footprint import memory_of_replicas
-from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.inner import Inner, inners_of
 from atoll.optim.local_steps import LocalSteps
+from atoll.optim.method import Method
 from atoll.optim.methods.gossip import (
     GossipState,
     always_stable,
@@ -45,8 +46,9 @@ from atoll.optim.methods.gossip import (
 )
 from atoll.optim.methods.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.model_io import ModelVector
+from atoll.optim.options import SpeedOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import GossipSession, VectorAsked
+from atoll.optim.sessions import GossipSession, VectorAsked, VectorChannel
 from atoll.optim.side_channel import OF_PARTNERS, check_alone
 from atoll.peer.client.console import say
 
@@ -58,14 +60,12 @@ BEHIND_MAX = 10
 PUBLISHED = 2 * 3  # vectors in a daemon: of two names two numbers, and one that is still being read
 
 
-class NoLoCo(InnerSteps):
+class NoLoCo(Method):
     """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
 
-    The method, its numbers and the model's trainable parameters must equal the run's; the first
-    trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
-    Then the model gets the newest parameters that anybody has. ``inner`` may be a sequence (the
-    paper uses Adam), whose last member's step completes a local step. Use it as a context manager
-    or call ``close()``; either closes ``peer`` too.
+    When it is made, the model gets the newest parameters that anybody has. The paper uses Adam as
+    ``inner``. ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods
+    have too, ``help("atoll.optim.method")`` what the calls do.
 
     ``outer_lr``, ``outer_momentum``, ``gossip``: β, α and γ. ``gossip`` is how strongly replicas
     are drawn together: ConfigError where they would drift apart. Below ``2 (1 - outer_momentum)``
@@ -83,10 +83,7 @@ class NoLoCo(InnerSteps):
     so many members have parameters to begin with; later those that are left go on, and
     ``rounds_alone`` says how often that was somebody alone.
 
-    ``buffers``: of a model that has persistent float buffers, those of a group are averaged with φ,
-    and a newcomer takes over somebody's. False leaves them alone; it must be the same on all peers.
-
-    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
+    ``buffers``: those of a group are averaged with φ, and a newcomer takes over somebody's.
 
     Replicas differ, by about the inner learning rate: let that decay. ``consensus()`` is what to
     evaluate and to publish. Costs 12 bytes of the trainer's host memory for each parameter, and 4
@@ -94,7 +91,9 @@ class NoLoCo(InnerSteps):
     """
 
     peer: GossipSession
+    _channel: VectorChannel
 
+    @takes(SpeedOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -108,12 +107,7 @@ class NoLoCo(InnerSteps):
         group: int = 2,
         codec: str = "bfloat16",
         partner_wait_s: float = 30.0,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        round_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        frozen: str = "refuse",
+        **options: Unpack[SpeedOptions],
     ) -> None:
         vector = ModelVector(model)
         spec = RunSpec(
@@ -123,29 +117,28 @@ class NoLoCo(InnerSteps):
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             codec=codec,
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
             gossip=gossip,
             group=group,
-            buffers=vector.buffers.outline if buffers else "",
+            buffers=vector.buffers.outline if options["buffers"] else "",
+            **specified(options),
         )
         check_stable(spec.outer_momentum, spec.gossip, spec.group)
-        if not 0 <= partner_wait_s <= round_deadline_s:
+        if not 0 <= partner_wait_s <= spec.round_deadline_s:
             raise ConfigError(
                 f"partner_wait_s={partner_wait_s}", fix="0 or more, up to round_deadline_s"
             )
         check_alone("NoLoCo", peer, vector.ranks)
-        super().__init__(vector, inner)
-        self.peer, self.spec = peer, spec
+        super().__init__(vector, peer, inners_of(inner, vector.parameters))
+        self.spec, channel = spec, self._channel
         self._partner_wait_s = partner_wait_s
         elements = self.manifest.elements
         self._state = GossipState(
             elements, momentum=spec.outer_momentum, lr=spec.outer_lr, gossip=spec.gossip
         )
-        self._replicas = Replicas(peer, spec, elements)
-        self._buffers = SharedBuffers(peer, vector.buffers, waits=True) if spec.buffers else None
+        self._replicas = Replicas(channel, spec, elements)
+        self._buffers = SharedBuffers(channel, vector.buffers, waits=True) if spec.buffers else None
         self._number = 0  # of the outer step at hand
-        self._local = LocalSteps(sync_every, round_s, clock)
+        self._local = LocalSteps(sync_every, options["round_s"], options["clock"])
         self._outer_steps = self._solo = self._present = 0
         self._waited_s = self._spread = 0.0
         self._group: tuple[str, ...] = ()
@@ -155,7 +148,7 @@ class NoLoCo(InnerSteps):
         self._introduce()
         outline = self.manifest.outline(METHOD, FOUNDER_BYTES)
         with self._watching():
-            self._attach(spec, outline, self._replicas.write_founder, frozen)
+            self._attach(spec, outline, self._replicas.write_founder, options["frozen"])
             self._join()
             self._replicas.wait_for_others()
 
@@ -272,8 +265,10 @@ class NoLoCo(InnerSteps):
     # ------------------------------------------------------------ an outer step
 
     def _step_done(self) -> None:
-        if not self._local.step(self.peer.check):
-            return
+        if self._local.step(self._channel.check):
+            self._end_round()
+
+    def _end_round(self) -> None:
         self._check_finite("nothing was handed to other replicas")
         state, delta = self._state, self._state.scratch
         self._vector.write(delta)
@@ -287,7 +282,7 @@ class NoLoCo(InnerSteps):
             self._present = 1
             self._begin(self._number + 1)
             return
-        self.peer.publish(DELTA, self._number, delta, self.spec.codec)
+        self._channel.publish(DELTA, self._number, delta, self.spec.codec)
         present, newest = self._gather()
         if newest > self._number + BEHIND_MAX:
             self._replicas.say(f"outer step {self._number}, others are at {newest}: begins anew")
@@ -296,7 +291,7 @@ class NoLoCo(InnerSteps):
         spread = state.step(
             (self._deltas[name].read() for name in present),
             (self._phis[name].read() for name in present),
-            self._phis[self.peer.peer_name].read,
+            self._phis[self._channel.peer_name].read,
         )
         if self._buffers is not None:
             self._buffers.average(self._number, present)
@@ -310,7 +305,7 @@ class NoLoCo(InnerSteps):
 
         That is the newest outer step of a member that is too far ahead; 0 if none is.
         """
-        began_s, me = time.monotonic(), self.peer.peer_name
+        began_s, me = time.monotonic(), self._channel.peer_name
         present, newest = [], 0
         for name in self._group:
             if name == me:  # what it has just published itself
@@ -353,8 +348,8 @@ class NoLoCo(InnerSteps):
     def _ask(self, name: str) -> None:
         """Ask one of the group for what belongs to the outer step at hand."""
         elements, codec, number = self.manifest.elements, self.spec.codec, self._number
-        phi = self.peer.ask_vector(name, PHI, number, elements, codec)
-        self._deltas[name] = self.peer.ask_vector(name, DELTA, number, elements, codec)
+        phi = self._channel.ask_vector(name, PHI, number, elements, codec)
+        self._deltas[name] = self._channel.ask_vector(name, DELTA, number, elements, codec)
         self._phis[name] = phi
 
     def _begin(
@@ -372,14 +367,14 @@ class NoLoCo(InnerSteps):
         self._drop()
         phi, published = self._state.phi, self._state.scratch
         np.copyto(published, phi)
-        self.peer.publish(PHI, number, published, self.spec.codec)
+        self._channel.publish(PHI, number, published, self.spec.codec)
         if founding:
             np.copyto(phi, published)
         if not self._local.taken:
             self._vector.read(phi)
             self._vector.zero_gradients()
-        me = self.peer.peer_name
-        self._group = group_of(me, self.peer.members().names, self.spec.group, number)
+        me = self._channel.peer_name
+        self._group = group_of(me, self._channel.members().names, self.spec.group, number)
         for name in self._group:
             if name != me:
                 with suppress(*OF_PARTNERS):  # it is asked again when it is needed

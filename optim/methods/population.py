@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -32,9 +32,11 @@ from atoll.collectives.errors import (
 from atoll.optim.every_step.gather import gather_for
 from atoll.optim.every_step.snapshot import Snapshot
 from atoll.optim.footprint import memory_of_copies
-from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.inner import Inner, inners_of
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.method import Method
 from atoll.optim.model_io import ModelVector
+from atoll.optim.options import RunOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
 from atoll.optim.side_channel import check_alone
@@ -46,7 +48,7 @@ VALUE_MAX = 1e30  # for a weight that is handed over: a float32 sum with zeros m
 SCORE, STATE = b"pq"  # purposes of gathers
 
 
-class Population(InnerSteps):
+class Population(Method):
     """Train one member of a population.
 
     ``score()`` is called every ``interval`` steps of ``inner``: lower is better, and NaN is worst.
@@ -67,10 +69,14 @@ class Population(InnerSteps):
     the others add zeros; that is one member at most in a turn of up to nine. It takes them 24 bytes
     of host memory for each parameter. Members wait for each other at a turn, up to half a
     minute.
+
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
     """
 
     peer: OperationsSession
 
+    @takes(RunOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -83,15 +89,14 @@ class Population(InnerSteps):
         values: MutableMapping[str, float] | None = None,
         start: str = "own",
         seed: int = 0,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        frozen: str = "refuse",
+        **options: Unpack[RunOptions],
     ) -> None:
         if start not in ("own", "best"):
             raise ConfigError(f"start is {start!r}", fix='use "own" or "best"')
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}", fix="a seed has 64 bits")
-        super().__init__(ModelVector(model), inner)
+        vector = ModelVector(model)
+        super().__init__(vector, peer, inners_of(inner, vector.parameters))
         self.values: MutableMapping[str, float] = values if values is not None else {}
         self._bounds, self._score, self._seed = dict(bounds), score, seed
         self._check_bounds()
@@ -100,15 +105,13 @@ class Population(InnerSteps):
             sync_every=interval,
             schedule=f"seed {seed}",
             codec="float32",
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
         check_alone("Population", peer, self._vector.ranks)
         self._snapshot = Snapshot(self._vector, self._inners)
         self._snapshot.describe(0)  # ConfigError for a state that cannot be handed over
         kinds = [type(optimizer).__name__ for optimizer in self._inners]
         self._model = " ".join([self.manifest.digest().hex(), *kinds])
-        self.peer = peer
         self.turn = 0
         self._copied = self._missed = 0
         self._peers = self._alone = 0  # members of the last turn; turns without another one
@@ -117,7 +120,7 @@ class Population(InnerSteps):
         say(memory_of_copies(self._vector.manifest.elements))
         own = Manifest.of([Parameter(self.spec.method, (1,))])  # daemons keep no state of it
         with self._watching():
-            self._attach(self.spec, own, lambda flat: flat.fill(0.0), frozen)
+            self._attach(self.spec, own, lambda flat: flat.fill(0.0), options["frozen"])
 
     @property
     def steps(self) -> int:

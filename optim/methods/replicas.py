@@ -14,7 +14,7 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import RoundTimeoutError
 from atoll.collectives.units import duration
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import GossipSession
+from atoll.optim.sessions import VectorChannel
 from atoll.optim.side_channel import OF_PARTNERS
 from atoll.peer.client.console import say
 
@@ -31,8 +31,8 @@ class Replicas:
     Its vectors are float32[elements].
     """
 
-    def __init__(self, peer: GossipSession, spec: RunSpec, elements: int) -> None:
-        self._peer, self._elements = peer, elements
+    def __init__(self, channel: VectorChannel, spec: RunSpec, elements: int) -> None:
+        self._channel, self._elements = channel, elements
         self._codec, self._deadline_s = spec.codec, spec.round_deadline_s
 
     def write_founder(self, flat: F32) -> None:
@@ -40,7 +40,7 @@ class Replicas:
 
         All replicas begin with the parameters of that peer.
         """
-        name = self._peer.peer_name.encode()[:FOUNDER_BYTES]
+        name = self._channel.peer_name.encode()[:FOUNDER_BYTES]
         flat.fill(0.0)
         flat[: len(name)] = list(name)
 
@@ -59,7 +59,7 @@ class Replicas:
             if number := self._take_newest(newest, into):
                 return number
             nobody = not silent and not any(newest.values())
-            if nobody and founder == self._peer.peer_name:
+            if nobody and founder == self._channel.peer_name:
                 return 0
             waited_s = time.monotonic() - began_s
             so_far = duration(waited_s)
@@ -84,7 +84,7 @@ class Replicas:
         RoundTimeoutError as in ``first``.
         """
         began_s = said_s = time.monotonic()
-        while (needed := self._peer.members().min_trainers) > 1:
+        while (needed := self._channel.members().min_trainers) > 1:
             here = [name for name, number in self._newest()[0].items() if number]
             if len(here) >= needed:
                 return
@@ -103,23 +103,23 @@ class Replicas:
 
     def _founder(self) -> str:
         letters: list[int] = []
-        self._peer.pull(lambda flat: letters.extend(int(value) for value in flat if value))
+        self._channel.pull(lambda flat: letters.extend(int(value) for value in flat if value))
         return bytes(letters).decode(errors="replace")
 
     def _newest(self) -> tuple[dict[str, int], list[str]]:
         """Return the number of each member's newest parameters, 0 for none; and who is silent."""
         newest: dict[str, int] = {}
         silent = []
-        for name in self._peer.members().names:
+        for name in self._channel.members().names:
             try:
-                newest[name] = self._peer.newest(name, PHI)
+                newest[name] = self._channel.newest(name, PHI)
             except OF_PARTNERS:
                 silent.append(name)
         return newest, silent
 
     def _take_newest(self, newest: dict[str, int], into: F32) -> int:
         """Take over the newest parameters; return their number, 0 if there are none to be had."""
-        me = self._peer.peer_name  # a trainer that comes back begins with its own, if it can
+        me = self._channel.peer_name  # a trainer that comes back begins with its own, if it can
         order = sorted(((n, name == me, name) for name, n in newest.items() if n), reverse=True)
         for number, _, name in order:
             try:
@@ -137,7 +137,7 @@ class Replicas:
         0 for a member that has none, or does not say.
         """
         try:
-            return self._peer.newest(name, PHI)
+            return self._channel.newest(name, PHI)
         except OF_PARTNERS:
             return 0
 
@@ -147,14 +147,14 @@ class Replicas:
         They come in the order of members; each is valid until the next. A member that is further
         behind, or cannot be reached, is left out, and a line says so.
         """
-        me = self._peer.peer_name
-        names = self._peer.members().names
+        me = self._channel.peer_name
+        names = self._channel.members().names
         for name in names if me in names else (*names, me):
             if name == me:
                 yield name, own
                 continue
             try:
-                newest = self._peer.newest(name, PHI)
+                newest = self._channel.newest(name, PHI)
                 if newest < number - CURRENT_STEPS:
                     at = f"at outer step {newest}, here it is {number}" if newest else "without any"
                     self.say(f"the replica of {name} is left out: {at}")
@@ -166,7 +166,7 @@ class Replicas:
             yield name, values
 
     def _fetch(self, name: str, number: int) -> F32:
-        asked = self._peer.ask_vector(name, PHI, number, self._elements, self._codec)
+        asked = self._channel.ask_vector(name, PHI, number, self._elements, self._codec)
         asked.wait(self._deadline_s)
         try:
             return asked.read()

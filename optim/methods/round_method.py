@@ -1,8 +1,7 @@
-"""Hold what methods with local steps share: hooks, counters, evaluation, saved state.
+"""Be the base of the methods with rounds: local steps, then daemons step the run's parameters.
 
-A method is a class of its own in a short file. It says what its peers must agree on (a ``RunSpec``)
-and what happens when a local step is complete (``_step_done``). ``_submit`` and ``_outcome`` are
-the two halves of a round, ``_take_run`` begins anew from the run's parameters.
+``_submit`` and ``_outcome`` are the two halves of a round, ``_take_run`` begins anew from the run's
+parameters.
 """
 
 from __future__ import annotations
@@ -18,46 +17,28 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.buffer_sync import SharedBuffers
 from atoll.optim.footprint import memory_of_rounds
-from atoll.optim.inner_steps import Inner, InnerSteps
+from atoll.optim.inner import Inner, inners_of
+from atoll.optim.method import Method
 from atoll.optim.model_io import ModelVector
+from atoll.optim.options import BufferOptions
 from atoll.optim.run_clock import RunClock
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import LeadingRank, TrainerSession
+from atoll.optim.sessions import LeadingRank, RoundChannel, TrainerSession
 from atoll.optim.side_channel import check_ranks, every_rank, whole
 from atoll.peer.client.console import say
-from atoll.peer.client.session import Outcome
+from atoll.peer.client.trainer_channel import Outcome
 
 STATE_VERSION = 2
 
 
-class Method(InnerSteps):
-    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
+class RoundMethod(Method):
+    """Train in rounds whose mean the daemons of all peers apply to the run's parameters.
 
-    The method, its numbers and the model's trainable parameters must equal the run's; the first
-    trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
-    Then the run's parameters replace the model's. Use it as a context manager or call ``close()``;
-    either closes ``peer`` too.
-
-    ``inner`` may be a sequence (say Muon for matrices, AdamW for the rest) whose last member's
-    step completes a local step. Steps that a GradScaler skips and accumulation micro-steps do not
-    count.
-
-    ``buffers``: of a model that has persistent float buffers (BatchNorm statistics and the like)
-    all peers that take part in a round share them after it: float ones become their mean, weighted
-    as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
-    had after their last rounds. False leaves them alone; it must be the same on all peers.
-
-    ``min_trainers``: no round begins with fewer trainers, nor goes on with fewer after a death; the
-    run then waits and says for whom. It must be the same on all peers. ``atoll up --min-trainers``
-    and ``atoll min-trainers N`` win where they are used.
-
-    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
-
-    ``probation`` (of methods that take it): a peer that joins counts after so many rounds in which
-    it has taken part, each of one fragment; see docs/admission.md. All that count weigh alike then.
+    When it is made, the run's parameters replace the model's.
     """
 
     peer: TrainerSession
+    _channel: RoundChannel
     _waits: ClassVar[bool] = False  # for each round, so that it ends for all at about one time
 
     def __init__(
@@ -66,15 +47,15 @@ class Method(InnerSteps):
         inner: Inner,
         peer: TrainerSession,
         spec: RunSpec,
-        buffers: bool = True,
-        frozen: str = "refuse",
+        options: BufferOptions,
     ) -> None:
         check_ranks(peer, vector.ranks)
-        super().__init__(vector, inner)
-        outline = vector.buffers.outline if buffers else ""
-        self.peer, self.spec = peer, replace(spec, buffers=outline)
+        super().__init__(vector, peer, inners_of(inner, vector.parameters))
+        outline = vector.buffers.outline if options["buffers"] else ""
+        self.spec, channel = replace(spec, buffers=outline), self._channel
+        of_all = self.spec.is_asynchronous
         self._buffers = (
-            SharedBuffers(peer, vector.buffers, waits=self._waits, of_all=self.spec.is_asynchronous)
+            SharedBuffers(channel, vector.buffers, waits=self._waits, of_all=of_all)
             if outline
             else None
         )
@@ -85,15 +66,15 @@ class Method(InnerSteps):
         self._submitted: dict[int, tuple[int, int]] = {}
         self._counted: dict[int, tuple[int, int]] = {}
         self._known: dict[int, Outcome] = {}  # of fragments that are not merged yet
-        self._clock = RunClock(peer, self.spec, varies=bool(spec.schedule))
+        self._clock = RunClock(channel, self.spec, varies=bool(spec.schedule))
         self._is_lost = True  # where the run is has to be found out
         self._begun_at = 0  # its steps when this trainer had none
 
-        has_ranks = isinstance(peer, LeadingRank)
+        has_ranks = isinstance(channel, LeadingRank)
         say(memory_of_rounds(self.spec, self.manifest, self.trainer_bytes, has_ranks=has_ranks))
         with self._watching():
-            self._attach(self.spec, self.manifest, self._vector.write, frozen)
-            peer.pull(self._vector.read)
+            self._attach(self.spec, self.manifest, self._vector.write, options["frozen"])
+            channel.pull(self._vector.read)
             self._locate()
 
     @property
@@ -120,12 +101,12 @@ class Method(InnerSteps):
         Evaluate these: a replica in the middle of a round is worse than the run. Costs a second
         copy of the parameters on the device meanwhile.
         """
-        epoch = self.peer.epoch
+        epoch = self._channel.epoch
         with self._showing("outer_parameters()"):
-            self.peer.pull(self._vector.read)
+            self._channel.pull(self._vector.read)
             yield
         # Rounds that the local work stands on were undone meanwhile; some work holds without them.
-        if self.peer.epoch != epoch and not self.spec.is_asynchronous:
+        if self._channel.epoch != epoch and not self.spec.is_asynchronous:
             self._is_lost = True
             self._take_run()
 
@@ -140,7 +121,7 @@ class Method(InnerSteps):
     def _totals(self) -> dict[str, float]:
         """Return the totals that ``metrics`` and a saved state need."""
         return {
-            "round": self.peer.round,
+            "round": self._channel.round,
             "rounds": self._rounds,
             "missed": self._missed,
             "steps": self._steps,
@@ -156,7 +137,7 @@ class Method(InnerSteps):
         """
         for fragment in self._submitted:  # in the order in which they were sent
             if fragment not in self._known:
-                self._known[fragment] = self.peer.wait(fragment)
+                self._known[fragment] = self._channel.wait(fragment)
         return {
             "version": STATE_VERSION,
             **self._totals(),
@@ -214,7 +195,7 @@ class Method(InnerSteps):
             self._run_digest() == state["run"],
             self._vector.digest() == state["model"],
         )
-        all_are = every_rank(self.peer, run_is and model_is)
+        all_are = every_rank(self._channel, run_is and model_is)
         if run_is and not all_are:
             say(
                 "the model's parameters are not those that were saved with this state, so "
@@ -224,9 +205,9 @@ class Method(InnerSteps):
 
     def _run_digest(self) -> str:
         found: list[str] = []
-        epoch = self.peer.epoch
-        self.peer.pull(lambda flat: found.append(hashlib.sha256(flat.data).hexdigest()))
-        if self.peer.epoch != epoch:
+        epoch = self._channel.epoch
+        self._channel.pull(lambda flat: found.append(hashlib.sha256(flat.data).hexdigest()))
+        if self._channel.epoch != epoch:
             self._is_lost = True
             self._take_run()
         return found[-1]
@@ -252,13 +233,13 @@ class Method(InnerSteps):
         self._hand_over(partial(self._write_submission, fragment), weight, fragment)
 
     def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
-        self.peer.submit(fill, weight, fragment)
+        self._channel.submit(fill, weight, fragment)
 
     def _write_whole(
         self, write: Callable[[F32], None], flat: F32, part: slice = slice(None)
     ) -> None:
         """Write to ``flat`` with ``write``; with several ranks, the rows of them all."""
-        whole(self.peer, write, flat, part)
+        whole(self._channel, write, flat, part)
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
         """Write the parameters of the fragment into ``flat``.
@@ -272,7 +253,7 @@ class Method(InnerSteps):
 
         After "missed" the next submission counts for both.
         """
-        outcome = self._known.pop(fragment, None) or self.peer.wait(fragment)
+        outcome = self._known.pop(fragment, None) or self._channel.wait(fragment)
         if outcome.kind == "reload":
             self._is_lost = True
         else:
@@ -303,12 +284,12 @@ class Method(InnerSteps):
             self._take_buffers()
             self._is_lost = False
         else:
-            self._clock.passed(self.peer.round, self._round_steps)
+            self._clock.passed(self._channel.round, self._round_steps)
         self._stand_at(self._clock.steps)
 
     def _take_buffers(self) -> None:
         if self._buffers is not None and self._clock.rounds:
-            self._buffers.take(self.peer.round)
+            self._buffers.take(self._channel.round)
 
     def _stand_at(self, step: int) -> None:
         """Set ``global_step`` to ``step``."""
@@ -317,7 +298,7 @@ class Method(InnerSteps):
 
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""
-        self.peer.pull(self._vector.read)
+        self._channel.pull(self._vector.read)
         self._locate()
         now = self._steps, self._tokens
         self._counted = dict.fromkeys(range(self.spec.fragments), now)

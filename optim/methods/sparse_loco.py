@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from typing import Unpack
 
 from torch import nn
 
-from atoll.optim.inner_steps import Inner
-from atoll.optim.methods.diloco import SynchronousMethod
+from atoll.optim.inner import Inner
+from atoll.optim.methods.synchronous import SynchronousMethod
+from atoll.optim.options import SpeedOptions, specified, takes
 from atoll.optim.replay.recorder import Replay
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import TrainerSession
@@ -22,8 +22,10 @@ class SparseLoCo(SynchronousMethod):
 
         a = decay e_r + (θ - θ_r)    q_r = codec(a)    e_r = a - q_r    θ = θ - outer_lr AGG(q)
 
-    ``Method`` says what the arguments and calls of all methods mean, ``SynchronousMethod`` what
-    ``round_s`` and ``replay`` do. There is no outer momentum: error feedback takes its place.
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too
+    (``replay`` as for DiLoCo), ``help("atoll.optim.method")`` what the calls do.
+
+    There is no outer momentum: error feedback takes its place.
     ``aggregate``: "senders" averages each element over the peers that sent it, as the authors'
     code does; "all" over all peers, as the paper says. Peers seldom send the same elements, so
     with R peers a step of "all" is up to R times smaller, and ``outer_lr`` 1 belongs to "senders".
@@ -39,6 +41,7 @@ class SparseLoCo(SynchronousMethod):
     run's state. A round that goes on without this peer leaves it alone, and θ_r too.
     """
 
+    @takes(SpeedOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -50,13 +53,8 @@ class SparseLoCo(SynchronousMethod):
         decay: float = 0.95,
         aggregate: str = "senders",
         codec: str = "topk",
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        round_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
         replay: Replay | None = None,
-        frozen: str = "refuse",
+        **options: Unpack[SpeedOptions],
     ) -> None:
         spec = RunSpec(
             method="sparse_loco",
@@ -67,7 +65,6 @@ class SparseLoCo(SynchronousMethod):
             codec=codec,
             aggregate=aggregate,
             error_feedback=decay,
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
+            **specified(options),
         )
-        super().__init__(model, inner, peer, spec, buffers, round_s, clock, replay, frozen)
+        super().__init__(model, inner, peer, spec, options, replay)

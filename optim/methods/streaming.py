@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -27,26 +27,28 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.units import duration
-from atoll.optim.inner_steps import Inner
+from atoll.optim.inner import Inner
 from atoll.optim.methods.eager import EagerUpdates
 from atoll.optim.methods.fragment_patterns import BLOCKS_PER_FRAGMENT, Pattern, fragmented
-from atoll.optim.methods.round_method import Method
+from atoll.optim.methods.round_method import RoundMethod
 from atoll.optim.model_io import ModelVector
 from atoll.optim.muon import outer_momentum_of
+from atoll.optim.options import TrustOptions, specified, takes
 from atoll.optim.outer_step import OuterRate, factor_of
 from atoll.optim.run_spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.sessions import TrainerSession
 from atoll.peer.client.console import say
-from atoll.peer.client.session import Outcome
+from atoll.peer.client.trainer_channel import Outcome
 
 DELAY_MAX = 10  # steps: up to there the paper finds less than 0.2 % of loss
 WAIT_SHARE_MAX = 0.01  # of the time between merges; a delay that is found may be a step longer
 
 
-class StreamingDiLoCo(Method):
+class StreamingDiLoCo(RoundMethod):
     """Train while rounds of fragments of the model are under way.
 
-    ``Method`` says what the arguments and calls of all methods mean.
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
 
     ``fragments``: which blocks make up a fragment (fragment_patterns.py), ``blocks_per_fragment``
     of them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
@@ -62,6 +64,7 @@ class StreamingDiLoCo(Method):
     it. Give slower peers smaller batches, and ``count()`` them.
     """
 
+    @takes(TrustOptions)
     def __init__(
         self,
         model: nn.Module,
@@ -77,13 +80,7 @@ class StreamingDiLoCo(Method):
         outer_lr: OuterRate = 0.4,
         outer_momentum: float | None = None,
         codec: str = "fp4_e3m0",
-        aggregate: str = "mean",
-        audit: bool = False,
-        probation: int = 0,
-        min_trainers: int = 1,
-        round_deadline_s: float = 600.0,
-        buffers: bool = True,
-        frozen: str = "refuse",
+        **options: Unpack[TrustOptions],
     ) -> None:
         vector = ModelVector(
             model, partial(fragmented, pattern=fragments, blocks_per_fragment=blocks_per_fragment)
@@ -106,13 +103,9 @@ class StreamingDiLoCo(Method):
             outer_momentum=outer_momentum,
             submits="deltas" if eager else "parameters",
             codec=codec,
-            aggregate=aggregate,
-            audit=audit,
-            probation=probation,
-            min_trainers=min_trainers,
-            round_deadline_s=round_deadline_s,
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),
+            **specified(options),
         )
         _check_turns(count, sync_every, delay, local)
         self._local, self._delay, self._finds_delay = local, delay or 0, delay is None
@@ -125,7 +118,7 @@ class StreamingDiLoCo(Method):
         self._local_vector: F32 = np.zeros(vector.manifest.elements if eager else 0, np.float32)
         self._run_vector: F32 = np.zeros_like(self._local_vector)
         self._share = 0.0  # this trainer's, in the mean of a round
-        super().__init__(vector, inner, peer, spec, buffers, frozen)
+        super().__init__(vector, inner, peer, spec, options)
         self._begin()
 
     @property
@@ -145,10 +138,10 @@ class StreamingDiLoCo(Method):
             if fragment in self._merge_at:  # else the run's state has been taken meanwhile
                 self._merge(fragment)
         if not due:
-            self.peer.check()  # a dead daemon is noticed between two merges
+            self._channel.check()  # a dead daemon is noticed between two merges
 
     def _send(self) -> None:
-        fragment = self.peer.next_fragment()
+        fragment = self._channel.next_fragment()
         if self._sent_at[fragment] != self._turn:
             self._say(f"the run is at fragment {fragment}: going on from there")
             self._turn = self._sent_at[fragment]
@@ -174,7 +167,7 @@ class StreamingDiLoCo(Method):
                 self._share = outcome.share  # 0 on probation: nothing of it is in a mean
             if not outcome.share:
                 eager.missed(fragment)
-        self.peer.pull(lambda flat: np.copyto(self._run_vector, flat))
+        self._channel.pull(lambda flat: np.copyto(self._run_vector, flat))
         write, part = partial(self._vector.write_fragment, fragment), eager.part(fragment)
         self._write_whole(write, self._local_vector, part)  # codecs see all rows of a chunk
         self._delta = eager.step(fragment, self._local_vector, self._run_vector, self._share)
@@ -199,7 +192,7 @@ class StreamingDiLoCo(Method):
         if outcome.kind == "reload":
             self._take_run()
         elif outcome.kind == "committed":
-            self.peer.pull(lambda flat: self._vector.mix_fragment(fragment, flat, self._local))
+            self._channel.pull(lambda flat: self._vector.mix_fragment(fragment, flat, self._local))
         self._find_delay(fragment, outcome)
         return outcome.kind != "reload"
 
@@ -209,7 +202,7 @@ class StreamingDiLoCo(Method):
         self._merged_s = now_s
         if not self._finds_delay or self._delay >= self._delay_max:
             return
-        if self.peer.first_rank(waited) > WAIT_SHARE_MAX:  # ranks have clocks of their own
+        if self._channel.first_rank(waited) > WAIT_SHARE_MAX:  # ranks have clocks of their own
             self._delay += 1
             self._say(
                 f"waited {duration(outcome.waited_s)} for fragment {fragment}: from now on results"
@@ -231,8 +224,8 @@ class StreamingDiLoCo(Method):
             self._write_whole(self._vector.write, self._local_vector)
             self._eager.begin(self._local_vector)
             # Until the first outcome it is a guess; on probation it is none.
-            self._share = 0.0 if self.spec.probation else 1.0 / self.peer.replicas()
-        fragment = self.peer.next_fragment()
+            self._share = 0.0 if self.spec.probation else 1.0 / self._channel.replicas()
+        fragment = self._channel.next_fragment()
         self._turn = self._sent_at[fragment - 1] if fragment else 0
         self._stand_after(self._clock.steps)
 

@@ -23,7 +23,7 @@ from atoll.collectives.errors import (
 from atoll.collectives.units import duration
 from atoll.peer.client.console import say
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
-from atoll.peer.net.identity import socket_path
+from atoll.peer.net.identity import default_home, socket_path
 
 COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
 PROGRESS_S = 10.0  # a wait longer than this says who is missing
@@ -98,6 +98,13 @@ class IpcClient:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
+    """Return the daemon's answer to one command, without a session: for the command line."""
+    with zmq.Context() as context:
+        with contextlib.closing(IpcClient(context, default_home(home))) as dealer:
+            return dealer.ask(command, arguments)
 
 
 def answers(lifeline: Path) -> bool:

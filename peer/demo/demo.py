@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, ConfigError, DaemonLostError
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.demo.figures import DemoFigures, Happening, ProcessEnding
 from atoll.peer.demo.peers import Child, DemoPeer, end_all
 from atoll.peer.demo.summary import LEAVE_MAX_S, ORPHANED_MAX_S, checks, summary

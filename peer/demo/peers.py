@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import NoDaemonError
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.daemon.ipc_server import COMMANDS, EVENTS, LIFELINE
 from atoll.peer.demo.figures import PeerFigures
 from atoll.peer.net.identity import socket_path, write_atomic

@@ -19,7 +19,7 @@ from torch import nn
 import atoll
 from atoll.collectives.errors import AtollError
 from atoll.optim import DiLoCo, StreamingDiLoCo
-from atoll.optim.methods.round_method import Method
+from atoll.optim.method import Method
 
 BLOCKS = 12  # four fragments of three, and one of the embedding
 EMBEDDING_SHARE = 0.1

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.collectives.errors import CollectiveMismatchError, CollectiveMissedError
 from atoll.optim.swarm import GatherCall, Look, Swarm, SwarmCall, SwarmSession
-from atoll.peer.client.session import Outcome
+from atoll.peer.client.trainer_channel import Outcome
 
 __all__ = ["TroubledSession", "TroubledSwarm"]
 

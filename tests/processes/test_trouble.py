@@ -89,7 +89,7 @@ def test_attaching_without_a_quorum_ends_in_an_error_that_says_so(tmp_path: Path
         spec = RunSpec(sync_every=1, round_deadline_s=3.0)
         manifest = Manifest.of([Parameter("w", (1000,))])
         with pytest.raises(NoQuorumError, match="no commit for 3 s"):
-            session.attach(spec, manifest, lambda flat: flat.fill(1.0))
+            session.channel.attach(spec, manifest, lambda flat: flat.fill(1.0))
         session.close()
 
 

@@ -28,8 +28,7 @@ from atoll.optim.replay.validating import (
     as_bytes,
     as_floats,
 )
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_validation import Validation
+from atoll.peer.client.trainer_channel import Outcome, Validation
 
 STEPS, SEGMENT = 6, 2
 LR = 1e-2

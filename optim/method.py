@@ -1,0 +1,248 @@
+"""Be the base of all methods: a beginning, an end, and steps of inner optimizers in between.
+
+A method is a class of its own in a short file. It says what its peers must agree on (a ``RunSpec``)
+and what happens when a local step is complete (``_step_done``). Local steps are seen through a hook
+of the inner optimizer, so a training loop stays as it was: a GradScaler that skips a step does not
+call the hook, nor do accumulation micro-steps, and closures and schedulers keep working. Methods
+that exchange something at every step (every_step/) have a call or hooks of their own instead.
+
+A method has the session that it was given (``peer``), and uses the private part of it
+(``_channel``), of which sessions.py says what it needs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
+
+from atoll.collectives.codecs import F32
+from atoll.collectives.errors import CodecError, ConfigError
+from atoll.optim.frozen import Frozen
+from atoll.optim.manifest import Manifest
+from atoll.optim.model_io import ModelVector
+from atoll.optim.run_spec import RunSpec
+from atoll.optim.schedules import Schedules
+from atoll.optim.sessions import AnySession, Channel
+from atoll.optim.side_channel import every_rank
+
+
+class Method(ABC):
+    """Train a model together with the other peers of the run that ``peer`` belongs to.
+
+    The method, its numbers and the model's trainable parameters must equal the run's; the first
+    trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
+    Use it as a context manager or call ``close()``; either closes ``peer`` too.
+
+    ``inner`` may be a sequence (say Muon for matrices, AdamW for the rest) whose last member's
+    step completes a local step. Steps that a GradScaler skips and accumulation micro-steps do not
+    count. Other arguments that methods have in common: options.py.
+    """
+
+    peer: AnySession
+    _channel: Channel
+    spec: RunSpec
+
+    def __init__(
+        self, vector: ModelVector, peer: AnySession, inners: tuple[Optimizer, ...] = ()
+    ) -> None:
+        self._vector, self.manifest = vector, vector.manifest
+        self.peer, self._channel = peer, peer.channel
+        self._frozen = Frozen(vector.model)
+        self._schedules = Schedules()
+        self._inners = inners
+        self._hooks: list[RemovableHandle] = []
+        self._steps = 0  # of this trainer, as the hook has seen them
+        self._loss: Any = None  # that the closure of the step at hand has returned first
+        self._in_step = False  # of the last inner optimizer: its scheduler is a step behind
+        self._shown = ""  # by which call other parameters are in the model
+
+    # ------------------------------------------------------------ for everybody
+
+    @property
+    @abstractmethod
+    def global_step(self) -> int:
+        """Return the steps that the run has behind it, as seen by this trainer.
+
+        Those of this trainer since the last round are among them. It is the same for all trainers
+        at a round's end, and for one that comes later.
+        """
+
+    @property
+    def trainer_bytes(self) -> float:
+        """Return the bytes of host memory that this trainer takes for each parameter, at most.
+
+        They come beside its model: what the method keeps, and what it makes for a moment. Copies of
+        a parameter or a chunk at a time come on top, and what other trainers give in a gather.
+        """
+        return 0.0
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for any logger."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this trainer is, to be saved beside the model and the inner optimizers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` gave; raise ConfigError for anything else."""
+
+    def follow(self, scheduler: LRScheduler) -> None:
+        """Keep the learning rates of ``scheduler`` those of ``global_step``.
+
+        It does so now, whenever the run has gone on without this trainer, and when it takes the
+        run's state anew.
+
+        As usual call ``scheduler.step()`` once after each step of the (last) inner optimizer. Give
+        it as it was made: its state need not be saved. ConfigError for one that needs a metric.
+        """
+        self._schedules.add(scheduler, self.global_step)
+
+    def report(self, **figures: float | Tensor) -> None:
+        """Tell this peer's daemon how training goes.
+
+        Call ``report(loss=loss)`` after a step, as often as you like. The mean of what was reported
+        since the last round (of replicas: outer step) travels to the daemon with the next, and no
+        further: ``atoll status`` shows it, and the line of each round in the daemon's log has the
+        ``loss``. Costs nothing worth mentioning: a tensor is read when it travels. Where the
+        optimizer is given a closure that returns a loss, that is reported without a call. Of ranks
+        the first one's counts.
+        """
+        self._channel.observe(**figures)
+
+    def close(self) -> None:
+        """Unhook inner optimizers and close the session; the model keeps its parameters."""
+        self._unhook()
+        self.peer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ for the methods
+
+    def _attach(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], frozen: str
+    ) -> None:
+        """Attach ``peer`` after what can be checked here; what is not trained goes along."""
+        fingerprint = self._frozen.fingerprint(frozen)
+        self._channel.attach(spec, replace(manifest, frozen=fingerprint), initial, frozen)
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Count steps from now on, unless what is done inside fails.
+
+        Inside it the trainer attaches, last of all, so that a script that cannot train has not
+        founded a run.
+        """
+        self._hook()
+        try:
+            yield
+        except BaseException:
+            self._unhook()
+            raise
+
+    def _hook(self) -> None:
+        for inner in self._inners[-1:]:
+            # torch.compile must not trace the hooks; torch leaves this function untyped
+            after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+            before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+            self._hooks.append(inner.register_step_post_hook(after))
+            self._hooks.append(inner.register_step_pre_hook(before))
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _step_done(self) -> None:
+        """Act on a local step that is complete; ``_steps`` counts it."""
+        raise AssertionError(f"{type(self).__name__} follows no inner optimizer")
+
+    def _follow(self) -> None:
+        """Bring learning rates to ``global_step``, which may have jumped."""
+        self._schedules.go_to(max(0, self.global_step - self._in_step))
+
+    @contextmanager
+    def _showing(self, what: str) -> Iterator[None]:
+        """Save the model's parameters and buffers, and restore them at the end.
+
+        Others may be read into it meanwhile. ``what``: the call that people know. Raise ConfigError
+        for one inside another.
+        """
+        if self._shown:
+            raise ConfigError(f"{what} inside {self._shown}")
+        self._shown = what
+        try:
+            with self._vector.put_back(), self._vector.buffers.put_back():
+                yield
+        finally:
+            self._shown = ""
+
+    def _check_finite(self, so: str, fragment: int = 0) -> None:
+        """Raise CodecError, in all ranks, if parameters of the fragment are not finite.
+
+        ``so``: what therefore is not done.
+        """
+        bad = self._vector.not_finite(fragment)
+        if not every_rank(self._channel, not bad):
+            names = ", ".join(bad[:5]) or "rows of another rank"
+            raise CodecError(
+                f"NaN or Inf in {names} ({len(bad)} of {len(self._vector.parameters)} "
+                f"parameters here) after step {self._steps}: {so}",
+                fix="lower the inner learning rate or clip gradients, and start this trainer again",
+            )
+
+    # ------------------------------------------------------------ hooks
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        # A fused optimizer skips a step by itself and then still calls its hooks; the GradScaler
+        # leaves the reason on it for the time of the step.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and found_inf.item() > 0:
+            return
+        self._frozen.check(optimizer if len(self._inners) > 1 else None)
+        if self._shown:
+            raise ConfigError(
+                f"optimizer.step() inside {self._shown}: the step would be thrown away",
+                fix=f"only evaluate or save inside {self._shown}",
+            )
+        self._steps += 1
+        if self._loss is not None:
+            self.report(loss=self._loss)
+            self._loss = None
+        self._in_step = True
+        try:
+            self._step_done()
+        finally:
+            self._in_step = False
+
+    def _before_step(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Watch what a closure returns: hooks do not see it."""
+        self._loss = None
+        by_name = kwargs.get("closure")
+        closure = by_name if by_name is not None else args[1] if len(args) > 1 else None
+        if not callable(closure):
+            return None
+
+        def seen(*given: Any, **named: Any) -> Any:
+            loss = closure(*given, **named)
+            is_number = isinstance(loss, int | float)
+            if is_number or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
+                self._loss = loss if self._loss is None else self._loss
+            return loss
+
+        if by_name is not None:
+            return args, {**kwargs, "closure": seen}
+        return (args[0], seen, *args[2:]), kwargs
