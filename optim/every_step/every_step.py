@@ -134,7 +134,7 @@ class EveryStep(Method):
     # ------------------------------------------------------------ for the methods
 
     def _hook(self) -> None:
-        """Hook nothing: a step is a call, or a method has hooks of its own."""
+        """Register no hook: a step is a call, or a method has hooks of its own."""
 
     def _shared(self) -> list[F32]:
         """Return what the method keeps that is equal on all peers; it is written in place."""

@@ -132,7 +132,7 @@ class Session:
         self.channel.ask("report", metrics={name: float(value) for name, value in metrics.items()})
 
     def status(self) -> dict[str, Any]:
-        """Return what `atoll status --json` prints."""
+        """Return what `atoll status` shows, as data."""
         return self.channel.status()
 
     def close(self) -> None:

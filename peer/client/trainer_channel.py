@@ -290,7 +290,7 @@ class TrainerChannel:
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
-        if hasattr(self, "_dealer"):
+        if hasattr(self, "_client"):
             self._client.close()
         self._region = self._exchange = self._vector_memory = None
         self._theta = []
